@@ -1,0 +1,48 @@
+"""kerasmem: memory answers for people who train Keras/TensorFlow models.
+
+`import kerasmem` is cheap: each public name is loaded on first use, and TensorFlow only with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# public name -> module that defines it
+_PUBLIC = {
+    "estimate": "kerasmem.estimation.facade",
+    "MemoryReport": "kerasmem.estimation.report",
+    "summary": "kerasmem.front",
+    "MemoryLogger": "kerasmem.monitoring.logger",
+    "Timeline": "kerasmem.monitoring.timeline",
+    "enable_memory_growth": "kerasmem.devices.growth",
+    "H5ChunkSequence": "kerasmem.streaming.sequence",
+    "KerasmemError": "kerasmem.errors",
+}
+
+__all__ = [*_PUBLIC, "__version__"]
+
+if TYPE_CHECKING:
+    from kerasmem.devices.growth import enable_memory_growth as enable_memory_growth
+    from kerasmem.errors import KerasmemError as KerasmemError
+    from kerasmem.estimation.facade import estimate as estimate
+    from kerasmem.estimation.report import MemoryReport as MemoryReport
+    from kerasmem.front import summary as summary
+    from kerasmem.monitoring.logger import MemoryLogger as MemoryLogger
+    from kerasmem.monitoring.timeline import Timeline as Timeline
+    from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence
+
+
+def __getattr__(name: str) -> Any:
+    module = _PUBLIC.get(name)
+    if module is None:
+        raise AttributeError(f"module 'kerasmem' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,109 @@
+"""The command line: one file a command, loaded when it is run; errors become messages and exit codes here."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+import kerasmem
+from kerasmem.errors import KerasmemError
+
+# command -> (module under kerasmem.cli, the line that `kerasmem --help` shows)
+COMMANDS = {
+    "estimate": ("estimate_command", "How much memory training a model will need, before it runs."),
+    "devices": ("devices_command", "The catalogue of cards, and what is in this machine."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is used, so that help stays instant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order in which a user meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"kerasmem.cli.{COMMANDS[cmd_name][0]}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command named, or fail with the names there are."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"no command {args[0]!r}; there are: {', '.join(COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: kerasmem estimate model.h5 --batch-size 64 --device t4",
+)
+@click.version_option(kerasmem.__version__, prog_name="kerasmem")
+@click.option("--debug", is_flag=True, help="Show the Python traceback of an error.")
+def cli(debug: bool) -> None:
+    """Memory answers for people who train Keras/TensorFlow models."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line and exit with its code; the only place where errors are caught.
+
+    Exit codes: 0 done (and fits) · 1 kerasmem or the model failed · 2 wrong usage or unreadable input ·
+    3 does not fit · 4 too close to call · 130 interrupted.
+    """
+    arguments = sys.argv[1:] if args is None else args
+    debug = "--debug" in arguments  # before or after the command
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        sys.exit(cli.main(arguments, prog_name="kerasmem", standalone_mode=False) or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _complain("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)  # as a program that SIGPIPE ends
+    except KerasmemError as error:
+        if debug:
+            raise
+        _complain(str(error))
+        sys.exit(error.exit_code)
+    except MemoryError:
+        if debug:
+            raise
+        _complain("this machine ran out of memory; nothing was written")
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            raise
+        _complain(
+            f"unexpected {type(error).__name__}: {error}\n"
+            "This is a defect in kerasmem; run again with --debug for the traceback."
+        )
+        sys.exit(1)
+
+
+def _complain(message: str) -> None:
+    from kerasmem.rendering.escape import printable
+
+    for number, line in enumerate(message.splitlines() or [""]):
+        click.echo(("Error: " if number == 0 else "       ") + printable(line), err=True)

@@ -1,0 +1,52 @@
+"""The process as the command line needs it: a quiet TensorFlow, a console that knows whether it is one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from rich.console import Console
+
+
+def console(width: int | None = None) -> Console:
+    """Return a console on standard output that takes no text for markup."""
+    return Console(width=width, emoji=False, markup=False, highlight=False)
+
+
+def is_terminal() -> bool:
+    """Return whether a person is looking at standard output."""
+    return sys.stdout.isatty()
+
+
+@contextlib.contextmanager
+def quiet_tensorflow() -> Iterator[None]:
+    """Keep TensorFlow's start-up lines off the terminal, and its hands off the cards.
+
+    An estimate needs no GPU, and a job may be running on the one that is there. TensorFlow's libraries write to
+    file descriptor 2 before they can be told not to; what is written there while the context lasts is shown only
+    if it ends in an error that kerasmem does not know.
+    """
+    from kerasmem.errors import KerasmemError
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as lines:
+        os.dup2(lines.fileno(), 2)
+        try:
+            yield
+        except BaseException as error:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            if not isinstance(error, (KerasmemError, KeyboardInterrupt)):
+                lines.seek(0)
+                sys.stderr.write(lines.read().decode("utf-8", "replace"))
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)

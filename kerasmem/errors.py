@@ -1,0 +1,63 @@
+"""Every error that kerasmem raises on purpose, with the exit code the command line gives it.
+
+::
+
+    KerasmemError                 1  kerasmem or the model failed
+    ├── ModelError                1  the model itself cannot be built or run
+    ├── UsageError                2  the call is wrong (also a ValueError)
+    │   └── MissingExtraError     2  an optional package is needed; the message has the command
+    └── InputError                2  a file or object cannot be read as what it should be
+        ├── ModelFileError        2  not a readable model file
+        │   ├── UntrustedModelError  2  reading it would run code from the file
+        │   └── UnknownLayerError    2  it uses classes that nobody has named
+        └── DataError             2  a data file or its contents (also a ValueError)
+
+A message says what is wrong, names the file and the field, and ends with the way out.
+"""
+
+from __future__ import annotations
+
+
+class KerasmemError(Exception):
+    """Root of every error kerasmem raises on purpose."""
+
+    exit_code: int = 1
+
+
+class ModelError(KerasmemError):
+    """The model cannot be built, traced or run with the settings given."""
+
+
+class UsageError(KerasmemError, ValueError):
+    """An argument is wrong or contradicts another."""
+
+    exit_code = 2
+
+
+class MissingExtraError(UsageError):
+    """An optional package is missing; the message carries the command that installs it."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs an optional package: pip install 'kerasmem[{extra}]'")
+
+
+class InputError(KerasmemError):
+    """A file or object given as input cannot be read as what it should be."""
+
+    exit_code = 2
+
+
+class ModelFileError(InputError):
+    """A model file cannot be opened as a Keras model."""
+
+
+class UntrustedModelError(ModelFileError):
+    """Opening the model would run code, or read other files, named in the model file."""
+
+
+class UnknownLayerError(ModelFileError):
+    """The model file names classes or functions that are neither Keras's nor registered."""
+
+
+class DataError(InputError, ValueError):
+    """A data file, or what it contains, cannot be used for training."""

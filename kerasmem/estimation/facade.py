@@ -1,0 +1,200 @@
+"""`kerasmem.estimate`: one call for every method and every kind of model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kerasmem.devices.catalogue import resolve_device
+from kerasmem.errors import UsageError
+from kerasmem.estimation.formula import formula, formula_bytes, share_out
+from kerasmem.estimation.layers import infer_layers
+from kerasmem.estimation.report import (
+    Bytes,
+    DeviceVerdict,
+    LayerMemory,
+    MemoryReport,
+    ModelFacts,
+    Settings,
+    Unmodelled,
+)
+from kerasmem.estimation.verdict import verdict
+from kerasmem.models.inputs import model_inputs, normalise_input_shapes
+from kerasmem.models.opening import OpenedModel, open_model
+from kerasmem.models.training import TrainingSettings, check_optimizer, optimizer_slot_bytes
+
+METHODS = ("auto", "formula")
+MODES = ("train", "inference")
+DEFAULT_BATCH_SIZE = 32
+
+
+def estimate(
+    model: Any,
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    method: str = "auto",
+    optimizer: str | None = None,
+    loss: str | None = None,
+    dtype_policy: str | None = None,
+    device: str | int | None = None,
+    jit_compile: bool | str = "auto",
+    mode: str = "train",
+    input_shape: Any = None,
+    factory: str | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    trust: bool = False,
+) -> MemoryReport:
+    """Return how much memory training a model will take, without allocating its weights.
+
+    Args:
+        model: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function", a function that returns
+            a model, or a Keras model.
+        batch_size: samples in a batch; where the model fixes its own, that one.
+        method: "formula" (shape inference, see `kerasmem.estimation.formula`), or "auto", the best there is.
+        optimizer: a Keras optimizer's name in place of the one the model was compiled with.
+        loss: the loss's name, for the record.
+        dtype_policy: a Keras dtype policy ("mixed_float16") in place of the model's float32.
+        device: a card of the catalogue ("t4") or a size ("16GB", or bytes): adds a verdict.
+        jit_compile: for methods that depend on the execution mode; the formula does not.
+        mode: "train" or "inference".
+        input_shape: open dimensions of the inputs, without the batch: a shape, or name to shape.
+        factory: "package.module:function" that builds the model a weights-only file belongs to.
+        custom_objects: name to class or function, for what a file uses beyond Keras.
+        trust: allow serialised Python in the file to run.
+
+    Returns:
+        A `MemoryReport`; all sizes in bytes.
+
+    Raises:
+        UsageError: an argument is wrong.
+        ModelFileError: the file cannot be opened; its subclasses and the message say why and the way out.
+        ModelError: the model cannot be built or called.
+
+    Example:
+        >>> import keras, kerasmem
+        >>> model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+        >>> kerasmem.estimate(model, batch_size=32).formula.total_bytes
+        266064
+    """
+    _check(method, MODES, mode, batch_size, jit_compile)
+    target = None if device is None else resolve_device(str(device))
+    with open_model(
+        model, factory=factory, custom_objects=custom_objects, trust=trust, dtype_policy=dtype_policy
+    ) as opened:
+        training = _training(opened.training, optimizer, loss)
+        structure, inputs = model_inputs(opened.model, normalise_input_shapes(input_shape))
+        batch, notes = _settle_batch(batch_size, [each.shape[0] for each in inputs])
+        found, nested = infer_layers(opened.model, structure, inputs, batch)
+        layers = share_out(found, batch, mode)
+        slots, unmodelled = _not_in_the_formula(opened.model, training, layers, mode)
+        need = formula_bytes(layers, batch, mode, slots)
+        facts, policy = _facts(opened, layers), _policy(opened.model)
+    return MemoryReport(
+        model=facts,
+        settings=Settings(
+            batch_size=batch,
+            optimizer=training.optimizer,
+            loss=training.loss,
+            dtype_policy=policy,
+            mode=mode,
+            method="formula",
+            execution="none",
+            device=None if target is None else target.name,
+        ),
+        bytes=need,
+        formula=formula(layers, batch, mode),
+        layers=layers,
+        nested=nested,
+        device=None
+        if target is None
+        else DeviceVerdict(
+            target.name,
+            target.memory_bytes,
+            target.available_bytes,
+            verdict(need, target.available_bytes),
+            target.note,
+        ),
+        unmodelled=unmodelled,
+        notes=(*opened.notes, *notes, *_notes(layers, need, formula(layers, batch, mode).total_bytes)),
+    )
+
+
+def _check(method: str, modes: tuple[str, ...], mode: str, batch_size: Any, jit_compile: Any) -> None:
+    if method not in METHODS:
+        raise UsageError(f"method {method!r}: this version has {', '.join(METHODS)}")
+    if mode not in modes:
+        raise UsageError(f"mode {mode!r}: choose from {', '.join(modes)}")
+    if jit_compile not in (True, False, "auto"):
+        raise UsageError(f"jit_compile {jit_compile!r}: choose True, False or 'auto'")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise UsageError(f"batch_size {batch_size!r}: must be a whole number from 1")
+
+
+def _training(own: TrainingSettings, optimizer: str | None, loss: str | None) -> TrainingSettings:
+    if optimizer is not None and check_optimizer(optimizer) != own.optimizer:
+        own = TrainingSettings(optimizer.lower(), None, own.loss)
+    return own if loss is None else TrainingSettings(own.optimizer, own.optimizer_config, loss)
+
+
+def _settle_batch(asked: int, declared: list[int | None]) -> tuple[int, list[str]]:
+    fixed = sorted({size for size in declared if size is not None})
+    if len(fixed) > 1:
+        raise UsageError(f"the model's inputs fix different batch sizes: {fixed}")
+    if not fixed or fixed[0] == asked:
+        return asked, []
+    if asked != DEFAULT_BATCH_SIZE:
+        raise UsageError(f"batch_size {asked}: the model's input fixes the batch at {fixed[0]}")
+    return fixed[0], [f"the model's input fixes the batch at {fixed[0]}"]
+
+
+def _facts(opened: OpenedModel, layers: tuple[LayerMemory, ...]) -> ModelFacts:
+    return ModelFacts(
+        name=opened.name,
+        source=opened.source,
+        layers=sum(row.kind != "input" for row in layers),
+        parameters=sum(row.parameters for row in layers),
+        trainable_parameters=sum(row.trainable_parameters for row in layers),
+    )
+
+
+def _policy(model: Any) -> str:
+    """Return the policy that most layers with weights compute in."""
+    names = [layer.dtype_policy.name for layer in model._flatten_layers() if layer.weights or layer is model]
+    return str(max(set(names), key=names.count))
+
+
+def _not_in_the_formula(
+    model: Any, training: TrainingSettings, layers: tuple[LayerMemory, ...], mode: str
+) -> tuple[int | None, tuple[Unmodelled, ...]]:
+    """Return the optimizer's slots in bytes, and what the formula leaves out."""
+    missing: list[Unmodelled] = []
+    slots = None
+    if mode == "train":
+        assumed = training if training.optimizer else TrainingSettings("adam")
+        slots = optimizer_slot_bytes(assumed, list(model.trainable_variables))
+        name = f"slots of {assumed.optimizer}" + ("" if training.optimizer else " (assumed: the model is not compiled)")
+        why = "what the optimizer keeps for each weight; the formula has weights and gradients only"
+        missing.append(Unmodelled(f"optimizer {name}", why, slots))
+    missing.append(Unmodelled("workspace", "scratch memory of convolutions and matrix products"))
+    missing.append(Unmodelled("allocator", "rounding and waste in the chunks that the allocator hands out"))
+    missing.append(Unmodelled("reuse", "buffers that are freed or reused within the step: deep networks need less"))
+    unknown = [row.name for row in layers if row.activation_elements is None]
+    if unknown:
+        what = f"outputs of {', '.join(unknown[:5])}" + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+        missing.append(Unmodelled(what, "their size depends on the data"))
+    return slots, tuple(missing)
+
+
+def _notes(layers: tuple[LayerMemory, ...], need: Bytes, plain: int) -> list[str]:
+    notes = []
+    if need.total != plain:
+        notes.append(
+            f"at the true sizes of its dtypes the total is {need.total:,} B; "
+            f"the formula, which takes every value as float32, gives {plain:,} B"
+        )
+    frozen = sum(row.parameters - row.trainable_parameters for row in layers)
+    if frozen and need.gradients:
+        notes.append(f"the formula counts a gradient for {frozen:,} parameters that are not trained")
+    if any(row.dtype == "string" for row in layers):
+        notes.append("text is counted as 24 bytes an element; longer text takes more")
+    return notes

@@ -1,0 +1,93 @@
+"""The hand formula: parameters × 2 × 4 + batch × activation elements × 2 × 4.
+
+Source: "Is my neural network too big to fit into GPU?" (SHARCNET, 2020). Each parameter has a gradient, each
+activation has one too (× 2), and everything is float32 (× 4). Dropout and the layers that only give a buffer
+another shape (Flatten, Reshape) add nothing. Pure arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kerasmem.estimation.report import Bytes, Formula, LayerMemory
+
+FLOAT32_BYTES = 4
+
+# How far a real training step was from this formula: the least and the most of (measured − optimizer slots) /
+# formula over the models of scripts/bench/formula.py (results/formula.json), graph mode, TensorFlow 2.21, CPU.
+MEASURED_LOW, MEASURED_HIGH = 0.30, 1.60
+
+
+def copies(mode: str) -> int:
+    """Return 2 for training (a value and its gradient) and 1 for inference."""
+    return 2 if mode == "train" else 1
+
+
+def formula(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train") -> Formula:
+    """Return the formula's figures for a model.
+
+    Args:
+        layers: a row for each layer and input.
+        batch_size: samples.
+        mode: "train" or "inference" (no gradients: × 1 in place of × 2).
+
+    Example:
+        >>> from kerasmem.estimation.report import LayerMemory
+        >>> dense = LayerMemory("dense", "Dense", (None, 10), 10_250, 10_250, 10, 40, 41_000, "float32", 1, "layer")
+        >>> formula([dense], batch_size=32).total_bytes
+        84560
+    """
+    rows = list(layers)
+    factor = copies(mode) * FLOAT32_BYTES
+    elements = sum(row.activation_elements or 0 for row in rows)
+    parameters = sum(row.parameters for row in rows)
+    return Formula(
+        parameter_bytes=parameters * factor,
+        activation_elements_per_sample=elements,
+        activation_bytes_per_sample=elements * factor,
+        total_bytes=parameters * factor + batch_size * elements * factor,
+        copies=copies(mode),
+    )
+
+
+def share_out(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train") -> tuple[LayerMemory, ...]:
+    """Return the rows with `bytes` filled in: what each adds to the total, at the true sizes of its dtypes."""
+    return tuple(
+        replace(row, bytes=copies(mode) * (row.weight_bytes + batch_size * (row.activation_bytes or 0)))
+        for row in layers
+    )
+
+
+def formula_bytes(
+    layers: Iterable[LayerMemory], batch_size: int, mode: str = "train", optimizer_bytes: int | None = None
+) -> Bytes:
+    """Return the formula by category, at the true sizes of the dtypes, with the interval that was measured.
+
+    For an all-float32 model `total` is `formula(...).total_bytes`. The interval is the formula times the least and
+    the most that real steps took of it, plus the optimizer's slots, which the formula leaves out.
+
+    Args:
+        layers: a row for each layer and input.
+        batch_size: samples.
+        mode: "train" or "inference".
+        optimizer_bytes: the optimizer's slots, where known; they widen the interval, not the total.
+    """
+    rows = list(layers)
+    weights = sum(row.weight_bytes for row in rows)
+    activations = [0, 0]
+    for row in rows:
+        activations[row.kind == "input"] += copies(mode) * batch_size * (row.activation_bytes or 0)
+    total = copies(mode) * weights + sum(activations)
+    return Bytes(
+        total=total,
+        low=max(int(total * MEASURED_LOW), weights),
+        high=int(total * MEASURED_HIGH) + (optimizer_bytes or 0),
+        weights=weights,
+        optimizer=None,
+        gradients=(copies(mode) - 1) * weights,
+        activations=activations[0],
+        inputs=activations[1],
+        workspace=None,
+        allocator=None,
+    )

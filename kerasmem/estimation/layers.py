@@ -1,0 +1,278 @@
+"""Shape inference: what every layer puts out, and what its weights hold.
+
+The model is called once on symbolic tensors of the real batch size, and every call of a layer inside is
+noted: so nested, shared, subclassed and multi-input models need no rules of their own, and dtypes are
+those that Keras's policies give. Nothing is computed and no weight is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from kerasmem.errors import KerasmemError, ModelError
+from kerasmem.estimation.report import LayerMemory, NestedModel
+from kerasmem.models.backend import import_keras
+from kerasmem.models.inputs import ModelInput
+from kerasmem.models.sizes import element_bytes, variable_bytes
+
+VIEWS = {
+    # the same buffer under another shape
+    "Flatten", "Reshape", "Identity", "ActivityRegularization", "Masking",
+    # the identity outside training, counted as such by the source of the formula
+    "Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "GaussianDropout", "GaussianNoise",
+    "AlphaDropout",
+}  # fmt: skip
+
+
+@dataclass
+class _Record:
+    """What was seen of one layer."""
+
+    layer: Any
+    path: str
+    outputs: list[tuple[tuple[int | None, ...], str]] = field(default_factory=list)
+    inputs: dict[str, None] = field(default_factory=dict)  # names, in order
+    uses: int = 0
+
+
+def infer_layers(
+    model: Any, structure: Any, inputs: list[ModelInput], batch_size: int
+) -> tuple[tuple[LayerMemory, ...], tuple[NestedModel, ...]]:
+    """Return a row for every input and every layer, in the order in which the model calls them.
+
+    Args:
+        model: a Keras model, with or without weights.
+        structure: how the model takes its inputs (from `model_inputs`).
+        inputs: the inputs, without open dimensions but the batch.
+        batch_size: samples.
+
+    Returns:
+        The rows, and the models and layers of layers that are shown by their contents.
+
+    Raises:
+        ModelError: calling the model on these shapes fails.
+    """
+    keras = import_keras()
+    flat = [
+        keras.KerasTensor((batch_size, *each.shape[1:]), dtype=each.dtype, name=f"kerasmem_input_{number}")
+        for number, each in enumerate(inputs)
+    ]
+    recorder = _Recorder(model, [each.name for each in inputs])
+    try:
+        with recorder.listening():
+            _Call(model).compute_output_spec(_pack(structure, flat))
+    except KerasmemError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{each.name} {each.shape[1:]}" for each in inputs)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise ModelError(f"model {model.name!r} cannot be called on {shapes}: {' '.join(lines)[:400]}") from error
+    counted: set[int] = set()
+    rows = [_input_row(each) for each in inputs]
+    rows += [_layer_row(record, batch_size, counted) for record in recorder.records]
+    rows += _unused_rows(model, counted)
+    return tuple(rows), tuple(_nested(record, batch_size) for record in recorder.nested)
+
+
+def _Call(function: Any) -> Any:
+    """Return a Keras operation that calls `function`, for its `compute_output_spec`."""
+
+    class Call(import_keras().Operation):  # type: ignore[misc]
+        def call(self, *args: Any) -> Any:
+            return function(*args)
+
+    return Call()
+
+
+def _pack(structure: Any, flat: list[Any]) -> Any:
+    return import_keras().tree.pack_sequence_as(structure, flat) if _is_nest(structure) else flat[0]
+
+
+def _is_nest(structure: Any) -> bool:
+    return isinstance(structure, (list, tuple, dict))
+
+
+class _Recorder:
+    """Notes the outputs of every layer that is called while it listens."""
+
+    def __init__(self, model: Any, input_names: list[str]) -> None:
+        self._model = model
+        self._input_names = input_names
+        self._containers: list[Any] = []
+        self._inside_leaf = 0
+        self._seen: dict[int, _Record] = {}
+        self._nested: dict[int, _Record] = {}
+        # Tensors by id, with the name of what made them; kept alive so that ids stay unique.
+        self._made: dict[int, tuple[Any, str]] = {}
+
+    @property
+    def records(self) -> list[_Record]:
+        return list(self._seen.values())
+
+    @property
+    def nested(self) -> list[_Record]:
+        return list(self._nested.values())
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        keras = import_keras()
+        call_layer, call_operation = keras.Layer.__call__, keras.Operation.__call__
+        recorder = self
+
+        def layer_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return recorder._call(call_layer, self, args, kwargs)
+
+        def operation_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(self, keras.Layer):  # noted by layer_call, before Keras casts its arguments
+                return call_operation(self, *args, **kwargs)
+            return recorder._call(call_operation, self, args, kwargs)
+
+        with (
+            mock.patch.object(keras.Layer, "__call__", layer_call),
+            mock.patch.object(keras.Operation, "__call__", operation_call),
+        ):
+            yield
+
+    def _call(self, call: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+        if self._inside_leaf:
+            return call(layer, *args, **kwargs)
+        given = _tensors((args, kwargs))
+        if layer is self._model:
+            self._made.update((id(each), (each, name)) for each, name in zip(given, self._input_names, strict=False))
+        if self._is_container(layer):
+            path = self._path(layer)
+            self._containers.append(layer)
+            try:
+                outputs = call(layer, *args, **kwargs)
+            finally:
+                self._containers.pop()
+            if layer is not self._model:
+                _note(self._nested, layer, path, _tensors(outputs))
+            # What it computes itself shows as an output that none of its layers made, or as weights of its own.
+            own = [tensor for tensor in _tensors(outputs) if id(tensor) not in self._made]
+            if (own and not _is_graph(layer)) or _own_weights(layer):
+                self._add(layer, path, own, given)
+            return outputs
+        self._inside_leaf += 1
+        try:
+            outputs = call(layer, *args, **kwargs)
+        finally:
+            self._inside_leaf -= 1
+        self._add(layer, self._path(layer), _tensors(outputs), given)
+        return outputs
+
+    def _path(self, layer: Any) -> str:
+        names = [container.name for container in self._containers if container is not self._model]
+        return "/".join([*names, layer.name])
+
+    def _add(self, layer: Any, path: str, outputs: list[Any], given: list[Any]) -> None:
+        record = _note(self._seen, layer, path, outputs)
+        record.inputs.update(dict.fromkeys(self._made[id(each)][1] for each in given if id(each) in self._made))
+        self._made.update((id(each), (each, record.path)) for each in outputs)
+
+    def _is_container(self, layer: Any) -> bool:
+        """Return whether the layers inside get rows of their own: models, and layers made of layers."""
+        keras = import_keras()
+        if isinstance(layer, keras.Model):
+            return True
+        of_keras = type(layer).__module__.split(".")[0] == "keras"
+        return not of_keras and isinstance(layer, keras.Layer) and bool(_sublayers(layer))
+
+
+def _note(records: dict[int, _Record], layer: Any, path: str, outputs: list[Any]) -> _Record:
+    record = records.setdefault(id(layer), _Record(layer, path))
+    record.uses += 1
+    for tensor in outputs:
+        dtype = import_keras().backend.standardize_dtype(tensor.dtype)
+        record.outputs.append((tuple(tensor.shape) if tensor.shape.rank is not None else (None,), dtype))
+    return record
+
+
+def _tensors(outputs: Any) -> list[Any]:
+    return [item for item in import_keras().tree.flatten(outputs) if hasattr(item, "shape") and hasattr(item, "dtype")]
+
+
+def _sublayers(layer: Any) -> list[Any]:
+    return list(layer._flatten_layers(include_self=False))
+
+
+def _is_graph(layer: Any) -> bool:
+    """Return whether a model does nothing but call its layers."""
+    return isinstance(layer, import_keras().Sequential) or hasattr(layer, "_nodes")
+
+
+def _own_weights(layer: Any) -> list[Any]:
+    inner = {id(weight) for sublayer in _sublayers(layer) for weight in sublayer.weights}
+    return [weight for weight in layer.weights if id(weight) not in inner]
+
+
+def _input_row(each: ModelInput) -> LayerMemory:
+    elements = math.prod(each.shape[1:])  # type: ignore[arg-type]  # model_inputs left none open
+    return LayerMemory(
+        name=each.name,
+        class_name="InputLayer",
+        output_shape=(None, *each.shape[1:]),
+        parameters=0,
+        trainable_parameters=0,
+        activation_elements=elements,
+        activation_bytes=elements * element_bytes(each.dtype),
+        weight_bytes=0,
+        dtype=each.dtype,
+        uses=1,
+        kind="input",
+    )
+
+
+def _layer_row(record: _Record, batch_size: int, counted: set[int]) -> LayerMemory:
+    layer = record.layer
+    weights = [weight for weight in getattr(layer, "weights", ()) if id(weight) not in counted]
+    counted.update(id(weight) for weight in weights)
+    view = type(layer).__name__ in VIEWS
+    sizes = [
+        None if None in shape else (math.prod(shape), math.prod(shape) * element_bytes(dtype))  # type: ignore[arg-type]
+        for shape, dtype in record.outputs
+    ]
+    known = [size for size in sizes if size is not None]
+    shape, dtype = record.outputs[0] if record.outputs else (None, None)
+    # An output that does not grow with the batch is shared out over the samples, rounded up.
+    elements = 0 if view else None if len(known) < len(sizes) else -(-sum(size[0] for size in known) // batch_size)
+    octets = 0 if view else None if len(known) < len(sizes) else -(-sum(size[1] for size in known) // batch_size)
+    trained = {id(weight) for weight in getattr(layer, "trainable_weights", ())}
+    return LayerMemory(
+        name=record.path,
+        class_name=type(layer).__name__,
+        output_shape=None if shape is None else _batchless(shape, batch_size),
+        parameters=sum(math.prod(weight.shape) for weight in weights),
+        trainable_parameters=sum(math.prod(weight.shape) for weight in weights if id(weight) in trained),
+        activation_elements=elements,
+        activation_bytes=octets,
+        weight_bytes=sum(variable_bytes(weight) for weight in weights),
+        dtype=dtype,
+        uses=record.uses,
+        kind="view" if view else "layer",
+        inputs=tuple(record.inputs),
+    )
+
+
+def _nested(record: _Record, batch_size: int) -> NestedModel:
+    shape = _batchless(record.outputs[0][0], batch_size) if record.outputs else None
+    return NestedModel(record.path, type(record.layer).__name__, shape, record.uses)
+
+
+def _batchless(shape: tuple[int | None, ...], batch_size: int) -> tuple[int | None, ...]:
+    return (None, *shape[1:]) if shape and shape[0] == batch_size else shape
+
+
+def _unused_rows(model: Any, counted: set[int]) -> list[LayerMemory]:
+    """Return rows for layers whose weights the call did not touch: they are in memory all the same."""
+    rows = []
+    for layer in (*_sublayers(model), model):
+        left = [weight for weight in layer.weights if id(weight) not in counted]
+        if left and not (isinstance(layer, import_keras().Model) and layer is not model):
+            rows.append(_layer_row(_Record(layer, layer.name), 1, counted))
+    return rows

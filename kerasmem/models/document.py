@@ -1,0 +1,250 @@
+"""What a model file says of itself: its configuration, read as data and never run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kerasmem.errors import ModelFileError
+from kerasmem.units import MIB, format_size
+
+# A configuration is text: 20,000 layers take some 20 MiB. More is a mistake or an attack.
+MAX_CONFIG_BYTES = 128 * MIB
+
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_FACTORY = "--factory package.module:function (a function that returns the model)"
+
+
+@dataclass(frozen=True)
+class ModelDocument:
+    """The configuration in a model file.
+
+    Attributes:
+        path: the file.
+        kind: "h5", "keras" or "json".
+        config: the model's configuration, as the file has it.
+        training: the settings of `compile` (optimizer, loss), where the file has them.
+        keras_version: the version that wrote the file, where it says so.
+        stored_parameters: how many numbers the file's weights hold, where that is cheap to know.
+    """
+
+    path: Path
+    kind: Literal["h5", "keras", "json"]
+    config: dict[str, Any]
+    training: dict[str, Any] | None = None
+    keras_version: str | None = None
+    stored_parameters: int | None = None
+
+
+class WeightsOnlyError(ModelFileError):
+    """The file holds weights and no architecture."""
+
+
+def read_document(path: str | os.PathLike[str]) -> ModelDocument:
+    """Read the configuration of a `.h5`, `.keras` or JSON file, whatever its name ends with.
+
+    Raises:
+        ModelFileError: the file is missing, damaged, too large, or is no Keras model.
+        WeightsOnlyError: it holds weights without an architecture.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise ModelFileError(_describe_folder(path))
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except FileNotFoundError:
+        raise ModelFileError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path}: cannot be read ({_reason(error)})") from error
+    if not head:
+        raise ModelFileError(f"{path}: the file is empty")
+    if head.startswith(_HDF5_SIGNATURE):
+        return _read_h5(path)
+    if head.startswith(b"PK"):
+        return _read_keras_archive(path)
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+        return _read_json(path)
+    raise ModelFileError(f"{path}: {_describe_unknown(path, head)}")
+
+
+def _describe_folder(path: Path) -> str:
+    if (path / "saved_model.pb").exists():
+        return (
+            f"{path}: a SavedModel folder holds a traced graph, not the layers. Save the model as a file "
+            f"(model.save('model.keras')), or name the code that builds it: {_FACTORY}"
+        )
+    return f"{path}: is a folder, not a model file; name a .h5, .keras or .json file"
+
+
+def _describe_unknown(path: Path, head: bytes) -> str:
+    known = "expected a .h5 or .keras model or an architecture .json"
+    if path.suffix.lower() in (".h5", ".hdf5", ".keras"):
+        return f"not {'a .keras archive' if path.suffix == '.keras' else 'an HDF5 file'}, or damaged ({known})"
+    if path.suffix == ".index" or ".data-0000" in path.name:
+        return f"a TensorFlow checkpoint holds weights only; name the code that builds the model: {_FACTORY}"
+    if head[4:8] == b"TFL3":
+        return f"a TensorFlow Lite model is for inference only; {known}"
+    if head[:1] == b"\x80":
+        return f"looks like a pickle, which kerasmem does not open because that runs code; {known}"
+    return f"not a Keras model; {known}"
+
+
+def _read_h5(path: Path) -> ModelDocument:
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            text = _attribute(file, "model_config", path)
+            if text is None:
+                raise _no_config_in_h5(path, set(file), set(file.attrs))
+            training = _attribute(file, "training_config", path)
+            version = _attribute(file, "keras_version", path)
+            stored = _count_stored(file)
+    except ModelFileError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise ModelFileError(
+            f"{path}: the HDF5 file is damaged or cut short ({_reason(error)}); copy or save it again"
+        ) from error
+    return ModelDocument(
+        path=path,
+        kind="h5",
+        config=_parse(text, path, "model_config"),
+        training=_parse(training, path, "training_config") if training else None,
+        keras_version=version,
+        stored_parameters=stored,
+    )
+
+
+def _attribute(file: Any, name: str, path: Path) -> str | None:
+    if name not in file.attrs:
+        return None
+    size = file.attrs.get_id(name).get_storage_size()
+    if size > MAX_CONFIG_BYTES:
+        raise ModelFileError(f"{path}: {name} takes {format_size(size)}, too much for a configuration; not opened")
+    value = file.attrs[name]
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if not isinstance(value, str):
+        raise ModelFileError(f"{path}: {name} is not text, so this is not a Keras model")
+    return value
+
+
+def _no_config_in_h5(path: Path, groups: set[str], attributes: set[str]) -> ModelFileError:
+    weights_only = (
+        "layer_names" in attributes or groups & {"layers", "_layer_checkpoint_dependencies"} or "vars" in groups
+    )
+    if weights_only:
+        return WeightsOnlyError(
+            f"{path}: this file has weights but no architecture (model.save_weights writes such files). Save the "
+            f"whole model (model.save('model.keras')), or name the code that builds it: {_FACTORY}"
+        )
+    return ModelFileError(
+        f"{path}: an HDF5 file without a Keras model in it (no model_config attribute). "
+        f"A model is written by model.save('model.h5')"
+    )
+
+
+def _count_stored(file: Any) -> int | None:
+    import h5py
+
+    group = file.get("model_weights", getlink=False) if "model_weights" in file else None
+    if not isinstance(group, h5py.Group):
+        return None
+    total = 0
+
+    def add(name: str, item: Any) -> None:
+        nonlocal total
+        if isinstance(item, h5py.Dataset) and "seed_generator" not in name:
+            total += math.prod(item.shape or ())
+
+    group.visititems(add)  # follows no soft or external link
+    return total
+
+
+def _read_keras_archive(path: Path) -> ModelDocument:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = set(archive.namelist())
+            if "config.json" not in names:
+                raise ModelFileError(
+                    f"{path}: a zip archive without config.json is not a .keras model"
+                    + ("; it looks like a SavedModel: unpack it" if "saved_model.pb" in names else "")
+                )
+            config = _member(archive, "config.json", path)
+            metadata = _member(archive, "metadata.json", path) if "metadata.json" in names else "{}"
+    except ModelFileError:
+        raise
+    except (
+        OSError, RuntimeError, ValueError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile
+    ) as error:  # fmt: skip
+        raise ModelFileError(
+            f"{path}: the .keras archive is damaged or cut short ({_reason(error)}); copy or save it again"
+        ) from error
+    document = _parse(config, path, "config.json")
+    version = _parse(metadata, path, "metadata.json").get("keras_version")
+    return ModelDocument(
+        path=path,
+        kind="keras",
+        config=document,
+        training=_dictionary(document.get("compile_config")),
+        keras_version=version if isinstance(version, str) else None,
+    )
+
+
+def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
+    declared = archive.getinfo(name).file_size
+    with archive.open(name) as member:  # the declared size may lie: read no further than the limit
+        data = member.read(MAX_CONFIG_BYTES + 1) if declared <= MAX_CONFIG_BYTES else b""
+    if declared > MAX_CONFIG_BYTES or len(data) > MAX_CONFIG_BYTES:
+        raise ModelFileError(
+            f"{path}: {name} unpacks to {format_size(max(declared, len(data)))}, too much for a "
+            f"configuration (a zip bomb?); not opened"
+        )
+    return data.decode("utf-8", "replace")
+
+
+def _read_json(path: Path) -> ModelDocument:
+    size = path.stat().st_size
+    if size > MAX_CONFIG_BYTES:
+        raise ModelFileError(f"{path}: {format_size(size)} is too much for an architecture; not opened")
+    document = _parse(path.read_bytes().decode("utf-8-sig", "replace"), path, "the file")
+    if "class_name" not in document or "config" not in document:
+        raise ModelFileError(
+            f"{path}: JSON, but not a Keras architecture (no class_name and config); model.to_json() writes one"
+        )
+    version = document.get("keras_version")
+    return ModelDocument(
+        path=path,
+        kind="json",
+        config=document,
+        training=_dictionary(document.get("compile_config")),
+        keras_version=version if isinstance(version, str) else None,
+    )
+
+
+def _parse(text: str, path: Path, field: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ModelFileError(f"{path}: {field} is nested too deeply to be a model") from None
+    except ValueError as error:
+        raise ModelFileError(f"{path}: {field} is not valid JSON ({_reason(error)})") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path}: {field} holds a {type(value).__name__}, not a model's configuration")
+    return value
+
+
+def _dictionary(value: Any) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

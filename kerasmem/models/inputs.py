@@ -1,0 +1,180 @@
+"""The shapes that a batch has at the model's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kerasmem.errors import UsageError
+
+Shape = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """One input of a model.
+
+    Attributes:
+        name: the input's name.
+        shape: with the batch first; None where a dimension is open.
+        dtype: what Keras casts the input to.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+
+
+def parse_input_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Read "image=224,224,3" (or "224,224,3" for a model with one input), without the batch.
+
+    Returns:
+        Name to shape; a shape without a name is under "".
+
+    Raises:
+        UsageError: a text is not of that form.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, dimensions = text.rpartition("=")
+        pieces = dimensions.replace("x", ",").strip("()[] ,").split(",") if dimensions.strip("()[] ,") else []
+        try:
+            shape = tuple(int(piece) for piece in pieces)
+        except ValueError:
+            raise UsageError(
+                f"--input-shape {text!r}: write name=224,224,3 (whole numbers, without the batch)"
+            ) from None
+        if any(size < 1 for size in shape):
+            raise UsageError(f"--input-shape {text!r}: sizes must be 1 or more, without the batch")
+        shapes[name.strip()] = shape
+    return shapes
+
+
+def normalise_input_shapes(given: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes given from Python: None, a shape, a list of texts or a dict from name to shape.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return parse_input_shapes([given])
+    if isinstance(given, Mapping):
+        return {str(name): _whole(shape, str(name)) for name, shape in given.items()}
+    if isinstance(given, (list, tuple)) and given and all(isinstance(item, str) for item in given):
+        return parse_input_shapes(given)
+    return {"": _whole(given, "")}
+
+
+def _whole(shape: Any, name: str) -> tuple[int, ...]:
+    try:
+        whole = tuple(int(size) for size in shape)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"input_shape {name}: {shape!r} is not a shape; write (224, 224, 3), without the batch"
+        ) from None
+    if any(size < 1 for size in whole):
+        raise UsageError(f"input_shape {name}: {shape!r} has a size below 1; write the shape without the batch")
+    return whole
+
+
+def model_inputs(model: Any, given: Mapping[str, tuple[int, ...]]) -> tuple[Any, list[ModelInput]]:
+    """Return the model's inputs as it structures them (a list, a dict, one) and flat, with the given shapes put in.
+
+    Args:
+        model: a Keras model, built or not.
+        given: name to shape without the batch; "" for the only input.
+
+    Raises:
+        UsageError: a name is not an input's, a shape contradicts the model, or a dimension stays open.
+    """
+    declared = _declared_inputs(model)
+    if declared is None:
+        structure, flat = _undeclared_inputs(model, given)
+    else:
+        structure, flat = declared
+        flat = [_settle(each, given, alone=len(flat) == 1) for each in flat]
+        unknown = set(given) - {each.name for each in flat} - ({""} if len(flat) == 1 else set())
+        if unknown:
+            wrong = next(iter(sorted(unknown))) or "a shape without a name"
+            raise UsageError(f"--input-shape: {wrong!r} is no input of the model; it has {_list(flat)}")
+    for each in flat:
+        if None in each.shape[1:]:
+            example = ",".join(str(size or 224) for size in each.shape[1:])
+            raise UsageError(
+                f"input {each.name!r} has open dimensions {_show(each.shape)}: give them without the batch, "
+                f"for example --input-shape {each.name}={example}"
+            )
+    return structure, flat
+
+
+def _declared_inputs(model: Any) -> tuple[Any, list[ModelInput]] | None:
+    """Return the structure of a functional or sequential model's inputs, and the inputs flat."""
+    try:
+        tensors = list(model.inputs or [])
+    except (AttributeError, ValueError):
+        return None
+    if not tensors:
+        return None
+    flat = [ModelInput(_input_name(each), tuple(each.shape), str(each.dtype)) for each in tensors]
+    structure = getattr(model, "_inputs_struct", None)
+    return (structure if structure is not None else tensors[0]), flat
+
+
+def _input_name(tensor: Any) -> str:
+    """Return the name of the input layer; the tensor's own is a number where the user gave none."""
+    history = getattr(tensor, "_keras_history", None)
+    return str(history.operation.name if history else tensor.name)
+
+
+def _undeclared_inputs(model: Any, given: Mapping[str, tuple[int, ...]]) -> tuple[Any, list[ModelInput]]:
+    """Return the inputs of a subclassed model, from the shapes given or those that it was built with."""
+    if given:
+        if list(given) == [""]:
+            return None, [ModelInput("input", (None, *given[""]), "float32")]
+        return dict.fromkeys(given), [ModelInput(name, (None, *shape), "float32") for name, shape in given.items()]
+    built: Any = (model.get_build_config() or {}).get("input_shape") if model.built else None
+    if _is_shape(built):
+        return None, [ModelInput("input", (None, *built[1:]), "float32")]
+    if isinstance(built, dict) and all(_is_shape(shape) for shape in built.values()):
+        return dict.fromkeys(built), [ModelInput(name, (None, *shape[1:]), "float32") for name, shape in built.items()]
+    if isinstance(built, (list, tuple)) and built and all(_is_shape(shape) for shape in built):
+        flat = [ModelInput(f"input_{i}", (None, *shape[1:]), "float32") for i, shape in enumerate(built)]
+        return [None] * len(flat), flat
+    raise UsageError(
+        f"model {model.name!r} does not say what shape its input has: give it without the batch, "
+        f"for example --input-shape 224,224,3 (input_shape=(224, 224, 3) in Python)"
+    )
+
+
+def _is_shape(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) > 0
+        and all(size is None or isinstance(size, int) for size in value)
+    )
+
+
+def _settle(declared: ModelInput, given: Mapping[str, tuple[int, ...]], alone: bool) -> ModelInput:
+    shape = given.get(declared.name, given.get("") if alone else None)
+    if shape is None:
+        return declared
+    fits = len(shape) == len(declared.shape) - 1 and all(
+        own in (None, size) for own, size in zip(declared.shape[1:], shape, strict=True)
+    )
+    if not fits:
+        raise UsageError(
+            f"--input-shape {declared.name}={','.join(map(str, shape))}: the model takes {_show(declared.shape)} there "
+            f"(without the batch: {len(declared.shape) - 1} sizes)"
+        )
+    return ModelInput(declared.name, (declared.shape[0], *shape), declared.dtype)
+
+
+def _show(shape: Shape) -> str:
+    return "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
+
+
+def _list(inputs: list[ModelInput]) -> str:
+    return ", ".join(f"{each.name!r} {_show(each.shape)}" for each in inputs)

@@ -1,0 +1,253 @@
+"""Configurations of Keras 1 and 2 (`tf.keras`, `tf_keras`) in the form that Keras 3 reads.
+
+Keras 3 opens some of these files as they are. What it stumbles over, and what is done here:
+
+- arguments that constructors lost (`groups` of a DepthwiseConv2D, `time_major`, …) are left out; those that
+  would change what the model is are refused by name;
+- layer names with a slash get an underscore;
+- calls stored as `[layer, node, tensor, kwargs]` become `{"args": …, "kwargs": …}`, with tensors in keyword
+  arguments and the node numbering of nested models set right;
+- `tf.*` functions used on Keras tensors (TFOpLambda) become the stand-ins of `tensorflow_ops`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from kerasmem.errors import ModelFileError
+from kerasmem.models.vocabulary import Vocabulary
+
+_MODELS = ("Functional", "Model", "Sequential")
+TENSORFLOW_CALLS = ("TFOpLambda", "SlicingOpLambda")
+
+# Renamed without a change of meaning for shapes and sizes.
+_RENAMED = {"SyncBatchNormalization": "BatchNormalization", "CuDNNGRU": "GRU"}
+# Arguments that Keras 3 lost and that change shapes, weights or meaning where they are set.
+_MEANINGFUL = ("time_major", "ragged", "renorm", "virtual_batch_size", "adjustment")
+
+
+def is_keras2(version: str | None, config: dict[str, Any]) -> bool:
+    """Return whether a configuration was written by Keras 1 or 2, by its version or else by its look."""
+    if version:
+        return version.split(".")[0] in ("0", "1", "2")
+    layers = config.get("config", {})
+    layers = layers.get("layers", []) if isinstance(layers, dict) else layers
+    return isinstance(layers, list) and any(
+        isinstance(layer, dict)
+        and (
+            "batch_input_shape" in (layer.get("config") or {})
+            or any(isinstance(node, list) for node in layer.get("inbound_nodes") or [])
+        )
+        for layer in layers
+    )
+
+
+def translate(config: dict[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return a Keras 2 model configuration as Keras 3 would have written it.
+
+    Raises:
+        ModelFileError: the model uses something that has no counterpart in Keras 3.
+    """
+    translated: dict[str, Any] = _Translator(vocabulary).value(config)
+    return translated
+
+
+class _Translator:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def value(self, value: Any) -> Any:
+        """Translate any part of a configuration, from the inside out."""
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        class_name = value.get("class_name")
+        if class_name in ("__tuple__", "TensorShape"):
+            return [self.value(item) for item in value.get("items", [])]
+        if not isinstance(class_name, str) or "config" not in value:
+            return {key: self.value(item) for key, item in value.items()}
+        if class_name in ("Policy", "PolicyV1"):
+            return value["config"]["name"]
+        if class_name in _MODELS:
+            return self._model(value)
+        if isinstance(value["config"], dict):
+            return self._object(value)
+        return value
+
+    def _object(self, value: dict[str, Any]) -> dict[str, Any]:
+        class_name = _RENAMED.get(value["class_name"], value["class_name"])
+        config = {key: self.value(item) for key, item in value["config"].items()}
+        if class_name == "Lambda" and isinstance(config.get("function"), list):
+            code, defaults, closure = (config["function"] + [None, None])[:3]
+            captured = {"code": code, "defaults": defaults, "closure": closure}
+            config["function"] = {"class_name": "__lambda__", "config": captured}
+        shape = config.pop("batch_input_shape", None)
+        if class_name == "InputLayer" and shape is not None:
+            config["batch_shape"] = shape
+        if class_name in TENSORFLOW_CALLS:
+            config = {"name": config.get("name"), "function": config.get("function")}
+        else:
+            self._drop_lost_arguments(class_name, config)
+        if isinstance(config.get("axis"), list) and len(config["axis"]) == 1:
+            config["axis"] = config["axis"][0]
+        if isinstance(config.get("name"), str):
+            config["name"] = _slashless(config["name"])
+        rest = {key: item for key, item in value.items() if key in ("module", "registered_name")}
+        if not str(rest.get("module") or "keras").startswith("keras"):
+            rest.pop("module")
+        return {**rest, "class_name": class_name, "config": config}
+
+    def _drop_lost_arguments(self, class_name: str, config: dict[str, Any]) -> None:
+        found = self._vocabulary.keras_class(class_name)
+        if found is None or self._vocabulary.is_custom(class_name):
+            return
+        accepted = {
+            name
+            for cls in found.__mro__[:-1]
+            for name in inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+        }
+        for name in [name for name in config if name not in accepted]:
+            if name in _MEANINGFUL and config[name]:
+                raise ModelFileError(
+                    f"layer {config.get('name')!r} ({class_name}) sets {name}={config[name]!r}, which Keras 3 no "
+                    f"longer has; name code that builds the model instead: --factory package.module:function"
+                )
+            del config[name]
+
+    def _model(self, value: dict[str, Any]) -> dict[str, Any]:
+        config = value["config"]
+        if isinstance(config, list):  # Keras 1 and early 2 wrote a Sequential as the list of its layers
+            config = {"layers": config}
+        if not isinstance(config, dict) or not isinstance(config.get("layers"), list):
+            return value  # a subclassed model: its own from_config knows what to do
+        if value["class_name"] == "Sequential":
+            layers = self._sequential_layers(config["layers"])
+            kept = {"name": config["name"]} if config.get("name") else {}
+            return {
+                "module": "keras",
+                "class_name": "Sequential",
+                "config": {
+                    **kept,
+                    "layers": layers,
+                    "build_input_shape": self.value(config.get("build_input_shape")),
+                },
+            }
+        return _functional(self, config)
+
+    def _sequential_layers(self, layers: list[Any]) -> list[Any]:
+        shape = (layers[0].get("config") or {}).get("batch_input_shape") if layers else None
+        translated = [self.value(layer) for layer in layers]
+        if shape is not None and layers[0].get("class_name") != "InputLayer":
+            dtype = "int32" if layers[0].get("class_name") == "Embedding" else None
+            given = {"batch_shape": self.value(shape), "dtype": dtype}
+            translated.insert(0, {"module": "keras.layers", "class_name": "InputLayer", "config": given})
+        return translated
+
+
+def _functional(translator: _Translator, config: dict[str, Any]) -> dict[str, Any]:
+    nested = {
+        layer["name"]: layer["class_name"]
+        for layer in config["layers"]
+        if layer["class_name"] in _MODELS
+    }  # fmt: skip
+    names = {layer["name"] for layer in config["layers"]}
+    layers = []
+    for layer in config["layers"]:
+        translated = translator.value({key: layer[key] for key in layer if key != "inbound_nodes"})
+        translated["name"] = _slashless(layer["name"])
+        translated["config"]["name"] = translated["name"]
+        keeps_structure = layer["class_name"] in TENSORFLOW_CALLS
+        translated["inbound_nodes"] = [
+            node if isinstance(node, dict) else _Node(translator, names, nested, keeps_structure).read(node)
+            for node in layer.get("inbound_nodes") or []
+        ]
+        layers.append(translated)
+
+    def tensors(value: Any) -> Any:
+        """Rename what input_layers and output_layers point to; Keras 3 numbers a Sequential's calls from 0."""
+        if _is_tensor(value, names):
+            index = value[1] - (1 if nested.get(value[0]) == "Sequential" else 0)
+            return [_slashless(value[0]), index, value[2]]
+        if isinstance(value, dict):
+            return {key: tensors(item) for key, item in value.items() if key != "class_name"}
+        return [tensors(item) for item in value] if isinstance(value, list) else value
+
+    kept = {key: config[key] for key in ("name", "trainable") if key in config}
+    return {
+        "module": "keras.src.models.functional",
+        "class_name": "Functional",
+        "config": {
+            **kept,
+            "layers": layers,
+            "input_layers": tensors(translator.value(config["input_layers"])),
+            "output_layers": tensors(translator.value(config["output_layers"])),
+        },
+    }
+
+
+class _Node:
+    """One stored call of a layer: `[[layer, node, tensor, kwargs], …]`, perhaps nested or bare."""
+
+    def __init__(self, translator: _Translator, names: set[str], nested: dict[str, str], keeps_structure: bool) -> None:
+        self._translator, self._names, self._nested = translator, names, nested
+        self._keeps_structure = keeps_structure
+        self._kwargs: dict[str, Any] = {}
+
+    def read(self, node: Any) -> dict[str, Any]:
+        if not node:
+            return {"args": [], "kwargs": {}}
+        inputs = self._inputs(node)
+        if isinstance(inputs, list) and len(inputs) == 1 and not self._keeps_structure:
+            inputs = inputs[0]
+        kwargs = {key: self._argument(value) for key, value in self._kwargs.items()}
+        if kwargs.get("name", "") is None:
+            del kwargs["name"]
+        return {"args": [inputs], "kwargs": kwargs}
+
+    def _inputs(self, value: Any) -> Any:
+        if isinstance(value, list) and len(value) == 4 and value[0] == "_CONSTANT_VALUE":
+            self._kwargs.update(value[3] or {})
+            return self._translator.value(value[2])
+        if _is_tensor(value, self._names):
+            if len(value) == 4:
+                self._kwargs.update(value[3] or {})
+            return self._tensor(value)
+        if isinstance(value, dict):
+            return {key: self._inputs(item) for key, item in value.items()}
+        return [self._inputs(item) for item in value] if isinstance(value, list) else value
+
+    def _argument(self, value: Any) -> Any:
+        if _is_tensor(value, self._names):
+            return self._tensor(value)
+        if isinstance(value, list):
+            return [self._argument(item) for item in value]
+        if isinstance(value, dict) and "class_name" not in value:
+            return {key: self._argument(item) for key, item in value.items()}
+        return self._translator.value(value)
+
+    def _tensor(self, value: list[Any]) -> dict[str, Any]:
+        # Keras 2 counts the making of a nested model as its first call, Keras 3 does not.
+        index = value[1] - (1 if value[0] in self._nested else 0)
+        history = [_slashless(value[0]), index, value[2]]
+        # The shape and dtype are placeholders: Keras replaces the tensor by the one the history names.
+        return {
+            "class_name": "__keras_tensor__",
+            "config": {"shape": [], "dtype": "float32", "keras_history": history},
+        }
+
+
+def _is_tensor(value: Any, names: set[str]) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) in (3, 4)
+        and isinstance(value[0], str)
+        and value[0] in names
+        and isinstance(value[1], int)
+        and isinstance(value[2], int)
+    )
+
+
+def _slashless(name: str) -> str:
+    return name.replace("/", "_")

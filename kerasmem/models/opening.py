@@ -1,0 +1,245 @@
+"""Any model a user has → a Keras model without weights."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UnknownLayerError, UsageError
+from kerasmem.models.backend import import_keras
+from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
+from kerasmem.models.keras2 import is_keras2, translate
+from kerasmem.models.policy import with_dtype_policy
+from kerasmem.models.safety import check_names, check_trust
+from kerasmem.models.tensorflow_ops import tensorflow_call_classes
+from kerasmem.models.training import TrainingSettings, training_of_document, training_of_model
+from kerasmem.models.vocabulary import Vocabulary, import_user_module
+from kerasmem.models.weightless import weightless
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A Keras model ready to be asked for its shapes.
+
+    Attributes:
+        model: the Keras model; its variables have shapes and, unless it came from Python, no values.
+        name: the model's name.
+        source: where it came from: a path, "package.module:function" or "Python object".
+        training: the optimizer and loss it was compiled with, as far as known.
+        notes: what the user should know about how it was opened.
+    """
+
+    model: Any
+    name: str
+    source: str
+    training: TrainingSettings
+    notes: tuple[str, ...] = field(default=())
+
+
+@contextlib.contextmanager
+def open_model(
+    source: Any,
+    *,
+    factory: str | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    dtype_policy: str | None = None,
+) -> Iterator[OpenedModel]:
+    """Open a model for as long as the context lasts, without allocating its weights.
+
+    Args:
+        source: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function" (or "file.py:function"),
+            a function that returns a model, or a Keras model (used as it is).
+        factory: code that builds the model, where the file does not say how (weights only).
+        custom_objects: name to class or function, for names in a file that are not Keras's.
+        trust: allow serialised Python in the file to run.
+        dtype_policy: build with this policy ("mixed_float16") in place of the model's float32.
+
+    Raises:
+        ModelFileError: the file cannot be opened as a model; the subclasses say why.
+        ModelError: the code that builds the model failed.
+        UsageError: `source` is none of these.
+    """
+    keras = import_keras()
+    if isinstance(source, keras.Model):
+        with contextlib.ExitStack() as stack:
+            yield _open_object(source, dtype_policy, stack)
+        return
+    with weightless():
+        if callable(source):
+            yield _open_factory(source, getattr(source, "__qualname__", repr(source)), dtype_policy)
+        elif factory is not None:
+            opened = _open_factory(_find_factory(factory, "--factory"), factory, dtype_policy)
+            yield _beside_file(opened, source) if source is not None else opened
+        elif isinstance(source, (str, os.PathLike)):
+            text = os.fspath(source)
+            if is_factory_name(text):
+                yield _open_factory(_find_factory(text, "model"), text, dtype_policy)
+            else:
+                yield _open_document(read_document(text), custom_objects, trust, dtype_policy)
+        else:
+            raise UsageError(
+                f"a {type(source).__name__} is no model; give a path, 'package.module:function' or a Keras model"
+            )
+
+
+def is_factory_name(text: str) -> bool:
+    """Return whether `text` reads as "package.module:function" or "file.py:function" and is no existing file."""
+    module, colon, function = text.rpartition(":")
+    if not colon or not function.isidentifier() or Path(text).exists():
+        return False
+    return module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
+
+
+def _open_document(
+    document: ModelDocument, custom_objects: Mapping[str, Any] | None, trust: bool, dtype_policy: str | None
+) -> OpenedModel:
+    keras = import_keras()
+    where = os.fspath(document.path)
+    vocabulary = Vocabulary(custom_objects)
+    try:
+        config = copy.deepcopy(document.config)
+        for key in ("compile_config", "keras_version", "backend"):
+            config.pop(key, None)
+        if not trust:
+            check_trust(config, where)
+        if is_keras2(document.keras_version, config):
+            config = translate(config, vocabulary)
+        config = _with_modules(config, vocabulary)
+        check_names(config, vocabulary, where)
+        if dtype_policy is not None:
+            config = with_dtype_policy(config, dtype_policy)
+        objects = {**tensorflow_call_classes(), **vocabulary.custom_objects}
+        with _quiet_keras():
+            model = keras.saving.deserialize_keras_object(config, custom_objects=objects, safe_mode=not trust)
+    except UnknownLayerError as error:
+        raise UnknownLayerError(str(error) if where in str(error) else f"{where}: {error}") from error
+    except ModelFileError as error:
+        raise type(error)(str(error) if where in str(error) else f"{where}: {error}") from error
+    except KerasmemError:
+        raise
+    except RecursionError as error:
+        raise ModelFileError(f"{where}: the configuration is nested too deeply to be a model") from error
+    except Exception as error:
+        raise ModelFileError(f"{where}: Keras cannot build the model it describes: {_first_line(error)}") from error
+    if not isinstance(model, keras.Model):
+        raise ModelFileError(f"{where}: describes a {type(model).__name__}, not a model")
+    training = training_of_document(document)
+    return OpenedModel(model, str(model.name), where, training, tuple(_compare_weights(model, document)))
+
+
+def _with_modules(value: Any, vocabulary: Vocabulary) -> Any:
+    """Add the module to objects of Keras that older formats name by their class alone."""
+    if isinstance(value, list):
+        return [_with_modules(item, vocabulary) for item in value]
+    if not isinstance(value, dict):
+        return value
+    result = {key: _with_modules(item, vocabulary) for key, item in value.items()}
+    class_name = result.get("class_name")
+    if (
+        isinstance(class_name, str)
+        and "config" in result
+        and not result.get("module")
+        and not vocabulary.is_custom(class_name, result.get("registered_name"))
+        and (module := vocabulary.module_of(class_name)) is not None
+    ):
+        result["module"] = module
+        result["registered_name"] = None
+    return result
+
+
+def _compare_weights(model: Any, document: ModelDocument) -> Iterator[str]:
+    stored = document.stored_parameters
+    if stored is not None and model.built and stored != model.count_params():
+        yield (
+            f"{document.path.name} stores {stored:,} weight values, its configuration describes "
+            f"{model.count_params():,}: the file may be damaged or edited"
+        )
+
+
+def _find_factory(text: str, option: str) -> Callable[[], Any]:
+    module_name, _, function = text.rpartition(":")
+    if not module_name or not function.isidentifier():
+        raise UsageError(f"{option} {text!r}: write package.module:function or file.py:function")
+    found = getattr(import_user_module(module_name, option), function, None)
+    if not callable(found):
+        raise UsageError(f"{option} {text!r}: {module_name} has no function {function!r}")
+    result: Callable[[], Any] = found
+    return result
+
+
+def _open_factory(build: Callable[[], Any], source: str, dtype_policy: str | None) -> OpenedModel:
+    keras = import_keras()
+    before = keras.config.dtype_policy()
+    try:
+        if dtype_policy is not None:
+            keras.config.set_dtype_policy(dtype_policy)
+        model = build()
+    except KerasmemError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{source} failed to build the model: {type(error).__name__}: {_first_line(error)}") from error
+    finally:
+        keras.config.set_dtype_policy(before)
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"{source} returned a {type(model).__name__}, not a Keras model")
+    return OpenedModel(model, str(model.name), source, training_of_model(model))
+
+
+def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:
+    """Check that a file given beside its factory is there, and name both."""
+    path = os.fspath(source)
+    with contextlib.suppress(WeightsOnlyError):
+        read_document(path)
+    return OpenedModel(
+        opened.model, opened.name, f"{path} ({opened.source})", opened.training,
+        (*opened.notes, f"the architecture comes from {opened.source}, not from {path}"),
+    )  # fmt: skip
+
+
+def _open_object(model: Any, dtype_policy: str | None, stack: contextlib.ExitStack) -> OpenedModel:
+    training = training_of_model(model)
+    if dtype_policy is not None or (not model.built and isinstance(model, import_keras().Sequential)):
+        stack.enter_context(weightless())
+        model = _rebuild(model, dtype_policy)
+    return OpenedModel(model, str(model.name), "Python object", training)
+
+
+def _rebuild(model: Any, dtype_policy: str | None) -> Any:
+    """Return the same architecture without weights, with another policy where one is given."""
+    keras = import_keras()
+    try:
+        config = keras.saving.serialize_keras_object(model)
+        config.pop("compile_config", None)
+        if dtype_policy is not None:
+            config = with_dtype_policy(config, dtype_policy)
+        with _quiet_keras(), keras.saving.custom_object_scope(_classes_of(model)):
+            return keras.saving.deserialize_keras_object(config, safe_mode=False)  # the user's own live object
+    except Exception as error:
+        raise UsageError(
+            f"dtype_policy: the model cannot be rebuilt from its configuration ({_first_line(error)}); "
+            "give a function that builds it in place of the model"
+        ) from error
+
+
+def _classes_of(model: Any) -> dict[str, Any]:
+    return {type(layer).__name__: type(layer) for layer in (model, *model._flatten_layers())}
+
+
+@contextlib.contextmanager
+def _quiet_keras() -> Iterator[None]:
+    """Silence Keras's advice on how to write models, which is not for the reader of a file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]

@@ -1,0 +1,104 @@
+"""Before anything is built from a file: does it hold code, reach for other files, or use unknown names?
+
+Keras has a safe mode of its own, which stays on as a second line. It has been passed by before (legacy
+HDF5 files, functions of Keras named as layers, vocabularies read from a path), so nothing here depends on it:
+a configuration is opened only if every name in it is a building block of Keras or was named by the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kerasmem.errors import UnknownLayerError, UntrustedModelError
+from kerasmem.models.keras2 import TENSORFLOW_CALLS
+from kerasmem.models.vocabulary import Vocabulary
+
+# Data, not classes: Keras's own marks for tensors, tuples, slices and the like.
+_DATA = frozenset({"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"})
+# Layers of Keras that load a program of another kind.
+_FOREIGN_PROGRAMS = frozenset({"TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer"})
+# Settings that name a file to read.
+_FILE_SETTINGS = ("vocabulary", "filepath")
+
+_TRUST = "if you trust where the file comes from, allow it: --trust-model (trust=True in Python)"
+_NAME_THEM = (
+    "name the module that defines them: --custom-objects package.module (custom_objects={…} in Python), "
+    "or the code that builds the model: --factory package.module:function"
+)
+
+
+def check_trust(config: dict[str, Any], where: str) -> None:
+    """Refuse a configuration that holds serialised Python, or that would load other files.
+
+    Args:
+        config: a model's configuration.
+        where: the file, for the message.
+
+    Raises:
+        UntrustedModelError: with the layer's name and the way to allow it.
+    """
+    for node in _dictionaries(config):
+        class_name, inner = node.get("class_name"), node.get("config")
+        name = inner.get("name") if isinstance(inner, dict) else None
+        if class_name == "__lambda__" or (class_name == "Lambda" and _holds_code(inner)):
+            layer = f"layer {name!r} is a Lambda with" if name else "it holds a lambda with"
+            raise UntrustedModelError(f"{where}: {layer} serialised Python code, which opening would run; {_TRUST}")
+        if class_name in _FOREIGN_PROGRAMS:
+            raise UntrustedModelError(
+                f"{where}: layer {name!r} ({class_name}) loads a program from outside the configuration; {_TRUST}"
+            )
+        if isinstance(inner, dict):
+            for setting in _FILE_SETTINGS:
+                if isinstance(inner.get(setting), str):
+                    raise UntrustedModelError(
+                        f"{where}: layer {name!r} ({class_name}) reads the file {inner[setting]!r} ({setting}); "
+                        f"{_TRUST}"
+                    )
+
+
+def _holds_code(config: Any) -> bool:
+    function = config.get("function") if isinstance(config, dict) else None
+    return not isinstance(function, str) and not (
+        isinstance(function, dict) and function.get("class_name") == "function"
+    )
+
+
+def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> None:
+    """Refuse a configuration that uses names which are neither Keras's nor the user's.
+
+    Raises:
+        UnknownLayerError: with all such names and the ways to give them.
+    """
+    unknown: dict[str, None] = {}  # a set that keeps the order
+    for node in _dictionaries(config):
+        class_name = node.get("class_name")
+        if not isinstance(class_name, str) or "config" not in node or class_name in _DATA:
+            continue
+        if class_name == "function":
+            name = node["config"]
+            if not vocabulary.is_custom(name, node.get("registered_name")) and not vocabulary.keras_function(str(name)):
+                unknown[f"function {name}"] = None
+            continue
+        if class_name == "__lambda__" or class_name in TENSORFLOW_CALLS:
+            continue
+        if class_name == "Lambda" and isinstance(node["config"].get("function"), str):
+            unknown[f"function {node['config']['function']}"] = None
+        if vocabulary.is_custom(class_name, node.get("registered_name")):
+            continue
+        if vocabulary.keras_class(class_name, node.get("module")) is None:
+            unknown[class_name] = None
+    if unknown:
+        shown = ", ".join(list(unknown)[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
+        raise UnknownLayerError(f"{where}: uses classes or functions that Keras does not have: {shown}; {_NAME_THEM}")
+
+
+def _dictionaries(config: Any) -> Iterator[dict[str, Any]]:
+    pending = [config]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            yield value
+            pending.extend(reversed(value.values()))
+        elif isinstance(value, list):
+            pending.extend(reversed(value))

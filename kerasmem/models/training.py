@@ -1,0 +1,144 @@
+"""How the model will be trained, as far as the file or the object says: optimizer and loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kerasmem.errors import UsageError
+from kerasmem.models.backend import import_keras
+from kerasmem.models.document import ModelDocument
+from kerasmem.models.sizes import variable_bytes
+from kerasmem.models.weightless import weightless
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """What `compile` was given.
+
+    Attributes:
+        optimizer: its class name in lower case ("adam"), or None where the model was not compiled.
+        optimizer_config: the optimizer's configuration; None means its defaults.
+        loss: the loss's name, or None.
+    """
+
+    optimizer: str | None = None
+    optimizer_config: dict[str, Any] | None = None
+    loss: str | None = None
+
+
+def training_of_document(document: ModelDocument) -> TrainingSettings:
+    """Return the settings in a file; what cannot be read is left out."""
+    training = document.training or {}
+    stored = training.get("optimizer_config", training.get("optimizer"))
+    name, config = None, None
+    if isinstance(stored, str):
+        name = stored
+    elif isinstance(stored, dict) and isinstance(stored.get("class_name"), str):
+        name = stored["class_name"].rpartition(">")[2]
+        config = stored["config"] if isinstance(stored.get("config"), dict) else None
+    return TrainingSettings(name.lower() if name else None, config, _name_of(training.get("loss")))
+
+
+def training_of_model(model: Any) -> TrainingSettings:
+    """Return the settings of a live model."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return TrainingSettings()
+    try:
+        config = optimizer.get_config()
+    except NotImplementedError:
+        config = None
+    return TrainingSettings(type(optimizer).__name__.lower(), config, _name_of(getattr(model, "loss", None)))
+
+
+def _name_of(loss: Any) -> str | None:
+    if isinstance(loss, str) or loss is None:
+        return loss
+    if isinstance(loss, dict):
+        inner = loss.get("config")
+        if isinstance(inner, str):
+            return inner
+        if isinstance(inner, dict):
+            return str(inner.get("name") or loss.get("class_name"))
+        return ", ".join(f"{key}: {_name_of(value)}" for key, value in loss.items())
+    if isinstance(loss, (list, tuple)):
+        return ", ".join(str(_name_of(item)) for item in loss)
+    return str(getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__))
+
+
+def check_optimizer(name: str) -> str:
+    """Return the name in lower case.
+
+    Raises:
+        UsageError: Keras has no such optimizer.
+    """
+    known = _optimizer_classes()
+    if name.lower() not in known:
+        raise UsageError(f"optimizer {name!r} is not one of Keras's: {', '.join(sorted(known))}")
+    return name.lower()
+
+
+def _optimizer_classes() -> dict[str, Any]:
+    keras = import_keras()
+    return {
+        name.lower(): value
+        for name, value in vars(keras.optimizers).items()
+        if isinstance(value, type) and issubclass(value, keras.Optimizer) and value is not keras.Optimizer
+    }
+
+
+@dataclass(frozen=True)
+class _ShapedVariable:
+    """All that an optimizer's `build` asks of a weight; a weight without a value cannot be asked itself."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    name: str
+    path: str
+    device: str = ""
+    trainable: bool = True
+    overwrite_with_gradient: bool = False
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def _unique_id(self) -> str:
+        return self.path
+
+
+def optimizer_slot_bytes(settings: TrainingSettings, variables: list[Any]) -> int | None:
+    """Return the bytes that an optimizer keeps beside the weights (moments, accumulators, its counters).
+
+    Args:
+        settings: the optimizer and its configuration; settings of older Keras versions are passed over.
+        variables: the trainable variables of the model, with or without values.
+
+    Returns:
+        Bytes, or None where the optimizer is unknown or not one of Keras's.
+    """
+    if settings.optimizer is None:
+        return None
+    shaped = [
+        _ShapedVariable(tuple(each.shape), str(each.dtype), each.name, f"{number}/{each.path}")
+        for number, each in enumerate(variables)
+    ]
+    try:
+        with weightless():
+            optimizer = _make_optimizer(settings.optimizer, settings.optimizer_config or {})
+            optimizer.build(shaped)
+            return sum(variable_bytes(variable) for variable in optimizer.variables)
+    except Exception:  # a custom or misconfigured optimizer: the estimate goes on and says that it does not know
+        return None
+
+
+def _make_optimizer(name: str, config: dict[str, Any]) -> Any:
+    cls = _optimizer_classes()[name]
+    if "inner_optimizer" in config:  # LossScaleOptimizer
+        inner = config["inner_optimizer"]
+        return cls(_make_optimizer(inner["class_name"].rpartition(">")[2].lower(), inner["config"]))
+    known = cls().get_config()
+    # A schedule may be custom, and slots do not depend on the learning rate.
+    return cls.from_config({key: value for key, value in config.items() if key in known and key != "learning_rate"})

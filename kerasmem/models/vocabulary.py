@@ -1,0 +1,124 @@
+"""The names a configuration may use: Keras's own building blocks and what the user has named, nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kerasmem.errors import UsageError
+from kerasmem.models.backend import import_keras
+
+# Where Keras keeps the classes that a configuration is made of.
+_CLASS_MODULES = (
+    "layers", "models", "initializers", "regularizers", "constraints", "dtype_policies", "quantizers",
+    "losses", "metrics", "optimizers", "optimizers.schedules",
+)  # fmt: skip
+_FUNCTION_MODULES = ("activations", "initializers", "regularizers", "constraints", "losses", "metrics")
+
+# Classes of Keras that it does not export, and that its own `keras.applications` put into files by bare name.
+_UNEXPORTED = {
+    "Functional": "keras.src.models.functional",
+    "LayerScale": "keras.src.applications.convnext",
+    "StochasticDepth": "keras.src.applications.convnext",
+}
+
+
+class Vocabulary:
+    """Looks up the names of a configuration among Keras's own and the custom objects given."""
+
+    def __init__(self, custom_objects: Mapping[str, Any] | None = None) -> None:
+        self._keras = import_keras()
+        self.custom_objects: dict[str, Any] = {
+            **self._keras.saving.get_custom_objects(),
+            **(custom_objects or {}),
+        }
+
+    def is_custom(self, *names: object) -> bool:
+        """Return whether one of the names was given or registered by the user."""
+        return any(isinstance(name, str) and name in self.custom_objects for name in names)
+
+    def module_of(self, class_name: str) -> str | None:
+        """Return the module of a Keras class known by its bare name, such as "keras.layers" for "Dense"."""
+        for module in _CLASS_MODULES:
+            if self._is_building_block(self._attribute(f"keras.{module}", class_name)):
+                return f"keras.{module}"
+        return _UNEXPORTED.get(class_name)
+
+    def keras_class(self, class_name: str, module: str | None = None) -> type | None:
+        """Return the Keras class of that name, or None where Keras has none that makes part of a model."""
+        module = module if module is not None else self.module_of(class_name)
+        if module is None or (module != "keras" and not module.startswith("keras.")):
+            return None
+        found = self._attribute(module, class_name)
+        return found if self._is_building_block(found) else None
+
+    def keras_function(self, name: str) -> bool:
+        """Return whether Keras has an activation, loss, metric, … function of that name."""
+        return any(callable(self._attribute(f"keras.{module}", name)) for module in _FUNCTION_MODULES)
+
+    def _attribute(self, module: str, name: str) -> Any:
+        try:
+            return vars(importlib.import_module(module)).get(name)
+        except ImportError:
+            return None
+
+    def _is_building_block(self, found: Any) -> bool:
+        keras = self._keras
+        blocks = (
+            keras.Operation, keras.Initializer, keras.Regularizer, keras.constraints.Constraint, keras.Loss,
+            keras.Metric, keras.Optimizer, keras.optimizers.schedules.LearningRateSchedule, keras.DTypePolicy,
+            keras.dtype_policies.DTypePolicyMap, keras.Quantizer,
+        )  # fmt: skip
+        return isinstance(found, type) and issubclass(found, blocks)
+
+
+def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
+    """Import modules named by the user and collect the classes and functions that models may use.
+
+    Args:
+        names: dotted module names ("package.module") or paths of Python files.
+
+    Returns:
+        Name to object: what the module registers with Keras, and its public classes and functions.
+
+    Raises:
+        UsageError: a module cannot be imported.
+    """
+    keras = import_keras()
+    objects: dict[str, Any] = {}
+    for name in names:
+        module = import_user_module(name, "--custom-objects")
+        objects.update(
+            (key, value)
+            for key, value in vars(module).items()
+            if not key.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value))
+        )
+    objects.update(keras.saving.get_custom_objects())
+    return objects
+
+
+def import_user_module(name: str, option: str) -> ModuleType:
+    """Import a module by dotted name (the current folder included) or by the path of a `.py` file.
+
+    Raises:
+        UsageError: there is no such module, or importing it failed.
+    """
+    if Path.cwd().as_posix() not in sys.path:
+        sys.path.insert(0, Path.cwd().as_posix())
+    try:
+        if not name.endswith(".py"):
+            return importlib.import_module(name)
+        specification = importlib.util.spec_from_file_location(Path(name).stem, name)
+        assert specification is not None and specification.loader is not None  # it ends with .py
+        module = importlib.util.module_from_spec(specification)
+        sys.modules[module.__name__] = module
+        specification.loader.exec_module(module)
+        return module
+    except Exception as error:
+        raise UsageError(f"{option} {name}: cannot be imported ({type(error).__name__}: {error})") from error

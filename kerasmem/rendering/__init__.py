@@ -1,0 +1,1 @@
+"""Results → table, JSON, CSV, text; knows results only."""

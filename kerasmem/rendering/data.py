@@ -1,0 +1,36 @@
+"""Results as JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kerasmem.estimation.report import MemoryReport
+from kerasmem.rendering.escape import spreadsheet_cell
+
+
+def to_json(data: Mapping[str, Any]) -> str:
+    """Return JSON text; every control character of a name is escaped by the format itself."""
+    return json.dumps(data, indent=2, allow_nan=False)
+
+
+def layers_to_csv(report: MemoryReport) -> str:
+    """Return the report's layers as CSV, a row a layer; the `bytes` column adds up to the total."""
+    rows = report.to_dict()["layers"]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else ["name"], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: _cell(value) for key, value in row.items()})
+    return buffer.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return "x".join("" if size is None else str(size) for size in value)
+    return spreadsheet_cell(value) if isinstance(value, str) else value

@@ -1,0 +1,214 @@
+"""A MemoryReport as a table: rich on a terminal, plain aligned text in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from io import StringIO
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kerasmem.estimation.report import LayerMemory, MemoryReport
+from kerasmem.rendering.escape import printable
+from kerasmem.units import format_count, format_size
+
+SORTS = ("order", "size")
+_FULL_WIDTH = 112  # columns from which the exact bytes and the bars have room
+_BAR = 10
+_VERDICT_STYLES = {"fits": "bold green", "does not fit": "bold red", "too close to call": "bold yellow"}
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One line of the table, ready to print."""
+
+    name: str
+    shape: str
+    parameters: int
+    activations: int | None
+    note: str
+    bytes: int | None
+
+
+def render_report(
+    report: MemoryReport, *, sort: str = "order", top: int | None = None, width: int | None = None
+) -> str:
+    """Return the report as plain text: aligned columns, exact bytes, nothing cut.
+
+    Args:
+        report: an estimate.
+        sort: "order" (as the model calls its layers) or "size" (largest first).
+        top: how many layers to list; the others are added up in one line. None lists all.
+        width: columns; None is as wide as the contents.
+    """
+    buffer = StringIO()
+    console = Console(file=buffer, width=width or 400, color_system=None, emoji=False, markup=False, highlight=False)
+    console.print(_contents(report, sort, top, full=True, rich_look=False))
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def print_report(report: MemoryReport, console: Console, *, sort: str = "order", top: int | None = None) -> None:
+    """Print the report on a terminal, as wide as the terminal is."""
+    console.print(_contents(report, sort, top, full=console.width >= _FULL_WIDTH, rich_look=True))
+
+
+def _contents(report: MemoryReport, sort: str, top: int | None, *, full: bool, rich_look: bool) -> RenderableType:
+    parts: list[RenderableType] = [
+        _heading(report),
+        "",
+        _table(report, sort, top, full=full, rich_look=rich_look),
+        "",
+    ]
+    parts += [_formula(report), ""]
+    parts += list(_remarks(report))
+    return Group(*parts)
+
+
+def _heading(report: MemoryReport) -> Text:
+    model, settings = report.model, report.settings
+    title = Text(printable(model.name, 60), style="bold")
+    if model.source != model.name:
+        title.append(f"  {printable(model.source, 120)}", style="dim")
+    words = [
+        f"batch {settings.batch_size:,}",
+        "training" if settings.mode == "train" else "inference",
+        printable(settings.dtype_policy, 30),
+        *([printable(settings.optimizer, 30)] if settings.optimizer else []),
+        f"method: {settings.method}",
+    ]
+    title.append("\n" + " · ".join(words))
+    return title
+
+
+def _table(report: MemoryReport, sort: str, top: int | None, *, full: bool, rich_look: bool) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD if rich_look else None,
+        show_footer=True,
+        header_style="bold",
+        footer_style="bold",
+        padding=(0, 1) if rich_look else (0, 2, 0, 0),
+        pad_edge=rich_look,
+        collapse_padding=True,
+    )
+    total = report.bytes.total
+    table.add_column("Layer (class)", "Total", overflow="fold", no_wrap=not rich_look, ratio=2 if rich_look else None)
+    table.add_column("Output shape", "", overflow="fold", no_wrap=not rich_look)
+    table.add_column("Parameters", format_count(report.model.parameters), justify="right", no_wrap=True)
+    elements = report.formula.activation_elements_per_sample
+    table.add_column("Activations", format_count(elements), justify="right", no_wrap=True)
+    if full:
+        table.add_column("Bytes", format_count(total), justify="right", no_wrap=True)
+    table.add_column("Memory", format_size(total), justify="right", no_wrap=True)
+    table.add_column("Share", "100 %", justify="right", no_wrap=True)
+    bars = rich_look and full
+    if bars:
+        table.add_column("", "", width=_BAR, no_wrap=True)
+    largest = max((row.bytes or 0 for row in report.layers), default=0)
+    for line in _lines(report, sort, top):
+        share = 0 if line.bytes is None or not total else line.bytes / total
+        cells: list[RenderableType] = [
+            Text(line.name),
+            Text(line.shape, style="dim" if rich_look else ""),
+            format_count(line.parameters),
+            line.note or format_count(line.activations),
+        ]
+        if full:
+            cells.append(format_count(line.bytes))
+        cells += [format_size(line.bytes), f"{share:.1%}".replace("%", " %") if line.bytes else "–"]
+        if bars:
+            cells.append(Text("█" * round(_BAR * (line.bytes or 0) / largest) if largest else "", style="cyan"))
+        table.add_row(*cells, style="dim" if rich_look and not line.bytes else None)
+    return table
+
+
+def _lines(report: MemoryReport, sort: str, top: int | None) -> list[_Line]:
+    rows = list(report.layers)
+    if sort == "size" or (top and top < len(rows)):
+        rows.sort(key=lambda row: -(row.bytes or 0))
+    shown = rows[:top] if top else rows
+    lines = [_line(row) for row in shown]
+    rest = rows[len(shown) :]
+    if rest:
+        lines.append(
+            _Line(
+                f"{len(rest)} smaller layers",
+                "",
+                sum(row.parameters for row in rest),
+                sum(row.activation_elements or 0 for row in rest),
+                "",
+                sum(row.bytes or 0 for row in rest),
+            )
+        )
+    return lines
+
+
+def _line(row: LayerMemory) -> _Line:
+    name = f"{printable(row.name, 80)} ({printable(row.class_name, 40)})"
+    if row.uses != 1:
+        name += " – not called" if row.uses == 0 else f" × {row.uses}"
+    shape = "?" if row.output_shape is None else format_shape(row.output_shape)
+    return _Line(name, shape, row.parameters, row.activation_elements, "view" if row.kind == "view" else "", row.bytes)
+
+
+def format_shape(shape: Iterable[int | None]) -> str:
+    """Return a shape as Keras prints it: "(None, 28, 28, 1)"."""
+    sizes = list(shape)
+    return (
+        "("
+        + ", ".join("None" if size is None else str(size) for size in sizes)
+        + ("," if len(sizes) == 1 else "")
+        + ")"
+    )
+
+
+def _formula(report: MemoryReport) -> Table:
+    """The formula with the model's numbers in it, one line a term."""
+    formula, batch = report.formula, report.settings.batch_size
+    factor = f"× {formula.copies} × 4 B"
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for justify in ("left", "right", "left", "right", "left"):
+        grid.add_column(justify=justify, no_wrap=True)
+    grid.add_row(
+        "parameters", f"{report.model.parameters:,} {factor}", "=", f"{formula.parameter_bytes:,} B",
+        format_size(formula.parameter_bytes),
+    )  # fmt: skip
+    grid.add_row(
+        "activations", f"{batch:,} × {formula.activation_elements_per_sample:,} {factor}", "=",
+        f"{batch * formula.activation_bytes_per_sample:,} B", format_size(batch * formula.activation_bytes_per_sample),
+    )  # fmt: skip
+    grid.add_row("formula", "", "=", f"{formula.total_bytes:,} B", Text(format_size(formula.total_bytes), style="bold"))
+    return grid
+
+
+def _remarks(report: MemoryReport) -> Iterable[Text]:
+    twice = "each value has a gradient (× 2), each" if report.formula.copies == 2 else "each value"
+    yield Text(f"Activations are output elements for one sample; {twice} takes 4 bytes (× 4).", style="dim")
+    if any(row.kind == "view" for row in report.layers):
+        yield Text(
+            "A view adds nothing: Flatten and Reshape give a buffer another shape, Dropout and noise are the identity "
+            "outside training.",
+            style="dim",
+        )
+    for note in report.notes:
+        yield Text(f"Note: {printable(note)}.")
+    missing = [
+        printable(each.what) + (f" ({format_size(each.bytes)})" if each.bytes is not None else "")
+        for each in report.unmodelled
+    ]
+    if missing:
+        yield Text("Not in the total: " + "; ".join(missing) + ".")
+    if report.bytes.low is not None and report.bytes.high is not None:
+        yield Text(
+            f"What a real step takes lies between {format_size(report.bytes.low)} and {format_size(report.bytes.high)} "
+            f"({printable(report.settings.method)}, measured spread)."
+        )
+    if report.device is not None:
+        device = report.device
+        line = Text(
+            f"\n{printable(device.name)}: {format_size(device.memory_bytes)}, of which TensorFlow can use "
+            f"{format_size(device.available_bytes)}: "
+        )
+        yield line.append(device.verdict, style=_VERDICT_STYLES.get(device.verdict, "bold"))

@@ -1,0 +1,166 @@
+"""The table of `model.summary()` with the memory beside the parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kerasmem.errors import UsageError
+from kerasmem.estimation.report import LayerMemory, MemoryReport, NestedModel
+from kerasmem.rendering.escape import printable
+from kerasmem.rendering.estimate_table import format_shape
+from kerasmem.units import format_size
+
+DEFAULT_WIDTH = 108
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One row: a layer, or a nested model with what it holds added up."""
+
+    name: str
+    class_name: str
+    shape: tuple[int | None, ...] | None
+    rows: tuple[LayerMemory, ...]
+    depth: int = 0
+
+    @property
+    def trainable(self) -> str:
+        if not any(row.parameters for row in self.rows):
+            return "-"
+        return "Y" if any(row.trainable_parameters for row in self.rows) else "N"
+
+    def connections(self, shown_name: Callable[[str], str]) -> str:
+        own = {row.name for row in self.rows}
+        names = dict.fromkeys(shown_name(name) for row in self.rows for name in row.inputs if name not in own)
+        return ", ".join(printable(name) for name in names) or "-"
+
+
+def print_summary(
+    report: MemoryReport,
+    console: Console,
+    *,
+    line_length: int | None = None,
+    positions: Sequence[float] | None = None,
+    expand_nested: bool = False,
+    show_trainable: bool = False,
+    layer_range: Sequence[str] | None = None,
+) -> None:
+    """Print the table and the totals, with the options of `model.summary()`.
+
+    Raises:
+        UsageError: `positions` or `layer_range` do not fit the table.
+    """
+    entries = _in_range(_entries(report, expand_nested), layer_range)
+    chain = all(len(row.inputs) <= 1 and row.uses <= 1 for row in report.layers)
+    table = Table(box=box.HEAVY_HEAD, show_lines=True, width=line_length or min(DEFAULT_WIDTH, console.width))
+    headers = ["Layer (type)", "Output Shape", "Param #", "Activations", "Memory"]
+    headers += ([] if chain else ["Connected to"]) + (["Trainable"] if show_trainable else [])
+    for header, width in zip(headers, _widths(positions, len(headers), table.width or DEFAULT_WIDTH), strict=True):
+        right = header in ("Param #", "Activations", "Memory")
+        table.add_column(header, justify="right" if right else "left", width=width, overflow="fold")
+    nested = {} if expand_nested else {each.name: each for each in report.nested}
+
+    def shown_name(name: str) -> str:
+        return (_outer_names(name, nested) or [name])[0]
+
+    for entry in entries:
+        cells = _cells(entry)
+        cells += ([] if chain else [entry.connections(shown_name)]) + ([entry.trainable] if show_trainable else [])
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(Text(f'Model: "{printable(report.model.name)}"', style="bold"))
+    console.print(table)
+    for name, value in _totals(report):
+        console.print(Text.assemble((f" {name}: ", "bold"), value))
+
+
+def _cells(entry: _Entry) -> list[str]:
+    prefix = "   " * entry.depth + "└ " if entry.depth else ""
+    elements = [row.activation_elements for row in entry.rows]
+    view = len(entry.rows) == 1 and entry.rows[0].kind == "view"
+    return [
+        f"{prefix}{printable(entry.name.rpartition('/')[2])} ({printable(entry.class_name)})",
+        "?" if entry.shape is None else format_shape(entry.shape),
+        f"{sum(row.parameters for row in entry.rows):,}",
+        "view" if view else "?" if None in elements else f"{sum(each or 0 for each in elements):,}",
+        format_size(sum(row.bytes or 0 for row in entry.rows)),
+    ]
+
+
+def _entries(report: MemoryReport, expand_nested: bool) -> list[_Entry]:
+    nested = {each.name: each for each in report.nested}
+    entries: list[_Entry] = []
+    done: set[str] = set()
+    for row in report.layers:
+        for outer in _outer_names(row.name, nested):
+            if outer not in done:
+                done.add(outer)
+                entries.append(_nested_entry(nested[outer], report.layers))
+            if not expand_nested:
+                break
+        else:
+            depth = len(_outer_names(row.name, nested))
+            entries.append(_Entry(row.name, row.class_name, row.output_shape, (row,), depth))
+    return entries
+
+
+def _nested_entry(model: NestedModel, layers: Sequence[LayerMemory]) -> _Entry:
+    inside = tuple(row for row in layers if row.name == model.name or row.name.startswith(model.name + "/"))
+    return _Entry(model.name, model.class_name, model.output_shape, inside, model.name.count("/"))
+
+
+def _outer_names(name: str, nested: dict[str, NestedModel]) -> list[str]:
+    pieces = name.split("/")
+    return [path for path in ("/".join(pieces[: n + 1]) for n in range(len(pieces))) if path in nested]
+
+
+def _in_range(entries: list[_Entry], layer_range: Sequence[str] | None) -> list[_Entry]:
+    if layer_range is None:
+        return entries
+    if len(layer_range) != 2 or not all(isinstance(name, str) for name in layer_range):
+        raise UsageError(f"layer_range: {layer_range!r} is not a pair of layer names or patterns")
+    try:
+        first = [i for i, entry in enumerate(entries) if re.match(layer_range[0], entry.name)]
+        last = [i for i, entry in enumerate(entries) if re.match(layer_range[1], entry.name)]
+    except re.error as error:
+        raise UsageError(f"layer_range: not a regular expression ({error})") from error
+    if not first or not last:
+        raise UsageError(f"layer_range: no layer is named {layer_range[0] if not first else layer_range[1]!r}")
+    start, stop = min(first[0], last[-1]), max(first[0], last[-1])
+    return entries[start : stop + 1]
+
+
+def _widths(positions: Sequence[float] | None, count: int, line_length: int) -> list[int | None]:
+    """Return column widths from Keras's positions: shares of the line (up to 1) or absolute columns."""
+    if positions is None:
+        return [None] * count
+    if len(positions) != count:
+        raise UsageError(f"positions: the table has {count} columns, {len(positions)} positions were given")
+    ends = [int(each * line_length) if positions[-1] <= 1 else int(each) for each in positions]
+    widths = [end - start - 3 for start, end in zip([0, *ends], ends, strict=False)]  # a rule and two blanks each
+    if any(width < 1 for width in widths):
+        raise UsageError("positions: they must grow, and leave each column room")
+    return list(widths)
+
+
+def _totals(report: MemoryReport) -> list[tuple[str, str]]:
+    layers, batch, formula = report.layers, report.settings.batch_size, report.formula
+    weights = sum(row.weight_bytes for row in layers)
+    frozen = report.model.parameters - report.model.trainable_parameters
+    return [
+        ("Total params", f"{report.model.parameters:,} ({format_size(weights)})"),
+        ("Trainable params", f"{report.model.trainable_parameters:,}"),
+        ("Non-trainable params", f"{frozen:,}"),
+        ("Activations", f"{formula.activation_elements_per_sample:,} a sample"),
+        (
+            f"Memory at batch {batch:,}",
+            f"{format_size(report.bytes.total)} (formula: "
+            + ("values and their gradients)" if formula.copies == 2 else "values)"),
+        ),
+    ]

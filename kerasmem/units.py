@@ -1,0 +1,81 @@
+"""Bytes inside, readable units at the border."""
+
+from __future__ import annotations
+
+import re
+
+from kerasmem.errors import UsageError
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+_FACTORS = {
+    "": 1, "b": 1,
+    "k": KIB, "m": MIB, "g": GIB, "t": TIB,
+    "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:[_,]\d{3})*(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)\s*\Z", re.ASCII)
+
+
+def is_size(text: str) -> bool:
+    """Return whether `text` reads as a size, such as "16GB"."""
+    match = _SIZE.match(text)
+    return match is not None and match[2].lower() in _FACTORS
+
+
+def parse_size(value: int | str, *, field: str = "size") -> int:
+    """Return a number of bytes from an integer or a text such as "512MB" or "16GiB".
+
+    `kB`, `MB`, `GB`, `TB` are powers of 1000; `KiB`, `MiB`, `GiB`, `TiB` and the bare letters `K`,
+    `M`, `G`, `T` (as Slurm and ulimit mean them) are powers of 1024. Case does not matter.
+
+    Args:
+        value: bytes as an int, or a text with a unit.
+        field: the name of the setting, for the error message.
+
+    Raises:
+        UsageError: the text is no size, or is negative.
+
+    Example:
+        >>> parse_size("1.5GiB")
+        1610612736
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise UsageError(f"{field}: {value!r} is not a size; write bytes or a text such as '512MB' or '16GiB'")
+    if isinstance(value, int):
+        if value < 0:
+            raise UsageError(f"{field}: {value} is negative")
+        return value
+    match = _SIZE.match(value)
+    if match is None or match[2].lower() not in _FACTORS:
+        raise UsageError(f"{field}: {value!r} is not a size; write for example '512MB', '16GiB' or plain bytes")
+    number = match[1].replace("_", "").replace(",", "")
+    factor = _FACTORS[match[2].lower()]
+    return int(number) * factor if number.isdigit() else int(float(number) * factor)
+
+
+def format_size(count: int | None) -> str:
+    """Return bytes in the binary unit that suits them, three significant digits: "8.48 MiB".
+
+    `None` (unknown) gives "?".
+
+    Example:
+        >>> format_size(8_895_568)
+        '8.48 MiB'
+    """
+    if count is None:
+        return "?"
+    if abs(count) < KIB:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):  # noqa: B007
+        value /= 1024
+        if abs(value) < 999.5:
+            break
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def format_count(count: int | None) -> str:
+    """Return a count with thousands separators: "1,111,946"; `None` gives "?"."""
+    return "?" if count is None else f"{count:,}"

@@ -1,0 +1,55 @@
+# Sourced by scripts/kerasmem and scripts/test: makes .venv once and installs kerasmem into it.
+# KERASMEM_PYTHON chooses the Python; KERASMEM_VENV another folder for the environment.
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${KERASMEM_VENV:-$root/.venv}
+
+say() { printf 'kerasmem: %s\n' "$*" >&2; }
+
+find_python() {
+    local candidate
+    for candidate in ${KERASMEM_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10 python}; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2])' 2>/dev/null; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+    if [ -n "${KERASMEM_PYTHON:-}" ]; then
+        say "KERASMEM_PYTHON=$KERASMEM_PYTHON is not a Python 3.10 or newer"
+    else
+        say "no Python 3.10 or newer on PATH; install one, or name it: KERASMEM_PYTHON=/path/to/python3"
+    fi
+    return 1
+}
+
+# ensure_environment EXTRAS: EXTRAS is "" or for example "[test]"
+ensure_environment() {
+    local extras=$1 stamp want python
+    stamp="$venv/kerasmem-installed${extras//[^a-z]/-}"
+    want=$(cat "$root/setup.cfg" "$root/pyproject.toml" | cksum)
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
+
+    mkdir -p "$venv"
+    exec 9>"$venv/.lock"
+    if command -v flock >/dev/null 2>&1; then flock 9; fi # two first starts at once: the second waits
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
+        exec 9>&-
+        return
+    fi
+
+    if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+        python=$(find_python) || exit 1
+        say "making $venv with $("$python" --version 2>&1) (the first time only)"
+        if ! "$python" -m venv "$venv" >&2; then
+            say "could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv"
+            exit 1
+        fi
+    fi
+    say "installing kerasmem$extras and what it needs (TensorFlow is a large download)"
+    if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$root$extras" >&2; then
+        say "the installation failed (see above); run the same command again once that is mended"
+        exit 1
+    fi
+    printf '%s\n' "$want" >"$stamp"
+    exec 9>&-
+}
