@@ -6,13 +6,16 @@ venv=${KERASMEM_VENV:-$root/.venv}
 
 say() { printf 'kerasmem: %s\n' "$*" >&2; }
 
+# Prefers a Python that TensorFlow has wheels for (3.10 to 3.13) to a newer one.
 find_python() {
-    local candidate
-    for candidate in ${KERASMEM_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10 python}; do
-        if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2])' 2>/dev/null; then
-            printf '%s\n' "$candidate"
-            return
-        fi
+    local candidate newest
+    for newest in 13 99; do
+        for candidate in ${KERASMEM_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10 python}; do
+            if "$candidate" -c "import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, $newest))" 2>/dev/null; then
+                printf '%s\n' "$candidate"
+                return
+            fi
+        done
     done
     if [ -n "${KERASMEM_PYTHON:-}" ]; then
         say "KERASMEM_PYTHON=$KERASMEM_PYTHON is not a Python 3.10 or newer"
@@ -22,17 +25,26 @@ find_python() {
     return 1
 }
 
+# A stamp holds the checksum of what was installed; an installation with an extra serves one without.
+is_installed() {
+    local stamp
+    for stamp in "$1"*; do
+        [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$2" ] && return 0
+    done
+    return 1
+}
+
 # ensure_environment EXTRAS: EXTRAS is "" or for example "[test]"
 ensure_environment() {
     local extras=$1 stamp want python
-    stamp="$venv/kerasmem-installed${extras//[^a-z]/-}"
-    want=$(cat "$root/setup.cfg" "$root/pyproject.toml" | cksum)
-    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
+    stamp="$venv/kerasmem-installed$(tr -cd 'a-z' <<<"$extras")"
+    want=$({ printf '%s\n' "$root" && cat "$root/setup.cfg" "$root/pyproject.toml"; } | cksum)
+    is_installed "$stamp" "$want" && return
 
     mkdir -p "$venv"
     exec 9>"$venv/.lock"
     if command -v flock >/dev/null 2>&1; then flock 9; fi # two first starts at once: the second waits
-    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
+    if is_installed "$stamp" "$want"; then
         exec 9>&-
         return
     fi

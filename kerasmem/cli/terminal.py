@@ -26,8 +26,9 @@ def quiet_tensorflow() -> Iterator[None]:
     """Keep TensorFlow's start-up lines off the terminal, and its hands off the cards.
 
     An estimate needs no GPU, and a job may be running on the one that is there. TensorFlow's libraries write to
-    file descriptor 2 before they can be told not to; what is written there while the context lasts is shown only
-    if it ends in an error that kerasmem does not know.
+    file descriptor 2 before they can be told not to; what they write while the context lasts is shown only if it
+    ends in an error that kerasmem does not know. What Python code prints (a factory, say) goes to standard error,
+    so that standard output holds the result alone.
     """
     from kerasmem.errors import KerasmemError
 
@@ -35,18 +36,16 @@ def quiet_tensorflow() -> Iterator[None]:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     sys.stderr.flush()
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as lines:
+    with tempfile.TemporaryFile() as lines, os.fdopen(os.dup(kept), "w", errors="backslashreplace") as screen:
         os.dup2(lines.fileno(), 2)
         try:
-            yield
+            with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
+                yield
         except BaseException as error:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
             if not isinstance(error, (KerasmemError, KeyboardInterrupt)):
                 lines.seek(0)
-                sys.stderr.write(lines.read().decode("utf-8", "replace"))
+                screen.write(lines.read().decode("utf-8", "replace"))
             raise
         finally:
-            sys.stderr.flush()
             os.dup2(kept, 2)
             os.close(kept)

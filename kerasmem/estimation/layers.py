@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.report import LayerMemory, NestedModel
-from kerasmem.models.backend import import_keras
+from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import ModelInput
 from kerasmem.models.sizes import element_bytes, variable_bytes
 
@@ -70,8 +70,7 @@ def infer_layers(
         raise
     except Exception as error:
         shapes = ", ".join(f"{each.name} {each.shape[1:]}" for each in inputs)
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        raise ModelError(f"model {model.name!r} cannot be called on {shapes}: {' '.join(lines)[:400]}") from error
+        raise ModelError(f"model {model.name!r} cannot be called on {shapes}: {keras_reason(error)}") from error
     counted: set[int] = set()
     rows = [_input_row(each) for each in inputs]
     rows += [_layer_row(record, batch_size, counted) for record in recorder.records]
@@ -135,13 +134,16 @@ class _Recorder:
         with (
             mock.patch.object(keras.Layer, "__call__", layer_call),
             mock.patch.object(keras.Operation, "__call__", operation_call),
+            # TensorFlow's graphs refuse scopes such as "my layer (v2)", which are names like any other to Keras.
+            mock.patch.object(keras.Layer, "_open_name_scope", lambda self: nullcontext()),
         ):
             yield
 
     def _call(self, call: Any, layer: Any, args: Any, kwargs: Any) -> Any:
-        if self._inside_leaf:
-            return call(layer, *args, **kwargs)
         given = _tensors((args, kwargs))
+        # Calls on Keras's own symbolic tensors put a model together (a Sequential that builds itself late).
+        if self._inside_leaf or any(isinstance(each, import_keras().KerasTensor) for each in given):
+            return call(layer, *args, **kwargs)
         if layer is self._model:
             self._made.update((id(each), (each, name)) for each, name in zip(given, self._input_names, strict=False))
         if self._is_container(layer):

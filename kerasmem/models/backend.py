@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from types import ModuleType
 
 from kerasmem.errors import KerasmemError, UsageError
@@ -23,7 +24,11 @@ def import_keras() -> ModuleType:
     try:
         import keras
     except ImportError as error:
-        raise KerasmemError(f"Keras cannot be imported ({error}): pip install tensorflow keras") from error
+        missing = error.name or "keras"
+        raise KerasmemError(
+            f"Keras cannot be imported ({error}). Install it: pip install tensorflow keras; or, if its configuration "
+            f"file chooses the {missing!r} backend: {_REMEDY}"
+        ) from error
     chosen = keras.backend.backend()
     if chosen != "tensorflow":
         raise UsageError(
@@ -32,3 +37,16 @@ def import_keras() -> ModuleType:
         )
     module: ModuleType = keras
     return module
+
+
+def keras_reason(error: BaseException) -> str:
+    """Return the line that says what went wrong, out of the pages that Keras wraps around it."""
+    text = str(error)
+    emphasised = re.findall(r"\x1b\[1m(.*?)\x1b\[0m", text, re.DOTALL)
+    text = (
+        emphasised[-1]
+        if emphasised
+        else text.rpartition("xception encountered:")[2].rpartition("Error encountered:")[2]
+    )
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

@@ -124,12 +124,11 @@ class _Translator:
             return value  # a subclassed model: its own from_config knows what to do
         if value["class_name"] == "Sequential":
             layers = self._sequential_layers(config["layers"])
-            kept = {"name": config["name"]} if config.get("name") else {}
             return {
                 "module": "keras",
                 "class_name": "Sequential",
                 "config": {
-                    **kept,
+                    "name": config.get("name"),
                     "layers": layers,
                     "build_input_shape": self.value(config.get("build_input_shape")),
                 },

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UnknownLayerError, UsageError
-from kerasmem.models.backend import import_keras
+from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
 from kerasmem.models.keras2 import is_keras2, translate
 from kerasmem.models.policy import with_dtype_policy
@@ -127,7 +127,7 @@ def _open_document(
     except RecursionError as error:
         raise ModelFileError(f"{where}: the configuration is nested too deeply to be a model") from error
     except Exception as error:
-        raise ModelFileError(f"{where}: Keras cannot build the model it describes: {_first_line(error)}") from error
+        raise ModelFileError(f"{where}: Keras cannot build the model it describes: {keras_reason(error)}") from error
     if not isinstance(model, keras.Model):
         raise ModelFileError(f"{where}: describes a {type(model).__name__}, not a model")
     training = training_of_document(document)
@@ -184,7 +184,9 @@ def _open_factory(build: Callable[[], Any], source: str, dtype_policy: str | Non
     except KerasmemError:
         raise
     except Exception as error:
-        raise ModelError(f"{source} failed to build the model: {type(error).__name__}: {_first_line(error)}") from error
+        raise ModelError(
+            f"{source} failed to build the model: {type(error).__name__}: {keras_reason(error)}"
+        ) from error
     finally:
         keras.config.set_dtype_policy(before)
     if not isinstance(model, keras.Model):
@@ -223,7 +225,7 @@ def _rebuild(model: Any, dtype_policy: str | None) -> Any:
             return keras.saving.deserialize_keras_object(config, safe_mode=False)  # the user's own live object
     except Exception as error:
         raise UsageError(
-            f"dtype_policy: the model cannot be rebuilt from its configuration ({_first_line(error)}); "
+            f"dtype_policy: the model cannot be rebuilt from its configuration ({keras_reason(error)}); "
             "give a function that builds it in place of the model"
         ) from error
 
@@ -238,8 +240,3 @@ def _quiet_keras() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300]

@@ -12,6 +12,7 @@ from typing import Any
 
 from kerasmem.errors import UnknownLayerError, UntrustedModelError
 from kerasmem.models.keras2 import TENSORFLOW_CALLS
+from kerasmem.models.tensorflow_ops import check_function
 from kerasmem.models.vocabulary import Vocabulary
 
 # Data, not classes: Keras's own marks for tensors, tuples, slices and the like.
@@ -80,7 +81,10 @@ def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> N
             if not vocabulary.is_custom(name, node.get("registered_name")) and not vocabulary.keras_function(str(name)):
                 unknown[f"function {name}"] = None
             continue
-        if class_name == "__lambda__" or class_name in TENSORFLOW_CALLS:
+        if class_name == "__lambda__":
+            continue
+        if class_name in TENSORFLOW_CALLS:
+            check_function(node["config"].get("function"))
             continue
         if class_name == "Lambda" and isinstance(node["config"].get("function"), str):
             unknown[f"function {node['config']['function']}"] = None

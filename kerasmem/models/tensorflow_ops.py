@@ -140,19 +140,21 @@ def tensorflow_call_classes() -> dict[str, Any]:
     return dict.fromkeys(TENSORFLOW_CALLS, TensorFlowCall)
 
 
-def _look_up(function: str) -> Any:
-    import tensorflow as tf
-
+def check_function(function: object) -> None:
+    """Raise UnknownLayerError unless `function` names a function of `tf` that may be called for a file."""
     name = function.removeprefix("compat.v1.") if isinstance(function, str) else ""
     if not (_PURE_MODULE.match(name) or name in _PURE_NAMES):
         raise UnknownLayerError(
             f"the model calls tf.{function}, which kerasmem does not run from a file; "
             "name code that builds the model instead: --factory package.module:function"
         )
-    try:
-        return reduce(getattr, name.split("."), tf)
-    except AttributeError:
-        raise UnknownLayerError(f"the model calls tf.{function}, which this TensorFlow does not have") from None
+
+
+def _look_up(function: str) -> Any:
+    import tensorflow as tf
+
+    check_function(function)
+    return reduce(getattr, function.removeprefix("compat.v1.").split("."), tf)
 
 
 def _slices(specification: Any) -> Any:

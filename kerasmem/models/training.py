@@ -140,5 +140,7 @@ def _make_optimizer(name: str, config: dict[str, Any]) -> Any:
         inner = config["inner_optimizer"]
         return cls(_make_optimizer(inner["class_name"].rpartition(">")[2].lower(), inner["config"]))
     known = cls().get_config()
-    # A schedule may be custom, and slots do not depend on the learning rate.
-    return cls.from_config({key: value for key, value in config.items() if key in known and key != "learning_rate"})
+    kept = {key: value for key, value in config.items() if key in known and key != "learning_rate"}
+    if isinstance(config.get("learning_rate"), dict):  # a schedule, perhaps a custom one: it has no variable
+        kept["learning_rate"] = lambda: 0.001
+    return cls.from_config(kept)

@@ -73,7 +73,7 @@ class Vocabulary:
         blocks = (
             keras.Operation, keras.Initializer, keras.Regularizer, keras.constraints.Constraint, keras.Loss,
             keras.Metric, keras.Optimizer, keras.optimizers.schedules.LearningRateSchedule, keras.DTypePolicy,
-            keras.dtype_policies.DTypePolicyMap, keras.Quantizer,
+            keras.dtype_policies.DTypePolicyMap, keras.Quantizer, keras.quantizers.QuantizationConfig,
         )  # fmt: skip
         return isinstance(found, type) and issubclass(found, blocks)
 

@@ -1,0 +1,120 @@
+"""The estimate against the memory that training really takes, over batch sizes.
+
+    python examples/estimate_vs_runtime.py [--output estimate_vs_runtime.png]
+
+Draws the plot of "Is my neural network too big to fit into GPU?": the formula's line for the MNIST convnet, and what
+TensorFlow's allocator had in use at the peak of a training step. No GPU is needed: with TF_CPU_ALLOCATOR_USE_BFC=true
+the CPU's allocator is the one that a GPU uses. Each batch size runs in a process of its own, since an allocator
+remembers what it was asked for before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+import kerasmem
+from kerasmem.units import MIB
+
+BATCH_SIZES = (16, 64, 128, 256, 512, 1024)
+STEPS = 5
+
+
+def mnist_cnn():
+    """Return the convnet of the source text, compiled as it will be trained."""
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Conv2D(32, 5, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(64, 5, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dropout(0.5),
+            layers.Dense(1024, activation="relu"),
+            layers.Dense(10, activation="softmax"),
+        ],
+        name="mnist_cnn",
+    )
+    model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy", jit_compile=False)
+    return model
+
+
+def measure(batch_size: int) -> int:
+    """Train some steps in this process; return the median peak of the allocator in bytes."""
+    import numpy as np
+    import tensorflow as tf
+
+    model = mnist_cnn()
+    x, y = np.zeros((batch_size, 28, 28, 1), "float32"), np.zeros((batch_size,), "int32")
+    model.train_on_batch(x, y)  # the first step also traces the graph
+    peaks = []
+    for _ in range(STEPS):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        model.train_on_batch(x, y)
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    return int(statistics.median(peaks))
+
+
+def measure_in_a_fresh_process(batch_size: int) -> int:
+    """Return `measure(batch_size)` from a process with the real BFC allocator."""
+    environment = {**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, __file__, "--measure", str(batch_size)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def draw(rows: list[dict[str, int]], path: str) -> None:
+    """Draw both lines."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    batches = [row["batch"] for row in rows]
+    axes.plot(batches, [row["formula"] / MIB for row in rows], "--", color="tab:gray", label="formula")
+    low, high = ([row[key] / MIB for row in rows] for key in ("low", "high"))
+    axes.fill_between(batches, low, high, color="tab:gray", alpha=0.15, label="interval the formula claims")
+    axes.plot(batches, [row["measured"] / MIB for row in rows], "o-", color="tab:blue", label="allocator, peak of a step")
+    axes.set(xlabel="batch size", ylabel="memory (MiB)", title="MNIST convnet, SGD, one training step", xlim=0, ylim=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Measure, print the table, draw the plot."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", default="estimate_vs_runtime.png", help="where the plot goes")
+    parser.add_argument("--measure", type=int, metavar="BATCH", help="measure one batch size in this process")
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.measure)))
+        return
+    rows = []
+    print(f"{'batch':>6} {'formula':>12} {'measured':>12} {'measured / formula':>20}")
+    for batch_size in BATCH_SIZES:
+        report = kerasmem.estimate(mnist_cnn, batch_size=batch_size)
+        measured = measure_in_a_fresh_process(batch_size)
+        formula = report.formula.total_bytes
+        print(f"{batch_size:6} {formula / MIB:8.1f} MiB {measured / MIB:8.1f} MiB {measured / formula:20.2f}")
+        need = report.bytes
+        rows.append({"batch": batch_size, "formula": formula, "low": need.low, "high": need.high, "measured": measured})
+    try:
+        draw(rows, options.output)
+    except ImportError:
+        print("For the plot: pip install 'kerasmem[plot]'")
+    else:
+        print(f"plot: {options.output}")
+
+
+if __name__ == "__main__":
+    main()

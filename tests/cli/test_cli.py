@@ -1,0 +1,202 @@
+"""The command line: exit codes, messages without tracebacks, and output that scripts can read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+import kerasmem
+from kerasmem.cli import COMMANDS
+
+
+@pytest.fixture
+def model_file(mnist_cnn, tmp_path):
+    mnist_cnn.save(tmp_path / "model.h5")
+    return tmp_path / "model.h5"
+
+
+def test_help_names_every_command_and_each_has_an_example(cli):
+    page = cli("--help")
+    assert page.code == 0
+    for name in COMMANDS:
+        assert name in page.out
+        for flag in ("-h", "--help"):
+            own = cli(name, flag)
+            assert own.code == 0
+            assert f"Example{'s' if 'Examples' in own.out else ''}:" in own.out
+            assert f"kerasmem {name}" in own.out.split("Example")[-1]
+
+
+def test_version(cli):
+    assert kerasmem.__version__ in cli("--version").out
+
+
+def test_estimate_in_a_pipe_is_plain_text(cli, model_file):
+    result = cli("estimate", model_file)
+    assert (result.code, result.err) == (0, "")
+    assert "\x1b" not in result.out
+    assert "16,569,936 B" in result.out
+
+
+def test_json_is_one_object(cli, model_file):
+    result = cli("estimate", model_file, "--batch-size", 64, "--device", "t4", "--json")
+    data = json.loads(result.out)
+    assert result.code == 0
+    assert data["settings"]["batch_size"] == 64
+    assert data["formula"]["total_bytes"] == 8_895_568 + 64 * 239_824
+    assert data["device"]["verdict"] == "fits"
+    assert data["settings"]["device"] == data["device"]["name"]
+
+
+def test_csv(cli, model_file):
+    rows = list(csv.DictReader(io.StringIO(cli("estimate", model_file, "--csv").out)))
+    assert sum(int(row["bytes"]) for row in rows) == 16_569_936
+
+
+@pytest.mark.parametrize(
+    ("device", "code", "verdict"),
+    [("t4", 0, "fits"), ("16GB", 0, "fits"), ("16MiB", 4, "too close to call"), ("2MiB", 3, "does not fit")],
+)
+def test_exit_codes_of_the_verdict(cli, model_file, device, code, verdict):
+    result = cli("estimate", model_file, "--device", device)
+    assert result.code == code
+    assert verdict in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Usage: kerasmem"),
+        (["estimat"], "no command 'estimat'; there are: estimate"),
+        (["estimate"], "name a model file"),
+        (["estimate", "absent.h5"], "absent.h5: no such file"),
+        (["estimate", "absent.h5", "--bad-option"], "No such option"),
+        (["estimate", "absent.h5", "--batch-size", "0"], "0 is not in the range"),
+        (["estimate", "absent.h5", "--batch-size", "many"], "not a valid integer"),
+        (["estimate", "absent.h5", "--device", "t44"], "nearest: t4"),
+        (["estimate", "absent.h5", "--method", "xla"], "'xla' is not one of"),
+        (["estimate", "absent.h5", "--json", "--csv"], "choose one"),
+        (["estimate", "absent.h5", "--input-shape", "x=a,b"], "write name="),
+        (["estimate", "absent.h5", "--custom-objects", "no.such.module"], "cannot be imported"),
+        (["estimate", "no.module:build"], "cannot be imported"),
+    ],
+)
+def test_wrong_usage_is_exit_2_and_one_message(cli, arguments, message):
+    result = cli(*arguments)
+    assert result.code == 2
+    assert message in result.err
+    assert "Traceback" not in result.err + result.out
+    assert result.out == ""
+
+
+def test_a_failing_factory_is_exit_1(cli, tmp_path):
+    (tmp_path / "f.py").write_text("def build():\n    raise RuntimeError('boom \\x1b[2J')\n")
+    result = cli("estimate", f"{tmp_path}/f.py:build")
+    assert result.code == 1
+    assert "boom \\x1b[2J" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_what_a_factory_prints_stays_out_of_the_result(program, tmp_path):
+    (tmp_path / "f.py").write_text(
+        "import keras, sys\n"
+        "def build():\n"
+        "    print('building'); print('careful', file=sys.stderr)\n"
+        "    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])\n"
+    )
+    result = program("-m", "kerasmem", "estimate", "f.py:build", "--json", cwd=tmp_path)
+    assert json.loads(result.out)["model"]["parameters"] == 15
+    assert result.err == "building\ncareful\n"
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_debug_shows_the_traceback(program, where, tmp_path):
+    arguments = ["estimate", str(tmp_path / "absent.h5")]
+    arguments = ["--debug", *arguments] if where == "before" else [*arguments, "--debug"]
+    result = program("-m", "kerasmem", *arguments)
+    assert result.code != 0
+    assert "Traceback" in result.err
+    assert "ModelFileError" in result.err
+
+
+def test_a_defect_is_named_as_one(cli, model_file, monkeypatch):
+    from kerasmem.estimation import facade
+
+    monkeypatch.setattr(facade, "infer_layers", lambda *a: 1 / 0)
+    result = cli("estimate", model_file)
+    assert result.code == 1
+    assert "unexpected ZeroDivisionError" in result.err
+    assert "--debug" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_closed_pipe_is_no_error(model_file):
+    command = f"{sys.executable} -m kerasmem devices | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+    assert "In this machine" in done.stdout
+
+
+def test_another_keras_backend_is_a_clear_message(program, model_file):
+    for backend in ("jax", "torch", "nonsense"):
+        result = program("-m", "kerasmem", "estimate", model_file, env={"KERAS_BACKEND": backend})
+        assert result.code == 2
+        assert f"KERAS_BACKEND is '{backend}'" in result.err
+        assert "KERAS_BACKEND=tensorflow" in result.err
+        assert "Traceback" not in result.err
+
+
+def test_another_backend_in_the_configuration_file(program, model_file, tmp_path):
+    (tmp_path / "keras.json").write_text('{"backend": "jax"}')
+    result = program("-m", "kerasmem", "estimate", model_file, env={"KERAS_HOME": str(tmp_path)})
+    assert result.code in (1, 2)  # without and with JAX installed
+    assert "configuration file" in result.err
+    assert "KERAS_BACKEND=tensorflow" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_devices(cli):
+    result = cli("devices")
+    assert result.code == 0
+    for name in ("t4", "a100-80", "rtx5090", "Host"):
+        assert name in result.out
+    data = json.loads(cli("devices", "--json").out)
+    card = next(card for card in data["catalogue"] if card["key"] == "t4")
+    assert card["memory_source"].startswith("https://")
+    assert card["available_bytes"] < card["memory_bytes"]
+    assert data["machine"]["host"]["total_bytes"] > 0
+    assert card["memory_source"] in cli("devices", "--sources").out
+
+
+def test_sixteen_hundred_million_parameters_in_little_memory(program, tmp_path):
+    """The whole command stays under 1.5 GB of host memory, where the weights alone would take 6.4 GB."""
+    (tmp_path / "big.py").write_text(
+        "import keras\n"
+        "def build():\n"
+        "    return keras.Sequential([keras.Input((1000,)), keras.layers.Dense(40_000, name='a'),\n"
+        "                             keras.layers.Dense(39_000, name='b'), keras.layers.Dense(10)])\n"
+        "if __name__ == '__main__':\n"
+        "    from kerasmem.models.weightless import weightless\n"
+        "    with weightless():\n"
+        "        open('big.json', 'w').write(build().to_json())\n"
+    )
+    assert program("big.py", cwd=tmp_path).code == 0
+    measure = (
+        "import resource, subprocess, sys\n"
+        "code = subprocess.run([sys.executable, '-m', 'kerasmem', 'estimate', sys.argv[1], '--optimizer', 'adam',\n"
+        "                       '--json']).returncode\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, code, file=sys.stderr)\n"
+    )
+    for source in ("big.json", "big:build"):
+        result = program("-c", measure, source, cwd=tmp_path)
+        data = json.loads(result.out)
+        kibibytes, code = map(int, result.err.split())
+        assert code == 0
+        assert data["model"]["parameters"] > 1_600_000_000
+        assert data["unmodelled"][0]["bytes"] > 12_800_000_000
+        assert kibibytes * 1024 < 1_500_000_000

@@ -1,0 +1,81 @@
+"""Fixtures shared by all rooms' tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.pop("KERAS_BACKEND", None)
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Result:
+    """What a command printed and its exit code."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def cli(capfd, monkeypatch):
+    """Run a kerasmem command in this process."""
+    from kerasmem.cli import main
+
+    def run(*arguments: object) -> Result:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        printed = capfd.readouterr()
+        code = stop.value.code
+        return Result(code if isinstance(code, int) else 0, printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def program():
+    """Run Python in a process of its own: program("-m", "kerasmem", …, env={…}, cwd=…)."""
+
+    def run(*arguments: object, env: dict[str, str] | None = None, **options) -> Result:
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **(env or {})},
+            **options,
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def mnist_cnn():
+    """The convnet of the first source text; a new one each time, since saving as .h5 drops its optimizer."""
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Conv2D(32, 5, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(64, 5, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dropout(0.5),
+            layers.Dense(1024, activation="relu"),
+            layers.Dense(10, activation="softmax"),
+        ],
+        name="mnist_cnn",
+    )
+    model.compile(optimizer="adam", loss="sparse_categorical_crossentropy")
+    return model

@@ -1,0 +1,102 @@
+"""The formula's figures; no TensorFlow is needed for any of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kerasmem.errors import InputError
+from kerasmem.estimation.formula import formula, formula_bytes, share_out
+from kerasmem.estimation.report import Bytes, LayerMemory, MemoryReport
+from kerasmem.estimation.verdict import verdict
+
+
+def row(name, elements, parameters=0, *, kind="layer", itemsize=4, trainable=None):
+    return LayerMemory(
+        name=name,
+        class_name="X",
+        output_shape=(None, elements),
+        parameters=parameters,
+        trainable_parameters=parameters if trainable is None else trainable,
+        activation_elements=elements,
+        activation_bytes=elements * itemsize,
+        weight_bytes=4 * parameters,
+        dtype="float32",
+        uses=1,
+        kind=kind,
+    )
+
+
+# The MNIST CNN of the source text, as it counts it.
+MNIST = [
+    row("image", 28 * 28, kind="input"),
+    row("conv1", 24 * 24 * 32, 832),
+    row("pool1", 12 * 12 * 32),
+    row("conv2", 8 * 8 * 64, 51_264),
+    row("pool2", 4 * 4 * 64),
+    row("flatten", 0, kind="view"),
+    row("dropout", 0, kind="view"),
+    row("dense1", 1024, 1_049_600),
+    row("dense2", 10, 10_250),
+]
+
+
+@pytest.mark.parametrize("batch", [1, 32, 100, 4096])
+def test_the_source_texts_figures(batch):
+    result = formula(MNIST, batch)
+    assert result.parameter_bytes == 8_895_568
+    assert result.activation_elements_per_sample == 29_978
+    assert result.activation_bytes_per_sample == 239_824
+    assert result.total_bytes == 8_895_568 + batch * 239_824
+
+
+def test_inference_has_no_gradients():
+    assert formula(MNIST, 32, "inference").total_bytes * 2 == formula(MNIST, 32).total_bytes
+    assert formula_bytes(MNIST, 32, "inference").gradients == 0
+
+
+def test_categories_and_rows_add_up_to_the_total():
+    for mode in ("train", "inference"):
+        need = formula_bytes(MNIST, 32, mode)
+        assert need.total == formula(MNIST, 32, mode).total_bytes
+        assert need.total == need.weights + need.gradients + need.activations + need.inputs
+        assert need.total == sum(each.bytes for each in share_out(MNIST, 32, mode))
+
+
+def test_true_sizes_are_not_the_formulas():
+    halves = [row("image", 100, kind="input", itemsize=1), row("dense", 50, 10, itemsize=2)]
+    assert formula(halves, 3).total_bytes == 10 * 8 + 3 * 150 * 8
+    assert formula_bytes(halves, 3).total == 10 * 8 + 3 * (100 * 1 + 50 * 2) * 2
+
+
+def test_the_interval_has_the_total_and_the_optimizer_only_widens_it():
+    plain, adam = formula_bytes(MNIST, 32), formula_bytes(MNIST, 32, optimizer_bytes=8_895_568)
+    assert plain.low < plain.total < plain.high
+    assert adam.high - plain.high == 8_895_568
+    assert (adam.total, adam.low, adam.optimizer) == (plain.total, plain.low, None)
+
+
+def test_weights_are_a_floor():
+    wide = [row("dense", 1, 1_000_000)]
+    assert formula_bytes(wide, 1).low >= 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "available", "expected"),
+    [
+        (8, 12, 12, "fits"),
+        (8, 12, 11, "too close to call"),
+        (8, 12, 8, "too close to call"),
+        (8, 12, 7, "does not fit"),
+        (None, None, 10, "fits"),
+        (None, None, 9, "does not fit"),
+    ],
+)
+def test_verdict_at_each_border(low, high, available, expected):
+    assert verdict(Bytes(10, low, high, *[None] * 7), available) == expected
+
+
+def test_a_report_of_another_format_is_refused():
+    with pytest.raises(InputError, match="format_version is 99"):
+        MemoryReport.from_dict({"format_version": 99})
+    with pytest.raises(InputError, match="not a kerasmem estimate"):
+        MemoryReport.from_dict({"format_version": 1})

@@ -1,0 +1,171 @@
+"""Files that are not what they seem: one clear message each, exit 2, and nothing of theirs runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+
+from kerasmem.errors import ModelFileError
+from kerasmem.models import document
+from kerasmem.models.document import WeightsOnlyError, read_document
+
+
+def keras_archive(path, members: dict[str, bytes | str]):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def test_reads_each_kind_whatever_the_name_ends_with(mnist_cnn, tmp_path):
+    mnist_cnn.save(tmp_path / "model.h5")
+    mnist_cnn.save(tmp_path / "model.keras")
+    (tmp_path / "model.json").write_text(mnist_cnn.to_json())
+    kinds = {}
+    for name in ("model.h5", "model.keras", "model.json"):
+        (tmp_path / name).rename(tmp_path / f"{name}.renamed")
+        kinds[name] = read_document(tmp_path / f"{name}.renamed").kind
+    assert kinds == {"model.h5": "h5", "model.keras": "keras", "model.json": "json"}
+
+
+def test_h5_counts_the_stored_weights(mnist_cnn, tmp_path):
+    mnist_cnn.save(tmp_path / "model.h5")
+    assert read_document(tmp_path / "model.h5").stored_parameters == 1_111_946
+
+
+def test_missing_empty_and_unreadable(tmp_path):
+    (tmp_path / "empty.h5").touch()
+    with pytest.raises(ModelFileError, match="no such file"):
+        read_document(tmp_path / "absent.h5")
+    with pytest.raises(ModelFileError, match="is empty"):
+        read_document(tmp_path / "empty.h5")
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        read_document("model\0.h5")
+
+
+def test_folders(tmp_path):
+    with pytest.raises(ModelFileError, match="is a folder"):
+        read_document(tmp_path)
+    (tmp_path / "saved_model.pb").touch()
+    with pytest.raises(ModelFileError, match=r"SavedModel.*--factory"):
+        read_document(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.h5", b"this is not HDF5 at all", "not an HDF5 file"),
+        ("model.keras", b"\x00\x01\x02", "not a .keras archive"),
+        ("model.pkl", pickle.dumps({"a": 1}), "pickle"),
+        ("model.tflite", b"\x1c\x00\x00\x00TFL3\x00\x00", "TensorFlow Lite"),
+        ("model.ckpt.index", b"\x00\x00\x01", "checkpoint"),
+        ("model.onnx", b"\x08\x07\x12\x07pytorch", "not a Keras model"),
+        ("model.json", b"{ not json", "not valid JSON"),
+        ("model.json", b"[1, 2]", "holds a list"),
+        ("model.json", b'{"a": 1}', "not a Keras architecture"),
+        ("model.json", b"[" * 200_000, "nested too deeply"),
+        ("model.json", b'{"class_name": "\xff\xfe"', "not valid JSON"),
+    ],
+)
+def test_other_things_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelFileError, match=message):
+        read_document(tmp_path / name)
+
+
+def test_truncated_h5_at_every_length(mnist_cnn, tmp_path):
+    mnist_cnn.save(tmp_path / "model.h5")
+    whole = (tmp_path / "model.h5").read_bytes()
+    for length in [10, 100, 511, 512, 600, 1000, 2000, 4000, 8000, 100_000, len(whole) - 1]:
+        (tmp_path / "cut.h5").write_bytes(whole[:length])
+        with pytest.raises(ModelFileError, match=r"cut\.h5"):
+            read_document(tmp_path / "cut.h5")
+
+
+def test_h5_without_a_model(tmp_path, mnist_cnn):
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"] = np.zeros(10)
+    with pytest.raises(ModelFileError, match="no model_config"):
+        read_document(tmp_path / "data.h5")
+    mnist_cnn.save_weights(tmp_path / "only.weights.h5")
+    with pytest.raises(WeightsOnlyError, match=r"no architecture.*--factory"):
+        read_document(tmp_path / "only.weights.h5")
+
+
+@pytest.mark.parametrize("value", [np.arange(5), 7, b"not json", "[]", "3"])
+def test_h5_with_a_config_that_is_none(tmp_path, value):
+    with h5py.File(tmp_path / "model.h5", "w") as file:
+        file.attrs["model_config"] = value
+    with pytest.raises(ModelFileError, match="model_config"):
+        read_document(tmp_path / "model.h5")
+
+
+def test_h5_config_over_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(document, "MAX_CONFIG_BYTES", 1000)
+    with h5py.File(tmp_path / "model.h5", "w") as file:
+        file.attrs["model_config"] = np.bytes_(b" " * 5000 + b"{}")
+    with pytest.raises(ModelFileError, match="too much for a configuration"):
+        read_document(tmp_path / "model.h5")
+
+
+def test_zip_bomb(tmp_path, monkeypatch):
+    monkeypatch.setattr(document, "MAX_CONFIG_BYTES", 1_000_000)
+    path = keras_archive(tmp_path / "bomb.keras", {"config.json": b"[" + b" " * 50_000_000})
+    assert path.stat().st_size < 100_000
+    with pytest.raises(ModelFileError, match="zip bomb"):
+        read_document(path)
+
+
+def test_zip_bomb_that_lies_about_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(document, "MAX_CONFIG_BYTES", 1_000_000)
+    path = keras_archive(tmp_path / "bomb.keras", {"config.json": b"[" + b" " * 50_000_000})
+    data = bytearray(path.read_bytes())
+    true_size = (50_000_001).to_bytes(4, "little")
+    while (at := data.find(true_size)) >= 0:
+        data[at : at + 4] = (1000).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match=r"zip bomb|damaged"):
+        read_document(path)
+
+
+def test_archives_that_are_no_models(tmp_path, mnist_cnn):
+    with pytest.raises(ModelFileError, match=r"without config\.json"):
+        read_document(keras_archive(tmp_path / "other.keras", {"a.txt": "b"}))
+    with pytest.raises(ModelFileError, match="not valid JSON"):
+        read_document(keras_archive(tmp_path / "broken.keras", {"config.json": "{"}))
+    mnist_cnn.save(tmp_path / "model.keras")
+    whole = (tmp_path / "model.keras").read_bytes()
+    for length in (10, 1000, len(whole) - 30):
+        (tmp_path / "cut.keras").write_bytes(whole[:length])
+        with pytest.raises(ModelFileError, match="damaged or cut short"):
+            read_document(tmp_path / "cut.keras")
+    data = bytearray(whole)
+    start = data.find(b"config.json") + 30
+    data[start : start + 60] = os.urandom(60)
+    (tmp_path / "flipped.keras").write_bytes(data)
+    with pytest.raises(ModelFileError):
+        read_document(tmp_path / "flipped.keras")
+
+
+def test_encrypted_archive(tmp_path):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("config.json", "{}")
+    data = bytearray(buffer.getvalue())
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.find(signature) + offset] |= 1
+    (tmp_path / "locked.keras").write_bytes(data)
+    with pytest.raises(ModelFileError, match="damaged"):
+        read_document(tmp_path / "locked.keras")
+
+
+def test_json_of_a_model_has_its_version(mnist_cnn, tmp_path):
+    (tmp_path / "model.json").write_text(json.dumps({**json.loads(mnist_cnn.to_json()), "keras_version": "3.9.0"}))
+    assert read_document(tmp_path / "model.json").keras_version == "3.9.0"

@@ -1,0 +1,153 @@
+"""Files written by Keras 2, made here with the real one (`tf_keras`)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kerasmem.errors import ModelFileError, UntrustedModelError
+from kerasmem.estimation.facade import estimate
+from kerasmem.models.keras2 import is_keras2
+
+tf_keras = pytest.importorskip("tf_keras")
+tf = pytest.importorskip("tensorflow")
+layers = tf_keras.layers
+
+
+def saved(model, path):
+    model.save(path)
+    return path
+
+
+def check(model, path, **options):
+    """The estimate of a saved Keras 2 model has its parameters and its layers' output sizes."""
+    report = estimate(saved(model, path), batch_size=8, **options)
+    assert report.model.parameters == model.count_params()
+    return report
+
+
+def test_mnist_cnn(tmp_path):
+    model = tf_keras.Sequential(
+        [
+            layers.Input((28, 28, 1)),
+            layers.Conv2D(32, 5, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(64, 5, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dropout(0.5),
+            layers.Dense(1024, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+    model.compile(optimizer=tf_keras.optimizers.RMSprop(1e-4), loss="mse")
+    for name in ("m.h5", "m.keras"):
+        report = check(model, tmp_path / name)
+        assert report.formula.parameter_bytes == 8_895_568
+        assert report.formula.activation_bytes_per_sample == 239_824
+        assert (report.settings.optimizer, report.settings.loss) == ("rmsprop", "mse")
+        assert report.notes == ()
+    (tmp_path / "m.json").write_text(model.to_json())
+    assert estimate(tmp_path / "m.json").formula.activation_elements_per_sample == 29_978
+
+
+@pytest.mark.parametrize("name", ["ResNet50", "MobileNetV2", "EfficientNetB0", "MobileNetV3Small", "ConvNeXtTiny"])
+def test_applications(tmp_path, name):
+    """Arguments that Keras 3 lost, names with slashes, layers it does not export, `tf.*` between layers."""
+    model = getattr(tf_keras.applications, name)(weights=None, input_shape=(64, 64, 3))
+    report = check(model, tmp_path / "m.h5")
+    shapes = [row.output_shape for row in report.layers if row.output_shape == (None, *model.output_shape[1:])]
+    assert shapes
+
+
+def test_shapes_agree_layer_by_layer_with_the_original(tmp_path):
+    model = tf_keras.applications.DenseNet121(weights=None, input_shape=(64, 64, 3))
+    report = check(model, tmp_path / "m.h5")
+    ours = {row.name: row.output_shape for row in report.layers}
+    for layer in model.layers:
+        shape = layer.output_shape[0] if isinstance(layer.output_shape, list) else layer.output_shape
+        assert ours[layer.name.replace("/", "_")] == shape
+
+
+def test_tensorflow_functions_between_layers(tmp_path):
+    a, b = layers.Input((10,), name="a"), layers.Input((10,), name="b")
+    x = tf.nn.relu(tf.concat([a + b * 2.0, a], -1))[:, :6]
+    x = tf.reshape(x, (-1, 3, 2)) - tf.constant([1.0, 2.0])
+    model = tf_keras.Model([a, b], layers.Dense(3)(layers.Flatten()(x)))
+    report = check(model, tmp_path / "m.h5")
+    assert (None, 3, 2) in [row.output_shape for row in report.layers]
+
+
+@pytest.mark.parametrize(
+    "function", ["io.read_file", "raw_ops.ReadFile", "py_function", "compat.v1.io.write_file", None]
+)
+def test_a_function_that_reaches_further_is_refused(tmp_path, function):
+    a = layers.Input((4,))
+    config = json.loads(tf_keras.Model(a, tf.nn.relu(a)).to_json())
+    (call,) = [layer for layer in config["config"]["layers"] if layer["class_name"] == "TFOpLambda"]
+    call["config"]["function"] = function
+    (tmp_path / "m.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match=rf"tf\.{function}.*--factory"):
+        estimate(tmp_path / "m.json")
+
+
+def test_recurrent_attention_masks_and_open_lengths(tmp_path):
+    ids = layers.Input((None,), dtype="int32", name="ids")
+    x = layers.Embedding(100, 16, mask_zero=True)(ids)
+    x = layers.Bidirectional(layers.LSTM(8, return_sequences=True))(x)
+    x = layers.MultiHeadAttention(2, 8)(x, x)
+    x = layers.TimeDistributed(layers.Dense(4))(layers.LayerNormalization()(x))
+    x = layers.GRU(5)(x)
+    report = check(tf_keras.Model(ids, layers.Dense(1)(x)), tmp_path / "m.h5", input_shape={"ids": (12,)})
+    assert (None, 12, 16) in [row.output_shape for row in report.layers]
+
+
+def test_nested_and_shared_models(tmp_path):
+    inside = tf_keras.Sequential([layers.Input((8,)), layers.Dense(4)], name="inside")
+    image = layers.Input((8,))
+    functional = tf_keras.Model(image, layers.Dense(4)(image), name="tower")
+    a, b = layers.Input((8,), name="a"), layers.Input((8,), name="b")
+    merged = layers.Concatenate()([functional(a), functional(b), inside(a)])
+    outer = tf_keras.Model([a, b], [layers.Dense(2)(merged), inside(b)])
+    report = check(outer, tmp_path / "m.h5")
+    uses = {row.name: row.uses for row in report.layers}
+    assert [count for name, count in uses.items() if name.startswith(("tower/", "inside/"))] == [2, 2]
+
+
+def test_mixed_precision(tmp_path):
+    with_policy = tf_keras.mixed_precision.Policy("mixed_float16")
+    model = tf_keras.Sequential([layers.Input((8,)), layers.Dense(4, dtype=with_policy), layers.Dense(2)])
+    report = check(model, tmp_path / "m.h5")
+    assert [row.dtype for row in report.layers] == ["float32", "float16", "float32"]
+
+
+def test_a_lambda_does_not_run(tmp_path):
+    model = tf_keras.Sequential([layers.Input((4,)), layers.Lambda(lambda x: x * 2, name="double"), layers.Dense(2)])
+    with pytest.raises(UntrustedModelError, match=r"'double'.*--trust-model"):
+        estimate(saved(model, tmp_path / "m.h5"))
+    assert estimate(tmp_path / "m.h5", trust=True).model.parameters == 10
+
+
+def test_what_keras_3_no_longer_has_is_named(tmp_path):
+    model = tf_keras.Sequential([layers.Input((4, 3)), layers.LSTM(2, time_major=True, name="old")])
+    with pytest.raises(ModelFileError, match=r"'old' \(LSTM\) sets time_major=True"):
+        estimate(saved(model, tmp_path / "m.h5"))
+
+
+def test_sequential_as_a_bare_list_of_layers(tmp_path):
+    """As Keras 1 and the first Keras 2 wrote it."""
+    dense = {
+        "class_name": "Dense",
+        "config": {"name": "d", "units": 3, "batch_input_shape": [None, 5], "use_bias": True},
+    }
+    config = {"class_name": "Sequential", "config": [dense], "keras_version": "2.1.6", "backend": "tensorflow"}
+    (tmp_path / "m.json").write_text(json.dumps(config))
+    assert estimate(tmp_path / "m.json").model.parameters == 18
+
+
+def test_told_apart_without_a_version():
+    old = {"class_name": "Sequential", "config": {"layers": [{"config": {"batch_input_shape": [None, 2]}}]}}
+    assert is_keras2(None, old)
+    assert not is_keras2("3.1.0", old)
+    assert not is_keras2(None, {"class_name": "Sequential", "config": {"layers": []}})

@@ -1,0 +1,244 @@
+"""Opening models: what runs, what is refused, and what is never allocated."""
+
+from __future__ import annotations
+
+import base64
+import json
+import marshal
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+
+from kerasmem.errors import ModelError, ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
+from kerasmem.estimation.facade import estimate
+from kerasmem.models.opening import is_factory_name, open_model
+from kerasmem.models.vocabulary import load_custom_objects
+from kerasmem.models.weightless import weightless
+
+layers = keras.layers
+
+
+def write_config(path, *configs, **more):
+    """An architecture file of a Sequential made of the given layer configurations."""
+    shape = {"module": "keras.layers", "class_name": "InputLayer", "config": {"batch_shape": [None, 4], "name": "in"}}
+    model = {
+        "module": "keras",
+        "class_name": "Sequential",
+        "config": {"name": "model", "layers": [shape, *configs]},
+        "registered_name": None,
+        **more,
+    }
+    path.write_text(json.dumps(model))
+    return path
+
+
+def evil_lambda(tmp_path):
+    """A lambda whose code writes a file when it is called."""
+    target = tmp_path / "pwned"
+    function = eval(f"lambda x: (open({str(target)!r}, 'w').close(), x)[1]")
+    code = base64.b64encode(marshal.dumps(function.__code__)).decode()
+    return target, {"class_name": "__lambda__", "config": {"code": code, "defaults": None, "closure": None}}
+
+
+def test_weights_are_never_allocated_and_nothing_is_left_behind():
+    with weightless():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+        assert all(weight._value is None for weight in model.weights)
+    keras.Sequential([keras.Input((4,)), layers.Dense(3)])  # a later scope must not initialise the first model
+    with keras.StatelessScope():
+        pass
+    assert all(weight._value is None for weight in model.weights)
+
+
+def test_a_factory_may_compile_and_use_values():
+    def build():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+        model.compile(optimizer=keras.optimizers.AdamW(0.1), loss="mse")
+        return model
+
+    report = estimate(build)
+    assert report.settings.optimizer == "adamw"
+    assert report.settings.loss == "mse"
+
+
+def test_the_given_model_is_left_as_it_was(mnist_cnn):
+    before = [weight.numpy() for weight in mnist_cnn.weights]
+    nodes = [len(layer._inbound_nodes) for layer in mnist_cnn.layers]
+    estimate(mnist_cnn, dtype_policy="mixed_float16")
+    estimate(mnist_cnn)
+    assert nodes == [len(layer._inbound_nodes) for layer in mnist_cnn.layers]
+    assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, mnist_cnn.weights, strict=True))
+    assert keras.config.dtype_policy().name == "float32"
+
+
+def test_lambda_in_a_json_does_not_run(tmp_path):
+    target, function = evil_lambda(tmp_path)
+    config = {"name": "sneaky", "function": function, "output_shape": [4]}
+    path = write_config(
+        tmp_path / "m.json",
+        {"module": "keras.layers", "class_name": "Lambda", "config": config, "registered_name": None},
+    )
+    with pytest.raises(UntrustedModelError, match=r"'sneaky' is a Lambda.*--trust-model"):
+        estimate(path)
+    assert not target.exists()
+    assert estimate(path, trust=True).layers[-1].activation_elements == 4
+    assert target.exists()  # so the code is real, and only trust lets it run
+
+
+def test_lambda_saved_by_keras(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), layers.Lambda(lambda x: x * 2, output_shape=(4,)), layers.Dense(2)])
+    for name in ("m.keras", "m.h5"):
+        model.save(tmp_path / name)
+        with pytest.raises(UntrustedModelError, match="--trust-model"):
+            estimate(tmp_path / name)
+        assert estimate(tmp_path / name, trust=True).model.parameters == 10
+
+
+def layer_config(class_name, config, module="keras.layers"):
+    return {"module": module, "class_name": class_name, "config": {"name": "x", **config}, "registered_name": None}
+
+
+def function_config(name, module):
+    return {"module": module, "class_name": "function", "config": name, "registered_name": name}
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        # functions and classes of Keras and of Python that are no building blocks of a model
+        (layer_config("get_file", {"origin": "file:///etc/passwd"}, "keras.utils"), UnknownLayerError),
+        (layer_config("Popen", {"args": ["touch", "pwned"]}, "subprocess"), UnknownLayerError),
+        (layer_config("load_model", {"filepath": "x"}, "keras.models"), UntrustedModelError),
+        (layer_config("import_module", {}, "importlib"), UnknownLayerError),
+        (layer_config("Dense", {"units": 2}, "os"), UnknownLayerError),
+        # layers that read other files
+        (layer_config("StringLookup", {"vocabulary": "/etc/passwd"}), UntrustedModelError),
+        (layer_config("TextVectorization", {"vocabulary": "/etc/passwd"}), UntrustedModelError),
+        (layer_config("TFSMLayer", {"filepath": "/tmp/saved"}), UntrustedModelError),
+        (layer_config("TorchModuleWrapper", {"module": "UEs="}), UntrustedModelError),
+        # functions where a layer takes one
+        (layer_config("Dense", {"units": 2, "activation": function_config("system", "os")}), UnknownLayerError),
+        # configurations that only look like one
+        (layer_config("Dense", {"units": "many"}), ModelFileError),
+        (layer_config("Dense", {"units": 2, "no_such_argument": 1}), ModelFileError),
+        (layer_config("Adam", {}, "keras.optimizers"), ModelFileError),
+        ({"class_name": "Dense", "config": None}, ModelFileError),
+        ({"class_name": ["Dense"], "config": {}}, ModelFileError),
+        (17, ModelFileError),
+    ],
+)
+def test_hostile_configurations(tmp_path, monkeypatch, config, error):
+    monkeypatch.chdir(tmp_path)
+    path = write_config(tmp_path / "m.json", config)
+    with pytest.raises(error) as caught:
+        estimate(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert [each.name for each in tmp_path.iterdir()] == ["m.json"]
+
+
+def test_unknown_classes_are_all_named(tmp_path):
+    first = layer_config("SwinBlock", {}, "mymodels")
+    second = {"class_name": "mymodels>WindowAttention", "config": {}, "registered_name": "mymodels>WindowAttention"}
+    path = write_config(tmp_path / "m.json", first, second)
+    with pytest.raises(UnknownLayerError, match=r"SwinBlock, mymodels>WindowAttention.*--custom-objects.*--factory"):
+        estimate(path)
+
+
+def test_custom_objects_from_a_module(tmp_path, monkeypatch):
+    (tmp_path / "mylayers.py").write_text(
+        textwrap.dedent(
+            """
+            import keras
+
+            @keras.saving.register_keras_serializable("mine")
+            class Scale(keras.layers.Layer):
+                def build(self, shape):
+                    self.scale = self.add_weight(shape=(shape[-1],))
+                def call(self, x):
+                    return swoosh(x * self.scale)
+
+            def swoosh(x):
+                return x * keras.ops.sigmoid(x)
+            """
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    objects = load_custom_objects(["mylayers"])
+    model = keras.Sequential([keras.Input((4,)), objects["Scale"](), layers.Dense(2, activation=objects["swoosh"])])
+    for name in ("m.keras", "m.h5"):
+        model.save(tmp_path / name)
+        assert estimate(tmp_path / name, custom_objects=objects).model.parameters == 4 + 10
+    with pytest.raises(UsageError, match="no_such_module"):
+        load_custom_objects(["no_such_module"])
+
+
+def test_factories(tmp_path, monkeypatch):
+    (tmp_path / "nets.py").write_text(
+        "import keras\n"
+        "def build(): return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])\n"
+        "def broken(): raise RuntimeError('no luck')\n"
+        "def nothing(): return 3\n"
+        "value = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert estimate("nets:build").model.parameters == 15
+    assert estimate(f"{tmp_path}/nets.py:build").model.source == f"{tmp_path}/nets.py:build"
+    assert estimate(None, factory="nets:build").model.parameters == 15
+    keras.Sequential([keras.Input((4,)), layers.Dense(3)]).save_weights("w.weights.h5")
+    report = estimate("w.weights.h5", factory="nets:build")
+    assert report.model.parameters == 15
+    assert "w.weights.h5" in report.model.source
+    for name, error, message in [
+        ("nets:broken", ModelError, "no luck"),
+        ("nets:nothing", ModelError, "returned a int"),
+        ("nets:value", UsageError, "no function 'value'"),
+        ("nets:absent", UsageError, "no function 'absent'"),
+        ("absent.module:build", UsageError, "cannot be imported"),
+    ]:
+        with pytest.raises(error, match=message):
+            estimate(name)
+    with pytest.raises(ModelFileError, match="no such file"):
+        estimate("absent.weights.h5", factory="nets:build")
+
+
+def test_what_reads_as_a_factory(tmp_path):
+    assert is_factory_name("package.module:function")
+    assert is_factory_name("models/unet.py:build")
+    assert not is_factory_name("model.h5")
+    assert not is_factory_name("C:/models/model.h5")
+    assert not is_factory_name("s3://bucket/model.h5")
+
+
+@pytest.mark.parametrize("source", [[1, 2], 3, None, {"model": 1}])
+def test_things_that_are_no_models(source):
+    with pytest.raises(UsageError, match="is no model"):
+        estimate(source)
+
+
+def test_dtype_policy_reaches_layers_and_spares_inputs(tmp_path, mnist_cnn):
+    mnist_cnn.save(tmp_path / "m.keras")
+    for source in (mnist_cnn, tmp_path / "m.keras"):
+        report = estimate(source, dtype_policy="mixed_float16")
+        assert report.settings.dtype_policy == "mixed_float16"
+        assert [row.dtype for row in report.layers] == ["float32"] + ["float16"] * 8
+        assert report.bytes.weights == 4 * report.model.parameters  # variables stay float32
+    with pytest.raises(UsageError, match="float99"):
+        estimate(mnist_cnn, dtype_policy="float99")
+
+
+def test_an_edited_file_is_noted(tmp_path, mnist_cnn):
+    import h5py
+
+    mnist_cnn.save(tmp_path / "m.h5")
+    with h5py.File(tmp_path / "m.h5", "a") as file:
+        file.attrs["model_config"] = file.attrs["model_config"].replace('"units": 1024', '"units": 2048')
+    assert any("stores 1,111,946 weight values" in note for note in estimate(tmp_path / "m.h5").notes)
+
+
+def test_open_model_gives_the_model_itself(mnist_cnn):
+    with open_model(mnist_cnn) as opened:
+        assert opened.model is mnist_cnn
+        assert opened.training.optimizer == "adam"

@@ -1,0 +1,134 @@
+"""The rooms and the directions in which they may import one another, and that importing kerasmem is cheap."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import kerasmem
+
+PACKAGE = Path(kerasmem.__file__).parent
+
+# room -> the rooms it may import
+ALLOWED = {
+    "errors": set(),
+    "units": {"errors"},
+    "models": {"errors", "units"},
+    "devices": {"errors", "units"},
+    "estimation": {"errors", "units", "models", "devices"},
+    "monitoring": {"errors", "units", "devices"},
+    "streaming": {"errors", "units", "devices"},
+    "rendering": {"errors", "units", "estimation", "monitoring", "devices"},
+    "front": {"errors", "units", "models", "devices", "estimation", "monitoring", "streaming", "rendering"},
+    "cli": {"errors", "units", "models", "devices", "estimation", "monitoring", "streaming", "rendering", "front"},
+}
+# What rendering may know of other rooms: results, not the ways to them.
+RESULTS = {
+    "kerasmem.estimation.report", "kerasmem.monitoring.timeline", "kerasmem.devices.cards",
+    "kerasmem.devices.catalogue", "kerasmem.devices.live",
+}  # fmt: skip
+# library -> the rooms that may use it
+ONLY_IN = {
+    "click": {"cli"},
+    "pynvml": {"devices"},
+    "psutil": {"devices"},
+    "h5py": {"models", "streaming"},
+    "matplotlib": {"rendering"},
+    "rich": {"rendering", "cli", "front"},
+}
+# Modules that a user reaches only through a public name that needs Keras anyway.
+KERAS_AT_THE_TOP = {"monitoring/logger.py", "streaming/sequence.py"}
+
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+
+def imported(path):
+    """Every module that a file imports, and whether at its top level."""
+    tree = ast.parse((PACKAGE / path).read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    top = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) in top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module, id(node) in top
+
+
+def room_of(path):
+    return path.parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_imports_run_in_the_allowed_directions(path):
+    room = room_of(path)
+    for name, at_top in imported(path):
+        first, *rest = name.split(".")
+        if first == "kerasmem":
+            other = rest[0] if rest else None
+            if other and room not in ("__init__", "__main__"):
+                assert other == room or other in ALLOWED[room], f"{path} imports {name}"
+                if room == "rendering" and other in ("estimation", "monitoring", "devices"):
+                    assert name in RESULTS, f"{path} imports {name}: rendering knows results only"
+            continue
+        if first in ONLY_IN:
+            assert room in ONLY_IN[first], f"{path} imports {first}"
+        if (
+            first in ("tensorflow", "keras", "h5py", "pynvml", "matplotlib")
+            and at_top
+            and str(path) not in KERAS_AT_THE_TOP
+        ):
+            assert room == "streaming" and first == "h5py", f"{path} imports {first} at its top"
+
+
+def test_the_walk_sees_imports():
+    assert ("click", True) in set(imported(Path("cli/estimate_command.py")))
+    assert ("kerasmem.estimation.facade", False) in set(imported(Path("cli/estimate_command.py")))
+
+
+def test_every_room_is_known():
+    assert {room_of(path) for path in MODULES} - {"__init__", "__main__"} <= set(ALLOWED)
+
+
+def test_no_module_is_named_like_a_public_function():
+    functions = {name for name in kerasmem.__all__ if name.islower()}
+    assert not functions & {path.stem for path in MODULES}
+
+
+def test_every_public_name_loads_and_is_documented():
+    for name in kerasmem.__all__:
+        value = getattr(kerasmem, name)
+        if name != "__version__":
+            assert value.__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = kerasmem.nonsense
+    assert set(dir(kerasmem)) == set(kerasmem.__all__)
+
+
+HEAVY = "[name for name in ('tensorflow', 'keras', 'h5py', 'numpy', 'rich', 'pynvml') if name in sys.modules]"
+
+
+@pytest.mark.parametrize("statement", ["import kerasmem", "import kerasmem.cli", "import kerasmem; dir(kerasmem)"])
+def test_importing_loads_nothing_heavy(program, statement):
+    assert program("-c", f"{statement}\nimport sys; print({HEAVY})").out.strip() == "[]"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["estimate", "-h"], ["devices", "-h"]])
+def test_help_loads_no_tensorflow(program, arguments):
+    script = (
+        f"import sys\nfrom kerasmem.cli import main\ntry: main({arguments!r})\nexcept SystemExit: pass\nprint({HEAVY})"
+    )
+    assert program("-c", script).out.splitlines()[-1] == "[]"
+
+
+def test_the_test_of_cheap_imports_can_fail(program):
+    assert "tensorflow" in program("-c", f"import kerasmem, sys; kerasmem.MemoryLogger; print({HEAVY})").out
