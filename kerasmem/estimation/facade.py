@@ -7,7 +7,7 @@ from typing import Any
 
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import UsageError
-from kerasmem.estimation.formula import formula, formula_bytes, share_out
+from kerasmem.estimation.formula import formula, formula_bytes, opaque_layers, share_out
 from kerasmem.estimation.layers import infer_layers
 from kerasmem.estimation.report import (
     Bytes,
@@ -180,9 +180,15 @@ def _not_in_the_formula(
     missing.append(Unmodelled("reuse", "buffers that are freed or reused within the step: deep networks need less"))
     unknown = [row.name for row in layers if row.activation_elements is None]
     if unknown:
-        what = f"outputs of {', '.join(unknown[:5])}" + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-        missing.append(Unmodelled(what, "their size depends on the data"))
+        missing.append(Unmodelled(f"outputs of {_some(unknown)}", "their size depends on the data"))
+    if opaque := opaque_layers(layers):
+        why = "gates, states and attention scores, often many times the output, so no upper end is given"
+        missing.append(Unmodelled(f"the inside of {_some(opaque)}", why))
     return slots, tuple(missing)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _notes(layers: tuple[LayerMemory, ...], need: Bytes, plain: int) -> list[str]:

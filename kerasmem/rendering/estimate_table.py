@@ -16,7 +16,8 @@ from kerasmem.rendering.escape import printable
 from kerasmem.units import format_count, format_size
 
 SORTS = ("order", "size")
-_FULL_WIDTH = 112  # columns from which the exact bytes and the bars have room
+_WIDTH_FOR_BYTES = 134  # columns from which the exact bytes have room beside the rest
+_WIDTH_FOR_BARS = 104
 _BAR = 10
 _VERDICT_STYLES = {"fits": "bold green", "does not fit": "bold red", "too close to call": "bold yellow"}
 
@@ -46,22 +47,18 @@ def render_report(
     """
     buffer = StringIO()
     console = Console(file=buffer, width=width or 400, color_system=None, emoji=False, markup=False, highlight=False)
-    console.print(_contents(report, sort, top, full=True, rich_look=False))
+    console.print(_contents(report, sort, top, terminal=None))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
 def print_report(report: MemoryReport, console: Console, *, sort: str = "order", top: int | None = None) -> None:
     """Print the report on a terminal, as wide as the terminal is."""
-    console.print(_contents(report, sort, top, full=console.width >= _FULL_WIDTH, rich_look=True))
+    console.print(_contents(report, sort, top, terminal=console.width))
 
 
-def _contents(report: MemoryReport, sort: str, top: int | None, *, full: bool, rich_look: bool) -> RenderableType:
-    parts: list[RenderableType] = [
-        _heading(report),
-        "",
-        _table(report, sort, top, full=full, rich_look=rich_look),
-        "",
-    ]
+def _contents(report: MemoryReport, sort: str, top: int | None, *, terminal: int | None) -> RenderableType:
+    """Return the page; `terminal` is the columns of one, None for plain text."""
+    parts: list[RenderableType] = [_heading(report), "", _table(report, sort, top, terminal), ""]
     parts += [_formula(report), ""]
     parts += list(_remarks(report))
     return Group(*parts)
@@ -83,7 +80,10 @@ def _heading(report: MemoryReport) -> Text:
     return title
 
 
-def _table(report: MemoryReport, sort: str, top: int | None, *, full: bool, rich_look: bool) -> Table:
+def _table(report: MemoryReport, sort: str, top: int | None, terminal: int | None) -> Table:
+    rich_look = terminal is not None
+    exact = terminal is None or terminal >= _WIDTH_FOR_BYTES
+    bars = terminal is not None and terminal >= _WIDTH_FOR_BARS
     table = Table(
         box=box.SIMPLE_HEAD if rich_look else None,
         show_footer=True,
@@ -94,16 +94,15 @@ def _table(report: MemoryReport, sort: str, top: int | None, *, full: bool, rich
         collapse_padding=True,
     )
     total = report.bytes.total
-    table.add_column("Layer (class)", "Total", overflow="fold", no_wrap=not rich_look, ratio=2 if rich_look else None)
+    table.add_column("Layer (class)", "Total", overflow="fold", no_wrap=not rich_look)
     table.add_column("Output shape", "", overflow="fold", no_wrap=not rich_look)
     table.add_column("Parameters", format_count(report.model.parameters), justify="right", no_wrap=True)
     elements = report.formula.activation_elements_per_sample
     table.add_column("Activations", format_count(elements), justify="right", no_wrap=True)
-    if full:
+    if exact:
         table.add_column("Bytes", format_count(total), justify="right", no_wrap=True)
     table.add_column("Memory", format_size(total), justify="right", no_wrap=True)
     table.add_column("Share", "100 %", justify="right", no_wrap=True)
-    bars = rich_look and full
     if bars:
         table.add_column("", "", width=_BAR, no_wrap=True)
     largest = max((row.bytes or 0 for row in report.layers), default=0)
@@ -115,11 +114,12 @@ def _table(report: MemoryReport, sort: str, top: int | None, *, full: bool, rich
             format_count(line.parameters),
             line.note or format_count(line.activations),
         ]
-        if full:
+        if exact:
             cells.append(format_count(line.bytes))
         cells += [format_size(line.bytes), f"{share:.1%}".replace("%", " %") if line.bytes else "–"]
         if bars:
-            cells.append(Text("█" * round(_BAR * (line.bytes or 0) / largest) if largest else "", style="cyan"))
+            length = min(_BAR, round(_BAR * (line.bytes or 0) / largest)) if largest else 0
+            cells.append(Text("█" * length, style="cyan"))
         table.add_row(*cells, style="dim" if rich_look and not line.bytes else None)
     return table
 
@@ -200,11 +200,10 @@ def _remarks(report: MemoryReport) -> Iterable[Text]:
     ]
     if missing:
         yield Text("Not in the total: " + "; ".join(missing) + ".")
-    if report.bytes.low is not None and report.bytes.high is not None:
-        yield Text(
-            f"What a real step takes lies between {format_size(report.bytes.low)} and {format_size(report.bytes.high)} "
-            f"({printable(report.settings.method)}, measured spread)."
-        )
+    if report.bytes.low is not None:
+        low, high = format_size(report.bytes.low), report.bytes.high
+        between = f"is at least {low}" if high is None else f"lies between {low} and {format_size(high)}"
+        yield Text(f"What a real step takes {between} ({printable(report.settings.method)}, measured spread).")
     if report.device is not None:
         device = report.device
         line = Text(

@@ -123,6 +123,7 @@ MODELS: dict[str, tuple[Callable[[], Any], int]] = {
     "deep_mlp": (deep_mlp, 512),
     "vgg16": (application("VGG16", 64), 16),
     "resnet50": (application("ResNet50", 96), 8),
+    "resnet50_wide_batch": (application("ResNet50", 128), 24),
     "mobilenet_v2": (application("MobileNetV2", 96), 16),
     "efficientnet_b0": (application("EfficientNetB0", 96), 16),
     "densenet121": (application("DenseNet121", 64), 8),
