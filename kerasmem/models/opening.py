@@ -141,16 +141,18 @@ def _with_modules(value: Any, vocabulary: Vocabulary) -> Any:
     if not isinstance(value, dict):
         return value
     result = {key: _with_modules(item, vocabulary) for key, item in value.items()}
-    class_name = result.get("class_name")
+    class_name, config = result.get("class_name"), result.get("config")
     if (
         isinstance(class_name, str)
         and "config" in result
         and not result.get("module")
         and not vocabulary.is_custom(class_name, result.get("registered_name"))
-        and (module := vocabulary.module_of(class_name)) is not None
     ):
-        result["module"] = module
-        result["registered_name"] = None
+        # A node of a graph whose configuration does not say whether it trains is no layer.
+        is_operation = "inbound_nodes" in result and isinstance(config, dict) and "trainable" not in config
+        module = vocabulary.module_of(class_name, is_operation)
+        if module is not None:
+            result["module"], result["registered_name"] = module, None
     return result
 
 

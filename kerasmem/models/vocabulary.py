@@ -21,6 +21,11 @@ _CLASS_MODULES = (
 )  # fmt: skip
 _FUNCTION_MODULES = ("activations", "initializers", "regularizers", "constraints", "losses", "metrics")
 
+# Where the classes of `keras.ops` live, which a graph has where a function was called between layers.
+_OPERATION_MODULES = tuple(
+    f"keras.src.ops.{name}" for name in ("numpy", "nn", "core", "math", "linalg", "image", "einops")
+)
+
 # Classes of Keras that it does not export, and that its own `keras.applications` put into files by bare name.
 _UNEXPORTED = {
     "Functional": "keras.src.models.functional",
@@ -43,11 +48,16 @@ class Vocabulary:
         """Return whether one of the names was given or registered by the user."""
         return any(isinstance(name, str) and name in self.custom_objects for name in names)
 
-    def module_of(self, class_name: str) -> str | None:
-        """Return the module of a Keras class known by its bare name, such as "keras.layers" for "Dense"."""
-        for module in _CLASS_MODULES:
-            if self._is_building_block(self._attribute(f"keras.{module}", class_name)):
-                return f"keras.{module}"
+    def module_of(self, class_name: str, is_operation: bool = False) -> str | None:
+        """Return the module of a Keras class known by its bare name, such as "keras.layers" for "Dense".
+
+        Layers, metrics and operations share names (Add, Mean, …): `is_operation` puts the operations first.
+        """
+        layers_and_more = [f"keras.{module}" for module in _CLASS_MODULES]
+        order = (*_OPERATION_MODULES, *layers_and_more) if is_operation else (*layers_and_more, *_OPERATION_MODULES)
+        for module in order:
+            if self._is_building_block(self._attribute(module, class_name)):
+                return module
         return _UNEXPORTED.get(class_name)
 
     def keras_class(self, class_name: str, module: str | None = None) -> type | None:
