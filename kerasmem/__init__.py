@@ -17,6 +17,7 @@ _PUBLIC = {
     "summary": "kerasmem.front",
     "MemoryLogger": "kerasmem.monitoring.logger",
     "Timeline": "kerasmem.monitoring.timeline",
+    "read_timeline": "kerasmem.monitoring",
     "enable_memory_growth": "kerasmem.devices.growth",
     "H5ChunkSequence": "kerasmem.streaming.sequence",
     "KerasmemError": "kerasmem.errors",
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from kerasmem.estimation.facade import estimate as estimate
     from kerasmem.estimation.report import MemoryReport as MemoryReport
     from kerasmem.front import summary as summary
+    from kerasmem.monitoring import read_timeline as read_timeline
     from kerasmem.monitoring.logger import MemoryLogger as MemoryLogger
     from kerasmem.monitoring.timeline import Timeline as Timeline
     from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence

@@ -130,9 +130,7 @@ def _nominal(
 ) -> Card:
     """Return a row with the nominal capacity; `aliases` are separated by commas."""
     text = "Nominal capacity, GB as powers of 1000: no total reported by a Linux driver was found."
-    return Card(
-        key, name, _split(aliases), memory, cc, source, "datasheet", cc_source, f"{text} {note}".rstrip()
-    )
+    return Card(key, name, _split(aliases), memory, cc, source, "datasheet", cc_source, f"{text} {note}".rstrip())
 
 
 def _split(aliases: str) -> tuple[str, ...]:

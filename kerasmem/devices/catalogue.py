@@ -79,9 +79,7 @@ class DeviceTarget:
         }
 
 
-def available_bytes(
-    card_or_memory_bytes: Card | int, compute_capability: tuple[int, int] | None = None
-) -> int:
+def available_bytes(card_or_memory_bytes: Card | int, compute_capability: tuple[int, int] | None = None) -> int:
     """Return how many bytes of a GPU's memory TensorFlow's allocator can get by default.
 
     TensorFlow leaves a part of the free memory to the system: 225 MiB where less than 2 GiB are free; else,
@@ -211,9 +209,7 @@ def _target(card: Card) -> DeviceTarget:
         f"total {basis} ({card.memory_source}); available: less TensorFlow's system reserve. "
         f"The CUDA context and other processes are not modelled. {card.note}"
     )
-    return DeviceTarget(
-        card.name, card.memory_bytes, available_bytes(card), card.compute_capability, "catalogue", note
-    )
+    return DeviceTarget(card.name, card.memory_bytes, available_bytes(card), card.compute_capability, "catalogue", note)
 
 
 def _normal(name: str) -> str:

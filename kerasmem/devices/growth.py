@@ -1,0 +1,162 @@
+"""Memory growth: let TensorFlow take GPU memory as it needs it, instead of the whole card at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+GrowthState = Literal[
+    "on", "already on", "too late", "set differently", "no gpu", "other backend", "no tensorflow", "failed"
+]
+
+_FORCE = "TF_FORCE_GPU_ALLOW_GROWTH"
+_FIRST = (
+    "Call kerasmem.enable_memory_growth() first thing in the script, before any model, tensor or data set "
+    f"is made, or start the program with {_FORCE}=true in the environment."
+)
+
+
+@dataclass(frozen=True)
+class GrowthStatus:
+    """What came of asking for memory growth.
+
+    Attributes:
+        state: "on" (switched on by this call), "already on", "too late" (TensorFlow has initialised its
+            devices without it), "set differently" (this program or its environment chose otherwise),
+            "no gpu", "other backend" (Keras does not run on TensorFlow), "no tensorflow" or "failed".
+        devices: the visible GPUs asked about, as TensorFlow names them.
+        message: what happened, and what to do about it, in a sentence or two.
+    """
+
+    state: GrowthState
+    devices: tuple[str, ...]
+    message: str
+
+    @property
+    def on(self) -> bool:
+        """Whether GPU memory is taken as needed."""
+        return self.state in ("on", "already on")
+
+    @property
+    def refused(self) -> bool:
+        """Whether there are GPUs and TensorFlow takes (or may take) all of their memory at once."""
+        return self.state in ("too late", "set differently", "failed")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the status as plain data."""
+        return {"state": self.state, "devices": list(self.devices), "message": self.message}
+
+
+def enable_memory_growth(config: Any | None = None, *, environ: Mapping[str, str] | None = None) -> GrowthStatus:
+    """Ask TensorFlow to take GPU memory as it needs it, on every visible GPU.
+
+    TensorFlow otherwise takes nearly the whole card when it first touches it. The choice is made when
+    TensorFlow initialises its devices, so this is the call to make first. It never raises: what could
+    not be done is said in the result. Either all visible GPUs are switched or none, since TensorFlow
+    refuses to start with GPUs that differ.
+
+    Args:
+        config: an object like `tf.config` to ask; default: TensorFlow's own, when Keras runs on it.
+        environ: environment variables to consult; default: this process's.
+
+    Returns:
+        The state, the GPUs it is about, and a message for people.
+
+    Example:
+        >>> import kerasmem
+        >>> status = kerasmem.enable_memory_growth()
+        >>> status.state in ("on", "already on", "no gpu", "too late", "set differently", "other backend")
+        True
+    """
+    if config is None:
+        config, why_not = _tensorflow_config()
+        if why_not is not None:
+            return why_not
+    try:
+        gpus = list(config.get_visible_devices("GPU"))
+    except Exception as error:  # a broken driver must not stop a program that only asked for growth
+        return GrowthStatus("failed", (), f"TensorFlow could not list its GPUs: {error}")
+    names = tuple(gpu.name for gpu in gpus)
+    if not gpus:
+        return GrowthStatus("no gpu", (), "TensorFlow sees no GPU, so there is nothing to switch.")
+    forced = (os.environ if environ is None else environ).get(_FORCE)
+    if forced == "true":
+        return GrowthStatus("already on", names, f"Memory growth is on: {_FORCE}=true is in the environment.")
+    if forced == "false":
+        message = f"Memory growth is off: {_FORCE}=false in the environment overrides the program. Unset it."
+        return GrowthStatus("set differently", names, message)
+    return _switch_on(config, gpus, names)
+
+
+def _switch_on(config: Any, gpus: list[Any], names: tuple[str, ...]) -> GrowthStatus:
+    """Set growth on all of `gpus`, or leave them as they were and say why."""
+    limited = [gpu.name for gpu in gpus if config.get_logical_device_configuration(gpu)]
+    if limited:
+        message = (
+            f"{_listing(limited)} was divided into logical devices with a fixed memory limit, which "
+            "TensorFlow does not combine with memory growth. The limit stands; remove "
+            "set_logical_device_configuration() if you would rather have growth."
+        )
+        return GrowthStatus("set differently", names, message)
+    before = {gpu: config.experimental.get_memory_growth(gpu) for gpu in gpus}
+    if all(before.values()):
+        return GrowthStatus("already on", names, f"Memory growth was on already for {_listing(names)}.")
+    refused = [gpu.name for gpu in gpus if before[gpu] is False]
+    if refused:
+        message = (
+            f"This program switched memory growth off for {_listing(refused)} with "
+            "set_memory_growth(…, False); that choice stands. Remove that call, or pass True, to have growth."
+        )
+        return GrowthStatus("set differently", names, message)
+    changed = []
+    try:
+        for gpu in gpus:
+            config.experimental.set_memory_growth(gpu, True)
+            changed.append(gpu)
+    except RuntimeError as error:
+        _restore(config, changed, before)
+        message = (
+            f"Too late for memory growth: TensorFlow has initialised its devices already ({error}), "
+            f"and takes nearly all the memory of {_listing(names)} at once. {_FIRST}"
+        )
+        return GrowthStatus("too late", names, message)
+    except ValueError as error:
+        _restore(config, changed, before)
+        return GrowthStatus("failed", names, f"TensorFlow refused memory growth: {error}")
+    return GrowthStatus("on", names, f"Memory growth is on for {_listing(names)}.")
+
+
+def _restore(config: Any, gpus: list[Any], before: Mapping[Any, bool | None]) -> None:
+    """Put `gpus` back as they were, for GPUs that differ stop TensorFlow from starting at all."""
+    for gpu in gpus:
+        try:
+            config.experimental.set_memory_growth(gpu, before[gpu])
+        except (RuntimeError, ValueError):
+            return
+
+
+def _listing(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(name.removeprefix("/physical_device:") for name in names)
+
+
+def _tensorflow_config() -> tuple[Any, GrowthStatus | None]:
+    """Return `tf.config`, or why it is not the thing to ask."""
+    try:
+        import keras
+
+        backend = keras.config.backend()
+    except ImportError:
+        backend = "tensorflow"
+    if backend != "tensorflow":
+        message = (
+            f"Keras runs on {backend}, and memory growth is TensorFlow's. "
+            + {"jax": "XLA_PYTHON_CLIENT_PREALLOCATE=false in the environment does the same for JAX."}.get(backend, "")
+        ).strip()
+        return None, GrowthStatus("other backend", (), message)
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        return None, GrowthStatus("no tensorflow", (), f"TensorFlow cannot be imported: {error}")
+    return tf.config, None

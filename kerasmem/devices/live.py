@@ -1,0 +1,139 @@
+"""The GPUs and the host memory of this machine now, without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kerasmem.devices.host import HostMemory, host_memory
+from kerasmem.devices.nvml import Nvml, NvmlApi, NvmlDevice
+from kerasmem.devices.visible import visible_devices
+
+__all__ = ["HostMemory", "LiveDevice", "LiveMachine", "host_memory", "list_devices", "read_machine"]
+
+
+@dataclass(frozen=True)
+class LiveDevice:
+    """A GPU of this machine, or a MIG instance of one, and its memory now.
+
+    Attributes:
+        index: the driver's index of the GPU (of the parent, for a MIG instance).
+        kind: "gpu", "mig" (an instance) or "mig parent" (a GPU divided into instances).
+        name: what the driver calls it.
+        uuid: what CUDA_VISIBLE_DEVICES takes to choose it.
+        compute_capability: such as "7.5".
+        total_bytes: the device's memory; None where the driver does not tell.
+        used_bytes: in use, by all processes.
+        free_bytes: free.
+        driver_version: the NVIDIA driver's version.
+        parent_uuid: for a MIG instance, the GPU it is a part of.
+        cuda_index: CUDA's number of it in this process, and so the N of TensorFlow's GPU:N;
+            None where CUDA_VISIBLE_DEVICES hides it.
+        notes: why a figure is missing, or the number is in doubt.
+    """
+
+    index: int
+    kind: str
+    name: str | None
+    uuid: str | None
+    compute_capability: str | None
+    total_bytes: int | None
+    used_bytes: int | None
+    free_bytes: int | None
+    driver_version: str | None
+    parent_uuid: str | None
+    cuda_index: int | None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the device as plain data, sizes in bytes."""
+        return {**asdict(self), "notes": list(self.notes)}
+
+
+@dataclass(frozen=True)
+class LiveMachine:
+    """What this machine has.
+
+    Attributes:
+        devices: its GPUs.
+        reason: why there are none to list; None where there are.
+        host: its host memory.
+        notes: what else the driver says, such as a card that it has lost.
+    """
+
+    devices: tuple[LiveDevice, ...]
+    reason: str | None
+    host: HostMemory
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the machine as plain data, sizes in bytes."""
+        return {
+            "format_version": 1,
+            "devices": [device.to_dict() for device in self.devices],
+            "reason": self.reason,
+            "host": self.host.to_dict(),
+            "notes": list(self.notes),
+        }
+
+
+def read_machine(*, api: NvmlApi | None = None, environ: Mapping[str, str] | None = None) -> LiveMachine:
+    """Return the GPUs and the host memory of this machine; no TensorFlow is loaded.
+
+    Args:
+        api: what to ask in place of nvidia-ml-py, such as a recording.
+        environ: environment variables that choose GPUs; default: this process's.
+
+    Example:
+        >>> machine = read_machine()
+        >>> bool(machine.devices) or bool(machine.reason)
+        True
+    """
+    nvml, reason = Nvml.open(api)
+    if nvml is None:
+        return LiveMachine((), reason, host_memory())
+    try:
+        matches = visible_devices(nvml.devices, os.environ if environ is None else environ)
+        seen = {
+            id(match.device): (number, match.doubt) for number, match in enumerate(matches) if match.device is not None
+        }
+        found = tuple(_live(nvml, device, *seen.get(id(device), (None, None))) for device in nvml.devices)
+        reason = None if found else "the NVIDIA driver is loaded and lists no GPU that can be opened"
+        return LiveMachine(found, reason, host_memory(), tuple(nvml.notes))
+    finally:
+        nvml.close()
+
+
+def list_devices(*, api: NvmlApi | None = None, environ: Mapping[str, str] | None = None) -> list[LiveDevice]:
+    """Return the GPUs of this machine, an empty list where there are none (`read_machine` has the reason).
+
+    Args:
+        api: what to ask in place of nvidia-ml-py, such as a recording.
+        environ: environment variables that choose GPUs; default: this process's.
+
+    Example:
+        >>> all(device.total_bytes is None or device.total_bytes > 0 for device in list_devices())
+        True
+    """
+    return list(read_machine(api=api, environ=environ).devices)
+
+
+def _live(nvml: Nvml, device: NvmlDevice, cuda_index: int | None, doubt: str | None) -> LiveDevice:
+    memory, why_not = nvml.memory(device)
+    capability = device.compute_capability
+    return LiveDevice(
+        index=device.index,
+        kind="mig parent" if device.mig else "mig" if device.parent_uuid else "gpu",
+        name=device.name,
+        uuid=device.uuid,
+        compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
+        total_bytes=memory.total_bytes if memory else None,
+        used_bytes=memory.used_bytes if memory else None,
+        free_bytes=memory.free_bytes if memory else None,
+        driver_version=nvml.driver_version,
+        parent_uuid=device.parent_uuid,
+        cuda_index=cuda_index,
+        notes=tuple(note for note in (why_not, doubt) if note),
+    )

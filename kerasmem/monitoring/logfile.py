@@ -1,0 +1,242 @@
+"""Samples to a file that survives a crash, and back: CSV, or JSON lines.
+
+Each row is handed to the operating system whole, in append mode, as soon as it is known: what was written is
+there after an exception, an out-of-memory or `kill -9`. (Only the machine losing power can take rows that
+the system had not yet put on the disk.)
+
+CSV: one header line, then one line a sample, an empty cell for what is not known; nothing else, so that any
+reader of CSV takes it. JSON lines: objects with a "kind": "run" at each start (format_version, the wall
+clock, the notes so far), "note" for what turns out later, and "sample" with the columns of the CSV and null
+for what is not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from kerasmem.errors import InputError, UsageError
+from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, KINDS, Sample, Timeline, make_sample
+
+Format = Literal["csv", "jsonl"]
+_SUFFIXES: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_HEADER = ",".join(COLUMNS)
+_JSON_ROW = '{"kind":"sample",' + ",".join(f'"{name}":%s' for name in COLUMNS) + "}"
+
+
+def format_of(path: str | os.PathLike[str], wanted: str | None = None) -> Format:
+    """Return the format to write `path` in: the one wanted, or the one its suffix names.
+
+    Raises:
+        UsageError: neither says "csv" or "jsonl".
+    """
+    if wanted is not None:
+        if wanted not in ("csv", "jsonl"):
+            raise UsageError(f"format: {wanted!r} is neither 'csv' nor 'jsonl'")
+        return "csv" if wanted == "csv" else "jsonl"
+    suffix = Path(path).suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise UsageError(
+            f"filename: {os.fspath(path)!r} ends in neither .csv nor .jsonl; rename it, or pass format='csv' or 'jsonl'"
+        )
+    return _SUFFIXES[suffix]
+
+
+class LogFile:
+    """A log of samples, open for adding rows.
+
+    Args:
+        path: the file; missing folders above it are made.
+        format: "csv" or "jsonl".
+        append: add to what is there (a half-written last line is cut off); otherwise start anew.
+
+    Attributes:
+        next_run: the number that the next run gets, so that runs appended to a file stay apart.
+
+    Raises:
+        UsageError: the file cannot be written, or holds something else than such a log.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], format: Format, append: bool) -> None:
+        self.path = Path(path)
+        self.format: Format = format
+        self.next_run = 0
+        self._file = -1
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR if append else os.O_WRONLY | os.O_TRUNC
+            self._file = os.open(self.path, flags | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            fresh = self._resume() if append else True
+            if fresh and format == "csv":
+                self._write(_HEADER + "\n")
+        except OSError as error:
+            raise self._refusal(error) from error
+        except UsageError:
+            self.close()
+            raise
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Write samples; raises OSError where the system does not take them whole."""
+        row = _csv_row if self.format == "csv" else _json_row
+        self._write("".join([row(sample) for sample in samples]))
+
+    def add_object(self, kind: str, **values: Any) -> None:
+        """Write an object of another kind; CSV has no place for them."""
+        if self.format == "jsonl":
+            self._write(json.dumps({"kind": kind, **values}, separators=(",", ":")) + "\n")
+
+    def start_run(self, run: int, clock: str, notes: Sequence[str]) -> None:
+        """Write what is known at the start of a run; `clock` is the wall clock in ISO format.
+
+        Raises:
+            UsageError: the file cannot be written after all.
+        """
+        try:
+            self.add_object("run", format_version=FORMAT_VERSION, run=run, started=clock, notes=list(notes))
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def close(self) -> None:
+        """Close the file; may be called more than once."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(file)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _refusal(self, error: OSError) -> UsageError:
+        self.close()
+        return UsageError(f"filename: {str(self.path)!r} cannot be written: {error.strerror or error}")
+
+    def _write(self, text: str) -> None:
+        data = text.encode()
+        written = os.write(self._file, data)
+        if written != len(data):  # a disk that is just filling up; try the rest, which tells why
+            os.write(self._file, data[written:])
+
+    def _resume(self) -> bool:
+        """Make ready to add to what is in the file; return whether that is nothing."""
+        size = os.fstat(self._file).st_size
+        if size == 0:
+            return True
+        start = os.pread(self._file, 4096, 0)
+        expected = (_HEADER + "\n").encode() if self.format == "csv" else b'{"kind":'
+        if not start.startswith(expected):
+            raise UsageError(
+                f"filename: {str(self.path)!r} exists and is no kerasmem log with the present columns; "
+                "choose another name, or append=False to overwrite it"
+            )
+        tail = os.pread(self._file, 65536, max(0, size - 65536))
+        cut = len(tail) - (tail.rfind(b"\n") + 1)
+        if cut:
+            os.ftruncate(self._file, size - cut)
+            tail = tail[:-cut]
+        runs = [run for line in tail.splitlines()[-200:] if (run := _run_of(line, self.format)) is not None]
+        self.next_run = max(runs, default=-1) + 1
+        return False
+
+
+def read_timeline(path: str | os.PathLike[str]) -> Timeline:
+    """Read back a log that `MemoryLogger` wrote, also one that a crash cut short.
+
+    Args:
+        path: a CSV or JSON-lines file; which of them is seen from its beginning, not its name.
+
+    Returns:
+        Its samples; notes tell of lines that could not be read.
+
+    Raises:
+        InputError: the file cannot be read, or is no such log.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> log = pathlib.Path(tempfile.mkdtemp()) / "run.csv"
+        >>> _ = log.write_text("run,time,phase,batch,device,peak_bytes\\n0,0.5,train,0,GPU:0,900\\n0,0.7,tra")
+        >>> read_timeline(log).max("peak_bytes")
+        900
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"{os.fspath(path)}: cannot be read: {error.strerror or error}") from error
+    return _read_json(text, os.fspath(path)) if text.lstrip().startswith("{") else _read_csv(text, os.fspath(path))
+
+
+def _read_csv(text: str, name: str) -> Timeline:
+    if not text.endswith("\n"):  # cut short: even a last number that looks whole may lack its end
+        text = text[: text.rfind("\n") + 1]
+        cut = True
+    else:
+        cut = False
+    reader = csv.reader(io.StringIO(text))
+    columns = next(reader, [])
+    missing = [column for column in ("run", "time", "phase") if column not in columns]
+    if missing:
+        raise InputError(f"{name}: no kerasmem log: its first line has no {', '.join(missing)}")
+    samples, bad = [], []
+    for number, cells in enumerate(reader, start=2):
+        try:
+            values = {column: cell or None for column, cell in zip(columns, cells, strict=True)}
+            samples.append(make_sample(values))
+        except (KeyError, TypeError, ValueError):
+            bad.append(number)
+    return Timeline(samples, _about_bad(bad + [len(samples) + len(bad) + 2] * cut))
+
+
+def _read_json(text: str, name: str) -> Timeline:
+    samples: list[Sample] = []
+    notes: dict[str, None] = {}
+    bad = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            data = json.loads(line)
+            kind = data["kind"]
+            if kind == "sample":
+                samples.append(make_sample(data))
+            elif kind == "run":
+                version = data.get("format_version")
+                if version != FORMAT_VERSION:
+                    raise InputError(f"{name}: format_version is {version!r}; this kerasmem reads {FORMAT_VERSION}")
+                notes.update(dict.fromkeys(data.get("notes", ())))
+            elif kind == "note":
+                notes[str(data["text"])] = None
+        except (AttributeError, KeyError, TypeError, ValueError):
+            bad.append(number)
+    if bad and not samples and not notes and len(bad) == len(text.splitlines()):
+        raise InputError(f"{name}: no kerasmem log: none of its lines is a sample")
+    return Timeline(samples, [*notes, *_about_bad(bad)])
+
+
+def _about_bad(lines: list[int]) -> list[str]:
+    if not lines:
+        return []
+    shown = ", ".join(map(str, lines[:5])) + (", …" if len(lines) > 5 else "")
+    return [f"file: {len(lines)} line(s) are not whole and were left out (line {shown})"]
+
+
+def _csv_row(sample: Sample) -> str:
+    run, time, *rest = sample
+    return f"{run},{time:.6f},{','.join(['' if value is None else str(value) for value in rest])}\n"
+
+
+def _json_row(sample: Sample) -> str:
+    cells = [
+        "null" if value is None else f'"{value}"' if kind == "text" else f"{value:.6f}" if kind == "float" else value
+        for value, kind in zip(sample, KINDS, strict=True)
+    ]
+    return _JSON_ROW % tuple(cells) + "\n"
+
+
+def _run_of(line: bytes, format: Format) -> int | None:
+    try:
+        return int(line.split(b",", 1)[0]) if format == "csv" else int(json.loads(line)["run"])
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,182 @@
+"""One reading of every device, the driver and the host; true peaks between one reading and the next.
+
+The allocator's peak is that since the last reset. The meter resets it at every reading, so that each peak is
+that of the stretch since the reading before, and keeps the largest of them: nothing is lost to the resets but
+what `tf.config.experimental.get_memory_info` says afterwards, and `process_peaks` has that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kerasmem.devices.allocator import Allocator, tracked_devices
+from kerasmem.devices.host import HostReader, ProcessReading
+from kerasmem.devices.nvml import Nvml, NvmlDevice
+from kerasmem.devices.visible import match_card
+
+
+class DeviceReading(NamedTuple):
+    """A device's sizes in bytes; `peak_bytes` is that since the reading before."""
+
+    device: str | None
+    in_use_bytes: int | None
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    driver_used_bytes: int | None
+    driver_total_bytes: int | None
+
+
+class _Gauge:
+    """One device: what to read it with, and the largest peaks seen."""
+
+    __slots__ = ("allocator", "card", "cumulative", "name", "process_peak", "resets", "run_peak")
+
+    def __init__(self, name: str | None, allocator: Allocator | None, card: NvmlDevice | None, resets: bool) -> None:
+        self.name = name
+        self.allocator = allocator
+        self.card = card
+        self.resets = resets
+        self.run_peak: int | None = None
+        self.process_peak: int | None = None
+        self.cumulative = 0  # without resets: the allocator's own peak so far
+
+
+class Meter:
+    """Reads all devices in one call, and never raises because a reading failed.
+
+    Args:
+        note: called with each new sentence on what cannot be read and why.
+        devices: logical devices to read; default: every GPU, or the CPU where there is none.
+        nvml: a connection to the driver to use; True or "auto" opens one where there is a GPU; False none.
+        reset_peaks: False leaves the allocator's peak alone; a stretch's peak is then known only where it
+            rose above all before it.
+    """
+
+    def __init__(
+        self,
+        note: Callable[[str], None],
+        *,
+        devices: Sequence[str] | None = None,
+        nvml: Nvml | bool | str = "auto",
+        reset_peaks: bool = True,
+    ) -> None:
+        self.pid = os.getpid()
+        self._note = note
+        self._host = HostReader()
+        self._nvml: Nvml | None = None
+        self._owns_nvml = False
+        found, notes = tracked_devices(devices)
+        for text in notes:
+            note(text)
+        has_gpu = any(device.ordinal is not None for device in found)
+        if nvml is not False and (has_gpu or nvml is True or isinstance(nvml, Nvml)):
+            self._connect(nvml)
+        elif nvml is not False and any(device.name for device in found):
+            note("driver: training uses no GPU, so there is no driver to ask")
+        self._gauges = []
+        for device in found:
+            card = self._card(device.ordinal, device.card) if device.ordinal is not None else None
+            self._gauges.append(_Gauge(device.name, device.allocator, card, reset_peaks))
+
+    @property
+    def names(self) -> list[str | None]:
+        """The devices read, in order."""
+        return [gauge.name for gauge in self._gauges]
+
+    @property
+    def run_peaks(self) -> dict[str, int]:
+        """The largest allocator peak of each device since `start_run`, in bytes, where it is known."""
+        return {gauge.name: gauge.run_peak for gauge in self._gauges if gauge.name and gauge.run_peak is not None}
+
+    @property
+    def process_peaks(self) -> dict[str, int]:
+        """The largest allocator peak of each device since the process began, in bytes, where it is known."""
+        return {
+            gauge.name: gauge.process_peak for gauge in self._gauges if gauge.name and gauge.process_peak is not None
+        }
+
+    def start_run(self) -> tuple[list[DeviceReading], ProcessReading | None]:
+        """Forget the run's peaks, not the process's, and return a first reading."""
+        readings, host = self.read()
+        for gauge, reading in zip(self._gauges, readings, strict=True):
+            gauge.run_peak = reading.in_use_bytes if gauge.resets else None
+        return readings, host
+
+    def peaks(self) -> list[int | None]:
+        """Return each device's peak since the reading before; the cheap half of a reading."""
+        return [self._take(gauge)[1] for gauge in self._gauges]
+
+    def read(self) -> tuple[list[DeviceReading], ProcessReading | None]:
+        """Return a reading of each device, and of the host."""
+        readings = []
+        for gauge in self._gauges:
+            in_use, peak, reserved = self._take(gauge)
+            used, total = self._driver(gauge)
+            readings.append(DeviceReading(gauge.name, in_use, peak, reserved, used, total))
+        try:
+            return readings, self._host.read()
+        except Exception as error:  # psutil has several kinds
+            self._note(f"host: this process's memory cannot be read: {error}")
+            return readings, None
+
+    def close(self) -> None:
+        """Let go of the driver and of open files; may be called more than once."""
+        self._host.close()
+        if self._nvml is not None and self._owns_nvml:
+            self._nvml.close()
+
+    def _take(self, gauge: _Gauge) -> tuple[int | None, int | None, int | None]:
+        """Return in use, peak since last time and reserved, and fold the peak into the largest."""
+        allocator = gauge.allocator
+        if allocator is None:
+            return None, None, None
+        try:
+            in_use, peak, reserved = allocator.read()
+        except Exception as error:  # a device that went away must not stop training
+            gauge.allocator = None
+            self._note(f"allocator: {gauge.name} could no longer be read: {error}")
+            return None, None, None
+        if gauge.resets:
+            try:
+                allocator.reset()
+            except Exception as error:  # not every allocator can; the readings are good all the same
+                gauge.resets = False
+                self._note(f"peaks: {gauge.name} cannot reset its own ({error}); known only where it rose")
+        if gauge.process_peak is None or peak > gauge.process_peak:
+            gauge.process_peak = peak
+        if not gauge.resets:
+            if peak <= gauge.cumulative:
+                return in_use, None, reserved
+            gauge.cumulative = peak
+        if gauge.run_peak is None or peak > gauge.run_peak:
+            gauge.run_peak = peak
+        return in_use, peak, reserved
+
+    def _driver(self, gauge: _Gauge) -> tuple[int | None, int | None]:
+        if gauge.card is None or self._nvml is None:
+            return None, None
+        memory, why_not = self._nvml.memory(gauge.card)
+        if memory is None:
+            gauge.card = None  # it does not come back within a run, and asking costs
+            self._note(f"driver: {gauge.name}: {why_not}")
+            return None, None
+        return memory.used_bytes, memory.total_bytes
+
+    def _connect(self, nvml: Nvml | bool | str) -> None:
+        if isinstance(nvml, Nvml):
+            self._nvml = nvml
+            return
+        self._nvml, reason = Nvml.open()
+        self._owns_nvml = True
+        if reason is not None:
+            self._note(f"driver: {reason}")
+
+    def _card(self, ordinal: int, name: str | None) -> NvmlDevice | None:
+        if self._nvml is None:
+            return None
+        match = match_card(self._nvml.devices, os.environ, ordinal, name)
+        if match.doubt is not None:
+            self._note(f"driver: GPU:{ordinal}: {match.doubt}")
+        return match.device

@@ -1,0 +1,303 @@
+"""A run's memory over time: `Sample`, one reading; `Timeline`, all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from kerasmem.errors import InputError, UsageError
+from kerasmem.monitoring.rows import PackedRows
+
+FORMAT_VERSION = 1
+
+
+class Sample(NamedTuple):
+    """One reading of one device, and of the host at the same moment.
+
+    Sizes are bytes; None where a size is not known (`Timeline.notes` has the reason).
+
+    Attributes:
+        run: number of the fit, evaluate or predict, from 0.
+        time: seconds since the logger's first run began.
+        phase: "train", "validation", "evaluate" or "predict" for a batch; "epoch" for the row that sums an
+            epoch up (its sizes are the epoch's largest, validation and everything between batches included).
+        epoch: Keras's number of the epoch, from 0; None outside `fit`.
+        batch: number of the first batch of the step, from 0 in each epoch; None in an "epoch" row.
+        steps: batches in the step: 1, more with `steps_per_execution` (where the data's length is not known,
+            Keras counts the last step as full); in an "epoch" row, batches in the epoch.
+        device: logical device, such as "GPU:0"; None where the backend names none.
+        in_use_bytes: handed out by the allocator after the batch.
+        peak_bytes: the largest handed out at once during the batch.
+        between_peak_bytes: the largest handed out at once since the previous row and before this batch: data
+            loading, other callbacks, batches that were skipped (`every`); in an "epoch" row, the largest of
+            these in the epoch.
+        reserved_bytes: taken by the allocator from the device, handed out or not.
+        driver_used_bytes: in use on the card, by all processes, as the driver says.
+        driver_total_bytes: the card's memory, as the driver says.
+        rss_bytes: RAM that this process holds.
+        swap_bytes: what of this process is in swap.
+    """
+
+    run: int
+    time: float
+    phase: str
+    epoch: int | None
+    batch: int | None
+    steps: int | None
+    device: str | None
+    in_use_bytes: int | None
+    peak_bytes: int | None
+    between_peak_bytes: int | None
+    reserved_bytes: int | None
+    driver_used_bytes: int | None
+    driver_total_bytes: int | None
+    rss_bytes: int | None
+    swap_bytes: int | None
+
+
+COLUMNS = Sample._fields
+SIZES = tuple(name for name in COLUMNS if name.endswith("_bytes"))
+BATCH_PHASES = ("train", "validation", "evaluate", "predict")
+
+
+def _kind(annotation: object) -> str:
+    text = str(annotation)
+    return "text" if "str" in text else "float" if "float" in text else "int"
+
+
+KINDS = tuple(_kind(annotation) for annotation in Sample.__annotations__.values())
+
+
+@dataclass(frozen=True)
+class EpochPeaks:
+    """The largest sizes of one epoch, in bytes, over all devices, and where its peak was.
+
+    Attributes:
+        run: number of the fit.
+        epoch: Keras's number of the epoch.
+        batches: batches trained, sampled or not where the epoch ended; sampled ones where it did not.
+        peak_bytes: the allocator's largest, validation and the time between batches included.
+        peak_batch: the sampled training or validation batch with the largest peak.
+        in_use_bytes, reserved_bytes, driver_used_bytes, rss_bytes, swap_bytes: the largest of each.
+    """
+
+    run: int
+    epoch: int
+    batches: int
+    peak_bytes: int | None
+    peak_batch: Sample | None
+    in_use_bytes: int | None
+    reserved_bytes: int | None
+    driver_used_bytes: int | None
+    rss_bytes: int | None
+    swap_bytes: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the peaks as plain data."""
+        batch = self.peak_batch._asdict() if self.peak_batch else None
+        return {**asdict(self), "peak_batch": batch}
+
+
+class Timeline:
+    """The readings of one or more runs, in the order they were made. Immutable.
+
+    Args:
+        samples: the readings.
+        notes: what could not be read, and why.
+
+    Example:
+        >>> timeline = Timeline([Sample(0, 0.5, "train", 0, 7, 1, "GPU:0", 100, 900, *[None] * 6)])
+        >>> timeline.max("peak_bytes"), timeline.largest("peak_bytes").batch
+        (900, 7)
+    """
+
+    __slots__ = ("_notes", "_rows")
+    _notes: tuple[str, ...]
+    _rows: PackedRows
+
+    def __init__(self, samples: Iterable[Sample] = (), notes: Iterable[str] = ()) -> None:
+        rows = PackedRows(KINDS)
+        for sample in samples:
+            rows.append(sample)
+        object.__setattr__(self, "_rows", rows)
+        object.__setattr__(self, "_notes", tuple(notes))
+
+    @classmethod
+    def _of(cls, rows: PackedRows, notes: Iterable[str]) -> Timeline:
+        """Return a timeline over rows that nobody else changes."""
+        timeline = cls((), notes)
+        object.__setattr__(timeline, "_rows", rows)
+        return timeline
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """All readings, as a new tuple; to walk through a long run, iterate over the timeline itself."""
+        return tuple(self)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be read, and why."""
+        return self._notes
+
+    @property
+    def dropped(self) -> int:
+        """How many of the oldest readings were dropped to bound the memory that the timeline takes."""
+        return self._rows.dropped
+
+    def max(
+        self, field: str = "peak_bytes", *, phase: str | None = None, epoch: int | None = None,
+        device: str | None = None, run: int | None = None,
+    ) -> int | None:  # fmt: skip
+        """Return the largest value of a size.
+
+        Args:
+            field: a size of `Sample`, such as "peak_bytes" or "rss_bytes".
+            phase: only rows of this phase; by default every row, the "epoch" rows included.
+            epoch: only rows of this epoch.
+            device: only rows of this device.
+            run: only rows of this run.
+
+        Returns:
+            Bytes, or None where no such row has the size.
+
+        Raises:
+            UsageError: `field` is no size.
+        """
+        rows = self._select(field, phase, epoch, device, run)
+        return max((value for value in (getattr(row, field) for row in rows) if value is not None), default=None)
+
+    def largest(
+        self, field: str = "peak_bytes", *, phase: str | None = None, epoch: int | None = None,
+        device: str | None = None, run: int | None = None,
+    ) -> Sample | None:  # fmt: skip
+        """Return the batch with the largest value of a size, the first where several tie.
+
+        Takes the arguments of `max`; "epoch" rows do not compete unless `phase` asks for them.
+        """
+        best: Sample | None = None
+        for row in self._select(field, phase, epoch, device, run):
+            value = getattr(row, field)
+            if value is None or (phase is None and row.phase == "epoch"):
+                continue
+            if best is None or value > getattr(best, field):
+                best = row
+        return best
+
+    def per_epoch(self) -> list[EpochPeaks]:
+        """Return the largest sizes of each epoch, in order; an epoch that broke off is there too."""
+        groups: dict[tuple[int, int], list[Sample]] = {}
+        for row in self:
+            if row.epoch is not None:
+                groups.setdefault((row.run, row.epoch), []).append(row)
+        return [_peaks(run, epoch, rows) for (run, epoch), rows in groups.items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the timeline as plain data: column names, then a list for each row."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "columns": list(COLUMNS),
+            "rows": [list(row) for row in self],
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Timeline:
+        """Return the timeline that `to_dict` described; columns that are missing are unknown.
+
+        Raises:
+            InputError: the data is not a timeline, or one of a newer kerasmem.
+        """
+        version = data.get("format_version")
+        if version != FORMAT_VERSION:
+            raise InputError(f"timeline: format_version is {version!r}; this kerasmem reads {FORMAT_VERSION}")
+        try:
+            columns = list(data["columns"])
+            samples = [make_sample(dict(zip(columns, row, strict=True))) for row in data["rows"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"timeline: not rows of the columns named ({error})") from error
+        return cls(samples, data.get("notes", ()))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(Sample._make, self._rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        return Sample._make(self._rows[index])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Timeline):
+            return NotImplemented
+        return len(self) == len(other) and self.notes == other.notes and all(map(_same, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Timeline does not change")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Timeline._of, (self._rows, self.notes)
+
+    def __repr__(self) -> str:
+        return f"<Timeline: {len(self)} samples, peak {self.max('peak_bytes')} B>"
+
+    def _select(
+        self, field: str, phase: str | None, epoch: int | None, device: str | None, run: int | None
+    ) -> Iterator[Sample]:
+        if field not in SIZES:
+            raise UsageError(f"field: {field!r} is no size; choose one of {', '.join(SIZES)}")
+        for row in self:
+            if (
+                (phase is None or row.phase == phase)
+                and (epoch is None or row.epoch == epoch)
+                and (device is None or row.device == device)
+                and (run is None or row.run == run)
+            ):
+                yield row
+
+
+def make_sample(values: Mapping[str, Any]) -> Sample:
+    """Return a sample from a mapping; unknown names are ignored, missing sizes are None.
+
+    Raises:
+        KeyError: run, time or phase is missing.
+        ValueError: a value is not of its column's kind.
+    """
+    row: list[Any] = []
+    for name, kind in zip(COLUMNS, KINDS, strict=True):
+        value = values[name] if name in ("run", "time", "phase") else values.get(name)
+        if value is not None:
+            value = {"int": int, "float": float, "text": str}[kind](value)
+        row.append(value)
+    return Sample._make(row)
+
+
+def _same(one: Sample, other: Sample) -> bool:
+    return one == other
+
+
+def _peaks(run: int, epoch: int, rows: list[Sample]) -> EpochPeaks:
+    sizes: dict[str, int | None] = {
+        name: max((value for value in (getattr(row, name) for row in rows) if value is not None), default=None)
+        for name in SIZES
+    }
+    batches = [row for row in rows if row.phase != "epoch"]
+    known = [row for row in batches if row.peak_bytes is not None]
+    totals = [row.steps for row in rows if row.phase == "epoch" and row.steps is not None]
+    first = next((row.device for row in batches), None)
+    counted = sum(row.steps or 0 for row in batches if row.phase == "train" and row.device == first)
+    either = [size for size in (sizes["peak_bytes"], sizes["between_peak_bytes"]) if size is not None]
+    return EpochPeaks(
+        run=run,
+        epoch=epoch,
+        batches=totals[0] if totals else counted,
+        peak_bytes=max(either, default=None),
+        peak_batch=max(known, key=lambda row: row.peak_bytes or 0) if known else None,
+        in_use_bytes=sizes["in_use_bytes"],
+        reserved_bytes=sizes["reserved_bytes"],
+        driver_used_bytes=sizes["driver_used_bytes"],
+        rss_bytes=sizes["rss_bytes"],
+        swap_bytes=sizes["swap_bytes"],
+    )

@@ -1,0 +1,65 @@
+"""Runs training scripts in processes of their own, under TensorFlow's real BFC allocator.
+
+The allocator is chosen by environment variables that TensorFlow reads when it starts, so each kind of run
+needs a fresh interpreter. The scenarios that can share one do: `scenario("name")` gives what the function of
+that name in `scenarios.py` returned.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def python(*args, cwd, check=True, **environ):
+    """Run Python on `args` in `cwd`, with the BFC allocator on the CPU and `environ` (None unsets) on top."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "CUDA_VISIBLE"))}
+    settings = {
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "KERAS_BACKEND": "tensorflow",
+        "TF_CPU_ALLOCATOR_USE_BFC": "true",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE, HERE.parent / "devices"))),
+    }
+    chosen = {name: value for name, value in {**clean, **settings, **environ}.items() if value is not None}
+    done = subprocess.run(
+        [sys.executable, *map(str, args)], cwd=cwd, env=chosen, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    if check and done.returncode:
+        raise AssertionError(f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
+    return done
+
+
+@pytest.fixture(scope="session")
+def all_scenarios(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenarios")
+    done = python(HERE / "scenarios.py", folder / "results.json", cwd=folder)
+    results = json.loads((folder / "results.json").read_text())
+    assert results, done.stderr
+    return results
+
+
+@pytest.fixture
+def scenario(all_scenarios):
+    def look_up(name):
+        result = all_scenarios[name]
+        if "error" in result:
+            pytest.fail(f"scenario {name} failed:\n{result['error']}")
+        return result["result"]
+
+    return look_up
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    def run(*args, **environ):
+        return python(*args, cwd=tmp_path, **environ)
+
+    return run

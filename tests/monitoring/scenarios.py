@@ -1,0 +1,594 @@
+"""Real training with MemoryLogger, one function a scenario; run in one process by conftest.py.
+
+Each function gets a fresh folder as working directory and returns plain data for the tests to judge.
+"""
+
+import contextlib
+import copy
+import io
+import json
+import os
+import pickle
+import sys
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from recorded_nvml import RecordedNvml
+
+from kerasmem import MemoryLogger
+from kerasmem.devices.allocator import AllocatorReading, TrackedDevice
+from kerasmem.devices.nvml import Nvml
+from kerasmem.monitoring import meter, read_timeline
+
+WIDTH = 2048
+SCENARIOS = []
+
+
+def scenario(function):
+    SCENARIOS.append(function)
+    return function
+
+
+def small_model(**compile_options):
+    """A model so small that nothing but its shape of training matters."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "relu"), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **compile_options)
+    return model
+
+
+def wide_model():
+    """A model whose one hidden activation is rows × 2048 × 4 bytes."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(WIDTH), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def data(rows=40, width=4):
+    return np.ones((rows, width), "float32"), np.ones((rows, 1), "float32")
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of the sizes given."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.sizes = sizes
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, index):
+        return data(self.sizes[index])
+
+
+def rows(logger):
+    return [sample._asdict() for sample in logger.timeline]
+
+
+def fit(model, logger, *callbacks, rows=40, batch_size=8, **options):
+    options = {"epochs": 1, "verbose": 0, "shuffle": False, "batch_size": batch_size, **options}
+    return model.fit(*data(rows), callbacks=[logger, *callbacks], **options)
+
+
+@scenario
+def peaks():
+    sizes = [4, 1024, 4, 4, 256, 4]
+    model = wide_model()
+    logger = MemoryLogger("log.csv")
+    sequence = Batches(sizes)
+    model.fit(sequence, epochs=1, verbose=0, shuffle=False)  # trace for all sizes first
+    tf.zeros([2**23])  # 32 MiB, taken and given back before the run
+    model.fit(sequence, epochs=2, verbose=0, shuffle=False, callbacks=[logger])
+    left = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return {
+        "sizes": sizes,
+        "rows": rows(logger),
+        "run_peak": logger.run_peak,
+        "run_peaks": logger.run_peaks,
+        "process_peak": logger.process_peak,
+        "left": left,
+        "activation": [size * WIDTH * 4 for size in sizes],
+        "same_from_file": read_timeline("log.csv").samples == logger.timeline.samples,
+        "largest": logger.timeline.largest()._asdict(),
+    }
+
+
+@scenario
+def skipped_batches():
+    model = wide_model()
+    sequence = Batches([4, 1024, 4, 4, 4, 4, 4, 4, 4, 4])
+    model.fit(sequence, epochs=1, verbose=0, shuffle=False)
+    logger = MemoryLogger(every=3)
+    history = model.fit(sequence, epochs=2, verbose=0, shuffle=False, callbacks=[logger])
+    return {
+        "rows": rows(logger),
+        "run_peak": logger.run_peak,
+        "big": 1024 * WIDTH * 4,
+        "history": history.history,
+        "per_epoch": [peaks.to_dict() for peaks in logger.timeline.per_epoch()],
+        "batches": logger.overhead.batches,
+    }
+
+
+@scenario
+def between_batches():
+    """Memory that another callback takes and gives back between the batches."""
+
+    class Glutton(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
+                tf.zeros([2**22]).numpy()
+
+        def on_epoch_end(self, epoch, logs=None):
+            tf.zeros([2**23]).numpy()
+
+    logger = MemoryLogger()
+    history = small_model().fit(*data(), batch_size=8, verbose=0, epochs=1, callbacks=[Glutton(), logger])
+    return {"rows": rows(logger), "run_peak": logger.run_peak, "history": history.history}
+
+
+@scenario
+def without_resets():
+    model = wide_model()
+    sequence = Batches([4, 640, 8, 2048, 16])
+    kept = tf.zeros([2**10])
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    before = tf.zeros([2**10, 2**10]).numpy().nbytes  # passing; smaller than what the largest batch takes
+    logger = MemoryLogger(reset_peaks=False)
+    model.fit(sequence, epochs=1, verbose=0, shuffle=False, callbacks=[logger])
+    after = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    del kept
+    return {"rows": rows(logger), "run_peak": logger.run_peak, "allocator": after, "before": before}
+
+
+@scenario
+def history_and_csv():
+    logger = MemoryLogger("log.jsonl")
+    csv_logger = keras.callbacks.CSVLogger("keras.csv")
+    x, y = data(16)
+    history = fit(small_model(), logger, csv_logger, epochs=3, validation_data=(x, y), validation_freq=2)
+    types = {key: sorted({type(value).__name__ for value in values}) for key, values in history.history.items()}
+    off = MemoryLogger(epoch_logs=False)
+    without = fit(small_model(), off)
+    return {
+        "history": history.history,
+        "types": types,
+        "csv": Path("keras.csv").read_text(),
+        "rows": rows(logger),
+        "file": Path("log.jsonl").read_text(),
+        "without": sorted(without.history),
+        "notes": logger.notes,
+        "growth": logger.growth.state,
+    }
+
+
+@scenario
+def evaluate_and_predict():
+    model = small_model()
+    logger = MemoryLogger("log.csv")
+    x, y = data(20)
+    model.evaluate(x, y, batch_size=8, verbose=0, callbacks=[logger])
+    model.predict(x, batch_size=10, verbose=0, callbacks=[logger])
+    return {"rows": rows(logger), "file": len(read_timeline("log.csv")), "run_peak": logger.run_peak}
+
+
+@scenario
+def steps_per_execution():
+    logger = MemoryLogger()
+    model = small_model(steps_per_execution=4)
+    fit(model, logger, rows=80, validation_data=data(40), epochs=2)
+    model.evaluate(*data(24), batch_size=4, verbose=0, callbacks=[logger])
+    model.predict(data(24)[0], batch_size=4, verbose=0, callbacks=[logger])
+    sparse = MemoryLogger(every=6)
+    fit(small_model(steps_per_execution=4), sparse, rows=160)
+    return {"rows": rows(logger), "sparse": rows(sparse)}
+
+
+@scenario
+def jit_compile():
+    logger = MemoryLogger()
+    model = small_model(jit_compile=True)
+    fit(model, logger, validation_data=data(16))
+    return {"rows": rows(logger), "jit": model.jit_compile}
+
+
+@scenario
+def unknown_length():
+    """A data set that does not say where it ends: the last batch begins and finds no data."""
+    logger = MemoryLogger()
+    dataset = tf.data.Dataset.from_generator(
+        lambda: (data(8) for _ in range(3)),
+        output_signature=(tf.TensorSpec((8, 4)), tf.TensorSpec((8, 1))),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        small_model().fit(dataset, epochs=2, verbose=0, callbacks=[logger])
+    return {"rows": rows(logger)}
+
+
+@scenario
+def reuse():
+    model = small_model()
+    logger = MemoryLogger("log.csv")
+    fit(model, logger)
+    first = len(read_timeline("log.csv"))
+    fit(model, logger, epochs=4, initial_epoch=2)
+    model.evaluate(*data(16), batch_size=8, verbose=0, callbacks=[logger])
+    again = MemoryLogger("log.csv", append=True)
+    fit(model, again)
+    kept = read_timeline("log.csv")
+    fit(model, MemoryLogger("log.csv"))
+    return {
+        "first": first,
+        "rows": rows(logger),
+        "runs_in_file": sorted({sample.run for sample in kept}),
+        "runs_of_again": sorted({sample.run for sample in again.timeline}),
+        "after_overwriting": len(read_timeline("log.csv")),
+    }
+
+
+class BoomError(Exception):
+    pass
+
+
+class RaiseAt(keras.callbacks.Callback):
+    def __init__(self, batch, error):
+        super().__init__()
+        self.at, self.error = batch, error
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.at:
+            raise self.error
+
+
+@scenario
+def broken_off():
+    """Exceptions out of fit, after which the same logger evaluates and trains again."""
+    model = small_model()
+    logger = MemoryLogger("log.jsonl")
+    found = {}
+    for name, error in [("interrupt", KeyboardInterrupt()), ("exception", BoomError())]:
+        try:
+            fit(model, logger, RaiseAt(3, error))
+        except (KeyboardInterrupt, BoomError):
+            found[name] = [[s.run, s.phase, s.batch] for s in read_timeline("log.jsonl")]
+        model.evaluate(*data(16), batch_size=8, verbose=0, callbacks=[logger])
+    logger.close()
+    logger.close()
+    fit(model, logger, batch_size=40)
+    found["rows"] = [[s.run, s.phase, s.epoch, s.batch] for s in logger.timeline]
+    found["same"] = read_timeline("log.jsonl").samples == logger.timeline.samples
+    found["open_files"] = sum("log.jsonl" in os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors())
+    return found
+
+
+def _descriptors():
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            os.readlink(f"/proc/self/fd/{fd}")
+            yield fd
+
+
+@scenario
+def evaluate_inside_fit():
+    """Another callback calls evaluate and predict with the same logger, in the middle of an epoch."""
+    logger = MemoryLogger()
+    model = wide_model()
+
+    class Inner(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                self.model.evaluate(*data(2048), batch_size=1024, verbose=0, callbacks=[logger])
+                self.model.predict(data(8)[0], verbose=0, callbacks=[logger])
+
+    x, y = data(32)
+    model.fit(x, y, batch_size=8, epochs=1, verbose=0, callbacks=[Inner(), logger])
+    return {"rows": rows(logger), "big": 1024 * WIDTH * 4, "run_peak": logger.run_peak}
+
+
+@scenario
+def copies():
+    model = small_model()
+    logger = MemoryLogger("log.csv")
+    fit(model, logger)
+    copied = copy.deepcopy(logger)
+    thawed = pickle.loads(pickle.dumps(logger))
+    peaks_of_thawed = [thawed.run_peak, logger.run_peak]
+    before = len(read_timeline("log.csv"))
+    fit(model, copied)
+    fit(model, thawed)
+    fresh = pickle.loads(pickle.dumps(MemoryLogger(every=2)))
+    fit(model, fresh)
+    timeline = pickle.loads(pickle.dumps(logger.timeline))
+    return {
+        "no_model": thawed.params is not None and copy.deepcopy(logger)._model is None,
+        "lengths": [len(logger.timeline), len(copied.timeline), len(thawed.timeline)],
+        "peaks": peaks_of_thawed,
+        "times": [sample.time for sample in thawed.timeline],
+        "before": before,
+        "file": len(read_timeline("log.csv")),
+        "fresh": [sample.batch for sample in fresh.timeline],
+        "timeline": timeline == logger.timeline,
+    }
+
+
+@scenario
+def reading_fails():
+    """The allocator can no longer be read from the fourth batch on."""
+    logger = MemoryLogger("log.jsonl")
+
+    class Break(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3 and not rows(logger)[-1]["epoch"]:
+                gauge = logger._recorder._meter._gauges[0]
+                gauge.allocator._info = lambda device: 1 / 0
+
+    history = small_model().fit(*data(), batch_size=8, epochs=2, verbose=0, callbacks=[logger, Break()])
+    return {
+        "rows": rows(logger),
+        "notes": logger.notes,
+        "history": history.history,
+        "notes_in_file": read_timeline("log.jsonl").notes,
+    }
+
+
+@scenario
+def logger_breaks():
+    """A fault in the logger itself: one warning, and training goes on."""
+    logger = MemoryLogger("log.csv")
+
+    class Break(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            logger._recorder._rows = None
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = fit(small_model(), logger, Break(), epochs=2)
+    rows_in_file = len(read_timeline("log.csv"))
+    return {
+        "warnings": [str(warning.message) for warning in caught],
+        "epochs": len(history.history["loss"]),
+        "rows_in_file": rows_in_file,
+    }
+
+
+@scenario
+def disk_full():
+    logger = MemoryLogger("log.csv")
+
+    class Fill(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2 and logger._recorder._file is not None:
+                full = os.open("/dev/full", os.O_WRONLY)
+                os.dup2(full, logger._recorder._file._file)
+                os.close(full)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = fit(small_model(), logger, Fill(), epochs=2)
+    return {
+        "warnings": [str(warning.message) for warning in caught],
+        "epochs": len(history.history["loss"]),
+        "file": len(read_timeline("log.csv")),
+        "timeline": len(logger.timeline),
+        "notes": logger.notes,
+    }
+
+
+@scenario
+def cannot_be_written():
+    Path("file").write_text("x")
+    Path("other.csv").write_text("a,b\n1,2\n")
+    trained = []
+
+    class Trained(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            trained.append(batch)
+
+    messages = []
+    for logger in (
+        MemoryLogger("file/log.csv"),
+        MemoryLogger("other.csv", append=True),
+        MemoryLogger("/dev/full", format="csv"),
+        MemoryLogger("/dev/full", format="jsonl"),
+    ):
+        try:
+            fit(small_model(), logger, Trained())
+        except Exception as error:
+            messages.append([type(error).__name__, str(error)])
+    return {"messages": messages, "trained": trained, "other": Path("other.csv").read_text()}
+
+
+class PretendAllocator:
+    """An allocator whose every stretch peaks 10 bytes higher than the one before."""
+
+    def __init__(self, device, base):
+        self.device, self.base, self.turn = device, base, 0
+
+    def read(self):
+        self.turn += 1
+        return AllocatorReading(self.base, self.base + 10 * self.turn)
+
+    def reset(self):
+        pass
+
+
+@scenario
+def two_gpus():
+    """Two pretend GPUs, the driver played from a recording in which the second is lost."""
+    api = RecordedNvml("two_t4")
+    nvml, _ = Nvml.open(api)
+    devices = [TrackedDevice(f"GPU:{i}", PretendAllocator(f"GPU:{i}", 1000 * (i + 1)), i, "Tesla T4") for i in (0, 1)]
+    logger = MemoryLogger("log.csv", nvml=nvml)
+    original = meter.tracked_devices
+    meter.tracked_devices = lambda names: (devices, [])
+    hidden = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    try:
+        history = fit(small_model(), logger, rows=24)
+    finally:
+        meter.tracked_devices = original
+        if hidden is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = hidden
+    logger.close()
+    return {
+        "rows": rows(logger),
+        "notes": logger.notes,
+        "history": history.history,
+        "run_peaks": logger.run_peaks,
+        "run_peak": logger.run_peak,
+        "still_open": api.initialised,
+        "queries": api.queries,
+        "same": read_timeline("log.csv").samples == logger.timeline.samples,
+    }
+
+
+@scenario
+def absent_driver():
+    """A pretend GPU without a driver to ask: silent by default, said where it was insisted on."""
+    gpu = TrackedDevice("GPU:0", PretendAllocator("GPU:0", 1000), 0, None)
+    original, opener = meter.tracked_devices, meter.Nvml.open
+    meter.tracked_devices = lambda names: ([gpu], [])
+    meter.Nvml.open = lambda: opener(RecordedNvml("no_driver"))
+    found = {}
+    try:
+        for wanted in ("auto", True, False):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                logger = MemoryLogger(nvml=wanted)
+                fit(small_model(), logger)
+            found[str(wanted)] = [len(caught), logger.notes]
+    finally:
+        meter.tracked_devices, meter.Nvml.open = original, opener
+    return found
+
+
+@scenario
+def other_backend():
+    """Keras on another backend, as far as the logger is told."""
+    from kerasmem.devices import allocator
+
+    original = allocator._keras_backend
+    allocator._keras_backend = lambda: "jax"
+    try:
+        logger = MemoryLogger("log.csv", verbose=1)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            history = fit(small_model(), logger)
+    finally:
+        allocator._keras_backend = original
+    return {
+        "rows": rows(logger),
+        "notes": logger.notes,
+        "keys": sorted(history.history),
+        "file": len(read_timeline("log.csv")),
+        "printed": out.getvalue(),
+    }
+
+
+@scenario
+def growth_too_late():
+    from kerasmem.devices.growth import GrowthStatus
+    from kerasmem.monitoring import logger as module
+
+    original = module.enable_memory_growth
+    asked = []
+
+    def answer():
+        asked.append(1)
+        return GrowthStatus("too late", ("/physical_device:GPU:0",), "Too late. Call it first.")
+
+    module.enable_memory_growth = answer
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            logger = MemoryLogger()
+            fit(small_model(), logger)
+            fit(small_model(), logger)
+            MemoryLogger(memory_growth=False)
+    finally:
+        module.enable_memory_growth = original
+    return {
+        "warnings": [[str(warning.message), Path(warning.filename).name] for warning in caught],
+        "asked": len(asked),
+        "notes": logger.notes,
+    }
+
+
+@scenario
+def tensorboard():
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = MemoryLogger(tensorboard="board")
+    fit(small_model(), logger, epochs=2, validation_data=data(16))
+    found = {}
+    for phase in ("train", "validation"):
+        events = EventAccumulator(f"board/{phase}")
+        events.Reload()
+        found[phase] = {
+            tag: [[event.step, event.value] for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+        }
+    return {"events": found, "rows": rows(logger), "files": len(list(Path("board").rglob("*tfevents*")))}
+
+
+@scenario
+def printed():
+    found = {}
+    for verbose in (0, 1):
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+            fit(small_model(), MemoryLogger(verbose=verbose), epochs=2, validation_data=data(16))
+        found[str(verbose)] = out.getvalue()
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        fit(small_model(), MemoryLogger(verbose=1), epochs=2, verbose=2)
+    found["with_bar"] = out.getvalue()
+    return found
+
+
+@scenario
+def custom_loop():
+    """Hooks called by hand, as Keras documents for custom training loops, with no model at all."""
+    logger = MemoryLogger()
+    callbacks = keras.callbacks.CallbackList([logger])
+    callbacks.on_train_begin()
+    for epoch in range(2):
+        callbacks.on_epoch_begin(epoch)
+        for batch in range(2):
+            callbacks.on_train_batch_begin(batch)
+            callbacks.on_train_batch_end(batch)
+        callbacks.on_test_begin()
+        callbacks.on_test_batch_begin(0)
+        callbacks.on_test_batch_end(0)
+        callbacks.on_test_end()
+        callbacks.on_epoch_end(epoch, {})
+    callbacks.on_train_end()
+    careless = MemoryLogger()
+    careless.on_train_batch_begin(0)
+    careless.on_train_batch_end(0)
+    return {"rows": rows(logger), "careless": rows(careless)}
+
+
+@scenario
+def overhead():
+    logger = MemoryLogger("log.csv")
+    fit(small_model(), logger, rows=1600)
+    return {"overhead": logger.overhead.to_dict()}
+
+
+def main(target):
+    home = os.getcwd()
+    results = {}
+    for function in SCENARIOS:
+        os.chdir(tempfile.mkdtemp(dir=home))
+        keras.backend.clear_session()
+        try:
+            results[function.__name__] = {"result": function()}
+        except BaseException:
+            results[function.__name__] = {"error": traceback.format_exc()}
+    Path(target).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

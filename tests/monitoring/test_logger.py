@@ -1,0 +1,335 @@
+"""MemoryLogger in real training; the runs are in scenarios.py."""
+
+import csv
+import io
+import json
+import math
+
+import pytest
+
+MIB = 2**20
+NO_GPU = "driver: training uses no GPU, so there is no driver to ask"
+
+
+def batches(rows, phase="train", **wanted):
+    chosen = [row for row in rows if row["phase"] == phase]
+    return [row for row in chosen if all(row[name] == value for name, value in wanted.items())]
+
+
+def numbers(rows, *names):
+    return [[row[name] for name in names] for row in rows]
+
+
+# ------------------------------------------------------------------ peaks
+
+
+def test_a_batchs_peak_is_its_own_and_the_runs_maximum_stays(scenario):
+    found = scenario("peaks")
+    for epoch in (0, 1):
+        peaks = [row["peak_bytes"] for row in batches(found["rows"], epoch=epoch)]
+        for peak, activation in zip(peaks, found["activation"], strict=True):
+            # The hidden activation lives in it, its gradient often beside it, and nothing of larger batches.
+            assert activation <= peak < 2 * activation + MIB
+    assert found["run_peak"] == max(row["peak_bytes"] for row in batches(found["rows"]))
+    assert found["run_peaks"] == {"CPU:0": found["run_peak"]}
+    assert found["largest"]["batch"] == 1
+
+
+def test_resets_cost_only_what_tensorflow_says_itself(scenario):
+    found = scenario("peaks")
+    assert found["left"] < MIB, "what get_memory_info says after the run is the peak since the last reading"
+    assert found["process_peak"] >= 32 * MIB > found["run_peak"], "the peak before the run is kept apart"
+
+
+def test_in_use_is_what_stays_after_the_batch(scenario):
+    rows = batches(scenario("peaks")["rows"])
+    assert all(row["in_use_bytes"] < MIB for row in rows)
+    assert all(row["in_use_bytes"] <= row["peak_bytes"] for row in rows)
+
+
+def test_skipped_batches_are_in_the_next_rows_between_peak(scenario):
+    found = scenario("skipped_batches")
+    rows = batches(found["rows"], epoch=0)
+    assert numbers(rows, "batch") == [[0], [3], [6], [9]]
+    assert all(row["peak_bytes"] < MIB for row in rows)
+    assert [row["between_peak_bytes"] > found["big"] for row in rows] == [False, True, False, False]
+    assert found["run_peak"] > found["big"]
+    assert all(peak > found["big"] for peak in found["history"]["memory_peak_bytes"])
+    assert [(epoch["batches"], epoch["peak_bytes"]) for epoch in found["per_epoch"]] == [
+        (10, int(peak)) for peak in found["history"]["memory_peak_bytes"]
+    ]
+    assert found["batches"] == 20
+
+
+def test_memory_between_batches_is_neither_batchs_and_not_lost(scenario):
+    found = scenario("between_batches")
+    rows = batches(found["rows"])
+    assert [row["peak_bytes"] > MIB for row in rows] == [False] * 5
+    assert [row["between_peak_bytes"] > 16 * MIB for row in rows] == [False, False, True, False, False]
+    assert found["run_peak"] > 32 * MIB, "taken after the last batch"
+    assert found["history"]["memory_peak_bytes"][0] > 32 * MIB
+    assert batches(found["rows"], "epoch")[0]["peak_bytes"] > 32 * MIB
+
+
+def test_without_resets_only_rising_peaks_are_known(scenario):
+    found = scenario("without_resets")
+    peaks = [row["peak_bytes"] for row in batches(found["rows"])]
+    assert [peak is not None for peak in peaks] == [False, True, False, True, False]
+    assert peaks[1] > found["before"] == 4 * MIB
+    assert found["run_peak"] == found["allocator"] == peaks[3], "TensorFlow's own peak is left alone"
+
+
+# ------------------------------------------------------- Keras's dialect
+
+
+def test_history_and_csv_logger_have_the_epochs_maxima(scenario):
+    found = scenario("history_and_csv")
+    keys = ["memory_in_use_bytes", "memory_peak_bytes", "memory_rss_bytes", "memory_swap_bytes"]
+    assert sorted(found["history"]) == sorted(["loss", "val_loss", *keys])
+    assert {tuple(types) for types in found["types"].values()} == {("float",)}
+    for row, peak, rss in zip(
+        batches(found["rows"], "epoch"),
+        found["history"]["memory_peak_bytes"],
+        found["history"]["memory_rss_bytes"],
+        strict=True,
+    ):
+        assert (row["peak_bytes"], row["rss_bytes"]) == (peak, rss)
+    table = list(csv.DictReader(io.StringIO(found["csv"])))
+    assert [float(row["memory_peak_bytes"]) for row in table] == found["history"]["memory_peak_bytes"]
+    assert found["without"] == ["loss"]
+
+
+def test_an_epochs_maxima_cover_its_batches_and_validation(scenario):
+    rows = scenario("history_and_csv")["rows"]
+    for row in batches(rows, "epoch"):
+        inside = [other for other in rows if other["epoch"] == row["epoch"] and other["phase"] != "epoch"]
+        for size in ("in_use_bytes", "peak_bytes", "between_peak_bytes", "rss_bytes"):
+            assert row[size] >= max(other[size] for other in inside)
+        assert row["steps"] == 5 and row["batch"] is None
+    assert numbers(batches(rows, "validation"), "epoch", "batch") == [[1, 0], [1, 1]]
+
+
+def test_what_is_not_known_is_null_with_a_reason(scenario):
+    found = scenario("history_and_csv")
+    assert all(row["reserved_bytes"] is None and row["driver_used_bytes"] is None for row in found["rows"])
+    assert found["notes"][0].startswith("reserved_bytes: TensorFlow does not tell")
+    assert found["notes"][1:] == [NO_GPU]
+    assert found["growth"] == "no gpu"
+
+
+def test_json_lines_carry_version_clock_and_notes(scenario):
+    found = scenario("history_and_csv")
+    lines = [json.loads(line) for line in found["file"].splitlines()]
+    assert [line["kind"] for line in lines] == ["run"] + ["sample"] * len(found["rows"])
+    assert lines[0]["format_version"] == 1 and lines[0]["notes"] == found["notes"]
+    assert lines[0]["started"].endswith("+00:00")
+    assert [{**row, "kind": "sample"} for row in found["rows"]] == lines[1:]
+
+
+def test_evaluate_and_predict_are_runs_of_their_own(scenario):
+    found = scenario("evaluate_and_predict")
+    wanted = [[0, "evaluate", None, batch, 1] for batch in range(3)]
+    wanted += [[1, "predict", None, batch, 1] for batch in range(2)]
+    assert numbers(found["rows"], "run", "phase", "epoch", "batch", "steps") == wanted
+    assert found["file"] == 5 and found["run_peak"] >= found["rows"][-1]["peak_bytes"]
+
+
+def test_several_steps_an_execution_are_counted_right(scenario):
+    found = scenario("steps_per_execution")
+    for epoch in (0, 1):
+        train = numbers(batches(found["rows"], epoch=epoch), "batch", "steps")
+        assert train == [[0, 4], [4, 4], [8, 2]]
+        assert numbers(batches(found["rows"], "validation", epoch=epoch), "batch", "steps") == [
+            [0, 4],
+            [4, 1],
+        ]
+    assert numbers(batches(found["rows"], "epoch"), "steps") == [[10], [10]]
+    for phase in ("evaluate", "predict"):
+        assert numbers(batches(found["rows"], phase), "batch", "steps") == [[0, 4], [4, 2]]
+    assert numbers(batches(found["sparse"]), "batch") == [[0], [8], [16]]
+
+
+def test_compiled_by_xla(scenario):
+    found = scenario("jit_compile")
+    assert found["jit"] is True
+    assert len(batches(found["rows"])) == 5 and len(batches(found["rows"], "validation")) == 2
+    assert all(row["peak_bytes"] >= row["in_use_bytes"] > 0 for row in found["rows"])
+
+
+def test_data_of_unknown_length(scenario):
+    rows = scenario("unknown_length")["rows"]
+    assert numbers(rows, "epoch", "phase", "batch") == [
+        [epoch, phase, batch]
+        for epoch in (0, 1)
+        for phase, batch in [("train", 0), ("train", 1), ("train", 2), ("epoch", None)]
+    ]
+
+
+def test_hooks_called_by_hand(scenario):
+    found = scenario("custom_loop")
+    assert numbers(found["rows"], "run", "phase") == [
+        [0, phase] for phase in ["train", "train", "validation", "epoch"] * 2
+    ]
+    assert numbers(found["careless"], "phase", "epoch", "batch") == [["train", None, 0]]
+
+
+# ------------------------------------------------------------ many runs
+
+
+def test_a_logger_can_be_used_again(scenario):
+    found = scenario("reuse")
+    assert found["first"] == 6
+    runs = numbers(found["rows"], "run", "phase", "epoch")
+    assert runs[0] == [0, "train", 0] and runs[6] == [1, "train", 2] and runs[-1] == [2, "evaluate", None]
+    times = [row["time"] for row in found["rows"]]
+    assert times == sorted(times) and times[0] >= 0
+    assert found["runs_in_file"] == [0, 1, 2, 3] and found["runs_of_again"] == [3]
+    assert found["after_overwriting"] == 6
+
+
+def test_after_an_exception_the_file_is_whole_and_the_next_run_is_a_new_one(scenario):
+    found = scenario("broken_off")
+    first = [[0, "train", batch] for batch in range(4)]
+    assert found["interrupt"] == first
+    assert found["exception"] == [
+        *first, [1, "evaluate", 0], [1, "evaluate", 1], *([2, "train", batch] for batch in range(4)),
+    ]  # fmt: skip
+    assert found["rows"][-4:] == [
+        [3, "evaluate", None, 0], [3, "evaluate", None, 1], [4, "train", 0, 0], [4, "epoch", 0, None],
+    ]  # fmt: skip
+    assert found["same"] and found["open_files"] == 0
+
+
+def test_evaluate_inside_fit_is_labelled_and_does_not_spoil_the_batch_around_it(scenario):
+    found = scenario("evaluate_inside_fit")
+    assert numbers(found["rows"], "run", "phase", "batch") == [
+        [0, "train", 0], [0, "evaluate", 0], [0, "evaluate", 1], [0, "predict", 0],
+        [0, "train", 1], [0, "train", 2], [0, "train", 3], [0, "epoch", None],
+    ]  # fmt: skip
+    assert all(row["peak_bytes"] > found["big"] for row in batches(found["rows"], "evaluate"))
+    train = [row["peak_bytes"] for row in batches(found["rows"])]
+    assert max(train) < MIB, "the batch's peak is that of its own step"
+    assert min(train) > 130_000, "and not of what came after it"
+    assert found["run_peak"] > found["big"]
+
+
+def test_copies_hold_results_and_no_handles(scenario):
+    found = scenario("copies")
+    assert found["no_model"] and found["timeline"]
+    assert found["lengths"] == [6, 12, 12]
+    assert found["peaks"][0] == found["peaks"][1] > 0
+    assert found["times"] == sorted(found["times"]), "time goes on where the original's was"
+    assert (found["before"], found["file"]) == (6, 18), "a copy adds to the file that the original began"
+    assert found["fresh"] == [0, 2, 4, None]
+
+
+# ------------------------------------------------------- things that fail
+
+
+def test_a_reading_that_fails_becomes_unknown_and_training_goes_on(scenario):
+    found = scenario("reading_fails")
+    known = [row["peak_bytes"] is not None for row in batches(found["rows"])]
+    assert known == [True] * 4 + [False] * 6
+    assert all(row["rss_bytes"] for row in found["rows"])
+    first, second = found["history"]["memory_peak_bytes"]
+    assert first > 0 and math.isnan(second), "the same keys every epoch"
+    assert any("could no longer be read: division by zero" in note for note in found["notes"])
+    assert found["notes_in_file"] == found["notes"]
+
+
+def test_a_fault_of_the_loggers_own_is_one_warning(scenario):
+    found = scenario("logger_breaks")
+    assert len(found["warnings"]) == 1 and "AttributeError" in found["warnings"][0]
+    assert found["epochs"] == 2 and found["rows_in_file"] == 1
+
+
+def test_a_full_disk_is_one_warning(scenario):
+    found = scenario("disk_full")
+    assert len(found["warnings"]) == 1 and "No space left on device" in found["warnings"][0]
+    assert found["epochs"] == 2 and found["file"] == 3 and found["timeline"] == 12
+    assert "No space left" in found["notes"][-1]
+
+
+def test_a_file_that_cannot_be_written_stops_before_training(scenario):
+    found = scenario("cannot_be_written")
+    assert found["trained"] == []
+    kinds, texts = zip(*found["messages"], strict=True)
+    assert kinds == ("UsageError",) * 4
+    assert "'file/log.csv' cannot be written" in texts[0]
+    assert "no kerasmem log" in texts[1] and found["other"] == "a,b\n1,2\n"
+    assert "No space left on device" in texts[2] and "No space left on device" in texts[3]
+
+
+def test_growth_that_came_too_late_is_said_once_at_the_users_line(scenario):
+    found = scenario("growth_too_late")
+    assert found["warnings"] == [["MemoryLogger: Too late. Call it first.", "scenarios.py"]]
+    assert found["asked"] == 1 and found["notes"][0].startswith("memory growth: Too late")
+
+
+# --------------------------------------------------------- GPUs, driver
+
+
+def test_two_gpus_have_a_row_each_and_a_lost_one_becomes_unknown(scenario):
+    found = scenario("two_gpus")
+    rows = batches(found["rows"])
+    assert numbers(rows, "batch", "device") == [[b, f"GPU:{g}"] for b in range(3) for g in (0, 1)]
+    assert {row["time"] for row in rows if row["batch"] == 0} == {rows[0]["time"]}
+    second = [row["driver_used_bytes"] for row in rows if row["device"] == "GPU:1"]
+    assert second == [700 * MIB, None, None]
+    assert [row["driver_used_bytes"] for row in rows if row["device"] == "GPU:0"] == [500 * MIB] * 3
+    assert found["notes"] == ["driver: GPU:1: Tesla T4: the driver has lost this GPU (GPU is lost); it needs a reset"]
+    assert found["history"]["memory_driver_used_bytes"] == [700.0 * MIB], "the fullest device"
+    assert found["run_peak"] == found["run_peaks"]["GPU:1"] > found["run_peaks"]["GPU:0"]
+    assert found["still_open"] == 1, "a connection that was handed in is its owner's to close"
+    assert found["queries"] == 5 + 3, "a lost card is not asked again"
+    assert found["same"]
+
+
+def test_an_absent_driver_is_silent_unless_it_was_insisted_on(scenario):
+    found = scenario("absent_driver")
+    note = "driver: no NVIDIA driver here: its library libnvidia-ml.so.1 is not found"
+    assert found == {"auto": [0, [note]], "True": [1, [note]], "False": [0, []]}
+
+
+def test_on_another_backend_the_host_is_logged_and_the_rest_has_a_reason(scenario):
+    found = scenario("other_backend")
+    assert found["file"] == len(found["rows"]) == 6
+    assert all(row["device"] is None and row["peak_bytes"] is None and row["rss_bytes"] for row in found["rows"])
+    assert found["keys"] == ["loss", "memory_rss_bytes", "memory_swap_bytes"]
+    assert "jax" in found["notes"][0] and len(found["notes"]) == 1
+    assert found["printed"].startswith("memory, epoch 1 (host): host ")
+
+
+# --------------------------------------------------------------- outputs
+
+
+def test_tensorboard_reads_the_scalars_back(scenario):
+    found = scenario("tensorboard")
+    events = found["events"]
+    for phase in ("train", "validation"):
+        rows = batches(found["rows"], phase)
+        read = events[phase]["memory/CPU:0/peak_bytes"]
+        assert [step for step, _ in read] == list(range(1, len(rows) + 1))
+        assert [value for _, value in read] == [row["peak_bytes"] for row in rows]
+    epochs = events["train"]["epoch_memory/CPU:0/peak_bytes"]
+    assert epochs == [[row["epoch"], row["peak_bytes"]] for row in batches(found["rows"], "epoch")]
+    assert "memory/CPU:0/driver_used_bytes" not in events["train"]
+    assert found["files"] == 2
+
+
+def test_one_tidy_line_an_epoch_or_silence(scenario):
+    found = scenario("printed")
+    assert found["0"] == ""
+    lines = found["1"].splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("memory, epoch 1 (CPU:0): peak ") and ", host " in lines[0]
+    bar = found["with_bar"].splitlines()
+    assert [line.split()[0] for line in bar] == ["Epoch", "5/5", "memory,"] * 2, "after the bar's line, not in it"
+
+
+def test_the_logger_tells_its_own_cost(scenario):
+    cost = scenario("overhead")["overhead"]
+    assert cost["batches"] == 200
+    assert 0 < cost["batch_seconds"] <= cost["total_seconds"]
+    assert cost["per_batch_seconds"] == pytest.approx(cost["batch_seconds"] / 200)
+    assert cost["per_batch_seconds"] < 0.001

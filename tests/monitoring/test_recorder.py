@@ -1,0 +1,273 @@
+"""The recorder with a clock and devices of the test's own: no TensorFlow, no sleeping."""
+
+import math
+import os
+
+import pytest
+
+from kerasmem.devices.allocator import AllocatorReading, TrackedDevice
+from kerasmem.monitoring import meter
+from kerasmem.monitoring.recorder import Recorder
+
+
+class Clock:
+    """Every reading is a second later than the one before."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+class Ledger:
+    """An allocator whose memory the test takes and gives back."""
+
+    device = "GPU:0"
+
+    def __init__(self):
+        self.in_use = self.peak = 0
+
+    def take(self, size):
+        self.in_use += size
+        self.peak = max(self.peak, self.in_use)
+
+    def spike(self, size):
+        self.take(size)
+        self.take(-size)
+
+    def read(self):
+        return AllocatorReading(self.in_use, self.peak, self.in_use + 1)
+
+    def reset(self):
+        self.peak = self.in_use
+
+
+@pytest.fixture
+def ledger(monkeypatch):
+    ledger = Ledger()
+    monkeypatch.setattr(meter, "tracked_devices", lambda names: ([TrackedDevice("GPU:0", ledger)], ["a note"]))
+    return ledger
+
+
+def recorder(**changes):
+    settings = {
+        "every": 1, "append": False, "board": None, "nvml": False, "devices": None, "reset_peaks": True,
+        "keep": None, "clock": Clock(),
+    }  # fmt: skip
+    return Recorder(None, "csv", **{**settings, **changes})
+
+
+def test_an_epoch_of_three_batches(ledger):
+    ledger.spike(10_000)
+    rec = recorder()
+    rec.begin_run()
+    rec.begin_epoch(0)
+    for batch, size in enumerate([100, 900, 300]):
+        ledger.spike(50)
+        rec.begin_batch("train", batch)
+        ledger.spike(size)
+        ledger.take(1)
+        rec.end_batch("train", "train", batch)
+    ledger.spike(700)
+    logs, line = rec.end_epoch()
+    rows = [(s.batch, s.in_use_bytes, s.peak_bytes, s.between_peak_bytes, s.reserved_bytes) for s in rec.timeline]
+    assert rows == [(0, 1, 100, 50, 2), (1, 2, 901, 51, 3), (2, 3, 302, 52, 4), (None, 3, 901, 703, 4)]
+    assert logs["memory_peak_bytes"] == 901.0 and logs["memory_in_use_bytes"] == 3.0
+    assert logs["memory_reserved_bytes"] == 4.0
+    assert "peak 901 B in batch 1, in use up to 3 B" in line
+    rec.end_run()
+    assert rec.peaks == ({"GPU:0": 901}, {"GPU:0": 10_000})
+    assert rec.notes == ("a note",)
+
+
+def test_a_peak_between_batches_is_the_epochs(ledger):
+    rec = recorder()
+    rec.begin_run()
+    rec.begin_epoch(4)
+    rec.begin_batch("train", 0)
+    rec.end_batch("train", "train", 0)
+    ledger.spike(70_000)
+    logs, line = rec.end_epoch()
+    assert logs["memory_peak_bytes"] == 70_000.0 and "68.4 KiB between logged batches" in line
+    assert line.startswith("memory, epoch 5 (GPU:0): ")
+    assert rec.timeline.per_epoch()[0].peak_bytes == 70_000
+
+
+def test_a_validation_batch_is_named_where_the_peak_was(ledger):
+    rec = recorder()
+    rec.begin_run()
+    rec.begin_epoch(0)
+    rec.begin_batch("test", 3)
+    ledger.spike(500)
+    rec.end_batch("test", "validation", 3)
+    assert "in validation batch 3" in rec.end_epoch()[1]
+
+
+def test_peaks_of_an_epoch_do_not_come_from_the_one_before(ledger):
+    rec = recorder()
+    rec.begin_run()
+    logs = []
+    for epoch, size in enumerate([800, 20]):
+        rec.begin_epoch(epoch)
+        rec.begin_batch("train", 0)
+        ledger.spike(size)
+        rec.end_batch("train", "train", 0)
+        logs.append(rec.end_epoch()[0]["memory_peak_bytes"])
+    assert logs == [800.0, 20.0]
+
+
+def test_memory_between_epochs_is_the_runs_and_no_epochs(ledger):
+    rec = recorder()
+    rec.begin_run()
+    for epoch in (0, 1):
+        rec.begin_epoch(epoch)
+        rec.begin_batch("train", 0)
+        rec.end_batch("train", "train", 0)
+        assert rec.end_epoch()[0]["memory_peak_bytes"] == 0.0
+        ledger.spike(5000)
+    assert rec.timeline.max() == 0
+    rec.end_run()
+    assert rec.peaks[0] == {"GPU:0": 5000}
+
+
+def test_a_part_inside_a_batchs_hooks_does_not_count_as_the_batchs(ledger):
+    rec = recorder()
+    rec.begin_run()
+    rec.begin_batch("train", 0)
+    ledger.spike(300)
+    rec.begin_batch("test", 0)
+    ledger.spike(900)
+    rec.end_batch("test", "evaluate", 0)
+    rec.begin_batch("test", 1)
+    rec.end_batch("test", "evaluate", 1)
+    ledger.spike(700)
+    rec.end_batch("train", "train", 0)
+    assert [(s.phase, s.peak_bytes) for s in rec.timeline] == [
+        ("evaluate", 900),
+        ("evaluate", 0),
+        ("train", 300),
+    ]
+    assert rec.peaks[0] == {"GPU:0": 900}
+
+
+def test_a_note_on_a_full_disk_ends_the_writing_alone(ledger, monkeypatch, tmp_path):
+    rec = Recorder(
+        tmp_path / "log.jsonl", "jsonl", every=1, append=False, board=None, nvml=False, devices=None,
+        reset_peaks=True, keep=None, clock=Clock(),
+    )  # fmt: skip
+    rec.begin_run()
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, rec._file._file)
+    os.close(full)
+    with pytest.warns(UserWarning, match="writing to .* stopped: No space left"):
+        rec.note("something turned out")
+    rec.begin_batch("train", 0)
+    rec.end_batch("train", "train", 0)
+    assert len(rec.timeline) == 1 and not rec.broken
+
+
+@pytest.mark.parametrize(("every", "sampled"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (10, [0])])
+def test_every_nth_batch_of_each_part(ledger, every, sampled):
+    rec = recorder(every=every)
+    rec.begin_run()
+    for epoch in (0, 1):
+        rec.begin_epoch(epoch)
+        for batch in range(7):
+            rec.begin_batch("train", batch)
+            rec.end_batch("train", "train", batch)
+        rec.begin_part("test")
+        for batch in range(7):
+            rec.begin_batch("test", batch)
+            rec.end_batch("test", "validation", batch)
+        rec.end_epoch()
+    for phase in ("train", "validation"):
+        found = [s.batch for s in rec.timeline if s.phase == phase and s.epoch == 1]
+        assert found == sampled
+    assert rec.overhead.batches == 28
+
+
+def test_time_and_cost_are_the_clocks(ledger):
+    clock = Clock()
+    rec = recorder(clock=clock)
+    rec.begin_run()
+    clock.now = 1000.0
+    rec.begin_batch("train", 0)
+    rec.end_batch("train", "train", 0)
+    (only,) = rec.timeline
+    assert 990 < only.time < 1010
+    cost = rec.overhead
+    assert cost.batch_seconds == 3.0, "one step of the clock in the first hook, two in the second"
+    assert cost.per_batch_seconds == 3.0 and cost.total_seconds < 15
+
+
+def test_what_fails_after_the_start_is_nan_in_the_logs(ledger, monkeypatch):
+    rec = recorder()
+    rec.begin_run()
+    rec.begin_epoch(0)
+    monkeypatch.setattr(ledger, "read", lambda: 1 / 0)
+    rec.begin_batch("train", 0)
+    rec.end_batch("train", "train", 0)
+    logs, line = rec.end_epoch()
+    assert math.isnan(logs["memory_peak_bytes"]) and logs["memory_rss_bytes"] > 0
+    assert "peak" not in line
+    assert rec.notes[-1] == "allocator: GPU:0 could no longer be read: division by zero"
+
+
+def test_an_allocator_that_cannot_be_reset_has_peaks_where_they_rise(ledger, monkeypatch):
+    def refuse():
+        raise ValueError("Cannot reset memory stats for device 'GPU:0'")
+
+    monkeypatch.setattr(ledger, "reset", refuse)
+    ledger.spike(100)
+    rec = recorder()
+    rec.begin_run()
+    for batch, size in enumerate([50, 200, 150, 300]):
+        rec.begin_batch("train", batch)
+        ledger.spike(size)
+        rec.end_batch("train", "train", batch)
+    assert [s.peak_bytes for s in rec.timeline] == [None, 200, None, 300]
+    assert rec.peaks == ({"GPU:0": 300}, {"GPU:0": 300})
+    assert [note for note in rec.notes if "Cannot reset" in note] and len(rec.notes) == 2
+
+
+def test_a_broken_recorder_gets_a_new_chance_with_the_next_run(ledger):
+    rec = recorder()
+    rec.begin_run()
+    rec._rows = None
+    rec.begin_batch("train", 0)
+    with pytest.warns(UserWarning, match="unexpected AttributeError"):
+        rec.end_batch("train", "train", 0)
+    assert rec.broken and rec.run is None
+    rec.begin_epoch(0)
+    assert rec.end_epoch() is None
+    from kerasmem.monitoring.rows import PackedRows
+    from kerasmem.monitoring.timeline import KINDS
+
+    rec._rows = PackedRows(KINDS)
+    rec.begin_run()
+    rec.begin_batch("train", 0)
+    rec.end_batch("train", "train", 0)
+    assert len(rec.timeline) == 1 and not rec.broken
+
+
+def test_the_oldest_samples_go_where_keep_says_so(ledger):
+    rec = recorder(keep=8)
+    rec.begin_run()
+    for batch in range(100):
+        rec.begin_batch("train", batch)
+        rec.end_batch("train", "train", batch)
+    timeline = rec.timeline
+    assert [s.batch for s in timeline] == list(range(timeline.dropped, 100))
+    assert 8 <= len(timeline) < 10
+
+
+def test_a_forked_process_opens_devices_of_its_own(ledger):
+    rec = recorder()
+    rec.begin_run()
+    parents = rec._meter
+    parents.pid = -1
+    rec.begin_run()
+    assert rec._meter is not parents
+    assert rec.run == 1

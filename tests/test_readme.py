@@ -1,0 +1,99 @@
+"""What the README shows is what happens."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import kerasmem
+from kerasmem.estimation.formula import MEASURED_HIGH, MEASURED_LOW
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+RESULTS = ROOT / "scripts" / "bench" / "results"
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def commands():
+    """Every `$ command` of the console blocks, with the output shown below it."""
+    for block in blocks("console"):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            yield command, output
+
+
+KERASMEM = [(command, output) for command, output in commands() if command.startswith("kerasmem ")]
+
+
+@pytest.mark.parametrize(("command", "output"), KERASMEM, ids=[command for command, _ in KERASMEM])
+def test_commands_print_what_is_shown(cli, command, output, mnist_cnn, tmp_path, monkeypatch):
+    mnist_cnn.name = "mnist_cnn"
+    mnist_cnn.save(tmp_path / "model.h5")
+    monkeypatch.chdir(tmp_path)
+    result = cli(*shlex.split(command)[1:])
+    assert result.code in (0, 3, 4), result.err
+    shown = [line.rstrip() for line in output.splitlines() if line.strip()]
+    printed = iter(line.rstrip() for line in result.out.splitlines())
+    for line in shown:  # in this order; "…" stands for lines left out
+        assert line == "…" or line in printed, f"{line!r} is not printed by {command!r}"
+
+
+def test_the_readme_has_commands():
+    assert len(KERASMEM) >= 2
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_python_blocks_run(program, number, tmp_path):
+    preamble = (
+        "import numpy as np, h5py, keras\n"
+        "rng = np.random.default_rng(0)\n"
+        "with h5py.File('train.h5', 'w') as f:\n"
+        "    f.create_dataset('images', data=rng.integers(0, 255, (512, 28, 28, 1), dtype='u1'), chunks=(64, 28, 28, 1))\n"
+        "    f['labels'] = rng.integers(0, 10, 512)\n"
+        "x, y = rng.random((256, 28, 28, 1), 'f4'), rng.integers(0, 10, 256)\n"
+        "model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])\n"
+        "model.compile('adam', keras.losses.SparseCategoricalCrossentropy(from_logits=True))\n"
+        "model.save('model.h5')\n"
+    )
+    if "enable_memory_growth" in blocks("python")[number]:  # must come before anything else of TensorFlow
+        preamble = "import kerasmem; kerasmem.enable_memory_growth()\n" + preamble
+    (tmp_path / "block.py").write_text(preamble + blocks("python")[number])
+    result = program("block.py", cwd=tmp_path, env={"TF_CPU_ALLOCATOR_USE_BFC": "true"})
+    assert result.code == 0, result.err[-3000:]
+
+
+def test_every_file_and_script_named_is_there():
+    for path in set(re.findall(r"`((?:scripts|examples|tests)/[\w./-]+)`", README)):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_public_name_in_the_readme_exists():
+    for name in set(re.findall(r"kerasmem\.([A-Za-z_]\w*)", README)):
+        assert name in kerasmem.__all__ or (ROOT / "kerasmem" / name).exists(), name
+
+
+def test_the_formulas_interval_is_the_one_measured():
+    rows = json.loads((RESULTS / "formula.json").read_text())["rows"]
+    ratios = [row["ratio"] for row in rows if not row["opaque"]]
+    assert 0 <= min(ratios) - MEASURED_LOW < 0.11
+    assert 0 <= MEASURED_HIGH - max(ratios) < 0.11
+
+
+def test_figures_of_the_formula_table_are_the_benchs():
+    rows = json.loads((RESULTS / "formula.json").read_text())["rows"]
+    shown = 0
+    for row in rows:
+        line = re.search(rf"^\| {row['model']} \| {row['optimizer']} \|(.*)\|$", README, re.MULTILINE)
+        if line:
+            batch, formula, measured, ratio = (cell.strip() for cell in line[1].split("|"))
+            mib = [f"{row[key] / 2**20:.1f}" for key in ("formula_bytes", "measured_bytes")]
+            assert [batch, formula, measured, ratio] == [str(row["batch_size"]), *mib, f"{row['ratio']:.2f}"]
+            shown += 1
+    assert shown >= 6
