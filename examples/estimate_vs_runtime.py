@@ -83,7 +83,9 @@ def draw(rows: list[dict[str, int]], path: str) -> None:
     axes.plot(batches, [row["formula"] / MIB for row in rows], "--", color="tab:gray", label="formula")
     low, high = ([row[key] / MIB for row in rows] for key in ("low", "high"))
     axes.fill_between(batches, low, high, color="tab:gray", alpha=0.15, label="interval the formula claims")
-    axes.plot(batches, [row["measured"] / MIB for row in rows], "o-", color="tab:blue", label="allocator, peak of a step")
+    axes.plot(
+        batches, [row["measured"] / MIB for row in rows], "o-", color="tab:blue", label="allocator, peak of a step"
+    )
     axes.set(xlabel="batch size", ylabel="memory (MiB)", title="MNIST convnet, SGD, one training step", xlim=0, ylim=0)
     axes.grid(alpha=0.3)
     axes.legend()

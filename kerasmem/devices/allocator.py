@@ -136,7 +136,8 @@ def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDev
         notes.append(NO_RESERVED)
     if any(device.name == "CPU:0" and device.allocator for device in devices) and not cpu_uses_bfc():
         notes.append(
-            f"allocator: CPU:0 is read from oneDNN's allocator, which counts blocks of 256 KiB and more; {_NO_CPU_STATS}"
+            "allocator: CPU:0 is read from oneDNN's allocator, which counts blocks of 256 KiB and more; "
+            f"{_NO_CPU_STATS}"
         )
     return devices or [TrackedDevice(None)], notes
 

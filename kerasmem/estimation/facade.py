@@ -177,7 +177,7 @@ def _not_in_the_formula(
         missing.append(Unmodelled(f"optimizer {name}", why, slots))
     missing.append(Unmodelled("workspace", "scratch memory of convolutions and matrix products"))
     missing.append(Unmodelled("allocator", "rounding and waste in the chunks that the allocator hands out"))
-    missing.append(Unmodelled("reuse", "buffers that are freed or reused within the step: deep networks need less"))
+    missing.append(Unmodelled("buffer reuse", "buffers are freed and reused within the step: deep networks need less"))
     unknown = [row.name for row in layers if row.activation_elements is None]
     if unknown:
         missing.append(Unmodelled(f"outputs of {_some(unknown)}", "their size depends on the data"))

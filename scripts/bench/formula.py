@@ -60,7 +60,6 @@ def measure(name: str, optimizer: str, steps: int) -> dict[str, Any]:
         "measured_max": max(peaks),
         "opaque": bool(opaque_layers(report.layers)),
         "ratio": round((median - slots) / report.formula.total_bytes, 4),
-        "inside": report.bytes.low <= median and (report.bytes.high is None or median <= report.bytes.high),
     }
 
 
@@ -106,7 +105,6 @@ def main() -> None:
         "median_absolute_error_percent": round(
             100 * statistics.median(abs(row["formula_bytes"] / row["measured_bytes"] - 1) for row in rows), 1
         ),
-        "inside_interval": sum(row["inside"] for row in rows),
     }
     print(json.dumps(summary), file=sys.stderr)
     if not options.models:

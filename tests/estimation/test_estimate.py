@@ -274,7 +274,7 @@ def test_every_keras_optimizer_has_the_slots_that_the_real_one_has():
 
 def test_what_is_left_out_is_listed(mnist_cnn):
     report = estimate(mnist_cnn)
-    assert {each.what.split()[0] for each in report.unmodelled} == {"optimizer", "workspace", "allocator", "reuse"}
+    assert {each.what.split()[0] for each in report.unmodelled} == {"optimizer", "workspace", "allocator", "buffer"}
     assert report.bytes.optimizer is report.bytes.workspace is report.bytes.allocator is None
 
 

@@ -1,0 +1,94 @@
+"""A stream of batches in a few lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kerasmem.streaming.budget import MemoryPlan
+from kerasmem.streaming.columns import Column, Part
+from kerasmem.streaming.layout import DatasetLayout, shown
+from kerasmem.units import format_count, format_size
+
+
+def describe_stream(
+    *,
+    path: str,
+    parts: Sequence[Part],
+    columns: Sequence[Sequence[Column]],
+    layouts: Mapping[str, DatasetLayout],
+    plan: MemoryPlan,
+    blocks: int,
+    rows: int,
+    batches: int,
+    batch_size: int,
+    seed: int | None,
+    ahead: str,
+) -> str:
+    """Return rows, types, order and memory of a stream, one fact a line."""
+    lines = [f"{shown(path)}: {_many(rows, 'row')} in {_many(batches, 'batch')} of {format_count(batch_size)}"]
+    for part, used in zip(parts, columns, strict=True):
+        for column in used:
+            layout = layouts[column.name]
+            lines.append(f"  {part.role:<13} {shown(column.name)} {_conversion(column)}, {_storage(layout)}")
+    together = min(plan.window_blocks, blocks)
+    if seed is None:
+        order = "file order"
+    elif together == blocks:
+        order = f"all rows shuffled together, seed {seed}"
+    else:
+        order = (
+            f"blocks in random order, {together:,} of {blocks:,} ({_many(plan.window_rows, 'row')}) shuffled "
+            f"together, seed {seed}"
+        )
+    lines.append(f"  order         {order}; blocks of {_many(plan.block_rows, 'row')}")
+    if ahead:
+        lines.append(f"  prepared by   {ahead}")
+    memory = [
+        f"{_many(plan.windows, 'window')} of {format_size(plan.window_bytes)}",
+        f"{_many(plan.queued_batches, 'batch')} of {format_size(plan.batch_bytes)}",
+    ]
+    if plan.scratch_bytes:
+        memory.append(f"{format_size(plan.scratch_bytes)} to convert in")
+    if plan.cache_bytes:
+        memory.append(f"{format_size(sum(plan.cache_bytes.values()))} chunk cache")
+    lines.append(f"  memory        {format_size(plan.total_bytes)}: {', '.join(memory)}")
+    return "\n".join(lines)
+
+
+def name_batch(place: int, epoch: int, rows: np.ndarray) -> str:
+    """Return which batch is meant, for a message: its number, epoch and some of its rows."""
+    low, high = int(rows.min()), int(rows.max())
+    if high - low + 1 == len(rows):
+        which = f"rows {low:,} to {high:,}" if high > low else f"row {low:,}"
+    else:
+        some = ", ".join(f"{row:,}" for row in rows[:6])
+        which = f"rows {some}{', …' if len(rows) > 6 else ''} (within {low:,} to {high:,})"
+    return f"batch {place:,} of epoch {epoch:,}, {which}"
+
+
+def _conversion(column: Column) -> str:
+    shape = "×".join(str(extent) for extent in column.row_shape) or "one number"
+    stored = np.dtype(column.stored)
+    order = "big-endian " if stored.byteorder == ">" else ""
+    text = f"{shape} a row, {order}{stored.name}"
+    if column.converts:
+        text += f" → {column.dtype}"
+    if column.scale is not None:
+        text += f", × {column.scale:.6g}"
+    if column.offset:
+        text += f" {'+' if column.offset > 0 else '−'} {abs(column.offset):.6g}"
+    return text
+
+
+def _storage(layout: DatasetLayout) -> str:
+    if layout.chunks is None:
+        return layout.storage
+    filters = f", {'+'.join(shown(name)[1:-1] for name in layout.filters)}" if layout.filters else ""
+    return f"chunks of {_many(layout.chunk_rows, 'row')}{filters}"
+
+
+def _many(count: int, noun: str) -> str:
+    plural = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{format_count(count)} {noun}{plural}"

@@ -1,0 +1,169 @@
+"""In which order rows are delivered: pure arithmetic on row numbers.
+
+Shuffling has two levels. The selected rows are cut into *blocks* (runs that are read together), the blocks
+are put in random order and gathered into *windows*, and the rows of a window are shuffled among
+themselves. What has to be remembered is one number a block, not one a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+_BLOCKS, _ROWS = 0, 1  # which of an epoch's random streams
+
+
+class Blocks:
+    """The selected rows, cut along a grid of `size` rows.
+
+    Args:
+        selection: the rows: a `range` of step 1, or a sorted int64 array.
+        size: rows of a grid cell; every block lies within one cell.
+
+    Example:
+        >>> blocks = Blocks(range(3, 10), 4)
+        >>> [blocks.span(k) for k in range(blocks.count)]
+        [(3, 4), (4, 8), (8, 10)]
+    """
+
+    def __init__(self, selection: range | np.ndarray, size: int) -> None:
+        self.size = size
+        self.total = len(selection)
+        self._first = self._last = 0
+        self._rows: np.ndarray | None = None
+        if isinstance(selection, range):
+            self._first, self._last = selection.start, selection.stop
+            self.count = (self._last - 1) // size - self._first // size + 1
+        else:
+            self._rows = selection
+            cells = selection // size
+            starts = np.flatnonzero(np.r_[True, cells[1:] != cells[:-1]])
+            self._bounds = np.r_[starts, len(selection)]
+            self.count = len(starts)
+
+    def sizes(self, blocks: np.ndarray) -> np.ndarray:
+        """Return how many selected rows each block has."""
+        if self._rows is not None:
+            return self._bounds[blocks + 1] - self._bounds[blocks]
+        cells = self._first // self.size + blocks
+        return np.minimum((cells + 1) * self.size, self._last) - np.maximum(cells * self.size, self._first)
+
+    def span(self, block: int) -> tuple[int, int]:
+        """Return the run of file rows, (start, stop), that covers a block."""
+        if self._rows is not None:
+            inside = self._rows[self._bounds[block] : self._bounds[block + 1]]
+            return int(inside[0]), int(inside[-1]) + 1
+        cell = self._first // self.size + block
+        return max(cell * self.size, self._first), min((cell + 1) * self.size, self._last)
+
+    def picked(self, block: int) -> np.ndarray | None:
+        """Return which rows of the span are selected, counted from its start; None when all are."""
+        if self._rows is None:
+            return None
+        inside = self._rows[self._bounds[block] : self._bounds[block + 1]]
+        start = inside[0]
+        return None if inside[-1] + 1 - start == len(inside) else inside - start
+
+    def rows(self, block: int) -> np.ndarray:
+        """Return the file rows of a block, rising."""
+        if self._rows is None:
+            return np.arange(*self.span(block), dtype=np.int64)
+        return self._rows[self._bounds[block] : self._bounds[block + 1]]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of delivered rows that lies in one window: rows `start` to `stop` of window `window`."""
+
+    window: int
+    start: int
+    stop: int
+
+
+@dataclass
+class EpochOrder:
+    """The order of one epoch.
+
+    Args:
+        blocks: the selected rows in blocks.
+        window_blocks: blocks shuffled together.
+        seed: seed of the shuffle, or None for file order.
+        epoch: number of the epoch; each has its own order.
+
+    Example:
+        >>> order = EpochOrder(Blocks(range(6), 2), window_blocks=2, seed=None, epoch=0)
+        >>> order.segments(2, 6)
+        [Segment(window=0, start=2, stop=4), Segment(window=1, start=0, stop=2)]
+    """
+
+    blocks: Blocks
+    window_blocks: int
+    seed: int | None
+    epoch: int
+    _shuffled: tuple[tuple[int, np.ndarray], ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        count = self.blocks.count
+        self.windows = -(-count // self.window_blocks)
+        self._order = np.arange(count)
+        # With a single window the shuffle of its rows is already uniform, and reading stays in file order.
+        if self.seed is not None and self.windows > 1:
+            self._random(_BLOCKS).shuffle(self._order)
+        ends = np.cumsum(self.blocks.sizes(self._order))
+        self._starts = np.r_[0, ends[self.window_blocks - 1 :: self.window_blocks]]
+        if self._starts[-1] != self.blocks.total:
+            self._starts = np.r_[self._starts, self.blocks.total]
+
+    @property
+    def total(self) -> int:
+        """Rows delivered in the epoch."""
+        return self.blocks.total
+
+    def key(self, window: int) -> tuple[int, int]:
+        """Return what identifies a window's contents: equal keys hold equal rows, whatever the epoch."""
+        return (self.epoch if self.windows > 1 and self.seed is not None else -1, window)
+
+    def window_rows(self, window: int) -> int:
+        """Return how many rows a window holds."""
+        return int(self._starts[window + 1] - self._starts[window])
+
+    def window_order(self, window: int) -> np.ndarray:
+        """Return the blocks of a window in the order they are read into it."""
+        return self._order[window * self.window_blocks : (window + 1) * self.window_blocks]
+
+    def places(self, segment: Segment) -> np.ndarray | None:
+        """Return where in the window's buffer the rows of a segment lie; None when they lie in order."""
+        if self.seed is None:
+            return None
+        for window, places in self._shuffled:
+            if window == segment.window:
+                return places[segment.start : segment.stop]
+        places = np.arange(self.window_rows(segment.window), dtype=np.int32)
+        self._random(_ROWS, segment.window).shuffle(places)
+        self._shuffled = (*self._shuffled[-1:], (segment.window, places))  # replaced whole: threads read it
+        return places[segment.start : segment.stop]
+
+    def segments(self, start: int, stop: int) -> list[Segment]:
+        """Return the windows that delivered rows `start` to `stop` of the epoch come from."""
+        found = []
+        window = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while start < stop:
+            base, end = int(self._starts[window]), int(self._starts[window + 1])
+            found.append(Segment(window, start - base, min(stop, end) - base))
+            start, window = min(stop, end), window + 1
+        return found
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Return the file rows delivered as rows `start` to `stop` of the epoch."""
+        pieces = []
+        for segment in self.segments(start, stop):
+            held = np.concatenate([self.blocks.rows(int(block)) for block in self.window_order(segment.window)])
+            places = self.places(segment)
+            pieces.append(held[segment.start : segment.stop] if places is None else held[places])
+        return np.concatenate(pieces)
+
+    def _random(self, *stream: int) -> Any:
+        assert self.seed is not None
+        return np.random.default_rng([self.seed, self.epoch, *stream])

@@ -1,0 +1,412 @@
+"""H5ChunkSequence: an HDF5 file as a Keras data set, in place of arrays."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.errors import DataError, UsageError
+from kerasmem.streaming.ahead import BatchesAhead, TransformFailure, TransformPool, apply_transform
+from kerasmem.streaming.budget import plan_memory
+from kerasmem.streaming.columns import make_columns, read_dtype, read_scale
+from kerasmem.streaming.description import describe_stream, name_batch
+from kerasmem.streaming.layout import shown
+from kerasmem.streaming.order import Blocks, EpochOrder
+from kerasmem.streaming.passes import Passes
+from kerasmem.streaming.reader import RowReader
+from kerasmem.streaming.scan import scan_file
+from kerasmem.streaming.selection import read_rows
+from kerasmem.streaming.settings import check_transform, read_flag, read_parts, read_path, read_whole
+from kerasmem.streaming.window import WindowStore
+
+_making = threading.Lock()
+
+
+def _new_lock_after_fork() -> None:
+    global _making
+    _making = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock_after_fork)
+
+
+@dataclass
+class _Live:
+    """What belongs to one process and is never pickled: locks, the open file, buffers, threads."""
+
+    pid: int
+    lock: threading.Lock
+    reader: RowReader
+    store: WindowStore
+    ahead: BatchesAhead | None
+    pool: TransformPool | None
+    order: EpochOrder | None = None
+
+
+class H5ChunkSequence(keras.utils.PyDataset):
+    """Stream float32 batches from an HDF5 file that need not fit in memory into `fit`, `evaluate`, `predict`.
+
+    Rows are shuffled on two levels: blocks of rows that lie together in the file are read in random order
+    into a window in memory, and the rows of the window are shuffled. Every row comes exactly once an epoch
+    and every chunk of the file is read about once. With the same seed the batches are the same, whatever
+    `workers`, `use_multiprocessing`, `max_queue_size` and `fit(shuffle=…)` are.
+
+    Inside `fit`, the k-th batch that Keras asks for in an epoch is the k-th batch of the sequence's own
+    order, whichever index Keras names: `fit(shuffle=True)`, its default, would otherwise permute the batches
+    and read the file back and forth. So `shuffle` here is the one that counts. Everywhere else `seq[i]` is
+    simply batch `i` of the current epoch.
+
+    Args:
+        path: the HDF5 file.
+        x: dataset name for the features, such as "x" or "train/images"; or a list of names (several inputs;
+            comes out as a tuple) or a dict of input name to dataset name (comes out as a dict).
+        y: the same for the targets; None where there are none, as for `predict`.
+        sample_weight: the same for weights, one value a row.
+        batch_size: rows a batch; the last batch of an epoch may be smaller.
+        shuffle: True for a new order each epoch; False for file order, which `predict` needs if results are
+            to be matched with rows.
+        seed: seed of the order; with None one is drawn.
+        dtype: type of the features: "float32" (default), "float16", "float64", or "stored" to keep integers
+            such as token numbers as they are; or a dict by dataset name, which may name targets too.
+            Integers and booleans without `scale` are cast as they are (exact below 2**24). Targets that are
+            integers or booleans keep their stored type; targets and weights that are floats become float32.
+        rows: which rows to use: a slice, a range, a (start, stop) tuple or an array of row numbers; for
+            train/validation splits.
+        drop_remainder: leave out a last batch that is not full (with `shuffle`, other rows each epoch).
+        scale: factor, or (factor, offset), applied to all features as they are read, such as 1/255; or a
+            dict by dataset name. `value * factor + offset`.
+        transform: called with each batch's arrays, `transform(x)`, `transform(x, y)` or
+            `transform(x, y, sample_weight)`, in the structure given above; returns the same number of
+            values. Runs in the workers; with `use_multiprocessing` it must be picklable.
+        memory_budget: bytes or text ("512MB") that windows, read buffers and the batches in Keras's queue
+            may take together in the training process. A larger one shuffles better; the order of the rows
+            depends on it. Default: 256 MiB, with batches on top. What a `transform` allocates is not counted.
+        nan_policy: "ignore" passes NaN and infinity on, as Keras does with arrays; "error" raises, naming
+            dataset and rows, when the window holding them is needed.
+        allow_external: follow external links, external storage and virtual datasets into other files.
+        workers: with 2 or more, as many threads gather and transform batches ahead of training; with 0 or 1
+            batches are made when Keras asks (on TensorFlow that is in a background thread already).
+        use_multiprocessing: run `transform` in `workers` processes (reading stays in this one).
+        max_queue_size: the most batches prepared ahead, where there are workers to do so; fewer where
+            `memory_budget` has no room for more.
+
+    The sequence does its own work ahead, because Keras's would neither keep the order nor read each chunk
+    once; so Keras is told `workers=1, use_multiprocessing=False`, which is what these attributes say.
+
+    Within `fit`, TensorFlow wraps errors raised here in its own (`InvalidArgumentError`); the text stays.
+
+    Raises:
+        DataError: the file or its data cannot be used.
+        UsageError: a setting is wrong, or `memory_budget` too small.
+
+    Example:
+        >>> import h5py, keras, numpy as np
+        >>> with h5py.File("/tmp/example.h5", "w") as f:
+        ...     f["x"] = np.random.rand(1000, 8)
+        ...     f["y"] = np.random.randint(0, 2, 1000)
+        >>> train = H5ChunkSequence("/tmp/example.h5", batch_size=100, rows=(0, 800))
+        >>> valid = H5ChunkSequence("/tmp/example.h5", batch_size=100, rows=(800, 1000), shuffle=False)
+        >>> model = keras.Sequential([keras.layers.Dense(2, "softmax")])
+        >>> model.compile("adam", "sparse_categorical_crossentropy")
+        >>> history = model.fit(train, validation_data=valid, epochs=2, verbose=0)
+        >>> len(train), len(valid)
+        (8, 2)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        x: Any = "x",
+        y: Any = "y",
+        *,
+        sample_weight: Any = None,
+        batch_size: int = 32,
+        shuffle: bool = True,
+        seed: int | None = 0,
+        dtype: Any = "float32",
+        rows: Any = None,
+        drop_remainder: bool = False,
+        scale: Any = None,
+        transform: Callable[..., Any] | None = None,
+        memory_budget: int | str | None = None,
+        nan_policy: str = "ignore",
+        allow_external: bool = False,
+        workers: int = 1,
+        use_multiprocessing: bool = False,
+        max_queue_size: int = 10,
+    ) -> None:
+        super().__init__(workers=1, use_multiprocessing=False, max_queue_size=max_queue_size)
+        self.path = read_path(path)
+        self.batch_size = read_whole("batch_size", batch_size, 1)
+        self.shuffle = read_flag("shuffle", shuffle)
+        self.seed = secrets.randbits(32) if seed is None else read_whole("seed", seed, 0)
+        self.drop_remainder = read_flag("drop_remainder", drop_remainder)
+        self.transform = transform
+        self._processes = read_flag("use_multiprocessing", use_multiprocessing)
+        self._preparers = max(read_whole("workers", workers, 0), int(self._processes))
+        self._depth = read_whole("max_queue_size", max_queue_size, 1) if self._works_ahead else 0
+        self._allow_external = read_flag("allow_external", allow_external)
+        if nan_policy not in ("ignore", "error"):
+            raise UsageError(f"nan_policy: {nan_policy!r} is neither 'ignore' nor 'error'")
+        self._check_finite = nan_policy == "error"
+        check_transform(transform, self._processes)
+
+        self._parts = read_parts(x, y, sample_weight)
+        if y is None and self.shuffle:
+            warnings.warn(
+                "H5ChunkSequence: without y and with shuffle=True, predict would return its results in shuffled "
+                "order; pass shuffle=False to match them with rows",
+                stacklevel=2,
+            )
+        names = list(dict.fromkeys(name for part in self._parts for name in part.names))
+        scales, dtypes = read_scale(scale, names), read_dtype(dtype, names)
+        self.layout = scan_file(self.path, names, allow_external=self._allow_external)
+        by_name = {layout.name: layout for layout in self.layout.datasets}
+        wanted = [make_columns(part, by_name, dtypes, scales) for part in self._parts]
+        self._columns = tuple(dict.fromkeys(column for columns in wanted for column in columns))
+        self._uses = [[self._columns.index(column) for column in columns] for columns in wanted]
+
+        selection = read_rows(rows, self.layout.datasets[0].rows, ordered=not self.shuffle)
+        self.num_rows = len(selection)
+        if self.drop_remainder and self.num_rows < self.batch_size:
+            raise UsageError(f"drop_remainder: {self.num_rows:,} rows make no full batch of {self.batch_size:,}")
+        self.plan = plan_memory(
+            self.layout.datasets,
+            self._columns,
+            selection=selection,
+            batch_size=self.batch_size,
+            ahead=self._depth,
+            workers=self._preparers,
+            budget=memory_budget,
+        )
+        self._blocks = Blocks(selection, self.plan.block_rows)
+        self._passes = Passes(len(self))
+        self._live: _Live | None = None
+
+    # ---- what Keras asks for
+
+    def __len__(self) -> int:
+        """Return the number of batches an epoch."""
+        full, rest = divmod(self.num_rows, self.batch_size)
+        return full + bool(rest and not self.drop_remainder)
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches an epoch."""
+        return len(self)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        """Return a batch, (x,), (x, y) or (x, y, sample_weight); see the class for what `index` means."""
+        index = self._check_index(index)
+        live = self._here()
+        with live.lock:
+            epoch, place, in_pass = self._passes.epoch, self._passes.place(index), self._passes.open
+        if live.ahead is not None and in_pass:
+            return live.ahead.get(epoch, place)
+        return self._finish(epoch, place, self._gather(epoch, place))
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Return the batches of the current epoch in order, once."""
+        return (self.batch(place) for place in range(len(self)))
+
+    def on_epoch_begin(self) -> None:
+        """Start an epoch; Keras calls this."""
+        with self._here().lock:
+            self._passes.begin()
+
+    def on_epoch_end(self) -> None:
+        """End an epoch; Keras calls this, once before the first epoch too, which changes nothing."""
+        live = self._here()
+        with live.lock:
+            over = self._passes.end()
+        if over and live.ahead is not None:
+            live.ahead.stop()
+
+    @property
+    def workers(self) -> int:
+        """What Keras is told: 1, because the sequence prepares batches itself."""
+        return 1
+
+    @workers.setter
+    def workers(self, value: int) -> None:
+        raise UsageError("workers: choose them when making the sequence, H5ChunkSequence(…, workers=…)")
+
+    @property
+    def use_multiprocessing(self) -> bool:
+        """What Keras is told: False, because the sequence has worker processes of its own."""
+        return False
+
+    @use_multiprocessing.setter
+    def use_multiprocessing(self, value: bool) -> None:
+        raise UsageError("use_multiprocessing: choose it when making the sequence")
+
+    # ---- for people
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that is, or will next be, delivered; later calls of `fit` count on."""
+        return self._passes.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of epoch `epoch`, whose batches are always the same for a seed."""
+        epoch = read_whole("epoch", epoch, 0)
+        live = self._here()
+        with live.lock:
+            self._passes.restart(epoch)
+        if live.ahead is not None:
+            live.ahead.stop()
+
+    def batch(self, place: int, epoch: int | None = None) -> tuple[Any, ...]:
+        """Return batch number `place` of an epoch, whatever has been asked for before.
+
+        Args:
+            place: 0 to `len(self) - 1`.
+            epoch: which epoch; the current one by default.
+        """
+        place = self._check_index(place)
+        epoch = self.epoch if epoch is None else read_whole("epoch", epoch, 0)
+        return self._finish(epoch, place, self._gather(epoch, place))
+
+    def batch_rows(self, place: int, epoch: int | None = None) -> np.ndarray:
+        """Return the row numbers in the file of batch number `place`, int64, in the order delivered."""
+        place = self._check_index(place)
+        order = self._order(self.epoch if epoch is None else read_whole("epoch", epoch, 0))
+        return order.rows(*self._bounds(place))
+
+    def describe(self) -> str:
+        """Return a few lines on rows, batches, types, blocks, windows and memory."""
+        ahead = ""
+        if self._works_ahead:
+            kind = "processes" if self._processes and self.transform is not None else "threads"
+            ahead = f"{self._preparers} {kind}, {self.plan.ahead} ahead at most"
+        return describe_stream(
+            path=self.path,
+            parts=self._parts,
+            columns=[[self._columns[use] for use in uses] for uses in self._uses],
+            layouts={layout.name: layout for layout in self.layout.datasets},
+            plan=self.plan,
+            blocks=self._blocks.count,
+            rows=self.num_rows,
+            batches=len(self),
+            batch_size=self.batch_size,
+            seed=self.seed if self.shuffle else None,
+            ahead=ahead,
+        )
+
+    def __repr__(self) -> str:
+        order = f"shuffled with seed {self.seed}" if self.shuffle else "in file order"
+        return (
+            f"<H5ChunkSequence {shown(os.path.basename(self.path))}: {self.num_rows:,} rows in "
+            f"{len(self):,} batches of {self.batch_size:,}, {order}>"
+        )
+
+    def close(self) -> None:
+        """Close the file, end the workers and free the windows; the sequence can be used again afterwards."""
+        live, self._live = self._live, None
+        if live is not None and live.pid == os.getpid():
+            if live.ahead is not None:
+                live.ahead.close()
+            if live.pool is not None:
+                live.pool.close()
+            live.store.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_live"] = None
+        state["_passes"] = Passes(len(self))
+        state["_passes"].epoch = self.epoch
+        return state
+
+    # ---- within
+
+    @property
+    def _works_ahead(self) -> bool:
+        return self._preparers > 1 or self._processes
+
+    def _here(self) -> _Live:
+        """Return what this process has open; a forked or unpickled copy starts afresh."""
+        live = self._live
+        if live is None or live.pid != os.getpid():
+            with _making:
+                live = self._live
+                if live is None or live.pid != os.getpid():
+                    live = self._live = self._come_alive()
+        return live
+
+    def _come_alive(self) -> _Live:
+        reader = RowReader(
+            self.layout,
+            self._columns,
+            cache_bytes=self.plan.cache_bytes,
+            block_rows=self.plan.block_rows,
+            check_finite=self._check_finite,
+            allow_external=self._allow_external,
+        )
+        store = WindowStore(reader, self._columns, count=self.plan.windows, rows=self.plan.window_rows)
+        ahead = pool = None
+        if self._works_ahead:
+            ahead = BatchesAhead(
+                self._gather, self._finish, workers=self._preparers, depth=self.plan.ahead, batches=len(self)
+            )
+        if self._processes and self.transform is not None:
+            pool = TransformPool(self.transform, self._preparers)
+        return _Live(os.getpid(), threading.Lock(), reader, store, ahead, pool)
+
+    def _order(self, epoch: int) -> EpochOrder:
+        live = self._here()
+        order = live.order
+        if order is None or order.epoch != epoch:
+            seed = self.seed if self.shuffle else None
+            order = live.order = EpochOrder(self._blocks, self.plan.window_blocks, seed, epoch)
+        return order
+
+    def _bounds(self, place: int) -> tuple[int, int]:
+        return place * self.batch_size, min((place + 1) * self.batch_size, self.num_rows)
+
+    def _gather(self, epoch: int, place: int) -> tuple[Any, ...]:
+        """Return the batch as read, before `transform`."""
+        order, store = self._order(epoch), self._here().store
+        start, stop = self._bounds(place)
+        arrays = [np.empty((stop - start, *column.row_shape), column.dtype) for column in self._columns]
+        done = 0
+        for segment in order.segments(start, stop):
+            length = segment.stop - segment.start
+            store.copy(order, segment, [array[done : done + length] for array in arrays])
+            done += length
+        if segment.window + 1 < order.windows:
+            store.read_ahead(order, segment.window + 1, segment.stop / order.window_rows(segment.window))
+        taken: set[int] = set()
+        parts = []
+        for part, uses in zip(self._parts, self._uses, strict=True):
+            # A dataset used twice (an autoencoder's) comes as two arrays: a transform may write to one.
+            values = []
+            for use in uses:
+                values.append(arrays[use].copy() if use in taken else arrays[use])
+                taken.add(use)
+            parts.append(part.build(values))
+        return tuple(parts)
+
+    def _finish(self, epoch: int, place: int, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.transform is None:
+            return batch
+        pool = self._here().pool
+        try:
+            return apply_transform(self.transform, batch) if pool is None else pool.run(batch)
+        except TransformFailure as failure:
+            which = name_batch(place, epoch, self.batch_rows(place, epoch))
+            raise DataError(f"transform, on {which}, {failure}") from failure.__cause__
+
+    def _check_index(self, index: int) -> int:
+        index = index.__index__()
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} does not exist; there are {len(self)} batches, 0 to {len(self) - 1}")
+        return index

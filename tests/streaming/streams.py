@@ -1,0 +1,66 @@
+"""A tiny model, a record of what it was fed, and transforms for worker processes."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import keras
+import numpy as np
+
+from kerasmem import H5ChunkSequence
+
+
+class Recorded(H5ChunkSequence):
+    """Notes the targets of each batch that Keras was given within an epoch, and how far it was ahead."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.epochs, self.asked, self.indices = [], 0, []
+
+    def on_epoch_begin(self):
+        super().on_epoch_begin()
+        self.epochs.append([])
+
+    def __getitem__(self, index):
+        batch = super().__getitem__(index)
+        if self.epochs:
+            self.asked += 1
+            self.indices.append(index)
+            self.epochs[-1].append(np.array(batch[1]).tolist())
+        return batch
+
+    @property
+    def rows(self):
+        return [[row for batch in epoch for row in batch] for epoch in self.epochs]
+
+
+def tiny_model(**settings):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **settings)
+    return model
+
+
+def note_process(x, y):
+    """Return the targets, and in x the number of the process that ran this."""
+    return np.full_like(x, os.getpid()), y
+
+
+def slow_double(x, y):
+    time.sleep(0.001 * (int(y[0]) % 3))
+    return x * 2, y
+
+
+def die(x, y):
+    os._exit(9)
+
+
+class OddError(Exception):
+    """An exception that does not survive pickling."""
+
+    def __init__(self, one, two):
+        super().__init__(one + two)
+
+
+def raise_odd(x, y):
+    raise OddError("odd ", "error")

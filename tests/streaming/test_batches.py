@@ -1,0 +1,290 @@
+"""What is in a batch: types, structures, rows, transform."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+
+from kerasmem import H5ChunkSequence
+from kerasmem.errors import DataError, UsageError
+
+
+def joined(sequence, part=0):
+    return np.concatenate([batch[part] for batch in sequence])
+
+
+@pytest.mark.parametrize("stored", ["<f4", ">f4", "<f8", ">f8", "<f2", "|u1", "|i1", ">u2", "<i4", ">i8", "|b1"])
+@pytest.mark.parametrize("chunks", [None, 8])
+def test_features_come_out_as_float32(write, stored, chunks):
+    values = np.arange(60).reshape(20, 3) % 100
+    path = write(x=values.astype(stored), chunks=chunks)
+    sequence = H5ChunkSequence(path, y=None, batch_size=7, shuffle=False)
+    batches = list(sequence)
+    assert [len(batch) for batch in batches] == [1, 1, 1]
+    assert {batch[0].dtype for batch in batches} == {np.dtype("float32")}
+    assert np.array_equal(joined(sequence), values.astype(stored).astype("float32"))
+
+
+@pytest.mark.parametrize("stored", ["|u1", ">u2", "<i8", "|i1", "|b1"])
+def test_integer_labels_keep_their_type(write, stored):
+    labels = (np.arange(20) % 2).astype(stored)
+    path = write(x=np.zeros((20, 2), "f4"), y=labels, chunks=4)
+    sequence = H5ChunkSequence(path, batch_size=6, shuffle=False)
+    assert joined(sequence, 1).dtype == np.dtype(stored).newbyteorder("=")
+    assert np.array_equal(joined(sequence, 1), labels)
+
+
+@pytest.mark.parametrize("stored", ["<f2", "<f4", "<f8", ">f8"])
+def test_float_targets_and_weights_become_float32(write, stored):
+    values = np.linspace(0, 1, 20).astype(stored)
+    path = write(x=np.zeros((20, 2)), y=values, w=values)
+    x, y, w = H5ChunkSequence(path, sample_weight="w", batch_size=20, shuffle=False)[0]
+    assert {a.dtype for a in (x, y, w)} == {np.dtype("float32")}
+    assert np.array_equal(y, values.astype("f4"))
+    assert np.array_equal(w, values.astype("f4"))
+
+
+def test_integer_weights_become_float32(write):
+    path = write(x=np.zeros((4, 2)), y=np.zeros(4), w=np.arange(4))
+    assert H5ChunkSequence(path, sample_weight="w")[0][2].dtype == np.float32
+
+
+@pytest.mark.parametrize("stored", ["|u1", "<i4", ">u2", "<f8"])
+def test_scale(write, stored):
+    values = (np.arange(60).reshape(20, 3)).astype(stored)
+    path = write(images=values, y=np.arange(20))
+
+    def features(scale):
+        return joined(H5ChunkSequence(path, "images", batch_size=7, shuffle=False, scale=scale))
+
+    assert np.allclose(features(1 / 255), values / 255, rtol=1e-6)
+    assert np.allclose(features((2, -1)), values * 2.0 - 1, rtol=1e-6)
+    assert np.allclose(features({"images": 0.5}), values * 0.5)
+    x, y = H5ChunkSequence(path, "images", batch_size=20, shuffle=False, scale={"y": 0.5})[0]
+    assert x[1, 0] == 3
+    assert y.dtype == np.float32
+    assert y[3] == 1.5
+
+
+def test_the_other_dtypes(write):
+    tokens = np.arange(2**24, 2**24 + 20, dtype=">i4").reshape(10, 2)
+    path = write(tokens=tokens, dense=np.ones((10, 2)), y=np.arange(10))
+    x, _ = H5ChunkSequence(path, ["tokens", "dense"], dtype={"tokens": "stored"}, shuffle=False)[0]
+    assert x[0].dtype == np.int32
+    assert np.array_equal(x[0], tokens)
+    assert x[1].dtype == np.float32
+    assert H5ChunkSequence(path, "dense", dtype="float16")[0][0].dtype == np.float16
+    assert H5ChunkSequence(path, "dense", dtype=np.float64)[0][0].dtype == np.float64
+    with pytest.raises(UsageError, match="contradict"):
+        H5ChunkSequence(path, "tokens", dtype="stored", scale=2)
+    with pytest.raises(UsageError, match="dtype: 'int8'"):
+        H5ChunkSequence(path, dtype="int8")
+
+
+def test_structures_and_nested_names(write):
+    rows = np.arange(12)
+    path = write(train__a=rows[:, None], train__b=-rows[:, None], y=rows, z=rows * 2.0, w=rows)
+    a, b = "train/a", "/train/b"
+    x, y = H5ChunkSequence(path, [a, b], {"one": "y", "two": "z"}, batch_size=12)[0]
+    assert isinstance(x, tuple)
+    assert isinstance(y, dict)
+    assert np.array_equal(x[0], -x[1])
+    assert np.array_equal(x[0][:, 0], y["one"])
+    assert np.array_equal(y["one"] * 2, y["two"])
+    (x,) = H5ChunkSequence(path, {"left": a, "right": b}, None)[0]
+    assert list(x) == ["left", "right"]
+    x, y, w = H5ChunkSequence(path, a, ("y", "z"), sample_weight=["w", "w"])[0]
+    assert np.array_equal(w[0], w[1])
+    assert w[0] is not w[1]
+
+
+def test_one_dataset_as_features_and_targets(write):
+    path = write(images=np.arange(24, dtype=np.uint8).reshape(8, 3))
+    sequence = H5ChunkSequence(path, "images", "images", scale={"images": 0.5})
+    x, y = sequence[0]
+    assert np.array_equal(x, y)
+    assert not np.shares_memory(x, y)
+    x, y = H5ChunkSequence(path, "images", "images", scale=0.5)[0]
+    assert (x.dtype, y.dtype) == (np.float32, np.uint8), "a plain scale is for features"
+
+
+def test_last_batch_and_drop_remainder(numbered):
+    path = numbered(rows=100)
+    whole = H5ChunkSequence(path, batch_size=32)
+    assert (len(whole), whole.num_batches) == (4, 4)
+    assert [len(y) for _, y in whole] == [32, 32, 32, 4]
+    cut = H5ChunkSequence(path, batch_size=32, drop_remainder=True)
+    assert [len(y) for _, y in cut] == [32, 32, 32]
+    left_out = {frozenset(range(100)) - frozenset(joined_epoch(cut, epoch)) for epoch in range(3)}
+    assert len(left_out) == 3, "other rows are left out each epoch"
+    with pytest.raises(UsageError, match="100 rows make no full batch"):
+        H5ChunkSequence(path, batch_size=101, drop_remainder=True)
+    assert len(H5ChunkSequence(path, batch_size=101)) == 1
+
+
+def joined_epoch(sequence, epoch):
+    return np.concatenate([sequence.batch(i, epoch)[1] for i in range(len(sequence))]).tolist()
+
+
+def test_every_row_once_over_many_shapes(write):
+    random = np.random.default_rng(3)
+    for trial in range(40):
+        n, chunk, batch = (int(v) for v in random.integers(1, 90, 3))
+        width = int(random.integers(1, 30))
+        x = np.arange(n * width, dtype=random.choice(["f4", "f8", "u2"])).reshape(n, width)
+        chunks = None if random.random() < 0.3 else chunk
+        path = write(x=x, y=np.arange(n), chunks=chunks, name=f"{trial}.h5")
+        rows = None
+        if random.random() < 0.5:
+            rows = random.permutation(n)[: int(random.integers(1, n + 1))]
+        sequence = tight(path, batch_size=batch, rows=rows, seed=trial)
+        for epoch in range(2):
+            batches = [sequence.batch(i, epoch) for i in range(len(sequence))]
+            y = np.concatenate([b[1] for b in batches])
+            assert np.array_equal(np.sort(y), np.arange(n) if rows is None else np.sort(rows))
+            assert np.array_equal(np.concatenate([b[0] for b in batches]), x[y].astype("f4"))
+            assert all(len(b[1]) == batch for b in batches[:-1])
+            assert np.array_equal(y, np.concatenate([sequence.batch_rows(i, epoch) for i in range(len(sequence))]))
+
+
+def tight(path, **settings):
+    """Return a sequence with the smallest memory budget that works."""
+    import re
+
+    with pytest.raises(UsageError) as caught:
+        H5ChunkSequence(path, memory_budget=1, **settings)
+    return H5ChunkSequence(path, memory_budget=re.search(r"works is '(\w+)'", str(caught.value))[1], **settings)
+
+
+def test_splits_are_disjoint_and_complete(numbered):
+    path = numbered(rows=100)
+    train, valid = (H5ChunkSequence(path, rows=rows, batch_size=9) for rows in ((0, 80), slice(80, None)))
+    assert sorted([*joined(train, 1), *joined(valid, 1)]) == list(range(100))
+    picked = np.random.default_rng(0).permutation(100)
+    train, valid = (H5ChunkSequence(path, rows=rows, batch_size=9) for rows in (picked[:70], picked[70:]))
+    assert set(joined(train, 1)) == set(picked[:70])
+    assert set(joined(valid, 1)) == set(picked[70:])
+
+
+def test_file_order(numbered):
+    sequence = H5ChunkSequence(numbered(rows=50), batch_size=8, shuffle=False, rows=[3, 5, 6, 40])
+    assert joined(sequence, 1).tolist() == [3, 5, 6, 40]
+    sequence = H5ChunkSequence(sequence.path, batch_size=8, shuffle=False)
+    assert sequence[2][1].tolist() == list(range(16, 24)), "an index is a place"
+    assert sequence[2][1].tolist() == sequence.batch_rows(2).tolist()
+    with pytest.raises(IndexError, match="there are 7 batches"):
+        sequence[7]
+    with pytest.raises(IndexError):
+        sequence[-1]
+
+
+def test_epochs_repeat_and_differ(numbered):
+    path = numbered(rows=200)
+    one, two = (H5ChunkSequence(path, seed=5, memory_budget="20kB") for _ in range(2))
+    for epoch in (0, 3):
+        one.set_epoch(epoch)
+        assert one.epoch == epoch
+        assert joined(one, 1).tolist() == joined_epoch(two, epoch)
+    assert joined_epoch(one, 0) != joined_epoch(one, 1)
+    assert joined_epoch(one, 0) != joined_epoch(H5ChunkSequence(path, seed=6), 0)
+    drawn = H5ChunkSequence(path, seed=None)
+    assert joined(drawn, 1).tolist() == joined_epoch(H5ChunkSequence(path, seed=drawn.seed), 0)
+
+
+def test_batches_are_the_callers_own(numbered):
+    sequence = H5ChunkSequence(numbered(rows=40), batch_size=8, shuffle=False)
+    sequence[0][0][:] = -1
+    assert sequence[0][0].min() == 0
+
+
+def test_transform(numbered):
+    path = numbered(rows=40)
+    sequence = H5ChunkSequence(path, batch_size=8, shuffle=False, transform=lambda x, y: (x * 10, y + 1))
+    x, y = sequence[1]
+    assert np.array_equal(x[:, 0], np.arange(8, 16) * 10)
+    assert np.array_equal(y, np.arange(9, 17))
+    (x,) = H5ChunkSequence(path, y=None, batch_size=8, shuffle=False, transform=lambda x: x + 1)[0]
+    assert x[0, 0] == 1
+
+
+@pytest.mark.parametrize(
+    ("transform", "text"),
+    [
+        (lambda x, y: x / None, r"batch 1 of epoch 0, rows 8 to 15, raised TypeError: unsupported"),
+        (lambda x, y: next(iter(())), "raised StopIteration"),
+        (lambda x, y: x, r"returned ndarray; it has to return \(x, y\)"),
+        (lambda x, y: (x, y, y), "returned 3 values"),
+        (lambda x: x, "raised TypeError"),
+    ],
+)
+def test_a_failing_transform_is_named(numbered, transform, text):
+    sequence = H5ChunkSequence(numbered(rows=40), batch_size=8, shuffle=False, transform=transform)
+    with pytest.raises(DataError, match=text) as caught:
+        sequence[1]
+    if "raised" in text:
+        assert caught.value.__cause__ is not None
+
+
+def test_files_of_pytables(tmp_path):
+    tables = pytest.importorskip("tables")
+    path = tmp_path / "tables.h5"
+    x = np.random.default_rng(0).random((300, 5))
+    with tables.open_file(str(path), "w") as file:
+        group = file.create_group("/", "train")
+        file.create_carray(group, "x", obj=x, filters=tables.Filters(complevel=1, complib="zlib", shuffle=True))
+        grown = file.create_earray(group, "y", tables.Int16Atom(), (0,), expectedrows=300)
+        grown.append(np.arange(300, dtype="i2"))
+        file.create_array(group, "flag", obj=np.arange(300) % 2 == 0)
+    sequence = H5ChunkSequence(path, ["train/x", "train/flag"], "train/y", batch_size=64)
+    for (features, flag), y in sequence:
+        assert np.array_equal(features, x[y].astype("f4"))
+        assert np.array_equal(flag, (y % 2 == 0).astype("f4"))
+        assert y.dtype == np.int16
+    assert "gzip" in sequence.describe()
+
+
+def test_odd_but_sound_layouts(tmp_path):
+    x = np.arange(4000, dtype="f4").reshape(100, 40)
+    with h5py.File(tmp_path / "odd.h5", "w", userblock_size=512, libver="latest") as file:
+        file.create_dataset("columns", data=x, chunks=(100, 3), compression="lzf", shuffle=True)
+        file.create_dataset("growing", data=x, maxshape=(None, 40), chunks=(7, 40), fletcher32=True)
+        file.create_dataset("enum", data=np.arange(100) % 3, dtype=h5py.enum_dtype({"a": 0, "b": 1, "c": 2}))
+        compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        compact.set_layout(h5py.h5d.COMPACT)
+        h5py.h5d.create(file.id, b"compact", h5py.h5t.NATIVE_INT32, h5py.h5s.create_simple((100,)), compact)
+        file["compact"][:] = np.arange(100)
+        file["soft"] = h5py.SoftLink("/growing")
+    for name in ("columns", "growing", "soft"):
+        sequence = H5ChunkSequence(tmp_path / "odd.h5", name, "compact", batch_size=9)
+        for features, rows in sequence:
+            assert np.array_equal(features, x[rows])
+    features, classes = H5ChunkSequence(tmp_path / "odd.h5", "enum", "enum", shuffle=False, batch_size=100)[0]
+    assert features.dtype == np.float32
+    assert classes.dtype.kind in "iu"
+    assert np.array_equal(classes, np.arange(100) % 3)
+
+
+def test_describe_and_repr(numbered):
+    path = numbered(rows=1000)
+    sequence = H5ChunkSequence(path, batch_size=10, memory_budget="10kB", scale=0.5, workers=3)
+    text = sequence.describe()
+    for piece in (
+        "1,000 rows in 100 batches of 10",
+        "3 a row, float32 → float32, × 0.5",
+        "seed 0",
+        "blocks of",
+    ):
+        assert piece in text, text
+    assert "3 threads, 1 ahead at most" in text
+    assert repr(sequence) == "<H5ChunkSequence 'data.h5': 1,000 rows in 100 batches of 10, shuffled with seed 0>"
+    assert "file order" in H5ChunkSequence(path, shuffle=False).describe()
+
+
+def test_layout_survives_json(numbered):
+    import json
+
+    from kerasmem.streaming.layout import FileLayout
+
+    layout = H5ChunkSequence(numbered()).layout
+    assert FileLayout.from_dict(json.loads(json.dumps(layout.to_dict()))) == layout

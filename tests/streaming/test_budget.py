@@ -1,0 +1,99 @@
+"""Block and window sizes from a memory budget."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from kerasmem.errors import UsageError
+from kerasmem.streaming.budget import plan_memory
+from kerasmem.streaming.columns import Column
+from kerasmem.streaming.layout import DatasetLayout
+from kerasmem.units import GIB, MIB, parse_size
+
+
+def dataset(name="x", rows=1_000_000, row=(1000,), dtype="<f4", chunk=None):
+    chunks = None if chunk is None else (chunk, *row)
+    return DatasetLayout(name, (rows, *row), dtype, "chunked" if chunk else "contiguous", chunks)
+
+
+def plan(*layouts, budget=None, batch_size=32, ahead=0, workers=1, selection=None, out="float32"):
+    columns = [Column(d.name, d.row_shape, d.dtype, out) for d in layouts]
+    selection = range(layouts[0].rows) if selection is None else selection
+    return plan_memory(
+        layouts,
+        columns,
+        selection=selection,
+        batch_size=batch_size,
+        ahead=ahead,
+        workers=workers,
+        budget=budget,
+    )
+
+
+def test_the_budget_is_used_and_kept():
+    for budget in ("8MiB", "64MiB", "1GiB"):
+        for chunk in (None, 1, 7, 256):
+            for dtype in ("<f4", "<f8", "|u1"):
+                made = plan(dataset(chunk=chunk, dtype=dtype), budget=budget)
+                assert 0.7 * parse_size(budget) < made.total_bytes <= parse_size(budget), (
+                    budget,
+                    chunk,
+                    dtype,
+                )
+                if chunk:
+                    assert made.block_rows % chunk == 0, "whole chunks only"
+
+
+def test_rows_that_fit_make_one_window():
+    made = plan(dataset(rows=1000), budget="64MiB")
+    assert (made.windows, made.window_rows) == (1, 1000)
+
+
+def test_batches_ahead_count_and_leave_the_windows_alone():
+    for batch_size in (32, 256, 2000):
+        none, some, many = (
+            plan(dataset(), budget="64MiB", batch_size=batch_size, ahead=ahead, workers=4) for ahead in (0, 4, 500)
+        )
+        assert none.window_rows == some.window_rows == many.window_rows, "the order of rows depends on it"
+        assert many.total_bytes <= 64 * MIB
+        assert none.ahead == 0 < some.ahead <= 4
+        assert some.queued_batches == none.queued_batches + some.ahead + min(4, some.ahead)
+
+
+@pytest.mark.parametrize("chunk", [None, 10, 5000])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 32, 5000])
+def test_the_smallest_budget_named_works_and_less_does_not(chunk, sparse, batch_size):
+    layouts = [dataset(chunk=chunk, dtype="<f8"), dataset("y", row=(), dtype="<i8", chunk=1024)]
+    selection = np.arange(0, 1_000_000, 3) if sparse else None
+    with pytest.raises(UsageError, match="smallest that works") as caught:
+        plan(*layouts, budget="1kB", batch_size=batch_size, selection=selection)
+    smallest = re.search(r"works is '(\w+)'", str(caught.value))[1]
+    made = plan(*layouts, budget=smallest, batch_size=batch_size, selection=selection)
+    assert made.total_bytes <= parse_size(smallest)
+    with pytest.raises(UsageError):
+        plan(*layouts, budget=parse_size(smallest) * 9 // 10, batch_size=batch_size, selection=selection)
+
+
+def test_the_default_leaves_room_for_large_batches():
+    made = plan(dataset(row=(224, 224, 3)), batch_size=256)
+    assert made.batch_bytes > 150e6
+    assert made.windows * made.window_bytes <= 256 * MIB
+
+
+def test_light_datasets_are_cached_and_heavy_ones_share_the_blocks():
+    made = plan(dataset(chunk=100), dataset("y", row=(), dtype="<i8", chunk=4096), budget="512MiB")
+    assert made.cache_bytes.keys() == {"y"}
+    heavy = plan(dataset(chunk=10), dataset("z", chunk=640, row=(500,)), budget="1GiB")
+    assert not heavy.cache_bytes
+    assert heavy.block_rows % 640 == 0
+    assert heavy.total_bytes <= GIB
+
+
+def test_a_thin_selection_still_fills_the_window():
+    selection = np.arange(0, 1_000_000, 100)
+    made = plan(dataset(chunk=100, rows=1_000_000), budget="32MiB", selection=selection)
+    assert made.window_rows > 2000

@@ -1,0 +1,111 @@
+"""What goes wrong while reading: a named error, no hang, never silent zeros."""
+
+from __future__ import annotations
+
+import os
+
+import h5py
+import numpy as np
+import pytest
+from streams import tiny_model
+
+from kerasmem import H5ChunkSequence
+from kerasmem.errors import DataError
+
+
+def corrupt_chunk(path, name, row):
+    """Overwrite the stored bytes of the chunk that holds a row."""
+    with h5py.File(path) as file:
+        chunk = file[name].id.get_chunk_info_by_coord((row,) + (0,) * (file[name].ndim - 1))
+    with open(path, "r+b") as file:
+        file.seek(chunk.byte_offset)
+        file.write(os.urandom(chunk.size))
+
+
+@pytest.mark.parametrize("options", [{"compression": "gzip"}, {"fletcher32": True}])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_corrupt_chunk_is_named_when_its_rows_are_due(write, options, workers):
+    x = np.random.default_rng(0).random((400, 50), "f4")
+    path = write(x=x, y=np.arange(400), chunks=10, options={"x": options})
+    corrupt_chunk(path, "x", 200)
+    stream = H5ChunkSequence(path, batch_size=20, shuffle=False, memory_budget="60kB", workers=workers)
+    good = 0
+    with pytest.raises(DataError, match=r"rows 200 to 210 of dataset 'x' cannot be read") as caught:
+        for _ in stream:
+            good += 1
+    assert good >= 5, "the rows before are delivered"
+    assert str(path) in str(caught.value)
+    with pytest.raises(DataError, match="200"):  # and it stays an error
+        stream.batch(10)
+    with pytest.raises(Exception, match=r"rows 200 to 210 of dataset 'x' cannot be read"):
+        tiny_model_of(50).fit(stream, epochs=2, verbose=0)
+    stream.close()
+    rest = np.r_[0:200, 210:400]
+    assert sum(len(y) for _, y in H5ChunkSequence(path, rows=rest)) == 390, "and the rows after, left out"
+
+
+def tiny_model_of(width):
+    import keras
+
+    model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("chunks", [None, 50])
+def test_a_file_cut_while_in_use(write, chunks):
+    path = write(x=np.ones((20_000, 50), "f4"), y=np.arange(20_000), chunks=chunks)
+    stream = H5ChunkSequence(path, batch_size=100, shuffle=False, memory_budget="1MB")
+    assert stream[0][0].min() == 1
+    os.truncate(path, os.path.getsize(path) // 2)
+    with pytest.raises(DataError, match="file was cut while in use"):
+        for x, _ in stream:
+            assert x.min() == 1, "no silent zeros"
+    with pytest.raises(Exception, match="cut while in use"):
+        tiny_model_of(50).fit(stream, verbose=0)
+
+
+def test_a_file_that_changed_or_went_before_it_is_read(numbered, write):
+    path = numbered(rows=100)
+    stream = H5ChunkSequence(path)
+    numbered(rows=150)
+    with pytest.raises(DataError, match=r"'x' has changed .* was \(100, 3\) <f4 and is \(150, 3\)"):
+        stream[0]
+    os.unlink(path)
+    with pytest.raises(DataError, match="no such file"):
+        stream[0]
+    numbered(rows=100)
+    assert len(stream[0][1]) == 32, "and it recovers with the file"
+
+
+def test_nan_policy(write):
+    x = np.zeros((100, 4), "f8")
+    x[41, 2], x[47, 0] = np.nan, np.inf
+    path = write(x=x, y=np.arange(100), z=np.where(np.arange(100) == 90, np.nan, 1), chunks=10)
+    assert sum(np.isnan(batch[0]).sum() for batch in H5ChunkSequence(path)) == 1, "ignored by default"
+    stream = H5ChunkSequence(path, shuffle=False, batch_size=10, nan_policy="error", memory_budget="3kB")
+    assert len(stream[0][0]) == 10
+    with pytest.raises(DataError, match=r"'x' holds NaN or infinity in 2 rows from 41 to 47; .*`rows`"):
+        list(stream)
+    keep = np.flatnonzero(np.isfinite(x).all(axis=1))
+    assert sum(len(batch[1]) for batch in H5ChunkSequence(path, rows=keep, nan_policy="error")) == 98
+    with pytest.raises(DataError, match=r"'z' holds NaN or infinity in row 90"):
+        list(H5ChunkSequence(path, "y", "z", rows=[3, 90], nan_policy="error"))
+
+
+def test_what_overflows_float32_is_no_silent_infinity(write):
+    path = write(x=np.full((4, 1), 1e300), y=np.zeros(4))
+    with (
+        pytest.warns(RuntimeWarning, match="overflow"),
+        pytest.raises(DataError, match="4 rows from 0 to 3"),
+    ):
+        H5ChunkSequence(path, nan_policy="error")[0]
+
+
+def test_fit_reports_a_failing_transform(numbered):
+    def broken(x, y):
+        raise StopIteration
+
+    stream = H5ChunkSequence(numbered(), transform=broken)
+    with pytest.raises(Exception, match=r"transform, on batch 0 of epoch 0.*StopIteration"):
+        tiny_model().fit(stream, verbose=0)

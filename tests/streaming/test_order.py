@@ -1,0 +1,103 @@
+"""The order of rows: pure arithmetic, no Keras and no file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from kerasmem.streaming.order import Blocks, EpochOrder
+
+
+def epoch_rows(order, batch):
+    return np.concatenate([order.rows(at, min(at + batch, order.total)) for at in range(0, order.total, batch)])
+
+
+def cases(count=150):
+    random = np.random.default_rng(7)
+    for _ in range(count):
+        n = int(random.integers(1, 200))
+        if random.random() < 0.5:
+            start = int(random.integers(0, n))
+            selection = range(start, int(random.integers(start + 1, n + 1)))
+        else:
+            size = int(random.integers(1, n + 1))
+            selection = np.sort(random.choice(n, size, replace=False)).astype(np.int64)
+        size, window, batch = (int(v) for v in random.integers(1, 40, 3))
+        yield selection, size, window, batch, (None if random.random() < 0.2 else int(random.integers(0, 99)))
+
+
+def test_every_row_comes_exactly_once():
+    for selection, size, window, batch, seed in cases():
+        order = EpochOrder(Blocks(selection, size), window, seed, epoch=3)
+        rows = epoch_rows(order, batch)
+        assert len(rows) == order.total == len(selection)
+        assert np.array_equal(np.sort(rows), np.asarray(selection)), (selection, size, window, batch, seed)
+        if seed is None:
+            assert np.array_equal(rows, np.asarray(selection))
+
+
+def test_blocks_tile_the_selection():
+    for selection, size, _, _, _ in cases():
+        blocks = Blocks(selection, size)
+        pieces = []
+        for k in range(blocks.count):
+            start, stop = blocks.span(k)
+            picked = blocks.picked(k)
+            pieces.append(np.arange(start, stop) if picked is None else start + picked)
+            assert start // size == (stop - 1) // size, "a block lies in one cell of the grid"
+            assert blocks.sizes(np.array([k]))[0] == len(pieces[-1]) > 0
+            assert np.array_equal(blocks.rows(k), pieces[-1])
+        assert np.array_equal(np.concatenate(pieces), np.asarray(selection))
+
+
+def test_each_window_is_visited_once_and_in_order():
+    for selection, size, window, batch, seed in cases():
+        order = EpochOrder(Blocks(selection, size), window, seed, epoch=0)
+        visited = [
+            segment.window
+            for at in range(0, order.total, batch)
+            for segment in order.segments(at, min(at + batch, order.total))
+        ]
+        assert visited == sorted(visited)
+        assert set(visited) == set(range(order.windows))
+
+
+def test_equal_seeds_give_equal_epochs_and_others_differ():
+    def rows(seed, epoch):
+        return epoch_rows(EpochOrder(Blocks(range(500), 10), 4, seed, epoch), 32).tolist()
+
+    assert rows(1, 0) == rows(1, 0)
+    orders = [rows(seed, epoch) for seed in (0, 1) for epoch in (0, 1, 2)]
+    assert len({tuple(order) for order in orders}) == 6
+
+
+def test_rows_of_different_blocks_mix_within_a_window():
+    order = EpochOrder(Blocks(range(1000), 10), 20, seed=0, epoch=0)
+    first_batch = order.rows(0, 32)
+    assert len(set(first_batch // 10)) > 12
+    assert order.rows(0, 200).max() - order.rows(0, 200).min() > 500, "blocks come from all over the file"
+
+
+def test_a_single_window_is_shuffled_uniformly():
+    first = [EpochOrder(Blocks(range(4), 2), 2, seed, 0).rows(0, 1)[0] for seed in range(400)]
+    counts = np.bincount(first, minlength=4)
+    assert counts.min() > 70, counts
+
+
+def test_state_is_of_blocks_not_of_rows():
+    order = EpochOrder(Blocks(range(10**9), 10**5), 100, seed=0, epoch=0)
+    held = sum(value.nbytes for value in vars(order).values() if isinstance(value, np.ndarray))
+    assert held < 200_000
+    assert len(order.segments(5 * 10**8, 5 * 10**8 + 64)) <= 2
+
+
+@pytest.mark.parametrize("module", ["order", "selection", "passes", "layout"])
+def test_arithmetic_loads_neither_tensorflow_nor_h5py(module):
+    code = (
+        f"import sys, kerasmem.streaming.{module}; "
+        "assert not {'tensorflow', 'keras', 'h5py'} & set(sys.modules), 'loaded'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

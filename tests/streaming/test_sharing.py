@@ -1,0 +1,163 @@
+"""Copies, forks and threads: nothing that belongs to one process travels, every batch stays right."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from kerasmem import H5ChunkSequence
+from kerasmem.streaming.ahead import BatchesAhead
+from kerasmem.streaming.order import Segment
+
+
+def open_files():
+    return {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_exists(fd)}
+
+
+def fd_exists(fd):
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def targets(stream, epoch=0):
+    return [stream.batch(i, epoch)[1].tolist() for i in range(len(stream))]
+
+
+def test_the_file_is_opened_late_and_closed(numbered):
+    path = str(numbered())
+    stream = H5ChunkSequence(path)
+    assert path not in open_files()
+    stream[0]
+    assert path in open_files()
+    stream.close()
+    assert path not in open_files()
+    assert len(stream[0][1]) == 32, "usable again"
+    stream.close()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
+def test_copies(numbered, duplicate):
+    stream = H5ChunkSequence(numbered(rows=200), batch_size=9, workers=3, memory_budget="20kB")
+    stream.set_epoch(4)
+    stream.on_epoch_begin()
+    [stream[i] for i in (3, 1)]
+    twin = duplicate(stream)
+    assert len(pickle.dumps(stream)) < 10_000, "no buffers travel"
+    assert twin.epoch == 4
+    assert targets(twin, 4) == targets(stream, 4)
+    assert twin[5][1].tolist() == targets(stream, 4)[5]
+
+
+def send_targets(stream, pipe):
+    pipe.send((stream.epoch, targets(stream, stream.epoch)))
+    pipe.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_read_for_themselves(numbered, method):
+    stream = H5ChunkSequence(numbered(rows=300), batch_size=7, memory_budget="8kB", workers=2)
+    stream.set_epoch(2)
+    stream.on_epoch_begin()
+    expected = targets(stream, 2)
+    [stream[i] for i in range(20)]  # threads, windows and file are all in use
+    context = multiprocessing.get_context(method)
+    for _ in range(3 if method == "fork" else 1):
+        here, there = context.Pipe(duplex=False)
+        child = context.Process(target=send_targets, args=(stream, there))
+        child.start()
+        try:
+            assert here.poll(60), "the child hangs"
+            assert here.recv() == (2, expected)
+        finally:
+            child.join(10)
+            child.kill()
+    assert targets(stream, 2) == expected
+
+
+def test_fork_while_threads_read(numbered):
+    stream = H5ChunkSequence(numbered(rows=500), batch_size=5, memory_budget="3kB")
+    expected = targets(stream)
+    stop = threading.Event()
+
+    def read():
+        while not stop.is_set():
+            targets(stream)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    [thread.start() for thread in threads]
+    context = multiprocessing.get_context("fork")
+    try:
+        for _ in range(5):
+            here, there = context.Pipe(duplex=False)
+            child = context.Process(target=send_targets, args=(stream, there))
+            child.start()
+            assert here.poll(60), "the child hangs"
+            assert here.recv()[1] == expected
+            child.join(10)
+    finally:
+        stop.set()
+        [thread.join() for thread in threads]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_threads_hammering(numbered, workers):
+    stream = H5ChunkSequence(numbered(rows=600), batch_size=7, memory_budget="5kB", workers=workers)
+    assert stream.plan.windows == 2
+    expected = targets(stream)
+    indices = np.random.default_rng(0).permutation(np.repeat(np.arange(len(stream)), 6))
+    with ThreadPoolExecutor(8) as pool:
+        results = pool.map(lambda i: (int(i), stream[int(i)]), indices, timeout=60)
+        for index, (x, y) in results:
+            assert y.tolist() == expected[index]
+            assert np.array_equal(x[:, 0], y)
+    stream.on_epoch_begin()
+    with ThreadPoolExecutor(8) as pool:  # within a pass: each place exactly once, whoever asks
+        asked = pool.map(lambda i: stream[i][1].tolist(), range(len(stream)), timeout=60)
+        assert sorted(row for batch in asked for row in batch) == list(range(600))
+    stream.close()
+
+
+def test_batches_in_several_epochs_at_once(numbered):
+    stream = H5ChunkSequence(numbered(rows=300), batch_size=7, memory_budget="5kB")
+    expected = [targets(stream, epoch) for epoch in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda epoch: targets(stream, epoch), range(4), timeout=60)) == expected
+
+
+def test_batches_ahead_are_gathered_in_order():
+    gathered = []
+    random = np.random.default_rng(0)
+
+    def gather(epoch, place):
+        time.sleep(random.random() * 0.002)
+        gathered.append(place)
+        return (place,)
+
+    ahead = BatchesAhead(gather, lambda epoch, place, batch: batch, workers=4, depth=6, batches=60)
+    assert [ahead.get(0, place)[0] for place in range(60)] == list(range(60))
+    assert gathered == list(range(60))
+    assert ahead.get(0, 30) == (30,), "an earlier one is made again"
+    assert ahead.get(1, 0) == (0,)
+    ahead.close()
+
+
+def test_reading_ahead_spares_the_window_in_use(numbered):
+    stream = H5ChunkSequence(numbered(rows=400), batch_size=4, memory_budget="3kB")
+    order, live = stream._order(0), stream._here()
+    late = live.store._pin(order, 0)  # a thread that is still copying from the window before
+    arrays = [np.empty((1, 3), "f4"), np.empty(1, "i8")]
+    live.store.copy(order, Segment(1, 0, 1), arrays)
+    read = live.reader.rows_read
+    live.store.read_ahead(order, 2, 0.5)
+    live.store.copy(order, Segment(1, 0, 1), arrays)
+    assert live.reader.rows_read == read
+    late.pins -= 1
+    live.store.read_ahead(order, 2, 0.5)
+    assert live.reader.rows_read > read

@@ -1,0 +1,195 @@
+"""Real `fit`, `evaluate` and `predict`: exactly once, the same batches always."""
+
+from __future__ import annotations
+
+import os
+
+import keras
+import numpy as np
+import pytest
+from streams import Recorded, die, note_process, raise_odd, slow_double, tiny_model
+
+from kerasmem import H5ChunkSequence
+from kerasmem.errors import DataError
+
+ROWS = 203
+
+
+def sequence(path, **settings):
+    return Recorded(path, **{"batch_size": 8, "memory_budget": "3kB", **settings})
+
+
+WAYS = [
+    {"workers": 0},
+    {"workers": 1},
+    {"workers": 2},
+    {"workers": 4, "max_queue_size": 1},
+    {"workers": 4, "max_queue_size": 50},
+    {"workers": 2, "use_multiprocessing": True},
+]
+
+
+@pytest.fixture
+def path(numbered):
+    return numbered(rows=ROWS, chunks=4)
+
+
+def test_every_way_gives_every_row_once_and_the_same_batches(path):
+    expected = None
+    for way in WAYS:
+        for shuffle in (True, False):
+            stream = sequence(path, transform=slow_double, **way)
+            assert stream.plan.window_rows < ROWS / 2, "several windows"
+            tiny_model().fit(stream, epochs=3, shuffle=shuffle, verbose=0)
+            stream.close()
+            assert [sorted(rows) for rows in stream.rows] == [list(range(ROWS))] * 3, (way, shuffle)
+            expected = expected or stream.epochs
+            assert stream.epochs == expected, (way, shuffle)
+            assert stream.epoch == 3
+    assert expected[0] != expected[1] != expected[2]
+    other = H5ChunkSequence(path, batch_size=8, memory_budget="3kB")
+    assert expected[1] == [other.batch(i, 1)[1].tolist() for i in range(len(other))]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_row_is_read_about_once_an_epoch(numbered, shuffle, workers):
+    path = numbered(rows=4000, chunks=16)
+    stream = sequence(path, memory_budget="30kB", workers=workers, max_queue_size=4, batch_size=32)
+    assert stream.plan.window_rows < 1500
+    tiny_model().fit(stream, epochs=2, shuffle=shuffle, verbose=0)
+    reader = stream._here().reader
+    # two epochs, and the first window or two for the batches that Keras looks at before
+    assert 8000 <= reader.rows_read <= 8000 + 2 * stream.plan.window_rows
+    assert [sorted(rows) for rows in stream.rows] == [list(range(4000))] * 2
+
+
+def test_fit_asks_in_random_order_and_file_order_is_kept_all_the_same(path):
+    stream = sequence(path, shuffle=False)
+    tiny_model().fit(stream, shuffle=True, verbose=0)
+    assert stream.indices != sorted(stream.indices), "Keras permutes the indices"
+    assert stream.rows[0] == list(range(ROWS))
+
+
+def test_two_runs_train_alike(path):
+    def weights(**way):
+        keras.utils.set_random_seed(way.pop("luck"))
+        model = tiny_model()
+        model.set_weights([np.full((3, 1), 0.1), np.zeros(1)])
+        model.fit(H5ChunkSequence(path, batch_size=8, scale=0.01, **way), epochs=2, verbose=0)
+        return model.get_weights()[0]
+
+    first = weights(luck=1)
+    assert np.array_equal(first, weights(luck=2, workers=3))
+    assert not np.array_equal(first, weights(luck=1, seed=1))
+
+
+def test_evaluate_predict_and_validation(path):
+    model = tiny_model()
+    whole = H5ChunkSequence(path, batch_size=50, shuffle=False)
+    arrays = np.repeat(np.arange(ROWS, dtype="f4")[:, None], 3, 1)
+    assert model.evaluate(whole, verbose=0) == pytest.approx(
+        model.evaluate(arrays, np.arange(ROWS), batch_size=50, verbose=0)
+    )
+    inputs = H5ChunkSequence(path, y=None, batch_size=50, shuffle=False)
+    assert np.allclose(model.predict(inputs, verbose=0), model.predict(arrays, verbose=0))
+    train, valid = sequence(path, rows=(0, 150), scale=0.01), sequence(path, rows=(150, ROWS), scale=0.01)
+    history = model.fit(train, validation_data=valid, epochs=2, verbose=0).history
+    assert len(history["val_loss"]) == 2
+    assert [sorted(rows) for rows in train.rows] == [list(range(150))] * 2
+    assert [sorted(rows) for rows in valid.rows] == [list(range(150, ROWS))] * 2
+
+
+def test_weights_and_several_inputs(write):
+    rows = np.arange(40, dtype="f4")
+    path = write(a=rows[:, None], b=rows[:, None] * 2, y=rows % 2 == 0, w=rows, y2=rows)
+    inputs = {"a": keras.Input((1,), name="a"), "b": keras.Input((1,), name="b")}
+    joined = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
+    outputs = {"c": keras.layers.Dense(1, name="c")(joined), "d": keras.layers.Dense(1, name="d")(joined)}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", {"c": "mse", "d": "mse"})
+    names = {"a": "a", "b": "b"}
+    for x in (names, ["a", "b"]):
+        for y in ({"c": "y", "d": "y2"}, ["y", "y2"]):
+            if isinstance(x, list):
+                single = keras.Model(list(inputs.values()), list(outputs.values()))
+                single.compile("sgd", ["mse", "mse"])
+                if isinstance(y, dict):
+                    continue
+                single.fit(H5ChunkSequence(path, x, y, batch_size=16), verbose=0)
+            elif isinstance(y, dict):
+                model.fit(H5ChunkSequence(path, x, y, batch_size=16), verbose=0)
+    one = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    one.compile("sgd", "mse", weighted_metrics=["mae"])
+    one.fit(H5ChunkSequence(path, "a", "y", sample_weight="w", scale=0.01), verbose=0)
+    one.fit(H5ChunkSequence(path, "a", "y", scale=0.01), class_weight={0: 1.0, 1: 2.0}, verbose=0)
+
+
+def test_steps_per_epoch_go_on_where_they_stopped(path):
+    stream = sequence(path)  # 26 batches
+    tiny_model().fit(stream, epochs=2, steps_per_epoch=13, verbose=0)
+    assert sorted(row for rows in stream.rows for row in rows) == list(range(ROWS))
+
+
+def test_fit_after_an_interrupted_fit(path):
+    stream = sequence(path)
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 7:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny_model().fit(stream, callbacks=[Stop()], verbose=0)
+    tiny_model().fit(stream, epochs=2, verbose=0)
+    assert [sorted(rows) for rows in stream.rows[-2:]] == [list(range(ROWS))] * 2
+
+
+def test_several_steps_in_one_execution(path):
+    stream = sequence(path, drop_remainder=True, batch_size=7)  # 29 batches
+    tiny_model(steps_per_execution=29).fit(stream, epochs=2, verbose=0)
+    assert [len(set(rows)) for rows in stream.rows[:2]] == [203, 203]
+
+
+def test_transform_runs_in_other_processes(path):
+    stream = H5ChunkSequence(path, batch_size=50, transform=note_process, workers=2, use_multiprocessing=True)
+    pids = {int(x.max()) for x, _ in stream}
+    assert os.getpid() not in {int(np.float32(pid)) for pid in pids}
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("transform", "text"),
+    [(die, "ended with its worker process"), (raise_odd, "raised OddError: odd error")],
+)
+def test_a_failing_worker_process_is_reported(path, transform, text):
+    stream = H5ChunkSequence(path, batch_size=50, transform=transform, workers=2, use_multiprocessing=True)
+    with pytest.raises(DataError, match=f"batch 0 of epoch 0.*{text}"):
+        stream[0]
+    with pytest.raises(Exception, match=text):
+        tiny_model().fit(stream, verbose=0)
+    stream.close()
+
+
+def test_keras_keeps_little_in_its_queue(numbered):
+    """A reader that stalls makes TensorFlow's prefetch grow; an even one does not."""
+    import time
+
+    stream = Recorded(numbered(rows=6000, chunks=8), batch_size=10, memory_budget="30kB")
+    assert stream.plan.window_rows < 1000, "several windows"
+    read = stream._here().reader.read
+
+    def slow_read(*arguments):
+        time.sleep(0.001)
+        return read(*arguments)
+
+    stream._here().reader.read = slow_read
+    ahead = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.002)
+            ahead.append(stream.asked - batch - 1)
+
+    tiny_model().fit(stream, verbose=0, callbacks=[Watch()])
+    assert max(ahead) <= 8, max(ahead)

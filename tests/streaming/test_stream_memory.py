@@ -1,0 +1,105 @@
+"""The memory budget as measured, and files larger than the memory allowed."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from kerasmem import H5ChunkSequence
+from kerasmem.units import MIB, parse_size
+
+HERE = Path(__file__).parent
+WIDTH = 1024
+
+
+def write_large(path, size, chunk=1024):
+    """Write `size` bytes of features chunk by chunk, every byte really there, and one target a row."""
+    rows = size // (4 * WIDTH) // chunk * chunk
+    base = np.random.default_rng(0).standard_normal((chunk, WIDTH), "f4") * 0.01
+    with h5py.File(path, "w") as file:
+        x = file.create_dataset("x", (rows, WIDTH), "f4", chunks=(chunk, WIDTH))
+        y = file.create_dataset("y", (rows,), "f4", chunks=(chunk,))
+        for start in range(0, rows, chunk):
+            base[:, 0] = (start // chunk) % 7
+            x[start : start + chunk] = base
+            y[start : start + chunk] = base[:, 1]
+    assert os.stat(path).st_blocks * 512 > 0.99 * size, "the file must not be sparse"
+    return path
+
+
+def run(task, path, limit, budget="128MiB", timeout=120):
+    done = subprocess.run(
+        [sys.executable, str(HERE / "limited.py"), task, str(path), str(limit), budget],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent), "CUDA_VISIBLE_DEVICES": "-1"},
+    )
+    if task == "load" and done.returncode:  # TensorFlow aborts where NumPy would raise
+        return {"loaded": False, "error": done.stderr[-200:]}
+    lines = done.stdout.strip().splitlines()
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(lines[-1])
+
+
+def test_windows_take_what_was_planned(write):
+    x = np.zeros((20_000, 100), "f8")
+    path = write(x=x, y=np.zeros(20_000, "i8"), chunks=128)
+    for budget in ("1MiB", "4MiB"):
+        stream = H5ChunkSequence(path, memory_budget=budget)
+        for _ in stream:
+            held = stream._here().store.nbytes
+            assert held <= stream.plan.windows * stream.plan.window_bytes <= parse_size(budget)
+        assert held > 0.6 * parse_size(budget)
+        stream.close()
+
+
+def test_training_stays_within_its_budget(tmp_path):
+    path = write_large(tmp_path / "large.h5", 256 * MIB)
+    small, large = (run("train", path, 8 * 2**30, budget)["grown"] for budget in ("16MiB", "96MiB"))
+    # training itself, without any windows, takes some tens of MiB more the first time
+    assert small < 80 * MIB
+    assert large < 80 * MIB + 1.1 * (96 - 16) * MIB
+
+
+def test_a_file_larger_than_the_memory_allowed(tmp_path):
+    path = write_large(tmp_path / "large.h5", 320 * MIB)
+    headroom = f"+{192 * MIB}"
+    loaded = run("load", path, headroom)
+    assert not loaded["loaded"]
+    assert "Unable to allocate" in loaded["error"]
+    trained = run("train", path, headroom, "48MiB")
+    assert np.isfinite(trained["loss"])
+    assert trained["data"] < loaded["baseline_data"] + 250 * MIB
+    assert trained["rows_read"] == trained["rows"], "each row is read once"
+    assert run("load", path, f"+{4 * 2**30}")["loaded"], "with memory enough, loading works"
+
+
+@pytest.mark.slow
+def test_four_gigabytes_in_two(tmp_path):
+    path = write_large(tmp_path / "huge.h5", 4_300_000_000)
+    try:
+        assert os.path.getsize(path) > 4e9
+        limit = 2_000_000_000
+        assert resource.getrlimit(resource.RLIMIT_DATA)[1] in (
+            resource.RLIM_INFINITY,
+            *range(limit, limit + 1),
+        )
+        loaded = run("load", path, limit, timeout=600)
+        print(json.dumps(loaded))
+        assert not loaded["loaded"]
+        trained = run("train", path, limit, "256MiB", timeout=1200)
+        print(json.dumps(trained))
+        assert np.isfinite(trained["loss"])
+        assert trained["data"] < limit
+        assert trained["rows_read"] <= 1.05 * trained["rows"]
+    finally:
+        path.unlink(missing_ok=True)
