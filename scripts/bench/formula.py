@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """The hand formula against the memory that real training steps take, graph mode, real BFC allocator on the CPU.
 
-    python scripts/bench/formula.py [MODEL …] [--steps 10]
+    python scripts/bench/formula.py [MODEL …] [--steps 10] [--repeats 3]
 
-A fresh process for each model and optimizer: the peak in use of each step (weights and optimizer included), and the
-median over the steps. `ratio` is (measured − the optimizer's slots) / formula; its least and most over the models
-without opaque layers are the interval that `kerasmem.estimation.formula` claims.
+Fresh processes for each model and optimizer: the peak in use of each step (weights and optimizer included), the median
+over the steps, the median over the processes; identical runs differ, so each process's figure is kept. `ratio` is
+(measured − the optimizer's slots) / formula; its least and most over all processes of models without opaque layers are
+the interval that `kerasmem.estimation.formula` claims.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import statistics
 import subprocess
 import sys
 from typing import Any
+
+from environment import ROOT, environment, write_results
 
 OPTIMIZERS = ("sgd", "adam")
 
@@ -47,7 +50,6 @@ def measure(name: str, optimizer: str, steps: int) -> dict[str, Any]:
         peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
     report = kerasmem.estimate(model, batch_size=batch)
     slots = report.unmodelled[0].bytes or 0
-    median = int(statistics.median(peaks))
     return {
         "model": name,
         "optimizer": optimizer,
@@ -55,47 +57,67 @@ def measure(name: str, optimizer: str, steps: int) -> dict[str, Any]:
         "parameters": report.model.parameters,
         "formula_bytes": report.formula.total_bytes,
         "slot_bytes": slots,
-        "measured_bytes": median,
-        "measured_min": min(peaks),
-        "measured_max": max(peaks),
         "opaque": bool(opaque_layers(report.layers)),
-        "ratio": round((median - slots) / report.formula.total_bytes, 4),
+        "peak_bytes": peaks,
     }
+
+
+def combine(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one row for the processes that measured the same thing."""
+    medians = [int(statistics.median(run["peak_bytes"])) for run in runs]
+    row = {key: value for key, value in runs[0].items() if key != "peak_bytes"}
+
+    def ratio(measured: int) -> float:
+        return round((measured - row["slot_bytes"]) / row["formula_bytes"], 4)
+
+    middle = int(statistics.median(medians))
+    return {
+        **row,
+        "measured_bytes": middle,
+        "ratio": ratio(middle),
+        "ratios": [ratio(each) for each in medians],
+        "peak_bytes": [run["peak_bytes"] for run in runs],
+    }
+
+
+def in_a_fresh_process(name: str, optimizer: str, steps: int) -> dict[str, Any]:
+    """Return `measure(…)` from a process with the real BFC allocator."""
+    done = subprocess.run(
+        [sys.executable, __file__, name, "--one", optimizer, "--steps", str(steps)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT)},
+    )
+    if done.returncode:
+        sys.exit(f"{name} {optimizer}: {done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3, help="processes for each row")
     parser.add_argument("--one", metavar="OPTIMIZER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(options.models[0], options.one, options.steps)))
         return
-    from environment import ROOT, environment, write_results
     from zoo import MODELS
 
     rows = []
     for name in options.models or MODELS:
         for optimizer in OPTIMIZERS:
-            done = subprocess.run(
-                [sys.executable, __file__, name, "--one", optimizer, "--steps", str(options.steps)],
-                capture_output=True,
-                text=True,
-                env={**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true", "CUDA_VISIBLE_DEVICES": "-1",
-                     "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
-            if done.returncode:
-                sys.exit(f"{name} {optimizer}: {done.stderr[-2000:]}")
-            row = json.loads(done.stdout.splitlines()[-1])
+            row = combine([in_a_fresh_process(name, optimizer, options.steps) for _ in range(options.repeats)])
             rows.append(row)
             print(
                 f"{name:16} {optimizer:5} formula {row['formula_bytes'] / 2**20:8.1f} MiB   measured "
                 f"{row['measured_bytes'] / 2**20:8.1f} MiB   ratio {row['ratio']:.2f}",
                 file=sys.stderr,
             )
-    ratios = sorted(row["ratio"] for row in rows)
-    seen = [row["ratio"] for row in rows if not row["opaque"]] or ratios
+    ratios = sorted(ratio for row in rows for ratio in row["ratios"])
+    seen = [ratio for row in rows if not row["opaque"] for ratio in row["ratios"]] or ratios
     summary = {
         "rows": len(rows),
         "ratio_min": min(seen),
@@ -108,7 +130,12 @@ def main() -> None:
     }
     print(json.dumps(summary), file=sys.stderr)
     if not options.models:
-        settings = {"steps": options.steps, "jit_compile": False, "allocator": "BFC on the CPU, no limit"}
+        settings = {
+            "steps": options.steps,
+            "repeats": options.repeats,
+            "jit_compile": False,
+            "allocator": "BFC on the CPU, no limit",
+        }
         versions = environment("tensorflow", "keras", "numpy")
         write_results("formula", {"environment": versions, "settings": settings, "summary": summary, "rows": rows})
 
