@@ -20,7 +20,7 @@ import sys
 import kerasmem
 from kerasmem.units import MIB
 
-BATCH_SIZES = (16, 64, 128, 256, 512, 1024)
+BATCH_SIZES = [16, 64, 128, 256, 512, 1024]
 STEPS = 5
 
 
@@ -96,6 +96,7 @@ def main() -> None:
     """Measure, print the table, draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", default="estimate_vs_runtime.png", help="where the plot goes")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCH_SIZES, help="batch sizes")
     parser.add_argument("--measure", type=int, metavar="BATCH", help="measure one batch size in this process")
     options = parser.parse_args()
     if options.measure:
@@ -103,7 +104,7 @@ def main() -> None:
         return
     rows = []
     print(f"{'batch':>6} {'formula':>12} {'measured':>12} {'measured / formula':>20}")
-    for batch_size in BATCH_SIZES:
+    for batch_size in options.batches:
         report = kerasmem.estimate(mnist_cnn, batch_size=batch_size)
         measured = measure_in_a_fresh_process(batch_size)
         formula = report.formula.total_bytes

@@ -57,6 +57,8 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
     try:
         if path.is_dir():
             raise ModelFileError(_describe_folder(path))
+        if path.exists() and not path.is_file():  # a pipe would wait for ever
+            raise ModelFileError(f"{path}: is not a regular file; name a .h5, .keras or .json file")
         with path.open("rb") as file:
             head = file.read(4096)
     except FileNotFoundError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -72,7 +74,7 @@ def open_model(
             yield _open_object(source, dtype_policy, stack)
         return
     with weightless():
-        if callable(source):
+        if inspect.isroutine(source) or isinstance(source, (type, functools.partial)):
             yield _open_factory(source, getattr(source, "__qualname__", repr(source)), dtype_policy)
         elif factory is not None:
             opened = _open_factory(_find_factory(factory, "--factory"), factory, dtype_policy)
@@ -84,8 +86,10 @@ def open_model(
             else:
                 yield _open_document(read_document(text), custom_objects, trust, dtype_policy)
         else:
+            kind = f"{type(source).__module__}.{type(source).__qualname__}"
+            hint = " (save it as .h5 and give the path)" if kind.startswith("tf_keras.") else ""
             raise UsageError(
-                f"a {type(source).__name__} is no model; give a path, 'package.module:function' or a Keras model"
+                f"a {kind} is no model{hint}; give a path, 'package.module:function', a function or a Keras model"
             )
 
 

@@ -83,7 +83,8 @@ class Vocabulary:
         blocks = (
             keras.Operation, keras.Initializer, keras.Regularizer, keras.constraints.Constraint, keras.Loss,
             keras.Metric, keras.Optimizer, keras.optimizers.schedules.LearningRateSchedule, keras.DTypePolicy,
-            keras.dtype_policies.DTypePolicyMap, keras.Quantizer, keras.quantizers.QuantizationConfig,
+            keras.dtype_policies.DTypePolicyMap, keras.Quantizer,
+            getattr(keras.quantizers, "QuantizationConfig", keras.Quantizer),  # Keras 3.13 and later
         )  # fmt: skip
         return isinstance(found, type) and issubclass(found, blocks)
 

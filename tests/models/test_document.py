@@ -58,6 +58,12 @@ def test_folders(tmp_path):
         read_document(tmp_path)
 
 
+def test_a_pipe_does_not_make_it_wait(tmp_path):
+    os.mkfifo(tmp_path / "model.h5")
+    with pytest.raises(ModelFileError, match="not a regular file"):
+        read_document(tmp_path / "model.h5")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kerasmem.errors import ModelFileError, UntrustedModelError
+from kerasmem.errors import ModelFileError, UntrustedModelError, UsageError
 from kerasmem.estimation.facade import estimate
 from kerasmem.models.keras2 import is_keras2
 
@@ -127,6 +127,11 @@ def test_a_lambda_does_not_run(tmp_path):
     with pytest.raises(UntrustedModelError, match=r"'double'.*--trust-model"):
         estimate(saved(model, tmp_path / "m.h5"))
     assert estimate(tmp_path / "m.h5", trust=True).model.parameters == 10
+
+
+def test_a_live_keras_2_model_is_asked_for_as_a_file():
+    with pytest.raises(UsageError, match=r"tf_keras\..*save it as \.h5"):
+        estimate(tf_keras.Sequential([layers.Input((4,)), layers.Dense(2)]))
 
 
 def test_what_keras_3_no_longer_has_is_named(tmp_path):

@@ -212,7 +212,7 @@ def test_what_reads_as_a_factory(tmp_path):
     assert not is_factory_name("s3://bucket/model.h5")
 
 
-@pytest.mark.parametrize("source", [[1, 2], 3, None, {"model": 1}])
+@pytest.mark.parametrize("source", [[1, 2], 3, None, {"model": 1}, layers.Dense(3)])
 def test_things_that_are_no_models(source):
     with pytest.raises(UsageError, match="is no model"):
         estimate(source)

@@ -1,0 +1,45 @@
+"""The examples run as they are; the rooms' own tests cover what they show."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def test_estimate_vs_runtime(program, tmp_path):
+    result = program(EXAMPLES / "estimate_vs_runtime.py", "--batches", 16, 256, "--output", tmp_path / "plot.png")
+    assert result.code == 0, result.err
+    rows = re.findall(r"^ +(\d+) +([\d.]+) MiB +([\d.]+) MiB +([\d.]+)$", result.out, re.MULTILINE)
+    assert [row[0] for row in rows] == ["16", "256"]
+    for _, formula, measured, _ in rows:
+        assert 0.5 < float(measured) / float(formula) < 2  # the same convnet as the source text's plot
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_train_with_logger(program, tmp_path):
+    result = program(EXAMPLES / "train_with_logger.py", cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert len(re.findall(r"^memory, epoch \d \(CPU:0\): peak [\d.]+ MiB", result.out, re.MULTILINE)) == 3
+    assert "memory_peak_bytes" in result.out
+    assert "Highest peak: " in result.out
+    assert "oneDNN" not in result.out, "the example chooses the GPU's kind of allocator itself"
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ("--size", "400MB", "--limit", "200MB"),
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(("--size", "4GB", "--limit", "1.5GB"), marks=pytest.mark.slow),
+    ],
+    ids=["small", "as it is", "full length"],
+)
+def test_train_from_large_file(program, sizes):
+    result = program(EXAMPLES / "train_from_large_file.py", *sizes)
+    assert result.code == 0, result.err
+    assert "MemoryError" in result.out
+    assert re.search(r"trained one epoch on [\d,]+ rows", result.out)
