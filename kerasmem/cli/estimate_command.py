@@ -30,7 +30,7 @@ input · 3 does not fit · 4 too close to call"""
     "input_shapes",
     multiple=True,
     metavar="NAME=224,224,3",
-    help="An open input, without the batch; repeatable.",
+    help="An open input, without the batch (ids=128:int32 sets a dtype); repeatable.",
 )
 @click.option(
     "--method",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.errors import UsageError
+from kerasmem.models.backend import import_keras
 
 Shape = tuple[int | None, ...]
 
@@ -26,8 +27,21 @@ class ModelInput:
     dtype: str
 
 
-def parse_input_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+@dataclass(frozen=True)
+class GivenShape:
+    """What the user says of an input: sizes without the batch, and the dtype where the model does not say it."""
+
+    sizes: tuple[int, ...]
+    dtype: str | None = None
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.sizes))
+
+
+def parse_input_shapes(texts: Sequence[str]) -> dict[str, GivenShape]:
     """Read "image=224,224,3" (or "224,224,3" for a model with one input), without the batch.
+
+    A dtype may follow, for models that do not declare their inputs: "ids=128:int32".
 
     Returns:
         Name to shape; a shape without a name is under "".
@@ -35,24 +49,23 @@ def parse_input_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     Raises:
         UsageError: a text is not of that form.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, GivenShape] = {}
     for text in texts:
-        name, _, dimensions = text.rpartition("=")
+        name, _, rest = text.rpartition("=")
+        dimensions, _, dtype = rest.partition(":")
         pieces = dimensions.replace("x", ",").strip("()[] ,").split(",") if dimensions.strip("()[] ,") else []
         try:
-            shape = tuple(int(piece) for piece in pieces)
+            sizes = tuple(int(piece) for piece in pieces)
         except ValueError:
             raise UsageError(
-                f"--input-shape {text!r}: write name=224,224,3 (whole numbers, without the batch)"
+                f"--input-shape {text!r}: write name=224,224,3 (whole numbers, without the batch), or name=128:int32"
             ) from None
-        if any(size < 1 for size in shape):
-            raise UsageError(f"--input-shape {text!r}: sizes must be 1 or more, without the batch")
-        shapes[name.strip()] = shape
+        shapes[name.strip()] = _checked(sizes, dtype.strip() or None, f"--input-shape {text!r}")
     return shapes
 
 
-def normalise_input_shapes(given: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes given from Python: None, a shape, a list of texts or a dict from name to shape.
+def normalise_input_shapes(given: Any) -> dict[str, GivenShape]:
+    """Return the shapes given from Python: None, a shape, a text, a list of texts or a dict from name to shape.
 
     Raises:
         UsageError: it is none of these.
@@ -68,24 +81,37 @@ def normalise_input_shapes(given: Any) -> dict[str, tuple[int, ...]]:
     return {"": _whole(given, "")}
 
 
-def _whole(shape: Any, name: str) -> tuple[int, ...]:
+def _whole(shape: Any, name: str) -> GivenShape:
+    if isinstance(shape, GivenShape):
+        return shape
+    if isinstance(shape, str):
+        return parse_input_shapes([shape])[""]
     try:
-        whole = tuple(int(size) for size in shape)
+        sizes = tuple(int(size) for size in shape)
     except (TypeError, ValueError):
         raise UsageError(
             f"input_shape {name}: {shape!r} is not a shape; write (224, 224, 3), without the batch"
         ) from None
-    if any(size < 1 for size in whole):
-        raise UsageError(f"input_shape {name}: {shape!r} has a size below 1; write the shape without the batch")
-    return whole
+    return _checked(sizes, None, f"input_shape {name} {shape!r}")
 
 
-def model_inputs(model: Any, given: Mapping[str, tuple[int, ...]]) -> tuple[Any, list[ModelInput]]:
+def _checked(sizes: tuple[int, ...], dtype: str | None, where: str) -> GivenShape:
+    if any(size < 1 for size in sizes):
+        raise UsageError(f"{where}: has a size below 1; write the sizes without the batch")
+    if dtype is not None:
+        try:
+            dtype = import_keras().backend.standardize_dtype(dtype)
+        except (ValueError, TypeError):
+            raise UsageError(f"{where}: {dtype!r} is not a dtype such as int32 or float32") from None
+    return GivenShape(sizes, dtype)
+
+
+def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list[ModelInput]]:
     """Return the model's inputs as it structures them (a list, a dict, one) and flat, with the given shapes put in.
 
     Args:
         model: a Keras model, built or not.
-        given: name to shape without the batch; "" for the only input.
+        given: name to shape; "" for the only input.
 
     Raises:
         UsageError: a name is not an input's, a shape contradicts the model, or a dimension stays open.
@@ -129,12 +155,13 @@ def _input_name(tensor: Any) -> str:
     return str(history.operation.name if history else tensor.name)
 
 
-def _undeclared_inputs(model: Any, given: Mapping[str, tuple[int, ...]]) -> tuple[Any, list[ModelInput]]:
+def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list[ModelInput]]:
     """Return the inputs of a subclassed model, from the shapes given or those that it was built with."""
     if given:
-        if list(given) == [""]:
-            return None, [ModelInput("input", (None, *given[""]), "float32")]
-        return dict.fromkeys(given), [ModelInput(name, (None, *shape), "float32") for name, shape in given.items()]
+        flat = [
+            ModelInput(name or "input", (None, *each.sizes), each.dtype or "float32") for name, each in given.items()
+        ]
+        return (None if list(given) == [""] else dict.fromkeys(given)), flat
     built: Any = (model.get_build_config() or {}).get("input_shape") if model.built else None
     if _is_shape(built):
         return None, [ModelInput("input", (None, *built[1:]), "float32")]
@@ -157,19 +184,21 @@ def _is_shape(value: Any) -> bool:
     )
 
 
-def _settle(declared: ModelInput, given: Mapping[str, tuple[int, ...]], alone: bool) -> ModelInput:
+def _settle(declared: ModelInput, given: Mapping[str, GivenShape], alone: bool) -> ModelInput:
     shape = given.get(declared.name, given.get("") if alone else None)
     if shape is None:
         return declared
-    fits = len(shape) == len(declared.shape) - 1 and all(
-        own in (None, size) for own, size in zip(declared.shape[1:], shape, strict=True)
+    if shape.dtype not in (None, declared.dtype):
+        raise UsageError(f"--input-shape {declared.name}: the model takes {declared.dtype} there, not {shape.dtype}")
+    fits = len(shape.sizes) == len(declared.shape) - 1 and all(
+        own in (None, size) for own, size in zip(declared.shape[1:], shape.sizes, strict=True)
     )
     if not fits:
         raise UsageError(
-            f"--input-shape {declared.name}={','.join(map(str, shape))}: the model takes {_show(declared.shape)} there "
+            f"--input-shape {declared.name}={shape}: the model takes {_show(declared.shape)} there "
             f"(without the batch: {len(declared.shape) - 1} sizes)"
         )
-    return ModelInput(declared.name, (declared.shape[0], *shape), declared.dtype)
+    return ModelInput(declared.name, (declared.shape[0], *shape.sizes), declared.dtype)
 
 
 def _show(shape: Shape) -> str:

@@ -228,6 +228,31 @@ def test_a_subclassed_model_needs_a_shape():
     assert estimate(Net, input_shape=(4,)).model.parameters == 15
 
 
+def test_inputs_of_a_subclassed_model():
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table = layers.Embedding(10, 4)
+            self.dense = layers.Dense(2)
+
+        def call(self, inputs):
+            if isinstance(inputs, dict):
+                return self.dense(self.table(inputs["ids"])) * keras.ops.expand_dims(inputs["weight"], -1)
+            return self.dense(keras.ops.take(self.table.embeddings, inputs, axis=0) if self.table.built else inputs)
+
+    report = estimate(Net, input_shape=["ids=7:int32", "weight=7"])
+    assert [(row.name, row.dtype) for row in report.layers[:2]] == [("ids", "int32"), ("weight", "float32")]
+    assert report.layers[-1].activation_elements == 14
+    built = Net()
+    built(np.zeros((2, 3), "float32"))
+    assert estimate(built).layers[0].output_shape == (None, 3)  # as it was built
+    with pytest.raises(UsageError, match="'int33' is not a dtype"):
+        estimate(Net, input_shape="7:int33")
+    declared = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    with pytest.raises(UsageError, match="takes float32 there, not int32"):
+        estimate(declared, input_shape="4:int32")
+
+
 def test_unbuilt_sequential_is_not_built_behind_the_users_back():
     model = keras.Sequential([layers.Dense(3)])
     assert estimate(model, input_shape=(4,)).model.parameters == 15
