@@ -14,7 +14,8 @@ EXAMPLES = """\b
 Examples:
   kerasmem estimate model.h5
   kerasmem estimate model.keras --batch-size 64 --device t4
-  kerasmem estimate mymodels.unet:build --input-shape image=512,512,3 --json
+  kerasmem estimate keras.applications:VGG16 --batch-size 128 --device 16GB
+  kerasmem estimate mymodels.unet:build --factory-arg depth=5 --json
 
 \b
 Exit codes: 0 done (and fits) · 1 the model failed · 2 wrong usage or unreadable
@@ -49,6 +50,13 @@ input · 3 does not fit · 4 too close to call"""
     help="Code that builds the model, where the file does not say how.",
 )
 @click.option(
+    "--factory-arg",
+    "factory_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument for the function that builds the model; repeatable.",
+)
+@click.option(
     "--custom-objects",
     multiple=True,
     metavar="PACKAGE.MODULE",
@@ -73,7 +81,8 @@ input · 3 does not fit · 4 too close to call"""
 def command(
     model: str | None, batch_size: int, device: str | None, input_shapes: tuple[str, ...], method: str, mode: str,
     optimizer: str | None, loss: str | None, dtype_policy: str | None, factory: str | None,
-    custom_objects: tuple[str, ...], trust_model: bool, sort: str, top: int | None, as_json: bool, as_csv: bool,
+    factory_args: tuple[str, ...], custom_objects: tuple[str, ...], trust_model: bool, sort: str, top: int | None,
+    as_json: bool, as_csv: bool,
 ) -> int:  # fmt: skip
     """Say how much memory training MODEL needs, before it runs and without its weights.
 
@@ -92,7 +101,7 @@ def command(
     with quiet_tensorflow():
         from kerasmem.estimation.facade import estimate
         from kerasmem.models.inputs import parse_input_shapes
-        from kerasmem.models.vocabulary import load_custom_objects
+        from kerasmem.models.vocabulary import load_custom_objects, parse_factory_args
 
         report = estimate(
             model,
@@ -105,6 +114,7 @@ def command(
             mode=mode,
             input_shape=parse_input_shapes(input_shapes),
             factory=factory,
+            factory_args=parse_factory_args(factory_args),
             custom_objects=load_custom_objects(custom_objects),
             trust=trust_model,
         )

@@ -41,6 +41,7 @@ def estimate(
     mode: str = "train",
     input_shape: Any = None,
     factory: str | None = None,
+    factory_args: Mapping[str, Any] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     trust: bool = False,
 ) -> MemoryReport:
@@ -59,6 +60,7 @@ def estimate(
         mode: "train" or "inference".
         input_shape: open dimensions of the inputs, without the batch: a shape, or name to shape.
         factory: "package.module:function" that builds the model a weights-only file belongs to.
+        factory_args: keyword arguments for the function that builds the model.
         custom_objects: name to class or function, for what a file uses beyond Keras.
         trust: allow serialised Python in the file to run.
 
@@ -79,7 +81,12 @@ def estimate(
     _check(method, MODES, mode, batch_size, jit_compile)
     target = None if device is None else resolve_device(str(device))
     with open_model(
-        model, factory=factory, custom_objects=custom_objects, trust=trust, dtype_policy=dtype_policy
+        model,
+        factory=factory,
+        factory_args=factory_args,
+        custom_objects=custom_objects,
+        trust=trust,
+        dtype_policy=dtype_policy,
     ) as opened:
         training = _training(opened.training, optimizer, loss)
         structure, inputs = model_inputs(opened.model, normalise_input_shapes(input_shape))

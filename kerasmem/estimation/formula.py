@@ -20,7 +20,7 @@ FLOAT32_BYTES = 4
 MEASURED_LOW, MEASURED_HIGH = 0.30, 1.60
 
 # Layers that compute much more inside than they put out (a gate a time step, scores of attention): the formula
-# sees their outputs only, and real steps took up to 6.1 times its figure, so it claims no upper bound for them.
+# sees their outputs only, and real steps took nearly six times its figure, so it claims no upper bound for them.
 OPAQUE = frozenset(
     """
     RNN SimpleRNN LSTM GRU ConvLSTM1D ConvLSTM2D ConvLSTM3D Bidirectional TimeDistributed StackedRNNCells

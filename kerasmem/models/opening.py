@@ -49,6 +49,7 @@ def open_model(
     source: Any,
     *,
     factory: str | None = None,
+    factory_args: Mapping[str, Any] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     trust: bool = False,
     dtype_policy: str | None = None,
@@ -59,6 +60,8 @@ def open_model(
         source: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function" (or "file.py:function"),
             a function that returns a model, or a Keras model (used as it is).
         factory: code that builds the model, where the file does not say how (weights only).
+        factory_args: keyword arguments for the function that builds the model. Functions of Keras
+            (`keras.applications:VGG16`) are given `weights=None`: no weights are downloaded.
         custom_objects: name to class or function, for names in a file that are not Keras's.
         trust: allow serialised Python in the file to run.
         dtype_policy: build with this policy ("mixed_float16") in place of the model's float32.
@@ -75,14 +78,14 @@ def open_model(
         return
     with weightless():
         if inspect.isroutine(source) or isinstance(source, (type, functools.partial)):
-            yield _open_factory(source, getattr(source, "__qualname__", repr(source)), dtype_policy)
+            yield _open_factory(source, getattr(source, "__qualname__", repr(source)), factory_args, dtype_policy)
         elif factory is not None:
-            opened = _open_factory(_find_factory(factory, "--factory"), factory, dtype_policy)
+            opened = _open_factory(_find_factory(factory, "--factory"), factory, factory_args, dtype_policy)
             yield _beside_file(opened, source) if source is not None else opened
         elif isinstance(source, (str, os.PathLike)):
             text = os.fspath(source)
             if is_factory_name(text):
-                yield _open_factory(_find_factory(text, "model"), text, dtype_policy)
+                yield _open_factory(_find_factory(text, "model"), text, factory_args, dtype_policy)
             else:
                 yield _open_document(read_document(text), custom_objects, trust, dtype_policy)
         else:
@@ -169,24 +172,28 @@ def _compare_weights(model: Any, document: ModelDocument) -> Iterator[str]:
         )
 
 
-def _find_factory(text: str, option: str) -> Callable[[], Any]:
+def _find_factory(text: str, option: str) -> Callable[..., Any]:
     module_name, _, function = text.rpartition(":")
     if not module_name or not function.isidentifier():
         raise UsageError(f"{option} {text!r}: write package.module:function or file.py:function")
     found = getattr(import_user_module(module_name, option), function, None)
     if not callable(found):
         raise UsageError(f"{option} {text!r}: {module_name} has no function {function!r}")
-    result: Callable[[], Any] = found
+    result: Callable[..., Any] = found
     return result
 
 
-def _open_factory(build: Callable[[], Any], source: str, dtype_policy: str | None) -> OpenedModel:
+def _open_factory(
+    build: Callable[..., Any], source: str, arguments: Mapping[str, Any] | None, dtype_policy: str | None
+) -> OpenedModel:
     keras = import_keras()
+    given = dict(arguments or {})
+    _check_arguments(build, source, given)
     before = keras.config.dtype_policy()
     try:
         if dtype_policy is not None:
             keras.config.set_dtype_policy(dtype_policy)
-        model = build()
+        model = build(**given)
     except KerasmemError:
         raise
     except Exception as error:
@@ -198,6 +205,29 @@ def _open_factory(build: Callable[[], Any], source: str, dtype_policy: str | Non
     if not isinstance(model, keras.Model):
         raise ModelError(f"{source} returned a {type(model).__name__}, not a Keras model")
     return OpenedModel(model, str(model.name), source, training_of_model(model))
+
+
+def _check_arguments(build: Callable[..., Any], source: str, given: dict[str, Any]) -> None:
+    """Refuse arguments that the function does not take, and give Keras's own functions no weights to load."""
+    try:
+        parameters = inspect.signature(build).parameters
+    except (TypeError, ValueError):  # a builtin does not say what it takes
+        return
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    unknown = [name for name in given if name not in parameters and not takes_any]
+    if unknown:
+        raise UsageError(f"{source} has no argument {unknown[0]!r}; it takes {', '.join(parameters) or 'none'}")
+    if str(getattr(build, "__module__", "")).startswith("keras.") and "weights" in parameters:
+        given.setdefault("weights", None)
+    missing = [
+        name
+        for name, each in parameters.items()
+        if each.default is each.empty
+        and name not in given
+        and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    ]
+    if missing:
+        raise UsageError(f"{source} needs {', '.join(missing)}: --factory-arg {missing[0]}=…")
 
 
 def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:

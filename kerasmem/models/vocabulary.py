@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -112,6 +113,24 @@ def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
         )
     objects.update(keras.saving.get_custom_objects())
     return objects
+
+
+def parse_factory_args(texts: Iterable[str]) -> dict[str, Any]:
+    """Read "depth=5" and the like: a value is JSON where it can be (5, 0.1, true, [1, 2]), text where not.
+
+    Raises:
+        UsageError: a text has no name.
+    """
+    arguments: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--factory-arg {text!r}: write name=value, for example depth=5")
+        try:
+            arguments[name] = json.loads(value)
+        except ValueError:
+            arguments[name] = value
+    return arguments
 
 
 def import_user_module(name: str, option: str) -> ModuleType:

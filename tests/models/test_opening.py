@@ -14,7 +14,7 @@ import pytest
 from kerasmem.errors import ModelError, ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
 from kerasmem.estimation.facade import estimate
 from kerasmem.models.opening import is_factory_name, open_model
-from kerasmem.models.vocabulary import load_custom_objects
+from kerasmem.models.vocabulary import load_custom_objects, parse_factory_args
 from kerasmem.models.weightless import weightless
 
 layers = keras.layers
@@ -202,6 +202,33 @@ def test_factories(tmp_path, monkeypatch):
             estimate(name)
     with pytest.raises(ModelFileError, match="no such file"):
         estimate("absent.weights.h5", factory="nets:build")
+
+
+def test_factory_arguments(tmp_path, monkeypatch):
+    (tmp_path / "nets.py").write_text(
+        "import keras\n"
+        "def stack(depth, width=3):\n"
+        "    return keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(width) for _ in range(depth))])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = parse_factory_args(["depth=2", "width=5"])
+    assert estimate("nets.py:stack", factory_args=arguments).model.parameters == 25 + 30
+    assert parse_factory_args(["a=true", "b=[1, 2]", "c=relu", "d=x=y"]) == {
+        "a": True, "b": [1, 2], "c": "relu", "d": "x=y",
+    }  # fmt: skip
+    for given, message in [
+        ({}, "needs depth: --factory-arg depth="),
+        ({"deep": 1}, "no argument 'deep'.*depth, width"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            estimate("nets.py:stack", factory_args=given)
+    with pytest.raises(UsageError, match="write name=value"):
+        parse_factory_args(["depth"])
+
+
+def test_applications_of_keras_load_no_weights(monkeypatch):
+    monkeypatch.setattr(keras.utils, "get_file", lambda *a, **k: pytest.fail("weights were asked for"))
+    assert estimate("keras.applications:MobileNetV2").model.parameters == 3_538_984
 
 
 def test_what_reads_as_a_factory(tmp_path):
