@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
 import json
 import os
 from collections.abc import Sequence
@@ -176,19 +175,27 @@ def _read_csv(text: str, name: str) -> Timeline:
         cut = True
     else:
         cut = False
-    reader = csv.reader(io.StringIO(text))
-    columns = next(reader, [])
+    first, *lines = text.split("\n")[:-1] or [""]
+    try:
+        columns = _cells(first)
+    except csv.Error:
+        columns = []
     missing = [column for column in ("run", "time", "phase") if column not in columns]
     if missing:
         raise InputError(f"{name}: no kerasmem log: its first line has no {', '.join(missing)}")
     samples, bad = [], []
-    for number, cells in enumerate(reader, start=2):
+    for number, line in enumerate(lines, start=2):
         try:
-            values = {column: cell or None for column, cell in zip(columns, cells, strict=True)}
+            values = {column: cell or None for column, cell in zip(columns, _cells(line), strict=True)}
             samples.append(make_sample(values))
-        except (KeyError, TypeError, ValueError):
+        except (csv.Error, KeyError, TypeError, ValueError):
             bad.append(number)
     return Timeline(samples, _about_bad(bad + [len(samples) + len(bad) + 2] * cut))
+
+
+def _cells(line: str) -> list[str]:
+    """Return the cells of one line; csv.Error for NUL bytes (before Python 3.11) and endless cells."""
+    return next(csv.reader([line.rstrip("\r")]), [])
 
 
 def _read_json(text: str, name: str) -> Timeline:

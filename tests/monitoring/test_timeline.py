@@ -206,10 +206,11 @@ def test_lines_that_are_damaged_are_left_out_and_counted(log):
     lines = log.read_text().splitlines()
     lines[3] = lines[3][:20]
     lines[5] = "\0\0\0"
+    lines[6] = "1" * 200_000
     log.write_text("\n".join(lines) + "\n")
     timeline = read_timeline(log)
-    assert len(timeline) == len(ROWS) - 2
-    assert timeline.notes == ("file: 2 line(s) are not whole and were left out (line 4, 6)",)
+    assert len(timeline) == len(ROWS) - 3
+    assert timeline.notes == ("file: 3 line(s) are not whole and were left out (line 4, 6, 7)",)
 
 
 def test_appending_counts_runs_on_and_mends_a_half_line(log):
