@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
+import traceback
 
 import click
 
@@ -67,7 +69,9 @@ def main(args: list[str] | None = None) -> None:
     debug = "--debug" in arguments  # before or after the command
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        sys.exit(cli.main(arguments, prog_name="kerasmem", standalone_mode=False) or 0)
+        code = cli.main(arguments, prog_name="kerasmem", standalone_mode=False) or 0
+        sys.stdout.flush()  # a full disk is met here, not at the interpreter's end
+        sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
@@ -82,24 +86,25 @@ def main(args: list[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # as a program that SIGPIPE ends
-    except KerasmemError as error:
-        if debug:
-            raise
-        _complain(str(error))
-        sys.exit(error.exit_code)
-    except MemoryError:
-        if debug:
-            raise
-        _complain("this machine ran out of memory; nothing was written")
-        sys.exit(1)
     except Exception as error:
         if debug:
-            raise
-        _complain(
-            f"unexpected {type(error).__name__}: {error}\n"
-            "This is a defect in kerasmem; run again with --debug for the traceback."
-        )
-        sys.exit(1)
+            traceback.print_exc()
+            sys.exit(getattr(error, "exit_code", 1))
+        _complain(_message(error))
+        sys.exit(getattr(error, "exit_code", 1))
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, KerasmemError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "this machine ran out of memory; nothing was written"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG):
+        return f"the output cannot be written: {error.strerror}"
+    return (
+        f"unexpected {type(error).__name__}: {error}\n"
+        "This is a defect in kerasmem; run again with --debug for the traceback."
+    )
 
 
 def _complain(message: str) -> None:

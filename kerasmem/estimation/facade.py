@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import random
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kerasmem.devices.catalogue import resolve_device
@@ -19,13 +22,17 @@ from kerasmem.estimation.report import (
     Unmodelled,
 )
 from kerasmem.estimation.verdict import verdict
-from kerasmem.models.inputs import model_inputs, normalise_input_shapes
-from kerasmem.models.opening import OpenedModel, open_model
+from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
+from kerasmem.models.opening import OBJECT_SOURCE, OpenedModel, open_model
 from kerasmem.models.training import TrainingSettings, check_optimizer, optimizer_slot_bytes
 
 METHODS = ("auto", "formula")
 MODES = ("train", "inference")
 DEFAULT_BATCH_SIZE = 32
+LARGEST_TRACED_BATCH = 1024
+
+# Keras is patched while a model is opened and called; two threads must not do that at once.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def estimate(
@@ -80,18 +87,26 @@ def estimate(
     """
     _check(method, MODES, mode, batch_size, jit_compile)
     target = None if device is None else resolve_device(str(device))
-    with open_model(
-        model,
-        factory=factory,
-        factory_args=factory_args,
-        custom_objects=custom_objects,
-        trust=trust,
-        dtype_policy=dtype_policy,
-    ) as opened:
+    with (
+        _ONE_AT_A_TIME,
+        _random_state_kept(),
+        open_model(
+            model,
+            factory=factory,
+            factory_args=factory_args,
+            custom_objects=custom_objects,
+            trust=trust,
+            dtype_policy=dtype_policy,
+        ) as opened,
+    ):
         training = _training(opened.training, optimizer, loss)
-        structure, inputs = model_inputs(opened.model, normalise_input_shapes(input_shape))
+        structure, inputs = _inputs(opened, input_shape)
         batch, notes = _settle_batch(batch_size, [each.shape[0] for each in inputs])
-        found, nested = infer_layers(opened.model, structure, inputs, batch)
+        # A sample's figures do not depend on the batch, and TensorFlow counts elements in 31 bits.
+        is_fixed = any(each.shape[0] is not None for each in inputs)
+        traced = batch if is_fixed else min(batch, LARGEST_TRACED_BATCH)
+        source = "" if opened.source == OBJECT_SOURCE else opened.source
+        found, nested = infer_layers(opened.model, structure, inputs, traced, source)
         layers = share_out(found, batch, mode)
         slots, unmodelled = _not_in_the_formula(opened.model, training, layers, mode)
         need = formula_bytes(layers, batch, mode, slots)
@@ -135,6 +150,25 @@ def _check(method: str, modes: tuple[str, ...], mode: str, batch_size: Any, jit_
         raise UsageError(f"jit_compile {jit_compile!r}: choose True, False or 'auto'")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UsageError(f"batch_size {batch_size!r}: must be a whole number from 1")
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Leave the user's random numbers as if no model had been built here: Keras draws seeds from Python's."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _inputs(opened: OpenedModel, input_shape: Any) -> tuple[Any, list[ModelInput]]:
+    try:
+        return model_inputs(opened.model, normalise_input_shapes(input_shape))
+    except UsageError as error:
+        if opened.source == OBJECT_SOURCE:
+            raise
+        raise UsageError(f"{opened.source}: {error}") from error
 
 
 def _training(own: TrainingSettings, optimizer: str | None, loss: str | None) -> TrainingSettings:

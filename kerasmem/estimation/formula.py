@@ -81,7 +81,7 @@ def formula_bytes(
 
     For an all-float32 model `total` is `formula(...).total_bytes`. The interval is the formula times the least and
     the most that real steps took of it, plus the optimizer's slots, which the formula leaves out; without an upper
-    end where the model has layers whose insides the formula does not see (`OPAQUE`).
+    end where the model has layers whose insides (`OPAQUE`) or outputs the formula does not see.
 
     Args:
         layers: a row for each layer and input.
@@ -95,10 +95,11 @@ def formula_bytes(
     for row in rows:
         activations[row.kind == "input"] += copies(mode) * batch_size * (row.activation_bytes or 0)
     total = copies(mode) * weights + sum(activations)
+    unseen = opaque_layers(rows) or any(row.activation_elements is None for row in rows)
     return Bytes(
         total=total,
         low=max(int(total * MEASURED_LOW), weights),
-        high=None if opaque_layers(rows) else int(total * MEASURED_HIGH) + (optimizer_bytes or 0),
+        high=None if unseen else int(total * MEASURED_HIGH) + (optimizer_bytes or 0),
         weights=weights,
         optimizer=None,
         gradients=(copies(mode) - 1) * weights,

@@ -8,6 +8,7 @@ those that Keras's policies give. Nothing is computed and no weight is read.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from unittest import mock
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.report import LayerMemory, NestedModel
 from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.inputs import ModelInput
+from kerasmem.models.inputs import ByKeyword, ModelInput
 from kerasmem.models.sizes import element_bytes, variable_bytes
 
 VIEWS = {
@@ -41,7 +42,7 @@ class _Record:
 
 
 def infer_layers(
-    model: Any, structure: Any, inputs: list[ModelInput], batch_size: int
+    model: Any, structure: Any, inputs: list[ModelInput], batch_size: int, source: str = ""
 ) -> tuple[tuple[LayerMemory, ...], tuple[NestedModel, ...]]:
     """Return a row for every input and every layer, in the order in which the model calls them.
 
@@ -49,7 +50,8 @@ def infer_layers(
         model: a Keras model, with or without weights.
         structure: how the model takes its inputs (from `model_inputs`).
         inputs: the inputs, without open dimensions but the batch.
-        batch_size: samples.
+        batch_size: samples; the figures of a sample do not depend on it.
+        source: where the model came from, for the message.
 
     Returns:
         The rows, and the models and layers of layers that are shown by their contents.
@@ -65,12 +67,16 @@ def infer_layers(
     recorder = _Recorder(model, [each.name for each in inputs])
     try:
         with recorder.listening():
-            _Call(model).compute_output_spec(_pack(structure, flat))
+            if isinstance(structure, ByKeyword):
+                _Call(lambda *tensors: model(**dict(zip(structure, tensors, strict=True)))).compute_output_spec(*flat)
+            else:
+                _Call(model).compute_output_spec(_pack(structure, flat))
     except KerasmemError:
         raise
     except Exception as error:
         shapes = ", ".join(f"{each.name} {each.shape[1:]}" for each in inputs)
-        raise ModelError(f"model {model.name!r} cannot be called on {shapes}: {keras_reason(error)}") from error
+        where = f"{source}: " if source else ""
+        raise ModelError(f"{where}model {model.name!r} cannot be called on {shapes}: {keras_reason(error)}") from error
     counted: set[int] = set()
     rows = [_input_row(each) for each in inputs]
     rows += [_layer_row(record, batch_size, counted) for record in recorder.records]
@@ -121,13 +127,21 @@ class _Recorder:
     def listening(self) -> Iterator[None]:
         keras = import_keras()
         call_layer, call_operation = keras.Layer.__call__, keras.Operation.__call__
-        recorder = self
+        open_scope = keras.Layer._open_name_scope
+        recorder, owner = self, threading.get_ident()  # a model that another thread trains is none of ours
 
         def layer_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != owner:
+                return call_layer(self, *args, **kwargs)
             return recorder._call(call_layer, self, args, kwargs)
 
+        def name_scope(self: Any) -> Any:
+            return nullcontext() if threading.get_ident() == owner else open_scope(self)
+
         def operation_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(self, keras.Layer):  # noted by layer_call, before Keras casts its arguments
+            if threading.get_ident() != owner or isinstance(
+                self, keras.Layer
+            ):  # noted by layer_call, before Keras casts its arguments
                 return call_operation(self, *args, **kwargs)
             return recorder._call(call_operation, self, args, kwargs)
 
@@ -135,7 +149,7 @@ class _Recorder:
             mock.patch.object(keras.Layer, "__call__", layer_call),
             mock.patch.object(keras.Operation, "__call__", operation_call),
             # TensorFlow's graphs refuse scopes such as "my layer (v2)", which are names like any other to Keras.
-            mock.patch.object(keras.Layer, "_open_name_scope", lambda self: nullcontext()),
+            mock.patch.object(keras.Layer, "_open_name_scope", name_scope),
         ):
             yield
 
@@ -191,7 +205,7 @@ def _note(records: dict[int, _Record], layer: Any, path: str, outputs: list[Any]
     record.uses += 1
     for tensor in outputs:
         dtype = import_keras().backend.standardize_dtype(tensor.dtype)
-        record.outputs.append((tuple(tensor.shape) if tensor.shape.rank is not None else (None,), dtype))
+        record.outputs.append((tuple(tensor.shape) if tensor.shape.rank is not None else (None, None), dtype))
     return record
 
 
@@ -235,12 +249,17 @@ def _layer_row(record: _Record, batch_size: int, counted: set[int]) -> LayerMemo
     weights = [weight for weight in getattr(layer, "weights", ()) if id(weight) not in counted]
     counted.update(id(weight) for weight in weights)
     view = type(layer).__name__ in VIEWS
-    sizes = [
-        None if None in shape else (math.prod(shape), math.prod(shape) * element_bytes(dtype))  # type: ignore[arg-type]
+    # TensorFlow forgets the batch in some operations on text. A lone open dimension depends on the data.
+    shapes = [
+        ((batch_size, *shape[1:]) if len(shape) > 1 and shape[0] is None else shape, dtype)
         for shape, dtype in record.outputs
     ]
+    sizes = [
+        None if None in shape else (math.prod(shape), math.prod(shape) * element_bytes(dtype))  # type: ignore[arg-type]
+        for shape, dtype in shapes
+    ]
     known = [size for size in sizes if size is not None]
-    shape, dtype = record.outputs[0] if record.outputs else (None, None)
+    shape, dtype = shapes[0] if shapes else (None, None)
     # An output that does not grow with the batch is shared out over the samples, rounded up.
     elements = 0 if view else None if len(known) < len(sizes) else -(-sum(size[0] for size in known) // batch_size)
     octets = 0 if view else None if len(known) < len(sizes) else -(-sum(size[1] for size in known) // batch_size)

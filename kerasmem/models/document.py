@@ -15,7 +15,7 @@ from kerasmem.errors import ModelFileError
 from kerasmem.units import MIB, format_size
 
 # A configuration is text: 20,000 layers take some 20 MiB. More is a mistake or an attack.
-MAX_CONFIG_BYTES = 128 * MIB
+MAX_CONFIG_BYTES = 64 * MIB
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _FACTORY = "--factory package.module:function (a function that returns the model)"
@@ -53,6 +53,10 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
         ModelFileError: the file is missing, damaged, too large, or is no Keras model.
         WeightsOnlyError: it holds weights without an architecture.
     """
+    if "://" in os.fspath(path):
+        raise ModelFileError(f"{os.fspath(path)}: addresses are not opened; download the file and give its path")
+    if not os.fspath(path):
+        raise ModelFileError("the path of the model file is empty")
     path = Path(path)
     try:
         if path.is_dir():
@@ -132,6 +136,8 @@ def _attribute(file: Any, name: str, path: Path) -> str | None:
     if size > MAX_CONFIG_BYTES:
         raise ModelFileError(f"{path}: {name} takes {format_size(size)}, too much for a configuration; not opened")
     value = file.attrs[name]
+    if isinstance(value, (bytes, str)) and len(value) > MAX_CONFIG_BYTES:  # text of variable length lies elsewhere
+        raise ModelFileError(f"{path}: {name} takes {format_size(len(value))}, too much for a configuration")
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if not isinstance(value, str):

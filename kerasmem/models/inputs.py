@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,10 @@ class ModelInput:
     name: str
     shape: Shape
     dtype: str
+
+
+class ByKeyword(tuple[str, ...]):
+    """The structure of inputs that a model's `call` takes as arguments of their own, in order."""
 
 
 @dataclass(frozen=True)
@@ -161,12 +166,15 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
         flat = [
             ModelInput(name or "input", (None, *each.sizes), each.dtype or "float32") for name, each in given.items()
         ]
-        return (None if list(given) == [""] else dict.fromkeys(given)), flat
-    built: Any = (model.get_build_config() or {}).get("input_shape") if model.built else None
+        return (None if list(given) == [""] else _named(model, given)), flat
+    config: Any = (model.get_build_config() or {}) if model.built else {}
+    shapes = config.get("shapes_dict")  # of a `call` with several arguments: "a_shape", "b_shape", …
+    named = {str(key).removesuffix("_shape"): shape for key, shape in (shapes or {}).items()}
+    built: Any = named if len(named) > 1 else config.get("input_shape")
     if _is_shape(built):
         return None, [ModelInput("input", (None, *built[1:]), "float32")]
     if isinstance(built, dict) and all(_is_shape(shape) for shape in built.values()):
-        return dict.fromkeys(built), [ModelInput(name, (None, *shape[1:]), "float32") for name, shape in built.items()]
+        return _named(model, built), [ModelInput(name, (None, *shape[1:]), "float32") for name, shape in built.items()]
     if isinstance(built, (list, tuple)) and built and all(_is_shape(shape) for shape in built):
         flat = [ModelInput(f"input_{i}", (None, *shape[1:]), "float32") for i, shape in enumerate(built)]
         return [None] * len(flat), flat
@@ -174,6 +182,12 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
         f"model {model.name!r} does not say what shape its input has: give it without the batch, "
         f"for example --input-shape 224,224,3 (input_shape=(224, 224, 3) in Python)"
     )
+
+
+def _named(model: Any, names: Mapping[str, Any]) -> Any:
+    """Return the structure of named inputs: arguments of `call` where it has all those names, else one dict."""
+    arguments = list(inspect.signature(model.call).parameters)
+    return ByKeyword(names) if len(names) > 1 and all(name in arguments for name in names) else dict.fromkeys(names)
 
 
 def _is_shape(value: Any) -> bool:

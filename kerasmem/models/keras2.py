@@ -24,7 +24,10 @@ TENSORFLOW_CALLS = ("TFOpLambda", "SlicingOpLambda")
 # Renamed without a change of meaning for shapes and sizes.
 _RENAMED = {"SyncBatchNormalization": "BatchNormalization", "CuDNNGRU": "GRU"}
 # Arguments that Keras 3 lost and that change shapes, weights or meaning where they are set.
-_MEANINGFUL = ("time_major", "ragged", "renorm", "virtual_batch_size", "adjustment")
+_MEANINGFUL = ("time_major", "ragged", "renorm", "virtual_batch_size", "adjustment", "num_constants")
+_KERAS2_MODULES = ("keras.", "tf_keras.", "tensorflow.keras.", "tensorflow.python.keras.")
+# Layers that Keras 2 gave their initial states as further inputs.
+RECURRENT = ("RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "Bidirectional")
 
 
 def is_keras2(version: str | None, config: dict[str, Any]) -> bool:
@@ -68,7 +71,7 @@ class _Translator:
             return [self.value(item) for item in value.get("items", [])]
         if not isinstance(class_name, str) or "config" not in value:
             return {key: self.value(item) for key, item in value.items()}
-        if class_name in ("Policy", "PolicyV1"):
+        if class_name in ("Policy", "PolicyV1") and isinstance(value["config"].get("name"), str):
             return value["config"]["name"]
         if class_name in _MODELS:
             return self._model(value)
@@ -77,7 +80,12 @@ class _Translator:
         return value
 
     def _object(self, value: dict[str, Any]) -> dict[str, Any]:
-        class_name = _RENAMED.get(value["class_name"], value["class_name"])
+        class_name = value["class_name"]
+        if not self._vocabulary.is_custom(class_name, value.get("registered_name")):
+            bare = class_name.rpartition(">")[2]  # Keras 2 registered some of its own as "Custom>…"
+            class_name = _RENAMED.get(bare, bare)
+        if class_name != value["class_name"]:
+            value = {"config": value["config"]}
         config = {key: self.value(item) for key, item in value["config"].items()}
         if class_name == "Lambda" and isinstance(config.get("function"), list):
             code, defaults, closure = (config["function"] + [None, None])[:3]
@@ -95,8 +103,12 @@ class _Translator:
         if isinstance(config.get("name"), str):
             config["name"] = _slashless(config["name"])
         rest = {key: item for key, item in value.items() if key in ("module", "registered_name")}
-        if not str(rest.get("module") or "keras").startswith("keras"):
-            rest.pop("module")
+        # Modules of Keras 2 that Keras 3 has elsewhere: the bare name is looked up again.
+        if (
+            str(rest.get("module")).startswith(_KERAS2_MODULES)
+            and self._vocabulary.keras_class(class_name, rest["module"]) is None
+        ):
+            del rest["module"]
         return {**rest, "class_name": class_name, "config": config}
 
     def _drop_lost_arguments(self, class_name: str, config: dict[str, Any]) -> None:
@@ -157,9 +169,8 @@ def _functional(translator: _Translator, config: dict[str, Any]) -> dict[str, An
         translated = translator.value({key: layer[key] for key in layer if key != "inbound_nodes"})
         translated["name"] = _slashless(layer["name"])
         translated["config"]["name"] = translated["name"]
-        keeps_structure = layer["class_name"] in TENSORFLOW_CALLS
         translated["inbound_nodes"] = [
-            node if isinstance(node, dict) else _Node(translator, names, nested, keeps_structure).read(node)
+            node if isinstance(node, dict) else _Node(translator, names, nested, layer["class_name"]).read(node)
             for node in layer.get("inbound_nodes") or []
         ]
         layers.append(translated)
@@ -180,29 +191,36 @@ def _functional(translator: _Translator, config: dict[str, Any]) -> dict[str, An
         "config": {
             **kept,
             "layers": layers,
-            "input_layers": tensors(translator.value(config["input_layers"])),
-            "output_layers": tensors(translator.value(config["output_layers"])),
+            "input_layers": _alone(tensors(translator.value(config["input_layers"]))),
+            "output_layers": _alone(tensors(translator.value(config["output_layers"]))),
         },
     }
+
+
+def _alone(tensors: Any) -> Any:
+    """Return the tensor of a list of one: Keras 2 gave such a model's output without the list."""
+    return tensors[0] if isinstance(tensors, list) and len(tensors) == 1 and isinstance(tensors[0], list) else tensors
 
 
 class _Node:
     """One stored call of a layer: `[[layer, node, tensor, kwargs], …]`, perhaps nested or bare."""
 
-    def __init__(self, translator: _Translator, names: set[str], nested: dict[str, str], keeps_structure: bool) -> None:
+    def __init__(self, translator: _Translator, names: set[str], nested: dict[str, str], class_name: str) -> None:
         self._translator, self._names, self._nested = translator, names, nested
-        self._keeps_structure = keeps_structure
+        self._class_name = class_name
         self._kwargs: dict[str, Any] = {}
 
     def read(self, node: Any) -> dict[str, Any]:
         if not node:
             return {"args": [], "kwargs": {}}
         inputs = self._inputs(node)
-        if isinstance(inputs, list) and len(inputs) == 1 and not self._keeps_structure:
+        if isinstance(inputs, list) and len(inputs) == 1 and self._class_name not in TENSORFLOW_CALLS:
             inputs = inputs[0]
         kwargs = {key: self._argument(value) for key, value in self._kwargs.items()}
         if kwargs.get("name", "") is None:
             del kwargs["name"]
+        if self._class_name in RECURRENT and isinstance(inputs, list):
+            inputs, *kwargs["initial_state"] = inputs
         return {"args": [inputs], "kwargs": kwargs}
 
     def _inputs(self, value: Any) -> Any:

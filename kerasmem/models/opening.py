@@ -16,13 +16,15 @@ from typing import Any
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UnknownLayerError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
-from kerasmem.models.keras2 import is_keras2, translate
+from kerasmem.models.keras2 import RECURRENT, is_keras2, translate
 from kerasmem.models.policy import with_dtype_policy
-from kerasmem.models.safety import check_names, check_trust
+from kerasmem.models.safety import check_graph, check_names, check_trust
 from kerasmem.models.tensorflow_ops import tensorflow_call_classes
 from kerasmem.models.training import TrainingSettings, training_of_document, training_of_model
 from kerasmem.models.vocabulary import Vocabulary, import_user_module
 from kerasmem.models.weightless import weightless
+
+OBJECT_SOURCE = "Python object"
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ def _open_document(
     document: ModelDocument, custom_objects: Mapping[str, Any] | None, trust: bool, dtype_policy: str | None
 ) -> OpenedModel:
     keras = import_keras()
+    from keras.src.saving import serialization_lib
+
     where = os.fspath(document.path)
     vocabulary = Vocabulary(custom_objects)
     try:
@@ -119,12 +123,16 @@ def _open_document(
         if is_keras2(document.keras_version, config):
             config = translate(config, vocabulary)
         config = _with_modules(config, vocabulary)
+        if not trust:
+            check_trust(config, where)  # of what will be built, after all translation
         check_names(config, vocabulary, where)
+        check_graph(config, where)
         if dtype_policy is not None:
             config = with_dtype_policy(config, dtype_policy)
         objects = {**tensorflow_call_classes(), **vocabulary.custom_objects}
-        with _quiet_keras():
+        with _quiet_keras(), serialization_lib.SafeModeScope(not trust):  # also where it is switched off globally
             model = keras.saving.deserialize_keras_object(config, custom_objects=objects, safe_mode=not trust)
+        training = training_of_document(document)
     except UnknownLayerError as error:
         raise UnknownLayerError(str(error) if where in str(error) else f"{where}: {error}") from error
     except ModelFileError as error:
@@ -137,7 +145,6 @@ def _open_document(
         raise ModelFileError(f"{where}: Keras cannot build the model it describes: {keras_reason(error)}") from error
     if not isinstance(model, keras.Model):
         raise ModelFileError(f"{where}: describes a {type(model).__name__}, not a model")
-    training = training_of_document(document)
     return OpenedModel(model, str(model.name), where, training, tuple(_compare_weights(model, document)))
 
 
@@ -160,6 +167,8 @@ def _with_modules(value: Any, vocabulary: Vocabulary) -> Any:
         module = vocabulary.module_of(class_name, is_operation)
         if module is not None:
             result["module"], result["registered_name"] = module, None
+    if class_name in RECURRENT and isinstance(config, dict) and config.get("unroll"):
+        result["config"] = {**result["config"], "unroll": False}  # the same model, without a call for each time step
     return result
 
 
@@ -243,10 +252,15 @@ def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:
 
 def _open_object(model: Any, dtype_policy: str | None, stack: contextlib.ExitStack) -> OpenedModel:
     training = training_of_model(model)
+    if not model.built and not isinstance(model, import_keras().Sequential):
+        raise UsageError(
+            f"model {model.name!r} is not built yet, and building it would allocate its weights: call it once on a "
+            "batch, or give the class or function that makes it in place of the model"
+        )
     if dtype_policy is not None or (not model.built and isinstance(model, import_keras().Sequential)):
         stack.enter_context(weightless())
         model = _rebuild(model, dtype_policy)
-    return OpenedModel(model, str(model.name), "Python object", training)
+    return OpenedModel(model, str(model.name), OBJECT_SOURCE, training)
 
 
 def _rebuild(model: Any, dtype_policy: str | None) -> Any:

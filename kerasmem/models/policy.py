@@ -12,12 +12,15 @@ _DEFAULT = "float32"
 
 def check_dtype_policy(name: str) -> None:
     """Raise UsageError unless Keras knows a policy of that name, such as "mixed_float16"."""
+    keras = import_keras()
     try:
-        import_keras().dtype_policies.get(name)
+        policy = keras.dtype_policies.get(name)
     except (ValueError, TypeError) as error:
         raise UsageError(
             f"dtype policy {name!r} is not one of Keras's: float32, mixed_float16, mixed_bfloat16, …"
         ) from error
+    if hasattr(policy, "quantization_mode") and policy.quantization_mode is not None:
+        raise UsageError(f"dtype policy {name!r} quantises: call model.quantize(…) and give the model or its file")
 
 
 def with_dtype_policy(config: dict[str, Any], policy: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kerasmem.errors import UnknownLayerError, UntrustedModelError
+from kerasmem.errors import ModelFileError, UnknownLayerError, UntrustedModelError
 from kerasmem.models.keras2 import TENSORFLOW_CALLS
 from kerasmem.models.tensorflow_ops import check_function
 from kerasmem.models.vocabulary import Vocabulary
@@ -74,7 +74,9 @@ def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> N
     unknown: dict[str, None] = {}  # a set that keeps the order
     for node in _dictionaries(config):
         class_name = node.get("class_name")
-        if not isinstance(class_name, str) or "config" not in node or class_name in _DATA:
+        if "class_name" in node and not isinstance(class_name, str):
+            raise ModelFileError(f"{where}: class_name is {class_name!r}, not the name of a class")
+        if class_name is None or "config" not in node or class_name in _DATA:
             continue
         if class_name == "function":
             name = node["config"]
@@ -95,6 +97,19 @@ def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> N
     if unknown:
         shown = ", ".join(list(unknown)[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
         raise UnknownLayerError(f"{where}: uses classes or functions that Keras does not have: {shown}; {_NAME_THEM}")
+
+
+def check_graph(config: dict[str, Any], where: str) -> None:
+    """Refuse calls in a graph that take no tensor: Keras would compute them at once, at any size.
+
+    Raises:
+        ModelFileError: with the name of the layer.
+    """
+    for node in _dictionaries(config):
+        calls = node.get("inbound_nodes")
+        for call in calls if isinstance(calls, list) else ():
+            if call and not any(each.get("class_name") == "__keras_tensor__" for each in _dictionaries(call)):
+                raise ModelFileError(f"{where}: layer {node.get('name')!r} is called on no tensor of the model")
 
 
 def _dictionaries(config: Any) -> Iterator[dict[str, Any]]:

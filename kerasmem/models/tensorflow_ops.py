@@ -14,106 +14,19 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.keras2 import TENSORFLOW_CALLS
 
 # Whole modules of pure tensor functions, and single names from `tf`.
-_PURE_MODULE = re.compile(r"(?:__operators__|math|nn|linalg|signal|image)\.(?!decode|is_jpeg)[a-z]\w*\Z")
+_PURE_MODULE = re.compile(r"(?:__operators__|math|nn|linalg|signal|image|bitwise)\.(?!decode|is_jpeg)[a-z]\w*\Z")
 _PURE_NAMES = frozenset(
-    [
-        "abs",
-        "add",
-        "add_n",
-        "argmax",
-        "argmin",
-        "argsort",
-        "boolean_mask",
-        "broadcast_to",
-        "cast",
-        "clip_by_norm",
-        "clip_by_value",
-        "concat",
-        "cos",
-        "cosh",
-        "cumsum",
-        "divide",
-        "einsum",
-        "ensure_shape",
-        "exp",
-        "expand_dims",
-        "eye",
-        "fill",
-        "floor",
-        "gather",
-        "gather_nd",
-        "greater",
-        "greater_equal",
-        "identity",
-        "less",
-        "less_equal",
-        "linspace",
-        "logical_and",
-        "logical_not",
-        "logical_or",
-        "matmul",
-        "maximum",
-        "meshgrid",
-        "minimum",
-        "multiply",
-        "negative",
-        "norm",
-        "not_equal",
-        "equal",
-        "one_hot",
-        "ones",
-        "ones_like",
-        "pad",
-        "pow",
-        "range",
-        "rank",
-        "realdiv",
-        "reduce_all",
-        "reduce_any",
-        "reduce_logsumexp",
-        "reduce_max",
-        "reduce_mean",
-        "reduce_min",
-        "reduce_prod",
-        "reduce_sum",
-        "repeat",
-        "reshape",
-        "reverse",
-        "roll",
-        "round",
-        "sequence_mask",
-        "shape",
-        "sigmoid",
-        "sign",
-        "sin",
-        "sinh",
-        "size",
-        "slice",
-        "softmax",
-        "sort",
-        "split",
-        "sqrt",
-        "square",
-        "squeeze",
-        "stack",
-        "stop_gradient",
-        "strided_slice",
-        "subtract",
-        "tan",
-        "tanh",
-        "tensor_scatter_nd_update",
-        "tensordot",
-        "tile",
-        "transpose",
-        "truediv",
-        "unstack",
-        "where",
-        "zeros",
-        "zeros_like",
-        "random.normal",
-        "random.uniform",
-        "random.truncated_normal",
-    ]
+    """
+    abs add add_n argmax argmin argsort boolean_mask broadcast_to cast clip_by_norm clip_by_value concat cos
+    cosh cumsum debugging.check_numerics divide einsum ensure_shape equal exp expand_dims eye fill floor
+    floor_div floordiv floormod gather gather_nd greater greater_equal identity less less_equal linspace
+    logical_and logical_not logical_or matmul maximum meshgrid minimum mod multiply negative norm not_equal
+    one_hot ones ones_like pad pow random.normal random.shuffle random.truncated_normal random.uniform range
+    rank realdiv reduce_all reduce_any reduce_logsumexp reduce_max reduce_mean reduce_min reduce_prod reduce_sum
+    repeat reshape reverse roll round sequence_mask shape sigmoid sign sin sinh size slice softmax sort split
+    sqrt square squeeze stack stop_gradient strided_slice strings.as_string subtract tan tanh
+    tensor_scatter_nd_update tensordot tile transpose truediv unique unstack where zeros zeros_like
+    """.split()
 )
 
 
@@ -154,12 +67,14 @@ def _look_up(function: str) -> Any:
     import tensorflow as tf
 
     check_function(function)
-    return reduce(getattr, function.removeprefix("compat.v1.").split("."), tf)
+    return reduce(getattr, function.split("."), tf)
 
 
 def _slices(specification: Any) -> Any:
     if isinstance(specification, list):
         return tuple(_slices(item) for item in specification)
+    if isinstance(specification, dict) and specification.get("class_name") == "__ellipsis__":
+        return ...
     if isinstance(specification, dict):
         return slice(specification.get("start"), specification.get("stop"), specification.get("step"))
     return specification

@@ -88,27 +88,6 @@ def _optimizer_classes() -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _ShapedVariable:
-    """All that an optimizer's `build` asks of a weight; a weight without a value cannot be asked itself."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    name: str
-    path: str
-    device: str = ""
-    trainable: bool = True
-    overwrite_with_gradient: bool = False
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def _unique_id(self) -> str:
-        return self.path
-
-
 def optimizer_slot_bytes(settings: TrainingSettings, variables: list[Any]) -> int | None:
     """Return the bytes that an optimizer keeps beside the weights (moments, accumulators, its counters).
 
@@ -121,14 +100,10 @@ def optimizer_slot_bytes(settings: TrainingSettings, variables: list[Any]) -> in
     """
     if settings.optimizer is None:
         return None
-    shaped = [
-        _ShapedVariable(tuple(each.shape), str(each.dtype), each.name, f"{number}/{each.path}")
-        for number, each in enumerate(variables)
-    ]
     try:
         with weightless():
             optimizer = _make_optimizer(settings.optimizer, settings.optimizer_config or {})
-            optimizer.build(shaped)
+            optimizer.build(variables)
             return sum(variable_bytes(variable) for variable in optimizer.variables)
     except Exception:  # a custom or misconfigured optimizer: the estimate goes on and says that it does not know
         return None
@@ -139,6 +114,8 @@ def _make_optimizer(name: str, config: dict[str, Any]) -> Any:
     if "inner_optimizer" in config:  # LossScaleOptimizer
         inner = config["inner_optimizer"]
         return cls(_make_optimizer(inner["class_name"].rpartition(">")[2].lower(), inner["config"]))
+    if config.get("exclude_layers"):  # patterns of Muon's, from a file perhaps, that are not worth matching
+        raise ValueError("exclude_layers")
     known = cls().get_config()
     kept = {key: value for key, value in config.items() if key in known and key != "learning_rate"}
     if isinstance(config.get("learning_rate"), dict):  # a schedule, perhaps a custom one: it has no variable

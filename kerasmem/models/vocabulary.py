@@ -32,6 +32,11 @@ _UNEXPORTED = {
     "Functional": "keras.src.models.functional",
     "LayerScale": "keras.src.applications.convnext",
     "StochasticDepth": "keras.src.applications.convnext",
+    "CustomScaleLayer": "keras.src.applications.inception_resnet_v2",
+    "GroupedQueryAttention": "keras.src.layers.attention.grouped_query_attention",
+    "ThresholdedReLU": "keras.src.legacy.layers",
+    "RandomHeight": "keras.src.legacy.layers",
+    "RandomWidth": "keras.src.legacy.layers",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,15 +18,28 @@ def weightless() -> Iterator[None]:
     Keras leaves the variables of a `StatelessScope` uninitialised until the scope ends. This one ends
     without initialising them, and takes them off Keras's list of variables still to be initialised,
     so that no later scope allocates them either. Variables given as values (an optimizer's learning
-    rate) keep their value.
+    rate) keep their value, and an optimizer asks a weight for its shape only. Other threads see Keras
+    as it is.
     """
     keras = import_keras()
     from keras.src.backend.common import global_state
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+    owner = threading.get_ident()
+    add_from_reference, var_key = keras.Optimizer.add_variable_from_reference, keras.Optimizer._var_key
+
+    def add_shaped(self: Any, reference_variable: Any, *args: Any, **options: Any) -> Any:
+        add = BaseOptimizer.add_variable_from_reference if threading.get_ident() == owner else add_from_reference
+        return add(self, reference_variable, *args, **options)
+
+    def key_without_value(self: Any, variable: Any) -> Any:
+        return id(variable) if threading.get_ident() == owner else var_key(self, variable)
 
     create = keras.Variable.__init__
 
     def create_deferred(self: Any, initializer: Any, shape: Any = None, dtype: Any = None, **options: Any) -> None:
-        if not callable(initializer) and not isinstance(initializer, str):
+        deferred = threading.get_ident() == owner
+        if deferred and not callable(initializer) and not isinstance(initializer, str):
             value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
             shape, dtype = tuple(value.shape), keras.backend.standardize_dtype(value.dtype)
 
@@ -40,6 +54,8 @@ def weightless() -> Iterator[None]:
         with (
             keras.StatelessScope(initialize_variables=False),
             mock.patch.object(keras.Variable, "__init__", create_deferred),
+            mock.patch.object(keras.Optimizer, "add_variable_from_reference", add_shaped),
+            mock.patch.object(keras.Optimizer, "_var_key", key_without_value),
         ):
             yield
     finally:

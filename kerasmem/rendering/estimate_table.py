@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import StringIO
 
@@ -18,6 +19,8 @@ from kerasmem.units import format_count, format_size
 SORTS = ("order", "size")
 _WIDTH_FOR_BYTES = 134  # columns from which the exact bytes have room beside the rest
 _WIDTH_FOR_BARS = 104
+_WIDTH_FOR_SHAPES = 76
+_WIDTH_FOR_SHARES = 62
 _BAR = 10
 _VERDICT_STYLES = {"fits": "bold green", "does not fit": "bold red", "too close to call": "bold yellow"}
 
@@ -59,7 +62,7 @@ def print_report(report: MemoryReport, console: Console, *, sort: str = "order",
 def _contents(report: MemoryReport, sort: str, top: int | None, *, terminal: int | None) -> RenderableType:
     """Return the page; `terminal` is the columns of one, None for plain text."""
     parts: list[RenderableType] = [_heading(report), "", _table(report, sort, top, terminal), ""]
-    parts += [_formula(report), ""]
+    parts += [_formula(report, terminal), ""]
     parts += list(_remarks(report))
     return Group(*parts)
 
@@ -82,8 +85,29 @@ def _heading(report: MemoryReport) -> Text:
 
 def _table(report: MemoryReport, sort: str, top: int | None, terminal: int | None) -> Table:
     rich_look = terminal is not None
-    exact = terminal is None or terminal >= _WIDTH_FOR_BYTES
-    bars = terminal is not None and terminal >= _WIDTH_FOR_BARS
+    width = terminal or sys.maxsize
+    total, largest = report.bytes.total, max((row.bytes or 0 for row in report.layers), default=0)
+    elements = report.formula.activation_elements_per_sample
+
+    def share(line: _Line) -> str:
+        return f"{line.bytes / total:.1%}".replace("%", " %") if line.bytes and total else "–"
+
+    def bar(line: _Line) -> Text:
+        length = min(_BAR, round(_BAR * (line.bytes or 0) / largest)) if largest else 0
+        return Text("█" * length, style="cyan")
+
+    # header, total, cell of a line, columns of a terminal from which there is room for it
+    columns: list[tuple[str, str, Callable[[_Line], RenderableType], int]] = [
+        ("Layer (class)", "Total", lambda line: Text(line.name), 0),
+        ("Output shape", "", lambda line: Text(line.shape, style="dim" if rich_look else ""), _WIDTH_FOR_SHAPES),
+        ("Parameters", format_count(report.model.parameters), lambda line: format_count(line.parameters), 0),
+        ("Activations", format_count(elements), lambda line: line.note or format_count(line.activations), 0),
+        ("Bytes", format_count(total), lambda line: format_count(line.bytes), _WIDTH_FOR_BYTES),
+        ("Memory", format_size(total), lambda line: format_size(line.bytes), 0),
+        ("Share", "100 %", share, _WIDTH_FOR_SHARES),
+        *([("", "", bar, _WIDTH_FOR_BARS)] if rich_look else []),
+    ]
+    columns = [column for column in columns if width >= column[3]]
     table = Table(
         box=box.SIMPLE_HEAD if rich_look else None,
         show_footer=True,
@@ -93,33 +117,19 @@ def _table(report: MemoryReport, sort: str, top: int | None, terminal: int | Non
         pad_edge=rich_look,
         collapse_padding=True,
     )
-    total = report.bytes.total
-    table.add_column("Layer (class)", "Total", overflow="fold", no_wrap=not rich_look)
-    table.add_column("Output shape", "", overflow="fold", no_wrap=not rich_look)
-    table.add_column("Parameters", format_count(report.model.parameters), justify="right", no_wrap=True)
-    elements = report.formula.activation_elements_per_sample
-    table.add_column("Activations", format_count(elements), justify="right", no_wrap=True)
-    if exact:
-        table.add_column("Bytes", format_count(total), justify="right", no_wrap=True)
-    table.add_column("Memory", format_size(total), justify="right", no_wrap=True)
-    table.add_column("Share", "100 %", justify="right", no_wrap=True)
-    if bars:
-        table.add_column("", "", width=_BAR, no_wrap=True)
-    largest = max((row.bytes or 0 for row in report.layers), default=0)
+    for number, (header, footer, _, _) in enumerate(columns):
+        text = number == 0 or header == "Output shape"
+        bars = header == ""
+        table.add_column(
+            header,
+            footer,
+            justify="left" if text or bars else "right",
+            no_wrap=not (text and rich_look),
+            overflow="fold",
+            width=_BAR if bars else None,
+        )
     for line in _lines(report, sort, top):
-        share = 0 if line.bytes is None or not total else line.bytes / total
-        cells: list[RenderableType] = [
-            Text(line.name),
-            Text(line.shape, style="dim" if rich_look else ""),
-            format_count(line.parameters),
-            line.note or format_count(line.activations),
-        ]
-        if exact:
-            cells.append(format_count(line.bytes))
-        cells += [format_size(line.bytes), f"{share:.1%}".replace("%", " %") if line.bytes else "–"]
-        if bars:
-            length = min(_BAR, round(_BAR * (line.bytes or 0) / largest)) if largest else 0
-            cells.append(Text("█" * length, style="cyan"))
+        cells = [cell(line) for _, _, cell, _ in columns]
         table.add_row(*cells, style="dim" if rich_look and not line.bytes else None)
     return table
 
@@ -164,22 +174,23 @@ def format_shape(shape: Iterable[int | None]) -> str:
     )
 
 
-def _formula(report: MemoryReport) -> Table:
+def _formula(report: MemoryReport, terminal: int | None) -> RenderableType:
     """The formula with the model's numbers in it, one line a term."""
     formula, batch = report.formula, report.settings.batch_size
     factor = f"× {formula.copies} × 4 B"
+    activations = batch * formula.activation_bytes_per_sample
+    terms = [
+        ("parameters", f"{report.model.parameters:,} {factor}", formula.parameter_bytes),
+        ("activations", f"{batch:,} × {formula.activation_elements_per_sample:,} {factor}", activations),
+        ("formula", "", formula.total_bytes),
+    ]
+    if terminal is not None and terminal < _WIDTH_FOR_SHAPES:
+        return Group(*(Text(f"{name} {term} = {count:,} B ({format_size(count)})") for name, term, count in terms))
     grid = Table.grid(padding=(0, 2, 0, 0))
     for justify in ("left", "right", "left", "right", "left"):
         grid.add_column(justify=justify, no_wrap=True)
-    grid.add_row(
-        "parameters", f"{report.model.parameters:,} {factor}", "=", f"{formula.parameter_bytes:,} B",
-        format_size(formula.parameter_bytes),
-    )  # fmt: skip
-    grid.add_row(
-        "activations", f"{batch:,} × {formula.activation_elements_per_sample:,} {factor}", "=",
-        f"{batch * formula.activation_bytes_per_sample:,} B", format_size(batch * formula.activation_bytes_per_sample),
-    )  # fmt: skip
-    grid.add_row("formula", "", "=", f"{formula.total_bytes:,} B", Text(format_size(formula.total_bytes), style="bold"))
+    for name, term, count in terms:
+        grid.add_row(name, term, "=", f"{count:,} B", Text(format_size(count), style="" if term else "bold"))
     return grid
 
 

@@ -119,9 +119,30 @@ def test_debug_shows_the_traceback(program, where, tmp_path):
     arguments = ["estimate", str(tmp_path / "absent.h5")]
     arguments = ["--debug", *arguments] if where == "before" else [*arguments, "--debug"]
     result = program("-m", "kerasmem", *arguments)
-    assert result.code != 0
+    assert result.code == 2  # as without it
     assert "Traceback" in result.err
     assert "ModelFileError" in result.err
+
+
+def test_a_full_disk_is_no_defect(model_file):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kerasmem", "estimate", model_file], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "Error: the output cannot be written: No space left on device\n"
+
+
+def test_an_error_names_the_file(cli, tmp_path, monkeypatch):
+    import keras
+
+    image = keras.Input((None, None, 3), name="image")
+    keras.Model(image, keras.layers.Conv2D(2, 5)(image)).save(tmp_path / "open.keras")
+    monkeypatch.chdir(tmp_path)
+    assert cli("estimate", "open.keras").err.startswith("Error: open.keras: input 'image' has open dimensions")
+    small = cli("estimate", "open.keras", "--input-shape", "2,2,3")
+    assert small.err.startswith("Error: open.keras: model ")
+    assert (small.code, cli("estimate", "open.keras").code) == (1, 2)
 
 
 def test_a_defect_is_named_as_one(cli, model_file, monkeypatch):

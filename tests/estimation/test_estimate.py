@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 
 import keras
 import numpy as np
@@ -253,6 +254,97 @@ def test_inputs_of_a_subclassed_model():
         estimate(declared, input_shape="4:int32")
 
 
+def test_text_layers_keep_their_figures():
+    text = keras.Input((1,), dtype="string")
+    ids = layers.TextVectorization(max_tokens=100, output_sequence_length=12)(text)
+    model = keras.Model(text, layers.Conv1D(8, 3)(layers.Embedding(100, 4)(ids)))
+    assert [row.activation_elements for row in estimate(model, batch_size=6).layers] == [1, 12, 48, 80]
+
+
+def test_a_batch_of_any_size():
+    ids = keras.Input((1024,), dtype="int32")
+    model = keras.Model(ids, layers.Embedding(10, 64)(ids))
+    assert estimate(model, batch_size=3 * 10**9).bytes.activations == 2 * 3 * 10**9 * 1024 * 64 * 4
+
+
+def test_call_with_several_arguments():
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = layers.Dense(3), layers.Dense(3)
+
+        def build(self, a_shape, b_shape):
+            self.left.build(a_shape)
+            self.right.build(b_shape)
+
+        def call(self, a, b):
+            return self.left(a) + self.right(b)
+
+    assert estimate(Net, input_shape={"a": (4,), "b": (5,)}).model.parameters == 15 + 18
+    built = Net()
+    built(np.zeros((2, 4), "float32"), np.zeros((2, 5), "float32"))
+    assert [row.name for row in estimate(built).layers[:2]] == ["a", "b"]
+
+
+def test_an_unbuilt_object_is_neither_built_nor_allocated():
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(40_000)
+
+        def call(self, x):
+            return self.dense(x)
+
+    net = Net()
+    with pytest.raises(UsageError, match=r"not built yet.*give the class or function"):
+        estimate(net, input_shape=(20_000,))
+    assert not net.dense.built
+    assert estimate(Net, input_shape=(20_000,)).model.parameters == 800_040_000
+
+
+def test_threads_get_the_same_figures_and_leave_keras_as_it_was(mnist_cnn, tmp_path):
+    mnist_cnn.save(tmp_path / "m.keras")
+    before = [keras.Layer.__call__, keras.Operation.__call__, keras.Variable.__init__, keras.Layer._open_name_scope]
+    other = keras.Sequential([keras.Input((4,), name="other"), layers.Dense(3, name="users")])
+    other.compile("sgd", "mse")
+    found, stop = [], threading.Event()
+
+    def train():
+        while not stop.is_set():
+            other.train_on_batch(np.zeros((2, 4)), np.zeros((2, 3)))
+
+    def run(source):
+        found.extend(estimate(source) for _ in range(3))
+
+    trainer = threading.Thread(target=train)
+    threads = [threading.Thread(target=run, args=(source,)) for source in (mnist_cnn, tmp_path / "m.keras") * 2]
+    for thread in (trainer, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    trainer.join()
+    assert len(found) == 12
+    assert {(r.model.parameters, r.formula.activation_elements_per_sample, len(r.layers)) for r in found} == {
+        (1_111_946, 29_978, 9)
+    }
+    after = [keras.Layer.__call__, keras.Operation.__call__, keras.Variable.__init__, keras.Layer._open_name_scope]
+    assert before == after
+
+
+def test_the_users_random_numbers_are_left_alone(mnist_cnn, tmp_path):
+    mnist_cnn.save(tmp_path / "m.keras")
+
+    def draw(between):
+        keras.utils.set_random_seed(1)
+        between()
+        dense = layers.Dense(3)
+        dense.build((None, 3))
+        return dense.kernel.numpy()
+
+    assert np.array_equal(draw(lambda: None), draw(lambda: estimate(tmp_path / "m.keras", input_shape=(28, 28, 1))))
+
+
 def test_unbuilt_sequential_is_not_built_behind_the_users_back():
     model = keras.Sequential([layers.Dense(3)])
     assert estimate(model, input_shape=(4,)).model.parameters == 15
@@ -315,6 +407,8 @@ def test_an_output_whose_size_depends_on_the_data_is_unknown():
     report = estimate(model)
     assert rows(report)["pick"].activation_elements is None
     assert any("pick" in each.what for each in report.unmodelled)
+    assert report.bytes.high is None
+    assert estimate(model, device="1TB").device.verdict == "too close to call"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,25 @@ def test_missing_empty_and_unreadable(tmp_path):
         read_document("model\0.h5")
 
 
+def test_empty_paths_and_addresses():
+    with pytest.raises(ModelFileError, match="path of the model file is empty"):
+        read_document("")
+    with pytest.raises(ModelFileError, match=r"http://x/y\.h5: addresses are not opened"):
+        read_document("http://x/y.h5")
+
+
+def test_a_loss_nested_too_deeply_is_no_crash(tmp_path):
+    from kerasmem.estimation.facade import estimate
+
+    layer = {"class_name": "InputLayer", "module": "keras.layers", "config": {"batch_shape": [None, 2], "name": "i"}}
+    model = {"module": "keras", "class_name": "Sequential", "config": {"name": "m", "layers": [layer]}}
+    loss = "[" * 900 + '"mse"' + "]" * 900
+    text = json.dumps(model)[:-1] + f', "compile_config": {{"optimizer": "adam", "loss": {loss}}}}}'
+    (tmp_path / "m.json").write_text(text)
+    with pytest.raises(ModelFileError, match=r"m\.json.*nested too deeply"):
+        estimate(tmp_path / "m.json")
+
+
 def test_folders(tmp_path):
     with pytest.raises(ModelFileError, match="is a folder"):
         read_document(tmp_path)

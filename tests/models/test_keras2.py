@@ -103,6 +103,46 @@ def test_recurrent_attention_masks_and_open_lengths(tmp_path):
     assert (None, 12, 16) in [row.output_shape for row in report.layers]
 
 
+def test_the_usual_transfer_learning_model(tmp_path):
+    base = tf_keras.applications.MobileNetV2(weights=None, include_top=False, input_shape=(32, 32, 3))
+    base.trainable = False
+    model = tf_keras.Sequential([base, layers.GlobalAveragePooling2D(), layers.Dense(2)])
+    for name in ("m.h5", "m.keras"):
+        report = check(model, tmp_path / name)
+        assert report.model.trainable_parameters == 1280 * 2 + 2
+
+
+def test_sequence_to_sequence_with_states(tmp_path):
+    encoder_in, decoder_in = layers.Input((7, 3), name="e"), layers.Input((5, 2), name="d")
+    _, h, c = layers.LSTM(4, return_state=True)(encoder_in)
+    decoded = layers.LSTM(4, return_sequences=True)(decoder_in, initial_state=[h, c])
+    decoded = layers.GRU(4, return_sequences=True)(decoded, initial_state=h)
+    report = check(tf_keras.Model([encoder_in, decoder_in], layers.Dense(6)(decoded)), tmp_path / "m.h5")
+    assert report.layers[-1].output_shape == (None, 5, 6)
+
+
+def test_slices_with_an_ellipsis(tmp_path):
+    a = layers.Input((8, 8, 3))
+    b = layers.Concatenate()([a[..., :1], a[..., ::-1], a[..., 1:]])
+    report = check(tf_keras.Model(a, b), tmp_path / "m.h5")
+    assert report.layers[-1].output_shape == (None, 8, 8, 6)
+
+
+def test_functions_of_tensorflow_1(tmp_path):
+    a = layers.Input((8, 8, 3))
+    kernel = tf.ones((3, 3, 3, 5))
+    x = tf.compat.v1.nn.conv2d(a, kernel, strides=[1, 1, 1, 1], padding="VALID")
+    report = check(tf_keras.Model(a, x), tmp_path / "m.h5")
+    assert report.layers[-1].output_shape == (None, 6, 6, 5)
+
+
+def test_classes_that_keras_3_keeps_out_of_sight(tmp_path):
+    a = layers.Input((16, 16, 3))
+    x = layers.ThresholdedReLU()(layers.experimental.SyncBatchNormalization()(a))
+    for name in ("m.h5", "m.keras"):
+        check(tf_keras.Model(a, x), tmp_path / name)
+
+
 def test_nested_and_shared_models(tmp_path):
     inside = tf_keras.Sequential([layers.Input((8,)), layers.Dense(4)], name="inside")
     image = layers.Input((8,))

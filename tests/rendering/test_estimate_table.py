@@ -77,9 +77,10 @@ def test_the_formula_is_spelled_out(mnist_cnn):
     assert text.rstrip().endswith("16GB: 14.9 GiB, of which TensorFlow can use 14.9 GiB: fits")
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
-def test_on_a_terminal_of_any_width_figures_are_whole(mnist_cnn, width):
-    report = estimate(mnist_cnn)
+@pytest.mark.parametrize("batch_size", [32, 30_000])
+@pytest.mark.parametrize("width", [48, 60, 76, 80, 100, 120, 200])
+def test_on_a_terminal_of_any_width_figures_are_whole(mnist_cnn, width, batch_size):
+    report = estimate(mnist_cnn, batch_size=batch_size)
     buffer = io.StringIO()
     print_report(report, Console(file=buffer, width=width, force_terminal=True, color_system=None))
     text = buffer.getvalue()
@@ -89,6 +90,8 @@ def test_on_a_terminal_of_any_width_figures_are_whole(mnist_cnn, width):
         assert row.kind == "view" or f"{row.activation_elements:,}" in text
     assert "1,111,946" in text
     assert "29,978" in text
+    assert f"{report.formula.total_bytes:,} B" in " ".join(text.split())
+    assert "…" not in text
 
 
 def test_names_cannot_steer_the_terminal_or_the_markup():
