@@ -38,7 +38,7 @@ class AllocatorReading(NamedTuple):
 
 
 class Allocator(Protocol):
-    """The allocator of one device."""
+    """The allocator of one device. Objects that read the same statistics are equal."""
 
     device: str
 
@@ -82,6 +82,12 @@ class TensorFlowAllocator:
     def reset(self) -> None:
         """Start a new peak from what is in use now."""
         self._reset(self.device)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorFlowAllocator) and self.device == other.device
+
+    def __hash__(self) -> int:
+        return hash(self.device)
 
 
 @dataclass(frozen=True)

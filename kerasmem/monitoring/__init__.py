@@ -2,7 +2,9 @@
 
 ======== ================================================================================
 logger   `MemoryLogger`, the Keras callback: which hook means what
+calls    which fit, evaluate or predict a hook comes from
 meter    one reading of all devices, the driver and the host; peaks of batch, epoch and run
+peaks    one allocator's peaks, shared by all who read it
 arguments what is wrong with its arguments
 cost     what the logger itself costs
 timeline `Sample` and `Timeline`: the result, and its plain-data form

@@ -16,7 +16,10 @@ import contextlib
 import csv
 import json
 import os
-from collections.abc import Sequence
+import stat
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +29,8 @@ from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, KINDS, Sample,
 Format = Literal["csv", "jsonl"]
 _SUFFIXES: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _HEADER = ",".join(COLUMNS)
+_open_logs: list[weakref.ref[LogFile]] = []  # of this process
+_opening = threading.RLock()
 _JSON_ROW = '{"kind":"sample",' + ",".join(f'"{name}":%s' for name in COLUMNS) + "}"
 
 
@@ -54,26 +59,39 @@ class LogFile:
         path: the file; missing folders above it are made.
         format: "csv" or "jsonl".
         append: add to what is there (a half-written last line is cut off); otherwise start anew.
+        busy: whether somebody is still at it; starting a file anew that another log of this process has open
+            is refused where that log is busy, and otherwise ends it.
 
     Attributes:
         next_run: the number that the next run gets, so that runs appended to a file stay apart.
 
     Raises:
-        UsageError: the file cannot be written, or holds something else than such a log.
+        UsageError: the file cannot be written, holds something else than such a log, or is in use.
     """
 
-    def __init__(self, path: str | os.PathLike[str], format: Format, append: bool) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        format: Format,
+        append: bool,
+        busy: Callable[[], bool] | None = None,
+    ) -> None:
         self.path = Path(path)
         self.format: Format = format
         self.next_run = 0
+        self._runs_end = 0  # after the run begun
+        self._busy = busy
         self._file = -1
+        self._identity: tuple[int, int] | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR if append else os.O_WRONLY | os.O_TRUNC
+            flags = os.O_RDWR if append else os.O_WRONLY
             self._file = os.open(self.path, flags | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            fresh = self._resume() if append else True
-            if fresh and format == "csv":
-                self._write(_HEADER + "\n")
+            with _opening:
+                fresh = self._resume() if append else True
+                self._settle(append)
+                if fresh and format == "csv":
+                    self._write(_HEADER + "\n")
         except OSError as error:
             raise self._refusal(error) from error
         except UsageError:
@@ -96,6 +114,7 @@ class LogFile:
         Raises:
             UsageError: the file cannot be written after all.
         """
+        self._runs_end = run + 1
         try:
             self.add_object("run", format_version=FORMAT_VERSION, run=run, started=clock, notes=list(notes))
         except OSError as error:
@@ -115,7 +134,30 @@ class LogFile:
         self.close()
         return UsageError(f"filename: {str(self.path)!r} cannot be written: {error.strerror or error}")
 
+    def _settle(self, append: bool) -> None:
+        """Come to terms with this process's other logs of the same file, and empty it unless appending."""
+        found = os.fstat(self._file)
+        if not stat.S_ISREG(found.st_mode):
+            return
+        self._identity = (found.st_dev, found.st_ino)
+        others = [log for reference in _open_logs if (log := reference()) is not None and log._file >= 0]
+        same = [log for log in others if log._identity == self._identity]
+        if append:
+            self.next_run = max([self.next_run, *(log._runs_end for log in same)])
+        else:
+            if any(log._busy is not None and log._busy() for log in same):
+                raise UsageError(
+                    f"filename: {str(self.path)!r} is being written by another MemoryLogger, which this one would "
+                    "overwrite; give each a file of its own, or pass append=True to share it"
+                )
+            for log in same:  # a run that broke off, as far as anybody can tell
+                log.close()
+            os.ftruncate(self._file, 0)
+        _open_logs[:] = [weakref.ref(log) for log in [*others, self]]
+
     def _write(self, text: str) -> None:
+        if self._file < 0:
+            raise OSError("another MemoryLogger has begun the file anew")
         data = text.encode()
         written = os.write(self._file, data)
         if written != len(data):  # a disk that is just filling up; try the rest, which tells why
@@ -141,6 +183,15 @@ class LogFile:
         runs = [run for line in tail.splitlines()[-200:] if (run := _run_of(line, self.format)) is not None]
         self.next_run = max(runs, default=-1) + 1
         return False
+
+
+def _after_fork() -> None:
+    global _opening
+    _opening = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def read_timeline(path: str | os.PathLike[str]) -> Timeline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import threading
 import time
 import warnings
 import weakref
@@ -17,12 +17,13 @@ from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
 from kerasmem.devices.nvml import Nvml
 from kerasmem.monitoring.arguments import check_arguments
 from kerasmem.monitoring.board import require_tensorboard
+from kerasmem.monitoring.calls import KerasCall
 from kerasmem.monitoring.cost import Overhead
 from kerasmem.monitoring.logfile import format_of
 from kerasmem.monitoring.recorder import Kind, Recorder
 from kerasmem.monitoring.timeline import Timeline
 
-_METHODS = {"train": "fit", "test": "evaluate", "predict": "predict"}
+_METHODS: dict[Kind, str] = {"train": "fit", "test": "evaluate", "predict": "predict"}
 
 
 class MemoryLogger(keras.callbacks.Callback):
@@ -37,9 +38,15 @@ class MemoryLogger(keras.callbacks.Callback):
     A reading that fails never stops training: it is None from then on, and `notes` says why. After a crash
     the file holds every batch that ended.
 
+    Several loggers at once, in one `fit` or in nested ones, each have their own true peaks. One logger logs one
+    run at a time: another `fit` that it is given to meanwhile, inside the first or in another thread, is not
+    logged, and one warning says so.
+
     Args:
         filename: file to log to, `.csv` or `.jsonl`; None keeps the samples in `timeline` alone. One row a
-            batch and device. Without `append`, the logger's first run overwrites the file.
+            batch and device. Without `append`, the logger's first run overwrites the file, unless another
+            logger of this process is writing to it; a copy of the logger (`copy.deepcopy`) adds to what the
+            others have written in this process. Processes need a file each.
         every: log every N-th batch of each epoch. Peaks of batches in between are not lost: they are the next
             row's `between_peak_bytes`.
         format: "csv" or "jsonl", where the suffix does not say.
@@ -65,7 +72,8 @@ class MemoryLogger(keras.callbacks.Callback):
         growth: what came of asking for memory growth; None if it was not asked for.
 
     Raises:
-        UsageError: an argument is wrong; from `fit`, before training: the file cannot be written.
+        UsageError: an argument is wrong; from `fit`, before training: the file cannot be written, or another
+            logger is writing to it.
         MissingExtraError: `tensorboard` is given and not installed.
 
     Example:
@@ -96,7 +104,7 @@ class MemoryLogger(keras.callbacks.Callback):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__()
-        check_arguments(filename, every, nvml, verbose, devices, keep)
+        check_arguments(filename, every, nvml, verbose, devices, keep, tensorboard)
         if tensorboard is not None:
             require_tensorboard()
         self._verbose = verbose
@@ -105,20 +113,22 @@ class MemoryLogger(keras.callbacks.Callback):
         self._recorder = Recorder(
             None if filename is None else Path(filename),
             "csv" if filename is None else format_of(filename, format),
-            every=every,
+            every=int(every),
             append=append,
             board=None if tensorboard is None else os.fspath(tensorboard),
             nvml=nvml,
             devices=None if devices is None else list(devices),
             reset_peaks=reset_peaks,
-            keep=keep,
+            keep=None if keep is None else int(keep),
             clock=clock,
         )
         self._kind: Kind = "train"  # of the run under way
         self._test_phase = "evaluate"
-        self._taken_up = False  # by a Keras method that has not begun yet
-        self._from_keras = False  # the run was begun by fit, evaluate or predict
+        self._taken_up: int | None = None  # the thread in which a Keras method has that has not begun yet
+        self._call: KerasCall | None = None  # that began the run under way; None if that was begun by hand
+        self._guests: dict[int, KerasCall] = {}  # calls that are not logged, by thread
         self._run_model: weakref.ref[Any] | None = None
+        self._run_params: Any = None
         self._totals: dict[Kind, int | None] = {}  # batches an epoch, where Keras knows
         self._line: str | None = None  # waits until the progress bar has ended its own
         self.growth: GrowthStatus | None = None
@@ -170,19 +180,24 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def set_model(self, model: Any) -> None:
         """Note that a Keras method has taken the callback up (validation inside `fit` does not)."""
-        super().set_model(model)
-        self._taken_up = True
+        if not self._is_guests():
+            super().set_model(model)
+            self._taken_up = threading.get_ident()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin a run: try memory growth if that was not done, open the file and the devices."""
-        self._begin_run("train")
+        if not self._is_guests() and self._admit("train"):
+            self._begin_run("train")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """End the run."""
-        self._end_run()
+        if not self._is_guests():
+            self._end_run()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begin an epoch's maxima."""
+        if self._is_guests():
+            return
         self._print_line()
         if self._recorder.run is None and not self._recorder.broken:
             self._begin_run("train")
@@ -190,6 +205,8 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the epoch's maxima, and put them into `logs`."""
+        if self._is_guests():
+            return
         ended = self._recorder.end_epoch()
         if ended is None:
             return
@@ -208,11 +225,16 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin validation inside `fit`, or a run of `evaluate`."""
-        taken_up = self._taken_up
-        validation = self._begin_part("test") and not taken_up
+        if self._is_guests():
+            return
+        taken_up = self._is_taken_up()
+        part = self._begin_part("test")
+        if part is None:
+            return
+        validation = part and not taken_up
         self._test_phase = "validation" if validation else "evaluate"
-        if validation:
-            iterator = getattr(self._model, "_eval_epoch_iterator", None)
+        if validation and self._call is not None and self._run_model is not None:
+            iterator = getattr(self._run_model(), "_eval_epoch_iterator", None)
             self._totals["test"] = getattr(iterator, "num_batches", None)
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -229,7 +251,8 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin a run of `predict`, or a part of the run under way."""
-        self._begin_part("predict")
+        if not self._is_guests():
+            self._begin_part("predict")
 
     def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
         """End the run of `predict`."""
@@ -247,55 +270,92 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def _begin_run(self, kind: Kind) -> None:
         self._try_growth()
-        self._recorder.begin_run()
+        call = KerasCall.innermost(_METHODS[kind])
+        self._recorder.begin_run(None if call is None else call.is_running)
         self._kind = kind
-        self._totals[kind] = (self.params or {}).get("steps")
+        self._call = call
+        # Hooks called by hand leave `params` as the last Keras method had them.
+        self._totals = {kind: None if call is None else (self.params or {}).get("steps")}
         self._run_model = None if self._model is None else weakref.ref(self._model)
-        self._from_keras = self._is_on_stack()
-        self._taken_up = False
+        self._run_params = self.params
+        self._taken_up = None
 
     def _end_run(self) -> None:
         self._print_line()
         self._recorder.end_run()
 
     def _begin_batch(self, kind: Kind, batch: int) -> None:
+        if self._is_guests():
+            return
         if self._recorder.run is None and not self._recorder.broken:  # a custom loop that skips on_…_begin
             self._begin_run(kind)
         self._recorder.begin_batch(kind, batch)
 
     def _end_batch(self, kind: Kind, phase: str, batch: int) -> None:
-        total = self._totals.get(kind)  # with several steps an execution, Keras counts beyond the last batch
-        self._recorder.end_batch(kind, phase, batch if total is None else min(batch, total - 1))
+        if not self._is_guests():
+            self._recorder.end_batch(kind, phase, batch, self._totals.get(kind))
 
-    def _begin_part(self, kind: Kind) -> bool:
-        """Begin a run, or a part of the one under way; return which."""
-        under_way = self._recorder.run is not None
-        nested = under_way and (not self._taken_up or not self._from_keras or self._is_on_stack())
-        if nested:
-            self._totals[kind] = (self.params or {}).get("steps")
+    def _begin_part(self, kind: Kind) -> bool | None:
+        """Begin a run, or a part of the one under way; return whether it is a part, None for neither."""
+        if not self._admit(kind):
+            return None
+        taken_up = self._is_taken_up()
+        part = self._recorder.run is not None and (not taken_up or self._call is None or self._call.is_running())
+        if part:
+            self._totals[kind] = (self.params or {}).get("steps") if taken_up else None
+            self._taken_up = None
         else:
             self._begin_run(kind)
-        self._taken_up = False
         self._recorder.begin_part(kind)
-        return nested
+        return part
 
     def _end_part(self, kind: Kind) -> None:
+        if self._is_guests():
+            return
         self._recorder.begin_part(kind)
         if self._kind == kind:
             self._end_run()
 
-    def _is_on_stack(self) -> bool:
-        """Whether the Keras method that began the run is still being executed.
+    # ---------------------------------------------------- other calls meanwhile
 
-        Nothing tells a callback that `fit` raised. When `evaluate` takes the callback up while a run seems to
-        be under way, the stack says whether it is part of that run or comes after it broke off.
+    def _is_taken_up(self) -> bool:
+        return self._taken_up == threading.get_ident()
+
+    def _is_guests(self) -> bool:
+        """Whether the hook comes from a call that is not logged."""
+        if not self._guests:
+            return False
+        thread = threading.get_ident()
+        guest = self._guests.get(thread)
+        if guest is None:
+            return False
+        if guest.is_running():
+            return True
+        del self._guests[thread]  # it may have raised; nothing else would tell
+        return False
+
+    def _admit(self, kind: Kind) -> bool:
+        """Return whether the call that begins now is to be logged; what cannot be becomes a guest.
+
+        One logger follows one run, so a `fit` inside another and any call in another thread have to wait until
+        the one under way has ended. (`evaluate` and `predict` inside `fit` are parts of it.)
         """
-        model = None if self._run_model is None else self._run_model()
-        frame: Any = sys._getframe(1)
-        while frame is not None and model is not None:
-            if frame.f_code.co_name == _METHODS[self._kind] and frame.f_locals.get("self") is model:
-                return True
-            frame = frame.f_back
+        under_way = self._call
+        if self._recorder.run is None or under_way is None:
+            return True
+        call = KerasCall.innermost(_METHODS[kind])
+        here = under_way.thread == threading.get_ident()
+        if call is None or (here and kind != "train") or not under_way.is_running():
+            return True
+        if call == under_way:  # the logger is in the list twice
+            return False
+        self._guests[threading.get_ident()] = call
+        self._taken_up = None
+        self._model, self.params = self._run_model() if self._run_model is not None else None, self._run_params
+        where = "inside the run under way" if here else "in another thread while a run was under way"
+        self._recorder.note(
+            f"run: {_METHODS[kind]} was called {where} and is not logged; give it a MemoryLogger of its own", say=True
+        )
         return False
 
     def _try_growth(self) -> None:
@@ -318,8 +378,10 @@ class MemoryLogger(keras.callbacks.Callback):
             **self.__dict__,
             "_model": None,
             "_run_model": None,
+            "_run_params": None,
             "_line": None,
-            "_taken_up": False,
-            "_from_keras": False,
+            "_taken_up": None,
+            "_call": None,
+            "_guests": {},
             "growth": None,
         }

@@ -2,7 +2,8 @@
 
 The allocator's peak is that since the last reset. The meter resets it at every reading, so that each peak is
 that of the stretch since the reading before, and keeps the largest of them: nothing is lost to the resets but
-what `tf.config.experimental.get_memory_info` says afterwards, and `process_peaks` has that.
+what `tf.config.experimental.get_memory_info` says afterwards, and `process_peaks` has that. Several meters share
+what each of them reads (`peaks.py`), so that the resets of one do not spoil the peaks of another.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kerasmem.devices.allocator import Allocator, tracked_devices
 from kerasmem.devices.host import HostReader, ProcessReading
 from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.devices.visible import match_card
+from kerasmem.monitoring.peaks import Share, ledger_of
 
 
 class DeviceReading(NamedTuple):
@@ -29,18 +31,22 @@ class DeviceReading(NamedTuple):
 
 
 class _Gauge:
-    """One device: what to read it with, and the largest peaks seen."""
+    """One device: what to read it with, and the largest peak of the run."""
 
-    __slots__ = ("allocator", "card", "cumulative", "name", "process_peak", "resets", "run_peak")
+    __slots__ = ("allocator", "card", "ledger", "name", "resets", "run_peak", "share")
 
     def __init__(self, name: str | None, allocator: Allocator | None, card: NvmlDevice | None, resets: bool) -> None:
         self.name = name
         self.allocator = allocator
         self.card = card
         self.resets = resets
+        self.ledger = None if allocator is None else ledger_of(allocator)
+        self.share = Share()
         self.run_peak: int | None = None
-        self.process_peak: int | None = None
-        self.cumulative = 0  # without resets: the allocator's own peak so far
+
+    @property
+    def process_peak(self) -> int | None:
+        return None if self.ledger is None else self.ledger.process_peak
 
 
 class Meter:
@@ -99,10 +105,20 @@ class Meter:
 
     def start_run(self) -> tuple[list[DeviceReading], ProcessReading | None]:
         """Forget the run's peaks, not the process's, and return a first reading."""
+        for gauge in self._gauges:
+            if gauge.ledger is not None:
+                gauge.ledger.join(gauge.share)
         readings, host = self.read()
         for gauge, reading in zip(self._gauges, readings, strict=True):
             gauge.run_peak = reading.in_use_bytes if gauge.resets else None
         return readings, host
+
+    def end_run(self) -> None:
+        """Take the run's last peaks; what other meters read from then on is no business of this one."""
+        self.peaks()
+        for gauge in self._gauges:
+            if gauge.ledger is not None:
+                gauge.ledger.leave(gauge.share)
 
     def peaks(self) -> list[int | None]:
         """Return each device's peak since the reading before; the cheap half of a reading."""
@@ -129,28 +145,21 @@ class Meter:
 
     def _take(self, gauge: _Gauge) -> tuple[int | None, int | None, int | None]:
         """Return in use, peak since last time and reserved, and fold the peak into the largest."""
-        allocator = gauge.allocator
-        if allocator is None:
+        allocator, ledger = gauge.allocator, gauge.ledger
+        if allocator is None or ledger is None:
             return None, None, None
+
+        def cannot_reset(error: Exception) -> None:
+            gauge.resets = False
+            self._note(f"peaks: {gauge.name} cannot reset its own ({error}); known only where it rose")
+
         try:
-            in_use, peak, reserved = allocator.read()
+            in_use, peak, reserved = ledger.take(allocator, gauge.share, gauge.resets, cannot_reset)
         except Exception as error:  # a device that went away must not stop training
             gauge.allocator = None
             self._note(f"allocator: {gauge.name} could no longer be read: {error}")
             return None, None, None
-        if gauge.resets:
-            try:
-                allocator.reset()
-            except Exception as error:  # not every allocator can; the readings are good all the same
-                gauge.resets = False
-                self._note(f"peaks: {gauge.name} cannot reset its own ({error}); known only where it rose")
-        if gauge.process_peak is None or peak > gauge.process_peak:
-            gauge.process_peak = peak
-        if not gauge.resets:
-            if peak <= gauge.cumulative:
-                return in_use, None, reserved
-            gauge.cumulative = peak
-        if gauge.run_peak is None or peak > gauge.run_peak:
+        if peak is not None and (gauge.run_peak is None or peak > gauge.run_peak):
             gauge.run_peak = peak
         return in_use, peak, reserved
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
@@ -26,6 +27,7 @@ from kerasmem.monitoring.timeline import KINDS, Sample, Timeline
 
 Kind = Literal["train", "test", "predict"]
 F = TypeVar("F", bound=Callable[..., Any])
+_begun: set[str] = set()  # families whose file has been begun in this process
 
 
 def _hook(method: F) -> F:
@@ -105,6 +107,7 @@ class Recorder:
         self.total_seconds = self.batch_seconds = 0.0
         self.batches = 0
         self._path, self._format, self._append = path, format, append
+        self._family = uuid.uuid4().hex  # copies have the same, for they write to the same file
         self._board_folder = board
         self._every = every
         self._nvml, self._devices, self._reset_peaks = nvml, devices, reset_peaks
@@ -155,8 +158,15 @@ class Recorder:
     # ---------------------------------------------------------------- runs
 
     @_hook
-    def begin_run(self) -> None:
-        """Open the file and the devices. Raises UsageError where the file cannot be written."""
+    def begin_run(self, busy: Callable[[], bool] | None = None) -> None:
+        """Open the file and the devices.
+
+        Args:
+            busy: whether the run is still going on, where that can be told.
+
+        Raises:
+            UsageError: the file cannot be written, or is another recorder's that is busy.
+        """
         self.broken = False
         self._finish()
         if self._meter is not None and self._meter.pid != os.getpid():
@@ -164,7 +174,9 @@ class Recorder:
         if self._zero is None:
             self._zero = self.clock() - self._elapsed
         if self._path is not None:
-            self._file = LogFile(self._path, self._format, append=self._append or self._next_run > 0)
+            append = self._append or self._next_run > 0 or self._family in _begun
+            self._file = LogFile(self._path, self._format, append=append, busy=busy)
+            _begun.add(self._family)
             self._next_run = max(self._next_run, self._file.next_run)
         if self._board is None and self._board_folder is not None:
             self._board = Board(self._board_folder)
@@ -187,7 +199,7 @@ class Recorder:
 
     def _finish(self) -> None:
         if self.run is not None and self._meter is not None:
-            self._meter.peaks()
+            self._meter.end_run()
         self._finish_files()
 
     def _finish_files(self) -> None:
@@ -248,12 +260,20 @@ class Recorder:
         self._open[kind] = _OpenBatch(batch, peaks)
 
     @_hook
-    def end_batch(self, kind: Kind, phase: str, last: int) -> None:
-        """Record the batch, or, with several steps an execution, the batches up to `last`."""
+    def end_batch(self, kind: Kind, phase: str, last: int, total: int | None = None) -> None:
+        """Record the batch, or, with several steps an execution, the batches up to `last`.
+
+        With several steps an execution, Keras counts beyond the last batch of the epoch; `total`, where it is
+        known, is how many there are.
+        """
         self.batches += 1
+        opened = self._open.pop(kind, None)
+        if total is not None and total > (0 if opened is None else opened.batch):
+            last = min(last, total - 1)
+        if opened is not None:
+            last = max(last, opened.batch)
         if self._maxima is not None and kind == "train":
             self._maxima.steps = last + 1
-        opened = self._open.pop(kind, None)
         if opened is None or self._meter is None:
             return
         batch = opened.batch

@@ -5,12 +5,14 @@ Each function gets a fresh folder as working directory and returns plain data fo
 
 import contextlib
 import copy
+import functools
 import io
 import json
 import os
 import pickle
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 from pathlib import Path
@@ -573,6 +575,164 @@ def custom_loop():
     careless.on_train_batch_begin(0)
     careless.on_train_batch_end(0)
     return {"rows": rows(logger), "careless": rows(careless)}
+
+
+class At(keras.callbacks.Callback):
+    """Does something once, in a batch."""
+
+    def __init__(self, batch, action, end=True):
+        super().__init__()
+        setattr(self, "on_train_batch_end" if end else "on_train_batch_begin", self._do)
+        self.at, self.action = batch, action
+
+    def _do(self, batch, logs=None):
+        if batch == self.at:
+            self.at = None
+            self.action()
+
+
+def brief(logger):
+    return [[sample.run, sample.phase, sample.epoch, sample.batch] for sample in logger.timeline]
+
+
+def spike():
+    tf.zeros([2**24]).numpy()  # 64 MiB, passing
+
+
+@scenario
+def two_loggers():
+    model = small_model()
+    alone = MemoryLogger()
+    fit(model, alone, At(1, spike, end=False))
+    first, second = MemoryLogger(), MemoryLogger()
+    history = fit(model, first, second, At(1, spike, end=False))
+    within, outer = MemoryLogger(), MemoryLogger()
+    evaluate = lambda: model.evaluate(*data(8), verbose=0, callbacks=[within])  # noqa: E731
+    outer_history = fit(model, At(1, spike, end=False), outer, At(1, evaluate))
+    return {
+        "alone": alone.run_peak,
+        "run_peaks": [first.run_peak, second.run_peak, outer.run_peak],
+        "process_peaks": [logger.process_peak for logger in (alone, first, second, within, outer)],
+        "epochs": [history.history["memory_peak_bytes"], outer_history.history["memory_peak_bytes"]],
+        "peaks": [[sample.peak_bytes for sample in logger.timeline] for logger in (first, second)],
+    }
+
+
+@scenario
+def by_hand_after_fit():
+    logger = MemoryLogger()
+    model = small_model()
+    fit(model, logger, steps_per_epoch=3, validation_data=data(8))
+    logger.on_train_begin()
+    logger.on_epoch_begin(0)
+    for batch in range(8):
+        logger.on_train_batch_begin(batch)
+        logger.on_train_batch_end(batch)
+    logger.on_test_begin()
+    for batch in range(3):
+        logger.on_test_batch_begin(batch)
+        logger.on_test_batch_end(batch)
+    logger.on_test_end()
+    logger.on_epoch_end(0, {})
+    logger.on_train_end()
+    return {"rows": [[s.phase, s.batch, s.steps] for s in logger.timeline if s.run == 1]}
+
+
+def _caught(action):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = action()
+    return result, [str(warning.message) for warning in our(caught)]
+
+
+@scenario
+def fit_inside_fit():
+    found = {}
+    for name in ("other model", "same model", "raises"):
+        logger, model = MemoryLogger(), small_model()
+        inner = model if name == "same model" else small_model()
+        extra = [RaiseAt(0, BoomError())] if name == "raises" else []
+
+        def nested(inner=inner, logger=logger, extra=extra):
+            with contextlib.suppress(BoomError):
+                inner.fit(*data(), batch_size=20, verbose=0, callbacks=[logger, *extra])
+
+        train = functools.partial(fit, model, logger, At(1, nested), epochs=2, batch_size=10, validation_data=data(8))
+        history, said = _caught(train)
+        model.evaluate(*data(8), verbose=0, callbacks=[logger])
+        lengths = {key: len(values) for key, values in history.history.items()}
+        found[name] = {"rows": brief(logger), "history": lengths, "warnings": said, "notes": logger.notes}
+    return found
+
+
+@scenario
+def fits_in_two_threads():
+    logger = MemoryLogger()
+    other = small_model()
+    threads = []
+    go_on = threading.Event()
+
+    def start():
+        inside = threading.Event()
+        slow = [At(0, lambda: (inside.set(), go_on.wait(60)))]
+        threads.append(
+            threading.Thread(
+                target=lambda: other.fit(*data(), epochs=2, batch_size=10, verbose=0, callbacks=[logger, *slow])
+            )
+        )
+        threads[0].start()
+        inside.wait(60)
+
+    history, said = _caught(lambda: fit(small_model(), logger, At(1, start), epochs=2, batch_size=10))
+    go_on.set()
+    threads[0].join()
+    fit(small_model(), logger, batch_size=40)
+    return {"rows": brief(logger), "warnings": said, "keys": len(history.history)}
+
+
+@scenario
+def one_file_for_two():
+    found = {}
+    error = None
+    first = MemoryLogger("log.csv")
+    try:
+        fit(small_model(), first, MemoryLogger("log.csv"))
+    except Exception as caught:
+        error = [type(caught).__name__, str(caught)]
+    found["refused"] = error
+    again = MemoryLogger("log.csv")
+    fit(small_model(), again)  # the run of `first` broke off: its file is free
+    found["after"] = brief(again) == [[s.run, s.phase, s.epoch, s.batch] for s in read_timeline("log.csv")]
+    fit(small_model(), MemoryLogger("log.csv"), MemoryLogger("log.csv", append=True))
+    found["shared"] = sorted((s.run, str(s.batch)) for s in read_timeline("log.csv"))
+    original = MemoryLogger("grid.csv")
+    for copied in (copy.deepcopy(original), pickle.loads(pickle.dumps(original)), original):
+        fit(small_model(), copied, batch_size=20)
+    found["copies"] = [[s.run, s.batch] for s in read_timeline("grid.csv")]
+    one, two = MemoryLogger("hand.csv"), MemoryLogger("hand.csv")
+    for logger in (one, two):
+        logger.on_train_batch_begin(0)
+    _, found["warnings"] = _caught(lambda: [logger.on_train_batch_end(0) for logger in (one, two)])
+    found["by_hand"] = len(read_timeline("hand.csv"))
+    return found
+
+
+@scenario
+def listed_twice():
+    logger = MemoryLogger("log.csv")
+    fit(small_model(), *[logger] * 2)
+    return {"rows": brief(logger), "file": len(read_timeline("log.csv"))}
+
+
+@scenario
+def numpy_numbers():
+    logger = MemoryLogger("log.jsonl", every=np.int64(2), keep=np.int32(3))
+    fit(small_model(), logger)
+    try:
+        refused = MemoryLogger("a\0.csv")
+    except Exception as error:
+        refused = [type(error).__name__, str(error)]
+    return {"rows": brief(logger), "refused": refused}
 
 
 @scenario

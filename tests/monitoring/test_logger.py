@@ -79,6 +79,18 @@ def test_without_resets_only_rising_peaks_are_known(scenario):
     assert found["run_peak"] == found["allocator"] == peaks[3], "TensorFlow's own peak is left alone"
 
 
+def test_two_loggers_at_once_have_the_same_true_peaks(scenario):
+    found = scenario("two_loggers")
+    spike = 64 * MIB
+    assert spike < found["alone"] < spike + MIB
+    assert all(spike < peak < spike + MIB for peak in found["run_peaks"]), found["run_peaks"]
+    assert all(spike < peak for peak in found["process_peaks"]) and len(set(found["process_peaks"])) == 1
+    assert [peaks[0] > spike for peaks in found["epochs"]] == [True, True]
+    assert [[peak > spike for peak in peaks] for peaks in found["peaks"]] == [
+        [False, True, False, False, False, True]
+    ] * 2
+
+
 # ------------------------------------------------------- Keras's dialect
 
 
@@ -173,7 +185,69 @@ def test_hooks_called_by_hand(scenario):
     assert numbers(found["careless"], "phase", "epoch", "batch") == [["train", None, 0]]
 
 
+def test_hooks_called_by_hand_after_a_fit_forget_its_number_of_steps(scenario):
+    assert scenario("by_hand_after_fit")["rows"] == [
+        *(["train", batch, 1] for batch in range(8)),
+        *(["validation", batch, 1] for batch in range(3)),
+        ["epoch", None, 8],
+    ]
+
+
 # ------------------------------------------------------------ many runs
+
+
+@pytest.mark.parametrize("name", ["other model", "same model", "raises"])
+def test_a_fit_inside_a_fit_leaves_the_outer_run_whole(scenario, name):
+    found = scenario("fit_inside_fit")[name]
+    epochs = [
+        [*([0, "train", epoch, batch] for batch in range(4)), [0, "validation", epoch, 0], [0, "epoch", epoch, None]]
+        for epoch in (0, 1)
+    ]
+    assert found["rows"] == [*epochs[0], *epochs[1], [1, "evaluate", None, 0]]
+    assert set(found["history"].values()) == {2} and "memory_peak_bytes" in found["history"]
+    assert len(found["warnings"]) == 1 and "fit was called inside the run under way" in found["warnings"][0]
+    assert any("MemoryLogger of its own" in note for note in found["notes"])
+
+
+def test_a_fit_in_another_thread_is_not_mixed_into_the_run(scenario):
+    found = scenario("fits_in_two_threads")
+    epochs = [[*([0, "train", e, batch] for batch in range(4)), [0, "epoch", e, None]] for e in (0, 1)]
+    assert found["rows"] == [*epochs[0], *epochs[1], [1, "train", 0, 0], [1, "epoch", 0, None]]
+    assert len(found["warnings"]) == 1 and "in another thread" in found["warnings"][0]
+    assert found["keys"] == 5
+
+
+def test_a_logger_listed_twice_logs_once(scenario):
+    found = scenario("listed_twice")
+    assert found["rows"] == [*([0, "train", 0, batch] for batch in range(5)), [0, "epoch", 0, None]]
+    assert found["file"] == 6
+
+
+def test_loggers_do_not_overwrite_each_others_file(scenario):
+    found = scenario("one_file_for_two")
+    kind, text = found["refused"]
+    assert kind == "UsageError" and "another MemoryLogger" in text and "append=True" in text
+    assert found["after"] is True
+    expected = [[run, str(batch)] for run in (0, 1) for batch in (0, 1, 2, 3, 4, None)]
+    assert found["shared"] == sorted(expected)
+
+
+def test_numpys_numbers_are_numbers_and_an_impossible_name_is_refused_at_once(scenario):
+    found = scenario("numpy_numbers")
+    assert found["rows"] == [[0, "train", 0, 2], [0, "train", 0, 4], [0, "epoch", 0, None]]
+    kind, text = found["refused"]
+    assert kind == "UsageError" and text.startswith("filename: 'a\\x00.csv'")
+
+
+def test_copies_made_before_the_first_run_add_to_one_file(scenario):
+    found = scenario("one_file_for_two")
+    assert found["copies"] == [[run, batch] for run in range(3) for batch in (0, 1, None)]
+
+
+def test_a_file_taken_over_ends_the_other_log_with_a_warning(scenario):
+    found = scenario("one_file_for_two")
+    assert found["by_hand"] == 1
+    assert len(found["warnings"]) == 1 and "another MemoryLogger has begun the file anew" in found["warnings"][0]
 
 
 def test_a_logger_can_be_used_again(scenario):

@@ -1,7 +1,10 @@
 """The recorder with a clock and devices of the test's own: no TensorFlow, no sleeping."""
 
+import gc
 import math
 import os
+import signal
+import threading
 
 import pytest
 
@@ -130,6 +133,131 @@ def test_memory_between_epochs_is_the_runs_and_no_epochs(ledger):
     assert rec.timeline.max() == 0
     rec.end_run()
     assert rec.peaks[0] == {"GPU:0": 5000}
+
+
+def test_two_recorders_at_once_have_every_peak_each(ledger):
+    ledger.spike(10_000)
+    first, second = recorder(), recorder()
+    rest = [
+        first.begin_run, second.begin_run,
+        lambda: first.begin_batch("train", 0), lambda: second.begin_batch("train", 0),
+        lambda: ledger.spike(900),
+        lambda: first.end_batch("train", "train", 0),
+        lambda: ledger.spike(40),
+        lambda: second.end_batch("train", "train", 0),
+        lambda: first.begin_batch("train", 1), lambda: second.begin_batch("train", 1),
+        lambda: ledger.spike(70),
+        lambda: second.end_batch("train", "train", 1), lambda: first.end_batch("train", "train", 1),
+    ]  # fmt: skip
+    for step in rest:
+        step()
+    assert [(s.peak_bytes, s.between_peak_bytes) for s in first.timeline] == [(900, 0), (70, 40)]
+    assert [(s.peak_bytes, s.between_peak_bytes) for s in second.timeline] == [(900, 0), (70, 0)]
+    first.end_run()
+    ledger.spike(5_000)
+    second.end_run()
+    assert first.peaks == ({"GPU:0": 900}, {"GPU:0": 10_000}), "its run had ended"
+    assert second.peaks == ({"GPU:0": 5_000}, {"GPU:0": 10_000})
+
+
+def test_a_later_recorder_knows_the_process_peak_of_an_earlier_one(ledger):
+    ledger.spike(10_000)
+    first = recorder()
+    first.begin_run()
+    first.close()
+    del first
+    second = recorder()
+    second.begin_run()
+    assert second.peaks == ({"GPU:0": 0}, {"GPU:0": 10_000})
+
+
+def test_a_recorder_without_resets_beside_one_with_says_only_what_is_certain(ledger):
+    resets, leaves = recorder(), recorder(reset_peaks=False)
+    resets.begin_run()
+    leaves.begin_run()
+    leaves.begin_batch("train", 0)
+    ledger.spike(500)
+    leaves.end_batch("train", "train", 0)
+    leaves.begin_batch("train", 1)  # the allocator's peak is 500 still: up to there, nothing is known
+    resets.begin_batch("train", 1)
+    ledger.spike(300)
+    leaves.end_batch("train", "train", 1)
+    resets.end_batch("train", "train", 1)
+    assert [s.peak_bytes for s in leaves.timeline] == [500, None]
+    assert [(s.peak_bytes, s.between_peak_bytes) for s in resets.timeline] == [(300, 500)]
+
+
+def test_threads_that_read_one_allocator_lose_no_peak(ledger):
+    recorders = [recorder() for _ in range(4)]
+    for rec in recorders:
+        rec.begin_run()
+    stop = threading.Event()
+
+    def read(rec):
+        batch = 0
+        while not stop.is_set():
+            rec.begin_batch("train", batch)
+            rec.end_batch("train", "train", batch)
+            batch += 1
+
+    threads = [threading.Thread(target=read, args=(rec,)) for rec in recorders[1:]]
+    for thread in threads:
+        thread.start()
+    for size in range(1, 200):
+        with meter.ledger_of(ledger)._lock:  # the fake's own take and reset are not atomic
+            ledger.spike(size)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    for rec in recorders:
+        rec.end_run()
+    assert [rec.peaks[0] for rec in recorders] == [{"GPU:0": 199}] * 4
+
+
+def test_readers_that_are_gone_cost_nothing(ledger):
+    for _ in range(5):
+        recorder().begin_run()
+    kept = [recorder() for _ in range(5)]
+    for rec in kept:
+        rec.begin_run()
+        rec.end_run()
+    last = recorder()
+    last.begin_run()
+    gc.collect()
+    last.begin_run()
+    assert len(meter.ledger_of(ledger)._shares) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_lock_held_while_forking_is_not_the_childs(ledger):
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with meter.ledger_of(ledger)._lock:
+            held.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(10)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        rec = recorder()
+        rec.begin_run()
+        os._exit(0)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(("total", "steps"), [(10, 2), (4, 1), (3, 4), (None, 4)])
+def test_steps_are_never_negative_whatever_the_total_says(ledger, total, steps):
+    rec = recorder()
+    rec.begin_run()
+    rec.begin_batch("train", 3)
+    rec.end_batch("train", "train", 4 if total == 10 else 6, total)
+    assert [(s.batch, s.steps) for s in rec.timeline] == [(3, steps)]
 
 
 def test_a_part_inside_a_batchs_hooks_does_not_count_as_the_batchs(ledger):

@@ -3,6 +3,7 @@ import os
 import pickle
 import sys
 
+import numpy as np
 import pytest
 
 from kerasmem.errors import InputError, MissingExtraError, UsageError
@@ -286,7 +287,8 @@ GOOD = {"filename": "a.csv", "every": 1, "nvml": "auto", "verbose": 0, "devices"
     [
         {"filename": 3}, {"filename": "/tmp"}, {"every": 0}, {"every": True}, {"every": 1.5}, {"nvml": "yes"},
         {"nvml": None}, {"verbose": 2}, {"verbose": "auto"}, {"devices": "GPU:0"}, {"devices": [0]},
-        {"devices": ["GPU:0,1"]}, {"devices": ["gpu"]}, {"keep": -1}, {"keep": 1.0},
+        {"devices": ["GPU:0,1"]}, {"devices": ["gpu"]}, {"keep": -1}, {"keep": 1.0}, {"keep": np.bool_(True)},
+        {"every": np.float32(2)}, {"every": np.int64(0)}, {"filename": "a\0.csv"}, {"filename": "\ud800.csv"},
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_named(wrong):
@@ -301,6 +303,7 @@ def test_good_arguments():
         {"nvml": True},
         {"devices": ["GPU:0", "CPU:0"]},
         {"keep": 0},
+        {"keep": np.int64(3), "every": np.uint8(2)},
         {"verbose": True},
     ):
         check_arguments(**{**GOOD, **right})

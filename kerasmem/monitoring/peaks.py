@@ -1,0 +1,128 @@
+"""The peaks of one allocator, shared by all who read it in this process.
+
+An allocator has one peak, that since the last reset, and whoever resets it takes it from all others. So every
+reading and reset goes through the device's ledger, which adds what it finds to the account of everybody who
+is recording: each has the peak since its own last reading, however many there are.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+
+from kerasmem.devices.allocator import Allocator
+
+_NOTHING = -1  # below any number of bytes
+
+
+class Share:
+    """One reader's account of a ledger: what has happened since its last reading.
+
+    Attributes:
+        peak: the largest known peak since then.
+        bound: what the peak may have been where it is not known (it had been that high before).
+    """
+
+    __slots__ = ("__weakref__", "bound", "peak")
+
+    def __init__(self) -> None:
+        self.peak = self.bound = _NOTHING
+
+
+class PeakLedger:
+    """All readings of one allocator. Use `ledger_of` to have the one of this process.
+
+    Attributes:
+        process_peak: the largest peak read since the process began, by anybody; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.process_peak: int | None = None
+        self.renew_lock()
+        self._shares: list[weakref.ref[Share]] = []  # replaced, never changed
+        self._fresh = False  # nobody has read since the last reset, so the allocator's peak is new
+        self._seen = _NOTHING  # the allocator's peak when it was last read without a reset
+
+    def renew_lock(self) -> None:
+        """Make the lock anew, in a forked process: nobody here holds it."""
+        self._lock = threading.RLock()
+
+    def join(self, share: Share) -> None:
+        """Add what happens from now on to a share, until it leaves or nobody holds it."""
+        with self._lock:
+            self._drop(share)
+            share.peak = share.bound = _NOTHING
+            self._shares = [*self._shares, weakref.ref(share)]
+
+    def leave(self, share: Share) -> None:
+        """Add nothing to a share any more."""
+        with self._lock:
+            self._drop(share)
+
+    def take(
+        self, allocator: Allocator, share: Share, resets: bool, failed: Callable[[Exception], None]
+    ) -> tuple[int, int | None, int | None]:
+        """Read the allocator, and reset its peak if `resets`.
+
+        Args:
+            allocator: what to read; one of those equal to the ledger's.
+            share: the reader's.
+            resets: whether to start a new peak.
+            failed: called with the error of a reset that did not work.
+
+        Returns:
+            In use, the peak since the share's last reading (None where it is not known) and reserved.
+        """
+        with self._lock:
+            in_use, peak, reserved = allocator.read()
+            is_new = self._fresh or peak > self._seen
+            for reference in self._shares:
+                other = reference()
+                if other is not None:
+                    _add(other, peak, self._seen, is_new)
+            if self.process_peak is None or peak > self.process_peak:
+                self.process_peak = peak
+            self._fresh, self._seen = False, peak
+            if resets:
+                try:
+                    allocator.reset()
+                    self._fresh = True
+                except Exception as error:  # not every allocator can; the reading is good all the same
+                    failed(error)
+            own = share.peak if share.peak >= share.bound else _NOTHING
+            share.peak = share.bound = _NOTHING
+            return in_use, None if own == _NOTHING else own, reserved
+
+    def _drop(self, share: Share) -> None:
+        self._shares = [reference for reference in self._shares if reference() not in (None, share)]
+
+
+def _add(share: Share, peak: int, seen: int, is_new: bool) -> None:
+    if is_new:
+        if peak > share.peak:
+            share.peak = peak
+    elif seen > share.bound:  # it may have come up to there again
+        share.bound = seen
+
+
+_ledgers: dict[Allocator, PeakLedger] = {}
+_ledgers_lock = threading.RLock()
+
+
+def ledger_of(allocator: Allocator) -> PeakLedger:
+    """Return the ledger of an allocator in this process; equal allocators have the same."""
+    with _ledgers_lock:
+        return _ledgers.setdefault(allocator, PeakLedger())
+
+
+def _after_fork() -> None:
+    global _ledgers_lock
+    _ledgers_lock = threading.RLock()
+    for ledger in _ledgers.values():
+        ledger.renew_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
