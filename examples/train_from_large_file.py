@@ -100,22 +100,23 @@ def train_from_file(path: Path, limit: int) -> dict:
     held_out = np.arange(0, rows, 50)
     training = np.setdiff1d(np.arange(rows), held_out)
     names = {"x": "features", "y": "labels"}
-    train = H5ChunkSequence(path, **names, rows=training, batch_size=256, memory_budget=limit // 2)
-    valid = H5ChunkSequence(path, **names, rows=held_out, batch_size=256, shuffle=False, memory_budget="32MiB")
-
     model = build_model()
-    started = time.perf_counter()
-    model.fit(train, epochs=1, verbose=0)
-    seconds = time.perf_counter() - started
-    _, accuracy = model.evaluate(valid, verbose=0)
-    return {
-        "description": train.describe(),
-        "rows": train.num_rows,
-        "seconds": seconds,
-        "rows_per_second": len(training) / seconds,
-        "bytes_per_second": len(training) * 4 * FEATURES / seconds,
-        "accuracy": accuracy,
-    }
+    with (
+        H5ChunkSequence(path, **names, rows=training, batch_size=256, memory_budget=limit // 2) as train,
+        H5ChunkSequence(path, **names, rows=held_out, batch_size=256, shuffle=False, memory_budget="32MiB") as valid,
+    ):
+        started = time.perf_counter()
+        model.fit(train, epochs=1, verbose=0)
+        seconds = time.perf_counter() - started
+        _, accuracy = model.evaluate(valid, verbose=0)
+        return {
+            "description": train.describe(),
+            "rows": train.num_rows,
+            "seconds": seconds,
+            "rows_per_second": len(training) / seconds,
+            "bytes_per_second": len(training) * 4 * FEATURES / seconds,
+            "accuracy": accuracy,
+        }
 
 
 def load_as_array(path: Path, limit: int) -> dict:

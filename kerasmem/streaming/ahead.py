@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
+
+from kerasmem.streaming.layout import one_line
 
 Batch = tuple[Any, ...]
 Transform = Callable[..., Any]
@@ -22,7 +24,7 @@ def apply_transform(transform: Transform, batch: Batch) -> Batch:
     try:
         result = transform(*batch)
     except Exception as error:
-        raise TransformFailure(f"raised {type(error).__name__}: {error}") from error
+        raise TransformFailure(f"raised {type(error).__name__}: {one_line(str(error))}") from error
     if len(batch) == 1 and not isinstance(result, tuple):
         return (result,)
     if not isinstance(result, (tuple, list)) or len(result) != len(batch):
@@ -92,9 +94,10 @@ class TransformPool:
 
 
 class _Run:
-    """Batches `first` and onwards of one epoch, in preparation."""
+    """Batches `first` and onwards of one pass through an epoch, in preparation."""
 
-    def __init__(self, epoch: int, first: int) -> None:
+    def __init__(self, whose: object, epoch: int, first: int) -> None:
+        self.whose = whose
         self.epoch = epoch
         self.next = first  # to be submitted
         self.turn = first  # to be gathered
@@ -107,7 +110,8 @@ class BatchesAhead:
     """Keeps up to `depth` batches ready or in preparation.
 
     Batches are gathered strictly in order, so that every part of the file is read once; what follows, the
-    transform, runs in `workers` threads at a time.
+    transform, runs in `workers` threads at a time. There is one run of batches at a time, so that memory is
+    bounded; when passes take turns, each starts anew where it had stopped.
 
     Args:
         gather: returns the raw batch at (epoch, place).
@@ -132,35 +136,42 @@ class BatchesAhead:
         self._batches = batches
         self._lock = threading.Lock()
         self._run: _Run | None = None
+        self._closed = False
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="kerasmem-batches")
 
-    def get(self, epoch: int, place: int) -> Batch:
-        """Return the batch, and have those that follow it prepared."""
+    def get(self, whose: object, epoch: int, place: int) -> Batch:
+        """Return the batch, and have those that follow it in the pass `whose` prepared."""
         with self._lock:
             run = self._run
-            if run is None or run.epoch != epoch:
-                run = self._start(epoch, place)
-            if place <= run.next:
+            if run is None or run.whose is not whose or run.epoch != epoch:
+                run = self._start(whose, epoch, place)
+            if place <= run.next and not self._closed:
                 for following in range(run.next, min(place + self._depth, self._batches)):
                     run.futures[following] = self._pool.submit(self._prepare, run, following)
                     run.next = following + 1
             future = run.futures.pop(place, None)
-        batch = None if future is None else future.result()
+        try:
+            batch = None if future is None else future.result()
+        except CancelledError:  # closed meanwhile
+            batch = None
         return self._finish(epoch, place, self._gather(epoch, place)) if batch is None else batch
 
-    def stop(self) -> None:
-        """Drop what is prepared."""
+    def stop(self, whose: object = None) -> None:
+        """Drop what is prepared, all of it or only if it is for the pass `whose`."""
         with self._lock:
-            self._drop()
+            if whose is None or (self._run is not None and self._run.whose is whose):
+                self._drop()
 
     def close(self) -> None:
         """Drop what is prepared and let the threads end."""
-        self.stop()
+        with self._lock:
+            self._closed = True
+            self._drop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, epoch: int, place: int) -> _Run:
+    def _start(self, whose: object, epoch: int, place: int) -> _Run:
         self._drop()
-        self._run = _Run(epoch, place)
+        self._run = _Run(whose, epoch, place)
         return self._run
 
     def _drop(self) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kerasmem.errors import UsageError
+from kerasmem.errors import DataError, UsageError
 from kerasmem.streaming.columns import Column
 from kerasmem.streaming.layout import DatasetLayout, shown
 from kerasmem.streaming.order import Blocks
-from kerasmem.units import KIB, MIB, format_size, parse_size
+from kerasmem.units import GIB, KIB, MIB, format_size, parse_size
 
 DEFAULT_BUDGET = 256 * MIB
 KERAS_BATCHES = 4  # being built, two in TensorFlow's prefetch, being trained on
@@ -20,6 +20,9 @@ _MIX = 64  # blocks a window should have at least, to shuffle well, where chunks
 _PLACE_BYTES = 4  # a row's shuffled place in its window
 _QUEUE_SHARE = 8  # one part in so many of a budget is for batches, more where batches are large
 _LEAST_AHEAD = 2  # batches, room for which is kept whether or not workers prepare any
+_ORDER_BYTES = 24  # a block's number, its size and the sum of the sizes before it
+_MOST_ORDER = 4 * GIB
+_STRAIGHT_BYTES = 256 * KIB  # of a batch
 _WINDOWS = 2  # the one being delivered, and the one being filled
 
 
@@ -31,7 +34,7 @@ class MemoryPlan:
         block_rows: rows read together.
         window_blocks: blocks shuffled together.
         window_rows: rows of a full window.
-        windows: windows in memory at one time.
+        windows: windows in memory at one time; 0 where batches are read straight from the file.
         window_bytes: bytes of one window.
         batch_bytes: bytes of one batch.
         ahead: batches that workers may prepare ahead.
@@ -133,6 +136,38 @@ def plan_memory(
         with_batches = needed + (KERAS_BATCHES + _LEAST_AHEAD) * batch_bytes
         smallest.append(max(needed * _QUEUE_SHARE // (_QUEUE_SHARE - 1) + _QUEUE_SHARE, with_batches))
     raise UsageError(_refusal(layouts, given or DEFAULT_BUDGET, min(smallest), batch_bytes))
+
+
+def reads_straight(layouts: Sequence[DatasetLayout], selection: range | np.ndarray, plan: MemoryPlan) -> bool:
+    """Return whether file order is best read batch by batch, with no window in between.
+
+    It is where reading a part of the data costs no more than that part: nothing to unpack, nothing to leave
+    out, and batches large enough to make up for a call each. Rows that fit into one window are kept there
+    from epoch to epoch instead.
+    """
+    plain = all(layout.storage in ("contiguous", "chunked") and not layout.filters for layout in layouts)
+    return plain and isinstance(selection, range) and plan.windows > 1 and plan.batch_bytes >= _STRAIGHT_BYTES
+
+
+def without_windows(plan: MemoryPlan) -> MemoryPlan:
+    """Return the plan of a sequence that reads straight into its batches."""
+    total = plan.total_bytes - plan.windows * plan.window_bytes
+    return replace(plan, windows=0, window_bytes=0, total_bytes=total)
+
+
+def check_order(blocks: int, batches: int) -> None:
+    """Refuse data of so many blocks that their mere order is too much to remember.
+
+    Raises:
+        DataError: the order would take more than 4 GiB.
+    """
+    needed = blocks * _ORDER_BYTES + batches * _PLACE_BYTES
+    if needed > _MOST_ORDER:
+        raise DataError(
+            f"remembering the order of {blocks:,} blocks and {batches:,} batches would take {format_size(needed)} "
+            f"of memory, and {format_size(_MOST_ORDER)} is the most allowed; use fewer rows with `rows`, a "
+            "larger batch_size, or larger chunks"
+        )
 
 
 def _fullest(selection: range | np.ndarray, block: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import DataError, UsageError
-from kerasmem.streaming.layout import DatasetLayout, shown
+from kerasmem.streaming.layout import DatasetLayout, plain_name, shown
 
 STORED = "stored"
 _DTYPES = ("float32", "float16", "float64", STORED)
@@ -86,9 +86,17 @@ def read_part(role: str, value: Any) -> Part:
     if not names:
         raise UsageError(f"{role}: no dataset named")
     for name in (*names, *(keys or ())):
-        if not isinstance(name, str) or not name.strip("/") or "\0" in name:
+        if not isinstance(name, str) or not _is_name(name):
             raise UsageError(f"{role}: {name!r} is not a dataset's name; write for example 'train/images'")
-    return Part(role, tuple(names), keys, single)
+    return Part(role, tuple(plain_name(name) for name in names), keys, single)
+
+
+def _is_name(name: str) -> bool:
+    try:
+        name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return bool(plain_name(name)) and "\0" not in name
 
 
 def make_columns(
@@ -119,9 +127,10 @@ def make_columns(
             if factor is not None:
                 raise UsageError(f"scale and dtype='stored' contradict each other for {shown(name)}")
             wanted = stored.newbyteorder("=").name
-        if part.role == "sample_weight" and len(layout.shape) > 2:
+        if part.role == "sample_weight" and layout.row_shape not in ((), (1,)):
             raise DataError(
-                f"sample_weight: dataset {shown(name)} has shape {layout.shape}; one weight a row is needed"
+                f"sample_weight: dataset {shown(name)} has shape {layout.shape}; one weight a row is needed: "
+                f"({layout.rows},) or ({layout.rows}, 1)"
             )
         columns.append(Column(name, layout.row_shape, layout.dtype, wanted, factor, offset))
     return columns
@@ -129,35 +138,49 @@ def make_columns(
 
 def read_dtype(value: Any, names: Sequence[str]) -> dict[str, str]:
     """Return the dtype setting by dataset name; the key "" holds what x gets when nothing else is said."""
-    given = {"": value} if not isinstance(value, Mapping) else {"": "float32", **value}
-    _refuse_unknown("dtype", given, names)
-    result = {}
-    for name, entry in given.items():
-        text = entry if isinstance(entry, str) else getattr(np.dtype(entry), "name", "") if entry else ""
-        if text not in _DTYPES:
-            raise UsageError(f"dtype: {entry!r} is not one of {', '.join(_DTYPES)}")
-        result[name] = text
-    return result
+    given = {"": "float32", **_by_name("dtype", value, names)} if isinstance(value, Mapping) else {"": value}
+    return {name: _dtype_name(entry) for name, entry in given.items()}
+
+
+def _dtype_name(entry: Any) -> str:
+    text = entry
+    if entry is not None and not isinstance(entry, str):
+        try:
+            text = np.dtype(getattr(entry, "as_numpy_dtype", entry)).name  # TensorFlow's have one
+        except (TypeError, ValueError):
+            text = ""
+    if text not in _DTYPES:
+        raise UsageError(f"dtype: {entry!r} is not one of {', '.join(_DTYPES)}")
+    return str(text)
 
 
 def read_scale(value: Any, names: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Return the scale setting as (factor, offset) by dataset name; the key "" holds that of all of x."""
     if value is None:
         return {}
-    given = dict(value) if isinstance(value, Mapping) else {"": value}
-    _refuse_unknown("scale", given, names)
+    given = _by_name("scale", value, names) if isinstance(value, Mapping) else {"": value}
+    return {name: _factor_and_offset(entry) for name, entry in given.items()}
+
+
+def _factor_and_offset(entry: Any) -> tuple[float, float]:
+    pair = entry if isinstance(entry, (tuple, list)) else (entry, 0.0)
+    real = (int, float, np.integer, np.floating)
+    if len(pair) == 2 and all(isinstance(n, real) and not isinstance(n, bool) for n in pair):
+        try:
+            factor, offset = float(pair[0]), float(pair[1])
+        except OverflowError:
+            factor = offset = np.inf
+        if np.isfinite(factor) and np.isfinite(offset):
+            return factor, offset
+    raise UsageError(f"scale: {entry!r} is neither a number nor (factor, offset)")
+
+
+def _by_name(setting: str, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     result = {}
     for name, entry in given.items():
-        pair = entry if isinstance(entry, (tuple, list)) else (entry, 0.0)
-        numbers = all(isinstance(n, (int, float, np.number)) and not isinstance(n, bool) for n in pair)
-        if len(pair) != 2 or not numbers or not np.isfinite(pair).all():
-            raise UsageError(f"scale: {entry!r} is neither a number nor (factor, offset)")
-        result[name] = (float(pair[0]), float(pair[1]))
-    return result
-
-
-def _refuse_unknown(setting: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
-    for name in given:
-        if name != "" and name not in names:
+        plain = plain_name(name) if isinstance(name, str) else name
+        if plain != "" and plain not in names:
             known = ", ".join(shown(known) for known in names)
             raise UsageError(f"{setting}: {name!r} is none of the datasets used ({known})")
+        result[plain] = entry
+    return result

@@ -45,10 +45,9 @@ def describe_stream(
     lines.append(f"  order         {order}; blocks of {_many(plan.block_rows, 'row')}")
     if ahead:
         lines.append(f"  prepared by   {ahead}")
-    memory = [
-        f"{_many(plan.windows, 'window')} of {format_size(plan.window_bytes)}",
-        f"{_many(plan.queued_batches, 'batch')} of {format_size(plan.batch_bytes)}",
-    ]
+    memory = [f"{_many(plan.queued_batches, 'batch')} of {format_size(plan.batch_bytes)}"]
+    if plan.windows:
+        memory.insert(0, f"{_many(plan.windows, 'window')} of {format_size(plan.window_bytes)}")
     if plan.scratch_bytes:
         memory.append(f"{format_size(plan.scratch_bytes)} to convert in")
     if plan.cache_bytes:

@@ -17,12 +17,24 @@ def shown(name: str, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…{text[0]}"
 
 
+def one_line(text: str, limit: int = 1000) -> str:
+    """Return text from elsewhere as one line that can be printed: white space joined, control characters escaped."""
+    text = " ".join(text.split())
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: limit + 1])
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def plain_name(name: str) -> str:
+    """Return a dataset's path with what does not matter left out: "/train//x" is "train/x"."""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
 @dataclass(frozen=True)
 class DatasetLayout:
     """How one dataset is stored.
 
     Args:
-        name: full path inside the file, such as "/train/images".
+        name: full path inside the file, such as "train/images".
         shape: shape; axis 0 counts the rows.
         dtype: NumPy's text for the stored type: "<f4", ">i2", "|b1".
         storage: "contiguous", "chunked", "compact" or "virtual".

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import h5py
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.streaming.columns import Column
 from kerasmem.streaming.layout import DatasetLayout, FileLayout, shown
-from kerasmem.streaming.scan import find_dataset, open_file
+from kerasmem.streaming.scan import find_dataset, open_file, rows_of
 from kerasmem.units import KIB
 
 
@@ -52,6 +53,8 @@ class RowReader:
         self._file: h5py.File | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
         self._scratch: np.ndarray | None = None
+        scaled = any(column.scale is not None for column in columns)
+        self._values = np.empty(_PIECE if scaled else 0)
 
     def read(self, start: int, stop: int, picked: np.ndarray | None, into: Sequence[np.ndarray]) -> None:
         """Read rows `start` to `stop` of every column.
@@ -104,10 +107,15 @@ class RowReader:
 
     def _open_dataset(self, file: h5py.File, layout: DatasetLayout) -> h5py.Dataset:
         dataset = find_dataset(file, layout.name, allow_external=self._allow_external)
-        if dataset.shape != layout.shape or dataset.dtype.str != layout.dtype or dataset.chunks != layout.chunks:
+        try:
+            shape, dtype = rows_of(dataset)
+            same = shape == layout.shape and dtype.str == layout.dtype and dataset.chunks == layout.chunks
+        except TypeError:  # no shape, or a type that NumPy lacks
+            shape, dtype, same = dataset.shape, np.dtype("V"), False
+        if not same:
             raise DataError(
                 f"{shown(self._layout.path)}: dataset {shown(layout.name)} has changed since the sequence "
-                f"was made: it was {layout.shape} {layout.dtype} and is {dataset.shape} {dataset.dtype.str}; "
+                f"was made: it was {layout.shape} {layout.dtype} and is {shape} {dtype.str}; "
                 "make the sequence again"
             )
         if layout.chunks is None:
@@ -140,32 +148,60 @@ class RowReader:
 
     def _convert(self, column: Column, start: int, stop: int, picked: np.ndarray | None, target: np.ndarray) -> None:
         dataset = self._datasets[column.name]
-        rows = np.s_[start:stop]
-        if picked is None and not column.converts and dataset.dtype.metadata is None:
-            dataset.read_direct(target, rows)
+        dtype = dataset.dtype
+        if picked is None and not column.converts and dtype.metadata is None and dtype.subdtype is None:
+            dataset.read_direct(target, np.s_[start:stop])
             return
         raw = self._raw(stop - start, dataset)
-        dataset.read_direct(raw, rows)
+        if dtype.subdtype is None:
+            dataset.read_direct(raw, np.s_[start:stop])
+        else:
+            _read_array_type(dataset, start, stop, raw)
         if picked is not None and column.scale is None and raw.dtype == target.dtype:
             np.take(raw, picked, axis=0, out=target, mode="clip")
-            return
-        source = raw if picked is None else raw[picked]
-        if column.scale is None:
-            np.copyto(target, source, casting="unsafe")
-            return
-        factor = np.asarray(column.scale, np.float32 if target.dtype.itemsize <= 4 else np.float64)
-        np.multiply(source, factor, out=target, casting="unsafe")
-        if column.offset:
-            target += target.dtype.type(column.offset)
+        elif picked is None and column.scale is None:
+            np.copyto(target, raw, casting="unsafe")
+        else:
+            self._convert_piecewise(column, raw, picked, target)
+
+    def _convert_piecewise(
+        self, column: Column, raw: np.ndarray, picked: np.ndarray | None, target: np.ndarray
+    ) -> None:
+        """Pick and scale rows, a piece that fits the processor's cache at a time.
+
+        Values are scaled as float64 whatever comes in and goes out, and rounded once: float32 has no room
+        for times in nanoseconds or for 40-bit numbers, and no exponents for small factors of large values.
+        """
+        step = max(1, _PIECE // max(1, raw[0].size))
+        for at in range(0, len(target), step):
+            out = target[at : at + step]
+            if picked is None:
+                rows = raw[at : at + step]
+            elif step == 1:
+                rows = raw[picked[at] : picked[at] + 1]
+            else:
+                rows = raw[picked[at : at + step]]
+            if column.scale is None:
+                np.copyto(out, rows, casting="unsafe")
+                continue
+            source, out = rows.reshape(-1), out.reshape(-1)
+            for first in range(0, len(source), _PIECE):
+                piece = source[first : first + _PIECE]
+                values = self._values[: len(piece)]
+                np.multiply(piece, column.scale, out=values, dtype=np.float64, casting="unsafe")
+                if column.offset:
+                    values += column.offset
+                np.copyto(out[first : first + _PIECE], values, casting="unsafe")
 
     def _raw(self, rows: int, dataset: h5py.Dataset) -> np.ndarray:
         """Return a buffer for rows as stored, the same memory each time."""
         if self._scratch is None:
             largest = max(layout.row_bytes for layout in self._layout.datasets)
             self._scratch = np.empty(largest * self._block_rows, np.uint8)
-        shape = (rows, *dataset.shape[1:])
-        size = int(np.prod(shape)) * dataset.dtype.itemsize
-        return self._scratch[:size].view(dataset.dtype).reshape(shape)
+        shape, dtype = rows_of(dataset)
+        shape = (rows, *shape[1:])
+        size = prod(shape) * dtype.itemsize
+        return self._scratch[:size].view(dtype).reshape(shape)
 
     def _refuse_not_finite(self, column: Column, start: int, picked: np.ndarray | None, target: np.ndarray) -> None:
         if target.dtype.kind != "f":
@@ -176,9 +212,11 @@ class RowReader:
         bad = np.flatnonzero(~finite)
         bad = start + (bad if picked is None else picked[bad])
         where = f"row {bad[0]:,}" if len(bad) == 1 else f"{len(bad):,} rows from {bad[0]:,} to {bad[-1]:,}"
+        narrower = np.dtype(column.stored).kind == "f" and np.dtype(column.stored).itemsize > target.itemsize
+        too_large = f" (values too large for {column.dtype} become infinity)" if narrower or column.scale else ""
         raise DataError(
             f"{shown(self._layout.path)}: dataset {shown(column.name)} holds NaN or infinity in {where}; "
-            "clean them, leave them out with `rows`, or pass nan_policy='ignore'"
+            f"clean them, leave them out with `rows`, or pass nan_policy='ignore'{too_large}"
         )
 
     def _size_changed(self) -> str:
@@ -195,5 +233,14 @@ class RowReader:
         return ""
 
 
+def _read_array_type(dataset: h5py.Dataset, start: int, stop: int, into: np.ndarray) -> None:
+    """Read rows whose every element is an array (PyTables writes such), which `read_direct` cannot."""
+    extent = (stop - start, *dataset.shape[1:])
+    there = dataset.id.get_space()
+    there.select_hyperslab((start, *[0] * (len(extent) - 1)), extent)
+    dataset.id.read(h5py.h5s.create_simple(extent), there, into, h5py.h5t.py_create(dataset.dtype))
+
+
+_PIECE = 32 * KIB  # values converted at a time
 _SKIP_BYTES = 64 * KIB  # in data without chunks, shorter gaps are read along
 _DAMAGED = "The data is damaged there, or a filter it needs is missing; `rows` can leave the rows out"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+from math import prod
 from typing import Any
 
 import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.streaming.layout import DatasetLayout, FileLayout, shown
+from kerasmem.streaming.layout import DatasetLayout, FileLayout, one_line, shown
 
 _STORAGE = {
     h5py.h5d.COMPACT: "compact",
@@ -20,6 +21,8 @@ _STORAGE = {
 }
 _LISTED = 12  # names shown in a message
 _VISITED = 2000  # objects looked at for a message: a hostile file may hold millions
+_SOURCES = 10_000  # of a virtual dataset in the same file, looked at one by one
+_DEPTH = 16  # virtual datasets that read virtual datasets
 _LINKS = 16  # soft links followed for one name
 
 
@@ -53,7 +56,7 @@ def open_file(path: str, **options: Any) -> h5py.File:
         raise DataError(f"{shown(path)}: HDF5 cannot open the file: {reason}") from error
 
 
-def scan_file(path: str, names: list[str], *, allow_external: bool = False) -> FileLayout:
+def scan_file(path: str, names: list[str], *, allow_external: bool = False, allow_missing: bool = False) -> FileLayout:
     """Return the layout of the datasets called `names`, all of them fit to train from.
 
     Args:
@@ -61,13 +64,14 @@ def scan_file(path: str, names: list[str], *, allow_external: bool = False) -> F
         names: full dataset paths; a leading "/" may be left out.
         allow_external: follow external links, external storage and virtual datasets, that is: read other
             files which this one names.
+        allow_missing: accept datasets of which parts were never written.
 
     Raises:
         DataError: the file, or one of the datasets, cannot be used. The message says why and what to do.
     """
     with open_file(path) as file:
         size = os.path.getsize(path)
-        datasets = [_look(file, path, name, allow_external) for name in names]
+        datasets = [_look(file, path, name, allow_external, allow_missing) for name in names]
     lengths = {layout.rows for layout in datasets}
     if len(lengths) > 1:
         listed = ", ".join(f"{shown(layout.name)} has {layout.rows:,}" for layout in datasets)
@@ -76,49 +80,134 @@ def scan_file(path: str, names: list[str], *, allow_external: bool = False) -> F
 
 
 def find_dataset(file: h5py.File, name: str, *, allow_external: bool = False) -> h5py.Dataset:
-    """Return the dataset called `name`, refusing groups, missing names and links out of the file."""
+    """Return the dataset called `name`, refusing groups, missing names and data in other files."""
     where = shown(file.filename)
     if not allow_external:
         _refuse_external_links(file, name)
     try:
-        found = file[name]
+        found = file[_encoded(name)]
     except (KeyError, ValueError, OSError, RuntimeError) as error:
         raise DataError(f"{where} has no dataset {shown(name)}. {_what_exists(file, name)}") from error
     if isinstance(found, h5py.Group):
         raise DataError(f"{where}: {shown(name)} is a group, not a dataset. {_what_exists(file, name)}")
     if not isinstance(found, h5py.Dataset):
         raise DataError(f"{where}: {shown(name)} is a named type, not a dataset. {_what_exists(file, name)}")
+    if not allow_external:
+        _refuse_other_files(file, name, found, {name}, 0)
     return found
 
 
-def _look(file: h5py.File, path: str, name: str, allow_external: bool) -> DatasetLayout:
+def rows_of(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and type of a dataset as read; the extents of an array type are the shape's last.
+
+    Raises:
+        TypeError: NumPy has no such type.
+    """
+    dtype = dataset.dtype
+    shape = tuple(int(extent) for extent in dataset.shape)
+    return (shape, dtype) if dtype.subdtype is None else (shape + dtype.subdtype[1], dtype.subdtype[0])
+
+
+def _look(file: h5py.File, path: str, name: str, allow_external: bool, allow_missing: bool) -> DatasetLayout:
     dataset = find_dataset(file, name, allow_external=allow_external)
     here = f"{shown(path)}: dataset {shown(name)}"
     if dataset.shape is None or dataset.shape == ():
         kind = "is empty (it has no shape)" if dataset.shape is None else "is a single value"
         raise DataError(f"{here} {kind}; training data needs rows along axis 0")
-    _refuse_dtype(here, dataset)
-    if 0 in dataset.shape:
-        raise DataError(f"{here} is empty: its shape is {dataset.shape}")
-    if not allow_external:
-        _refuse_other_files(here, path, dataset)
+    try:
+        shape, dtype = rows_of(dataset)
+    except TypeError as error:
+        raise DataError(
+            f"{here} has an HDF5 type that NumPy lacks ({one_line(str(error))}), as PyTables's Time64 is; "
+            "store it as plain numbers, for example float64"
+        ) from error
+    _refuse_dtype(here, dtype)
+    if 0 in shape:
+        raise DataError(f"{here} is empty: its shape is {shape}")
     creation = dataset.id.get_create_plist()
     storage = _STORAGE.get(creation.get_layout(), "unknown")
+    _refuse_filters(here, creation)
     unwritten = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
     if storage in ("contiguous", "chunked") and unwritten and not dataset.external:
         raise DataError(
-            f"{here} was declared with shape {dataset.shape} and never written; "
-            "reading it would give nothing but fill values"
+            f"{here} was declared with shape {shape} and never written; reading it would give nothing but fill values"
         )
+    if not allow_missing:
+        missing = _missing(file, dataset)
+        if missing:
+            raise DataError(
+                f"{here} is not complete: {missing}; reading would give fill values there. Write the rest, or "
+                "pass allow_missing_chunks=True if that is meant"
+            )
     return DatasetLayout(
         name=name,
-        shape=tuple(int(extent) for extent in dataset.shape),
-        dtype=dataset.dtype.str,
+        shape=shape,
+        dtype=dtype.str,
         storage=storage,
         chunks=None if dataset.chunks is None else tuple(int(extent) for extent in dataset.chunks),
         filters=tuple(_filter_name(creation, index) for index in range(creation.get_nfilters())),
         stored_bytes=int(dataset.id.get_storage_size()),
     )
+
+
+def _refuse_filters(here: str, creation: Any) -> None:
+    for index in range(creation.get_nfilters()):
+        code = creation.get_filter(index)[0]
+        if not h5py.h5z.filter_avail(code):
+            name = shown(_filter_name(creation, index))
+            raise DataError(
+                f"{here} is stored with the filter {name} (HDF5 filter {code}), which is not installed here: "
+                "`pip install hdf5plugin` and `import hdf5plugin` first, or write the dataset anew with "
+                "`h5repack -f GZIP=4 IN OUT` or h5py where it can be read"
+            )
+
+
+def _missing(file: h5py.File, dataset: h5py.Dataset) -> str:
+    """Return which part of a dataset was never written, in words; "" where nothing is known to be missing."""
+    if dataset.is_virtual:
+        return _missing_sources(file, dataset)
+    if dataset.chunks is None:
+        return ""
+    expected = prod(-(-extent // chunk) for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+    absent = expected - dataset.id.get_num_chunks()
+    return f"{absent:,} of its {expected:,} chunks were never written" if absent > 0 else ""
+
+
+def _missing_sources(file: h5py.File, dataset: h5py.Dataset) -> str:
+    try:
+        sources = dataset.virtual_sources()
+    except (OSError, RuntimeError, ValueError):
+        return "its list of sources cannot be read"
+    named = dict.fromkeys((source.file_name, source.dset_name) for source in sources)
+    for where, name in named:
+        if "%" not in where + name and not _exists(file, where, name):
+            return f"its source {shown(name)} in {shown('the same file' if where == '.' else where)} is missing"
+    covered = [int(source.vspace.get_select_npoints()) for source in sources]
+    total = prod(dataset.shape)
+    if all(0 <= count <= total for count in covered) and sum(covered) < total:
+        return f"its sources cover {sum(covered):,} of its {total:,} values"
+    return ""
+
+
+def _exists(file: h5py.File, where: str, name: str) -> bool:
+    try:
+        if where == ".":
+            return isinstance(file.get(_encoded(name)), h5py.Dataset)
+        # As HDF5 looks for it: where the variable says, beside the file, from the current folder.
+        folders = [os.environ.get("HDF5_VDS_PREFIX", ""), os.path.dirname(os.path.realpath(file.filename)), ""]
+        for folder in (*folders, os.path.dirname(os.path.abspath(file.filename))):
+            candidate = os.path.join(folder, where)
+            if os.path.isfile(candidate):
+                with h5py.File(candidate, "r") as other:
+                    return isinstance(other.get(_encoded(name)), h5py.Dataset)
+    except (OSError, RuntimeError, KeyError, ValueError):
+        pass
+    return False
+
+
+def _encoded(name: str) -> str | bytes:
+    """Return a name as h5py takes it: one that is no UTF-8 in the file comes as "surrogateescape" text."""
+    return name.encode("utf-8", "surrogateescape") if not name.isascii() else name
 
 
 def _filter_name(creation: Any, index: int) -> str:
@@ -127,8 +216,7 @@ def _filter_name(creation: Any, index: int) -> str:
     return known.get(code) or name.decode("utf-8", "replace") or f"filter {code}"
 
 
-def _refuse_dtype(here: str, dataset: h5py.Dataset) -> None:
-    dtype = dataset.dtype
+def _refuse_dtype(here: str, dtype: np.dtype[Any]) -> None:
     if h5py.check_string_dtype(dtype) is not None or dtype.kind in "SU":
         raise DataError(f"{here} holds text; encode it as numbers first")
     if h5py.check_vlen_dtype(dtype) is not None:
@@ -140,58 +228,77 @@ def _refuse_dtype(here: str, dataset: h5py.Dataset) -> None:
         raise DataError(f"{here} is a table with the columns {fields}; store each column as its own dataset")
     if dtype.kind == "c":
         raise DataError(f"{here} holds complex numbers; store the real and imaginary parts as two channels")
-    if dtype.kind not in "fiub" or dtype.subdtype is not None:
+    if dtype.kind not in "fiub":
         raise DataError(f"{here} has the type {dtype}, which is no plain number")
 
 
-def _refuse_other_files(here: str, path: str, dataset: h5py.Dataset) -> None:
+def _refuse_other_files(file: h5py.File, name: str, dataset: h5py.Dataset, seen: set[str], depth: int) -> None:
+    """Refuse data that lies in other files, also at the end of a row of virtual datasets."""
+    here = f"{shown(file.filename)}: dataset {shown(name)}"
     way_out = "pass allow_external=True if you trust the file"
     if dataset.external:
         other = shown(str(dataset.external[0][0]))
         raise DataError(f"{here} keeps its data in another file, {other}; {way_out}")
-    if dataset.is_virtual:
-        others = {source.file_name for source in dataset.virtual_sources()} - {
-            ".",
-            path,
-            os.path.basename(path),
-        }
-        if others:
-            raise DataError(f"{here} is virtual and reads other files, such as {shown(sorted(others)[0])}; {way_out}")
+    if not dataset.is_virtual:
+        return
+    try:
+        named = dict.fromkeys((source.file_name, source.dset_name) for source in dataset.virtual_sources())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(f"{here} is virtual, and its list of sources cannot be read; {way_out}") from error
+    for where, source in named:
+        if where != ".":
+            raise DataError(f"{here} is virtual and reads other files, such as {shown(where)}; {way_out}")
+        if "%" in source:
+            raise DataError(f"{here} is virtual and names its sources by a pattern, {shown(source)}; {way_out}")
+        if source in seen:
+            continue
+        seen.add(source)
+        if len(seen) > _SOURCES or depth >= _DEPTH:
+            raise DataError(f"{here} is virtual and has too many sources, or sources within sources; {way_out}")
+        _refuse_external_links(file, source)
+        try:
+            found = file.get(_encoded(source))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise DataError(f"{here} is virtual, and its source {shown(source)} cannot be opened") from error
+        if isinstance(found, h5py.Dataset):
+            _refuse_other_files(file, source, found, seen, depth + 1)
 
 
 def _refuse_external_links(file: h5py.File, name: str) -> None:
     """Walk the path part by part, soft links included, without ever opening another file."""
-    pending = [part for part in name.split("/") if part and part != "."]
+
+    def parts(path: bytes) -> list[bytes]:
+        return [part for part in path.split(b"/") if part not in (b"", b".")]
+
+    pending = parts(name.encode("utf-8", "surrogateescape"))
     group: Any = file
     followed = 0
     while pending and isinstance(group, h5py.Group):
         part = pending.pop(0)
         try:
-            link = group.get(part, getlink=True)
+            kind = group.id.links.get_info(part).type
+            target = group.id.links.get_val(part) if kind != h5py.h5l.TYPE_HARD else b""
+            if kind == h5py.h5l.TYPE_HARD:
+                group = group[part]
         except (KeyError, ValueError, OSError, RuntimeError):
             return  # missing: the caller says so
-        if isinstance(link, h5py.ExternalLink):
-            raise DataError(
-                f"{shown(file.filename)}: {shown(name)} leads through an external link to "
-                f"{shown(link.filename)}; pass allow_external=True if you trust the file"
-            )
-        if isinstance(link, h5py.SoftLink):
+        if kind == h5py.h5l.TYPE_SOFT:
             followed += 1
             if followed > _LINKS:
                 raise DataError(f"{shown(file.filename)}: {shown(name)} leads through too many soft links")
-            target = str(link.path)
-            pending = [piece for piece in target.split("/") if piece and piece != "."] + pending
-            if target.startswith("/"):
+            pending = parts(target) + pending
+            if target.startswith(b"/"):
                 group = file
-            continue
-        try:
-            group = group[part]
-        except (KeyError, ValueError, OSError, RuntimeError):
-            return
+        elif kind != h5py.h5l.TYPE_HARD:
+            other = shown(os.fsdecode(target[0])) if isinstance(target, tuple) else "elsewhere"
+            raise DataError(
+                f"{shown(file.filename)}: {shown(name)} leads through an external link to {other}; "
+                "pass allow_external=True if you trust the file"
+            )
 
 
 def _what_exists(file: h5py.File, name: str) -> str:
-    found: list[tuple[str, tuple[int, ...] | None, np.dtype[Any]]] = []
+    found: list[tuple[str, tuple[int, ...] | None, str]] = []
     seen = 0
 
     def note(path: str | bytes, item: Any) -> bool | None:
@@ -199,12 +306,15 @@ def _what_exists(file: h5py.File, name: str) -> str:
         path = path if isinstance(path, str) else path.decode("utf-8", "surrogateescape")  # not UTF-8
         seen += 1
         if isinstance(item, h5py.Dataset):
-            found.append((path, item.shape, item.dtype))
+            try:
+                found.append((path, item.shape, str(item.dtype)))
+            except TypeError:
+                found.append((path, item.shape, "of a type that NumPy lacks"))
         return True if seen >= _VISITED else None
 
     try:
         file.visititems(note)
-    except (OSError, RuntimeError, ValueError, KeyError):
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
         return "Its list of datasets cannot be read"
     if not found:
         return "It holds no datasets at all"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import secrets
 import threading
@@ -15,16 +16,16 @@ import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.streaming.ahead import BatchesAhead, TransformFailure, TransformPool, apply_transform
-from kerasmem.streaming.budget import plan_memory
+from kerasmem.streaming.budget import check_order, plan_memory, reads_straight, without_windows
 from kerasmem.streaming.columns import make_columns, read_dtype, read_scale
 from kerasmem.streaming.description import describe_stream, name_batch
 from kerasmem.streaming.layout import shown
 from kerasmem.streaming.order import Blocks, EpochOrder
-from kerasmem.streaming.passes import Passes
+from kerasmem.streaming.passes import Passes, called_to_train, find_reader
 from kerasmem.streaming.reader import RowReader
 from kerasmem.streaming.scan import scan_file
 from kerasmem.streaming.selection import read_rows
-from kerasmem.streaming.settings import check_transform, read_flag, read_parts, read_path, read_whole
+from kerasmem.streaming.settings import check_transform, read_flag, read_parts, read_path, read_size, read_whole
 from kerasmem.streaming.window import WindowStore
 
 _making = threading.Lock()
@@ -62,8 +63,16 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     Inside `fit`, the k-th batch that Keras asks for in an epoch is the k-th batch of the sequence's own
     order, whichever index Keras names: `fit(shuffle=True)`, its default, would otherwise permute the batches
-    and read the file back and forth. So `shuffle` here is the one that counts. Everywhere else `seq[i]` is
-    simply batch `i` of the current epoch.
+    and read the file back and forth. So `shuffle` here is the one that counts. Everywhere else, in
+    `evaluate`, `predict` and `seq[i]`, index `i` is batch `i` of the current epoch, also while a `fit` over
+    the same sequence is in progress or was broken off. Only `fit` goes on to another epoch. This rests on
+    how Keras reads a `PyDataset`; where it cannot be seen (another version of Keras, a `PyDataset` of yours
+    that reads from this one), index `i` is batch `i` for `fit` too: still every row once, but in the order
+    that Keras asks for.
+
+    Windows, threads and the open file stay from the first batch to `close()`, and TensorFlow may hold a
+    sequence for as long as the process lives: where there are many, one a fold for instance, use each as a
+    context manager, `with H5ChunkSequence(…) as train:`, or call `close()`. A closed one can be used again.
 
     Args:
         path: the HDF5 file.
@@ -89,10 +98,13 @@ class H5ChunkSequence(keras.utils.PyDataset):
             values. Runs in the workers; with `use_multiprocessing` it must be picklable.
         memory_budget: bytes or text ("512MB") that windows, read buffers and the batches in Keras's queue
             may take together in the training process. A larger one shuffles better; the order of the rows
-            depends on it. Default: 256 MiB, with batches on top. What a `transform` allocates is not counted.
+            depends on it. Default: 256 MiB, with batches on top. What a `transform` allocates is not counted, nor is
+            half a MiB for scaling.
         nan_policy: "ignore" passes NaN and infinity on, as Keras does with arrays; "error" raises, naming
             dataset and rows, when the window holding them is needed.
         allow_external: follow external links, external storage and virtual datasets into other files.
+        allow_missing_chunks: accept datasets of which parts were never written, and virtual ones whose
+            sources are missing; such parts come as the dataset's fill value, most often 0.
         workers: with 2 or more, as many threads gather and transform batches ahead of training; with 0 or 1
             batches are made when Keras asks (on TensorFlow that is in a background thread already).
         use_multiprocessing: run `transform` in `workers` processes (reading stays in this one).
@@ -140,6 +152,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         memory_budget: int | str | None = None,
         nan_policy: str = "ignore",
         allow_external: bool = False,
+        allow_missing_chunks: bool = False,
         workers: int = 1,
         use_multiprocessing: bool = False,
         max_queue_size: int = 10,
@@ -169,7 +182,12 @@ class H5ChunkSequence(keras.utils.PyDataset):
             )
         names = list(dict.fromkeys(name for part in self._parts for name in part.names))
         scales, dtypes = read_scale(scale, names), read_dtype(dtype, names)
-        self.layout = scan_file(self.path, names, allow_external=self._allow_external)
+        self.layout = scan_file(
+            self.path,
+            names,
+            allow_external=self._allow_external,
+            allow_missing=read_flag("allow_missing_chunks", allow_missing_chunks),
+        )
         by_name = {layout.name: layout for layout in self.layout.datasets}
         wanted = [make_columns(part, by_name, dtypes, scales) for part in self._parts]
         self._columns = tuple(dict.fromkeys(column for columns in wanted for column in columns))
@@ -186,9 +204,14 @@ class H5ChunkSequence(keras.utils.PyDataset):
             batch_size=self.batch_size,
             ahead=self._depth,
             workers=self._preparers,
-            budget=memory_budget,
+            budget=read_size(memory_budget),
         )
+        self._first_row = selection.start if isinstance(selection, range) else 0
+        self._straight = not self.shuffle and reads_straight(self.layout.datasets, selection, self.plan)
+        if self._straight:
+            self.plan = without_windows(self.plan)
         self._blocks = Blocks(selection, self.plan.block_rows)
+        check_order(self._blocks.count, len(self))
         self._passes = Passes(len(self))
         self._live: _Live | None = None
 
@@ -208,10 +231,11 @@ class H5ChunkSequence(keras.utils.PyDataset):
         """Return a batch, (x,), (x, y) or (x, y, sample_weight); see the class for what `index` means."""
         index = self._check_index(index)
         live = self._here()
+        reader = find_reader(self, asking=True)
         with live.lock:
-            epoch, place, in_pass = self._passes.epoch, self._passes.place(index), self._passes.open
-        if live.ahead is not None and in_pass:
-            return live.ahead.get(epoch, place)
+            epoch, place, whose = self._passes.find(reader, index)
+        if live.ahead is not None and whose is not None:
+            return live.ahead.get(whose, epoch, place)
         return self._finish(epoch, place, self._gather(epoch, place))
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
@@ -220,16 +244,18 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     def on_epoch_begin(self) -> None:
         """Start an epoch; Keras calls this."""
+        reader, trains = find_reader(self, asking=False), called_to_train()
         with self._here().lock:
-            self._passes.begin()
+            self._passes.begin(reader, trains=trains)
 
     def on_epoch_end(self) -> None:
         """End an epoch; Keras calls this, once before the first epoch too, which changes nothing."""
         live = self._here()
+        reader = find_reader(self, asking=False)
         with live.lock:
-            over = self._passes.end()
-        if over and live.ahead is not None:
-            live.ahead.stop()
+            over = self._passes.end(reader)
+        if over is not None and live.ahead is not None:
+            live.ahead.stop(over)
 
     @property
     def workers(self) -> int:
@@ -319,11 +345,15 @@ class H5ChunkSequence(keras.utils.PyDataset):
                 live.pool.close()
             live.store.close()
 
+    def __enter__(self) -> H5ChunkSequence:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state["_live"] = None
-        state["_passes"] = Passes(len(self))
-        state["_passes"].epoch = self.epoch
         return state
 
     # ---- within
@@ -374,16 +404,20 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     def _gather(self, epoch: int, place: int) -> tuple[Any, ...]:
         """Return the batch as read, before `transform`."""
-        order, store = self._order(epoch), self._here().store
+        store = self._here().store
         start, stop = self._bounds(place)
         arrays = [np.empty((stop - start, *column.row_shape), column.dtype) for column in self._columns]
-        done = 0
-        for segment in order.segments(start, stop):
-            length = segment.stop - segment.start
-            store.copy(order, segment, [array[done : done + length] for array in arrays])
-            done += length
-        if segment.window + 1 < order.windows:
-            store.read_ahead(order, segment.window + 1, segment.stop / order.window_rows(segment.window))
+        if self._straight:
+            first = self._first_row
+            store.read_straight(first + start, first + stop, self.plan.block_rows, arrays)
+        else:
+            order, done = self._order(epoch), 0
+            for segment in order.segments(start, stop):
+                length = segment.stop - segment.start
+                store.copy(order, segment, [array[done : done + length] for array in arrays])
+                done += length
+            if segment.window + 1 < order.windows:
+                store.read_ahead(order, segment.window + 1, segment.stop / order.window_rows(segment.window))
         taken: set[int] = set()
         parts = []
         for part, uses in zip(self._parts, self._uses, strict=True):
@@ -406,7 +440,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             raise DataError(f"transform, on {which}, {failure}") from failure.__cause__
 
     def _check_index(self, index: int) -> int:
-        index = index.__index__()
+        index = operator.index(index)
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} does not exist; there are {len(self)} batches, 0 to {len(self) - 1}")
         return index

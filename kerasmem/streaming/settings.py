@@ -32,6 +32,11 @@ def read_whole(setting: str, value: Any, least: int) -> int:
     return int(value)
 
 
+def read_size(value: Any) -> Any:
+    """Return a size with NumPy's integers made plain; whether it is one is for `parse_size` to say."""
+    return int(value) if isinstance(value, np.integer) else value
+
+
 def read_flag(setting: str, value: Any) -> bool:
     """Return True or False, nothing that merely looks like it."""
     if not isinstance(value, (bool, np.bool_)):

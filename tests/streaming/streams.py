@@ -64,3 +64,23 @@ class OddError(Exception):
 
 def raise_odd(x, y):
     raise OddError("odd ", "error")
+
+
+class RowModel(keras.Model):
+    """Notes which rows it is trained and tested on; predicts the number of the row."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained, self.tested = [], []
+        self.compile(run_eagerly=True)
+
+    def call(self, x):
+        return x
+
+    def train_step(self, data):
+        self.trained += data[0].numpy()[:, 0].astype(int).tolist()
+        return {"loss": 0.0}
+
+    def test_step(self, data):
+        self.tested += data[0].numpy()[:, 0].astype(int).tolist()
+        return {"loss": 0.0}

@@ -67,6 +67,92 @@ def test_scale(write, stored):
     assert y[3] == 1.5
 
 
+@pytest.mark.parametrize(
+    ("stored", "values", "factor", "offset", "dtype"),
+    [
+        ("<i8", [1_700_000_001, 1_700_000_007], 1.0, -1_700_000_000.0, "float32"),
+        ("<f8", [1_700_000_000.25, 1_700_000_001.5], 1.0, -1_700_000_000.0, "float32"),
+        ("<u8", [2**40 + 1, 2**40 + 5], 1.0, -(2.0**40), "float32"),
+        ("<u4", [2**32 - 1, 2**32 - 3], 1.0, -(2.0**32), "float32"),
+        ("<f8", [1e300, 3e300], 1e-300, 0.0, "float32"),
+        ("<f8", [1e-50, 2e-50], 1e50, 0.0, "float32"),
+        ("<f4", [1e30, 2e30], 1e-60, 0.0, "float64"),
+        ("<u2", [60_001, 60_007], 1.0, -60_000.0, "float16"),
+        (">i2", [-32_001, 32_001], 1e-3, 0.5, "float16"),
+        ("|u1", [3, 200], 1 / 255, -1.0, "float32"),
+        ("|b1", [0, 1], 0.1, 0.2, "float64"),
+    ],
+)
+@pytest.mark.parametrize("picked", [None, [0, 2, 3]])
+def test_scaling_loses_nothing(write, stored, values, factor, offset, dtype, picked):
+    stored_values = np.array(values * 2, stored)
+    exact = (stored_values.astype("f8") * factor + offset).astype(dtype)
+    path = write(x=np.repeat(stored_values[:, None], 3, 1))
+    stream = H5ChunkSequence(path, y=None, shuffle=False, rows=picked, scale=(factor, offset), dtype=dtype)
+    (x,) = stream[0]
+    assert x.dtype == dtype
+    assert np.array_equal(x, np.repeat(exact[slice(None) if picked is None else picked][:, None], 3, 1))
+    assert np.isfinite(x).all()
+    assert x.any()
+
+
+@pytest.mark.parametrize("width", [1, 7, 40_000])
+def test_scaling_piece_by_piece(write, width):
+    values = np.random.default_rng(0).integers(0, 255, (3 + 90_000 // width, width), np.uint8)
+    path = write(x=values)
+    for rows in (None, np.arange(0, len(values), 2)):
+        stream = H5ChunkSequence(path, y=None, shuffle=False, rows=rows, scale=0.1, batch_size=len(values))
+        assert np.array_equal(stream[0][0], (values[:: 1 if rows is None else 2] * 0.1).astype("f4"))
+
+
+def test_arrays_as_elements(tmp_path):
+    """As PyTables writes them for atoms with a shape."""
+    x = np.arange(360.0).reshape(60, 3, 2)
+    path = tmp_path / "atoms.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (60, 3), np.dtype((">f8", (2,))), chunks=(7, 3))[:] = x
+        file["y"] = np.arange(60)
+    for settings in ({}, {"dtype": "float64"}, {"scale": 2}, {"rows": [3, 5, 40]}):
+        stream = H5ChunkSequence(path, batch_size=8, **settings)
+        for features, rows in stream:
+            assert features.shape[1:] == (3, 2)
+            assert np.array_equal(features, x[rows] * settings.get("scale", 1))
+
+
+def test_names_may_be_written_in_several_ways(write):
+    path = write(train__x=np.arange(8), y=np.arange(8.0))
+    stream = H5ChunkSequence(path, "/train//x", "/y", shuffle=False, scale={"train/x": 2}, dtype={"y/": "float64"})
+    x, y = stream[0]
+    assert np.array_equal(x, y * 2)
+    assert y.dtype == np.float64
+    stream = H5ChunkSequence(path, "train/x", "train/x", scale={"/train/x/": 2})
+    assert stream[0][1].dtype == np.float32
+
+
+def test_settings_may_be_numpy_numbers(numbered):
+    kinds = (np.int64, np.uint8)
+    for kind in kinds:
+        numbers = {name: kind(2) for name in ("batch_size", "seed", "workers", "max_queue_size")} | {
+            "rows": (kind(0), kind(50)),
+            "scale": (np.float32(0.5), kind(1)),
+        }
+        stream = H5ChunkSequence(numbered(), memory_budget=np.int64(10**6), shuffle=np.True_, **numbers)
+        assert len(stream[kind(1)][1]) == 2
+        stream.close()
+
+
+def test_a_slice_is_no_index(numbered):
+    with pytest.raises(TypeError):
+        H5ChunkSequence(numbered())[0:1]
+
+
+def test_tensorflow_dtypes(write):
+    import tensorflow as tf
+
+    path = write(x=np.ones((4, 2)))
+    assert H5ChunkSequence(path, y=None, shuffle=False, dtype=tf.float16)[0][0].dtype == np.float16
+
+
 def test_the_other_dtypes(write):
     tokens = np.arange(2**24, 2**24 + 20, dtype=">i4").reshape(10, 2)
     path = write(tokens=tokens, dense=np.ones((10, 2)), y=np.arange(10))
@@ -179,6 +265,32 @@ def test_file_order(numbered):
         sequence[-1]
 
 
+@pytest.mark.parametrize("chunks", [None, 300])
+@pytest.mark.parametrize(
+    "settings", [{}, {"rows": (77, 2500)}, {"scale": 0.5}, {"workers": 3}, {"drop_remainder": True}]
+)
+def test_large_batches_in_file_order_are_read_past_the_windows(write, chunks, settings):
+    x = np.arange(3000 * 64, dtype="f4").reshape(3000, 64)
+    path = write(x=x, y=np.arange(3000), chunks=chunks)
+    stream = H5ChunkSequence(path, batch_size=1024, shuffle=False, memory_budget="2MiB", **settings)
+    assert (stream.plan.windows, stream.plan.window_bytes) == (0, 0)
+    assert "window" not in stream.describe()
+    stream.on_epoch_begin()
+    for place in range(len(stream)):
+        features, rows = stream[place]
+        assert rows.tolist() == stream.batch_rows(place).tolist()
+        assert np.array_equal(features, x[rows] * settings.get("scale", 1))
+    assert stream._here().store.nbytes == 0
+    read = stream._here().reader.rows_read
+    assert stream.num_rows >= read >= stream.num_rows // 1024 * 1024
+    stream.close()
+    same = {"batch_size": 1024, "shuffle": False, "memory_budget": "2MiB"}
+    for other in ({"shuffle": True}, {"rows": np.arange(0, 3000, 2)}, {"batch_size": 8}, {"memory_budget": "9MiB"}):
+        assert H5ChunkSequence(path, **{**same, **other}).plan.windows
+    packed = write(name="packed.h5", x=x, y=np.arange(3000), chunks=300, options={"x": {"compression": "gzip"}})
+    assert H5ChunkSequence(packed, **same).plan.windows == 2
+
+
 def test_epochs_repeat_and_differ(numbered):
     path = numbered(rows=200)
     one, two = (H5ChunkSequence(path, seed=5, memory_budget="20kB") for _ in range(2))
@@ -208,11 +320,18 @@ def test_transform(numbered):
     assert x[0, 0] == 1
 
 
+def fail(text):
+    raise RuntimeError(text)
+
+
 @pytest.mark.parametrize(
     ("transform", "text"),
     [
         (lambda x, y: x / None, r"batch 1 of epoch 0, rows 8 to 15, raised TypeError: unsupported"),
         (lambda x, y: next(iter(())), "raised StopIteration"),
+        (lambda x, y: {}["\x1b[2J\nb"], r"raised KeyError: '.x1b\[2J.nb'"),
+        (lambda x, y: int("\x1b[2J"), r"raised ValueError: [^\x1b]+$"),
+        (lambda x, y: fail("one\n\x1b[2J  two\u202e"), r"raised RuntimeError: one .x1b\[2J two.u202e$"),
         (lambda x, y: x, r"returned ndarray; it has to return \(x, y\)"),
         (lambda x, y: (x, y, y), "returned 3 values"),
         (lambda x: x, "raised TypeError"),

@@ -100,6 +100,9 @@ def test_what_overflows_float32_is_no_silent_infinity(write):
         pytest.raises(DataError, match="4 rows from 0 to 3"),
     ):
         H5ChunkSequence(path, nan_policy="error")[0]
+    with pytest.warns(RuntimeWarning), pytest.raises(DataError, match="too large for float16 become infinity"):
+        H5ChunkSequence(path, scale=1e-290, dtype="float16", nan_policy="error")[0]
+    assert H5ChunkSequence(path, scale=1e-300, dtype="float16", nan_policy="error")[0][0].max() == 1
 
 
 def test_fit_reports_a_failing_transform(numbered):

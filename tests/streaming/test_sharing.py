@@ -42,6 +42,36 @@ def test_the_file_is_opened_late_and_closed(numbered):
     stream.close()
 
 
+def test_leaving_a_with_block_gives_all_back(numbered):
+    path = str(numbered(rows=200))
+    before = threading.active_count()
+    with H5ChunkSequence(path, workers=3) as stream:
+        stream.on_epoch_begin()
+        stream[0]
+        assert path in open_files()
+        live = stream._here()
+        assert live.store.nbytes
+    assert path not in open_files()
+    assert live.store.nbytes == 0
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+    assert live.ahead.get("one", 0, 1)[1].tolist() == stream.batch(1)[1].tolist(), "a late request hangs nobody"
+    stream.close()
+
+
+def test_passes_that_take_turns_get_their_own_batches():
+    ahead = BatchesAhead(
+        lambda epoch, place: (epoch, place), lambda epoch, place, batch: batch, workers=3, depth=4, batches=20
+    )
+    for place in range(20):
+        assert ahead.get("one", 0, place) == (0, place)
+        if place % 3 == 0:
+            assert ahead.get("two", 1, place // 3) == (1, place // 3)
+    ahead.close()
+
+
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
 def test_copies(numbered, duplicate):
     stream = H5ChunkSequence(numbered(rows=200), batch_size=9, workers=3, memory_budget="20kB")
@@ -141,10 +171,10 @@ def test_batches_ahead_are_gathered_in_order():
         return (place,)
 
     ahead = BatchesAhead(gather, lambda epoch, place, batch: batch, workers=4, depth=6, batches=60)
-    assert [ahead.get(0, place)[0] for place in range(60)] == list(range(60))
+    assert [ahead.get("one", 0, place)[0] for place in range(60)] == list(range(60))
     assert gathered == list(range(60))
-    assert ahead.get(0, 30) == (30,), "an earlier one is made again"
-    assert ahead.get(1, 0) == (0,)
+    assert ahead.get("one", 0, 30) == (30,), "an earlier one is made again"
+    assert ahead.get("two", 1, 0) == (0,)
     ahead.close()
 
 

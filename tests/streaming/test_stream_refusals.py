@@ -128,6 +128,136 @@ def test_other_files_are_not_followed_unasked(write, tmp_path):
     assert H5ChunkSequence(path, "inside", None, shuffle=False)[0][0].tolist() == list(range(8))
 
 
+def virtual(file, name, source, dataset, rows=8, of=8):
+    layout = h5py.VirtualLayout((rows,), "f8")
+    layout[:of] = h5py.VirtualSource(source, dataset, (of,))
+    file.create_virtual_dataset(name, layout)
+
+
+def test_virtual_datasets_of_the_same_file_lead_nowhere_else(write, tmp_path):
+    secret = write(name="secret.h5", x=np.arange(8.0))
+    raw = tmp_path / "raw.bin"
+    raw.write_bytes(np.arange(8.0).tobytes())
+    path = tmp_path / "virtual.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(8.0)
+        file.create_dataset("storage", (8,), "f8", external=[(str(raw), 0, 64)])
+        file["link"] = h5py.ExternalLink(str(secret), "x")
+        file["soft"] = h5py.SoftLink("/link")
+        file[b"odd\xff"] = h5py.SoftLink("/link")
+        file["group"] = h5py.ExternalLink(str(secret), "/")
+        sources = {"a": "storage", "b": "link", "c": "soft", "d": "/group/x", "e": "a", "f": "e"}
+        for name, source in sources.items():
+            virtual(file, name, ".", source)
+        virtual(file, "loop", ".", "loop")
+        growing = h5py.h5s.create_simple((8,), (h5py.h5s.UNLIMITED,))
+        growing.select_hyperslab((0,), (h5py.h5s.UNLIMITED,), (8,), (8,))
+        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        creation.set_virtual(growing, b".", b"storage%b", h5py.h5s.create_simple((8,)))
+        there = h5py.h5s.create_simple((8,), (h5py.h5s.UNLIMITED,))
+        h5py.h5d.create(file.id, b"pattern", h5py.h5t.IEEE_F64LE, there, creation)
+        virtual(file, "fine", ".", "x")
+        virtual(file, "finer", ".", "fine")
+    for name in ("a", "e", "f"):
+        refuse(DataError, "another file.*allow_external", path, name, None)
+    for name in ("b", "c", "d", "odd\udcff"):
+        refuse(DataError, "external link.*allow_external", path, name, None)
+    refuse(DataError, "by a pattern", path, "pattern", None)
+    with h5py.File(path, "a") as file:
+        for number in range(30):
+            virtual(file, f"chain{number}", ".", f"chain{number + 1}")
+    refuse(DataError, "sources within sources", path, "chain0", None)
+    for name in ("a", "b", "f"):
+        sequence = H5ChunkSequence(path, name, None, allow_external=True, shuffle=False)
+        assert sequence[0][0].tolist() == list(range(8)), name
+    for name in ("fine", "finer"):
+        assert H5ChunkSequence(path, name, None, shuffle=False)[0][0].tolist() == list(range(8))
+
+
+def test_data_that_moves_to_another_file_after_the_check_is_not_read(write, tmp_path):
+    raw = tmp_path / "raw.bin"
+    raw.write_bytes(np.arange(8.0).tobytes())
+    path = write(x=np.zeros(8), y=np.zeros(8))
+    sequence = H5ChunkSequence(path)
+    with h5py.File(path, "a") as file:
+        del file["x"]
+        file.create_dataset("x", (8,), "f8", external=[(str(raw), 0, 64)])
+    with pytest.raises(DataError, match="another file"):
+        sequence[0]
+
+
+def test_missing_parts_are_no_silent_zeros(write, tmp_path):
+    path = tmp_path / "parts.h5"
+    write(name="there.h5", x=np.ones(4))
+    with h5py.File(path, "w") as file:
+        x = file.create_dataset("x", (100, 3), "f4", chunks=(10, 2))
+        x[:55] = 1
+        file["y"] = np.arange(100.0)
+        full = file.create_dataset("full", (95, 3), "f4", chunks=(10, 2))
+        full[:] = 1
+        virtual(file, "gone", "gone.h5", "x")
+        virtual(file, "nameless", "there.h5", "z", 4, 4)
+        virtual(file, "covered", "there.h5", "x", 4, 4)
+        virtual(file, "half", "there.h5", "x", 8, 4)
+        virtual(file, "inner", ".", "z")
+    refuse(DataError, "8 of its 20 chunks were never written.*allow_missing_chunks=True", path)
+    x, _ = H5ChunkSequence(path, batch_size=100, shuffle=False, allow_missing_chunks=True)[0]
+    assert x.sum() == 60 * 0 + 55 * 3
+    H5ChunkSequence(path, "full", None)
+    for name, text in {"gone": "'gone.h5' is missing", "nameless": "source 'z'", "half": "cover 4 of its 8"}.items():
+        refuse(DataError, text, path, name, None, allow_external=True)
+    refuse(DataError, "source 'z' in 'the same file' is missing", path, "inner", None)
+    for name in ("gone", "half"):
+        H5ChunkSequence(path, name, None, allow_external=True, allow_missing_chunks=True)[0]
+    assert len(H5ChunkSequence(path, "covered", None, allow_external=True)[0][0]) == 4
+
+
+def test_rows_beyond_all_measure(tmp_path):
+    path = tmp_path / "sparse.h5"
+    with h5py.File(path, "w") as file:
+        for name, shape in {"x": (10**15, 1), "y": (10**15,)}.items():
+            file.create_dataset(name, shape, "f4", chunks=(4096, *shape[1:]))[5] = 1
+    refuse(DataError, "244,140,624,999 of its 244,140,625,000 chunks", path)
+    refuse(DataError, "order of .* blocks .* would take 1?[0-9.]+ TiB", path, allow_missing_chunks=True)
+    assert len(H5ChunkSequence(path, rows=(0, 5000), allow_missing_chunks=True, shuffle=False)[0][1]) == 32
+
+
+def test_filters_that_are_not_installed(tmp_path):
+    path = tmp_path / "filter.h5"
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    creation.set_chunk((10,))
+    creation.set_filter(32001, h5py.h5z.FLAG_OPTIONAL, ())  # writable without: HDF5 leaves it out
+    if h5py.h5z.filter_avail(32001):
+        pytest.skip("this filter is installed")
+    with h5py.File(path, "w") as file:
+        space = h5py.h5s.create_simple((10,))
+        h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_FLOAT, space, creation)
+        file["x"][:] = 1
+    refuse(DataError, r"filter .*32001.* not installed here: `pip install hdf5plugin`", path, "x", None)
+
+
+def test_types_that_numpy_lacks(tmp_path):
+    path = tmp_path / "time.h5"
+    with h5py.File(path, "w") as file:
+        h5py.h5d.create(file.id, b"time", h5py.h5t.UNIX_D64LE, h5py.h5s.create_simple((5,)))
+        file["times"] = np.arange(5.0)
+    refuse(DataError, "HDF5 type that NumPy lacks.*float64", path, "time", None)
+    message = refuse(DataError, "Did you mean 'times'", path, "tims", None)
+    assert "'time' (5,) of a type that NumPy lacks" in message
+
+
+def test_names_that_are_no_utf8(tmp_path):
+    path = tmp_path / "names.h5"
+    with h5py.File(path, "w") as file:
+        file[b"x\xff"] = np.arange(4.0)
+        file["größe"] = np.arange(4.0)
+    assert r"'x\udcff' (4,)" in refuse(DataError, "no dataset", path, "zzz", None)
+    sequence = H5ChunkSequence(path, "x\udcff", "größe", shuffle=False)
+    assert sequence[0][0].tolist() == sequence[0][1].tolist() == [0, 1, 2, 3]
+    refuse(DataError, "no dataset", path, "y\udcff", None)
+    refuse(UsageError, r"x: 'y.ud800' is not a dataset's name", path, "y\ud800", None)
+
+
 def test_hostile_names_are_shown_escaped(tmp_path):
     path = tmp_path / "hostile.h5"
     evil = "\x1b[2J\x07evil\u202e\n"
@@ -170,6 +300,11 @@ def test_hostile_names_are_shown_escaped(tmp_path):
         ({"scale": float("nan")}, "scale:"),
         ({"scale": {"z": 1}}, "scale: 'z' is none of the datasets used \\('x', 'y'\\)"),
         ({"dtype": {"z": "stored"}}, "dtype: 'z'"),
+        ({"dtype": 3}, "dtype: 3 is not one of float32"),
+        ({"dtype": None}, "dtype: None is not one of float32"),
+        ({"dtype": "no type"}, "dtype: 'no type' is not one of float32"),
+        ({"scale": 10**400}, "scale: 1000"),
+        ({"allow_missing_chunks": 1}, "allow_missing_chunks: 1 is neither"),
         ({"transform": 3}, "transform: 3 cannot be called"),
         ({"transform": lambda x, y: (x, y), "use_multiprocessing": True}, "can be pickled"),
         ({"memory_budget": "much"}, "memory_budget: 'much' is not a size"),
@@ -182,8 +317,10 @@ def test_settings(numbered, settings, text):
 
 
 def test_weights_have_one_value_a_row(write):
-    path = write(x=np.zeros((4, 2)), y=np.zeros(4), w=np.zeros((4, 2, 2)))
+    path = write(x=np.zeros((4, 2)), y=np.zeros(4), w=np.zeros((4, 2, 2)), v=np.zeros((4, 3)), u=np.zeros((4, 1)))
     refuse(DataError, "one weight a row", path, sample_weight="w")
+    refuse(DataError, r"shape \(4, 3\); one weight a row is needed: \(4,\) or \(4, 1\)", path, sample_weight="v")
+    assert H5ChunkSequence(path, sample_weight="u")[0][2].shape == (4, 1)
 
 
 def test_keras_is_told_one_worker(numbered):
