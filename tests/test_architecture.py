@@ -27,7 +27,7 @@ ALLOWED = {
 # What rendering may know of other rooms: results, not the ways to them.
 RESULTS = {
     "kerasmem.estimation.report", "kerasmem.monitoring.timeline", "kerasmem.devices.cards",
-    "kerasmem.devices.catalogue", "kerasmem.devices.live",
+    "kerasmem.devices.live",
 }  # fmt: skip
 # library -> the rooms that may use it
 ONLY_IN = {

@@ -21,13 +21,14 @@ def command(sources: bool, as_json: bool) -> None:
     from kerasmem.devices.live import read_machine
 
     machine = read_machine()
+    cards = [(card, available_bytes(card)) for card in CARDS]
     if as_json:
         from kerasmem.rendering.data import to_json
 
-        catalogue = [{**card.to_dict(), "available_bytes": available_bytes(card)} for card in CARDS]
+        catalogue = [{**card.to_dict(), "available_bytes": available} for card, available in cards]
         click.echo(to_json({"format_version": 1, "machine": machine.to_dict(), "catalogue": catalogue}))
         return
     from kerasmem.rendering.devices_table import devices_table
 
     screen = console() if is_terminal() else console(width=400)
-    screen.print(devices_table(CARDS, machine, rich_look=is_terminal(), sources=sources))
+    screen.print(devices_table(cards, machine, rich_look=is_terminal(), sources=sources))

@@ -81,7 +81,8 @@ def formula_bytes(
 
     For an all-float32 model `total` is `formula(...).total_bytes`. The interval is the formula times the least and
     the most that real steps took of it, plus the optimizer's slots, which the formula leaves out; without an upper
-    end where the model has layers whose insides (`OPAQUE`) or outputs the formula does not see.
+    end where the model has layers whose insides (`OPAQUE`) or outputs the formula does not see. Only training was
+    measured: for inference nothing is claimed but that the weights are there.
 
     Args:
         layers: a row for each layer and input.
@@ -98,8 +99,8 @@ def formula_bytes(
     unseen = opaque_layers(rows) or any(row.activation_elements is None for row in rows)
     return Bytes(
         total=total,
-        low=max(int(total * MEASURED_LOW), weights),
-        high=None if unseen else int(total * MEASURED_HIGH) + (optimizer_bytes or 0),
+        low=max(int(total * MEASURED_LOW), weights) if mode == "train" else weights,
+        high=None if unseen or mode != "train" else int(total * MEASURED_HIGH) + (optimizer_bytes or 0),
         weights=weights,
         optimizer=None,
         gradients=(copies(mode) - 1) * weights,

@@ -11,17 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from kerasmem.devices.cards import Card
-from kerasmem.devices.catalogue import available_bytes
 from kerasmem.devices.live import LiveMachine
 from kerasmem.rendering.escape import printable
 from kerasmem.units import format_size
 
 
-def devices_table(cards: Sequence[Card], machine: LiveMachine, *, rich_look: bool, sources: bool) -> RenderableType:
+def devices_table(
+    cards: Sequence[tuple[Card, int]], machine: LiveMachine, *, rich_look: bool, sources: bool
+) -> RenderableType:
     """Return both tables, for a terminal or (plain) for a pipe.
 
     Args:
-        cards: rows of the catalogue.
+        cards: rows of the catalogue, each with the bytes that TensorFlow can get of it.
         machine: what is here.
         rich_look: rules and colours, for a terminal.
         sources: the address that each card's memory figure comes from.
@@ -76,7 +77,7 @@ def _remarks(machine: LiveMachine) -> Iterable[str]:
         yield from device.notes
 
 
-def _catalogue(cards: Sequence[Card], rich_look: bool, sources: bool) -> Table:
+def _catalogue(cards: Sequence[tuple[Card, int]], rich_look: bool, sources: bool) -> Table:
     table = _table(rich_look)
     table.add_column("Name", no_wrap=True)
     table.add_column("Card", no_wrap=True)
@@ -85,13 +86,13 @@ def _catalogue(cards: Sequence[Card], rich_look: bool, sources: bool) -> Table:
     table.add_column("Compute", justify="right", no_wrap=True)
     if sources:
         table.add_column("Source", overflow="fold")
-    for card in cards:
+    for card, available in cards:
         nominal = "" if card.memory_basis == "driver" else "~"
         cells: list[Any] = [
             card.key,
             card.name,
             nominal + format_size(card.memory_bytes),
-            format_size(available_bytes(card)),
+            format_size(available),
             "{}.{}".format(*card.compute_capability),
         ]
         table.add_row(*cells, *([card.memory_source] if sources else []))

@@ -213,8 +213,10 @@ def _remarks(report: MemoryReport) -> Iterable[Text]:
         yield Text("Not in the total: " + "; ".join(missing) + ".")
     if report.bytes.low is not None:
         low, high = format_size(report.bytes.low), report.bytes.high
-        between = f"is at least {low}" if high is None else f"lies between {low} and {format_size(high)}"
-        yield Text(f"What a real step takes {between} ({printable(report.settings.method)}, measured spread).")
+        spread = f"at least {low}, no upper end known" if high is None else f"{low} to {format_size(high)}"
+        training = "the spread of training steps measured in graph mode on a CPU"
+        basis = training if report.settings.mode == "train" else "the weights; only training was measured"
+        yield Text(f"What the method claims: {spread} ({basis}).")
     if report.device is not None:
         device = report.device
         line = Text(

@@ -1,5 +1,8 @@
 """A stand-in for nvidia-ml-py's `pynvml` that plays a recording from tests/data/nvml.
 
+The files are composed by hand in the driver's units from public figures and NVML's documented errors; they were not
+read off a card yet. `what` in each says which situation it plays.
+
 It has the functions that `kerasmem.devices.nvml.NvmlApi` names, and raises pynvml's own errors. Where a
 recording has a list of memory readings, each query takes the next one and the last one repeats;
 `{"error": code}` in place of an answer is raised as that NVML error.

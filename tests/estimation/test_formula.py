@@ -75,6 +75,13 @@ def test_the_interval_has_the_total_and_the_optimizer_only_widens_it():
     assert (adam.total, adam.low, adam.optimizer) == (plain.total, plain.low, None)
 
 
+def test_nothing_is_claimed_for_inference_but_the_weights():
+    need = formula_bytes(MNIST, 32, "inference")
+    assert (need.low, need.high) == (need.weights, None)
+    assert verdict(need, 10**12) == "too close to call"
+    assert verdict(need, need.weights - 1) == "does not fit"
+
+
 def test_weights_are_a_floor():
     wide = [row("dense", 1, 1_000_000)]
     assert formula_bytes(wide, 1).low >= 4_000_000
