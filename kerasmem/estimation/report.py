@@ -144,6 +144,54 @@ class DeviceVerdict:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """What the allocator holds at the peak, in bytes, three figures kept apart; None where not known.
+
+    Attributes:
+        requested: the bytes that the step's tensors ask for.
+        in_use: the chunks handed out for them (the report's total).
+        reserved: the regions that the allocator took from the device, under memory growth.
+        driver: what the driver will show for the process: reserved, and the context and libraries on a GPU.
+        smallest_limit: the smallest memory limit under which the step still trains.
+    """
+
+    requested: int | None
+    in_use: int
+    reserved: int | None
+    driver: int | None = None
+    smallest_limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Instant:
+    """When the peak is reached.
+
+    Attributes:
+        text: in words: "while computing the gradient of block1_conv2".
+        operation: the operation that runs then, as TensorFlow or XLA names it.
+        layer: the Keras layer that it belongs to, or None.
+        phase: "forward", "backward", "optimizer" or None.
+    """
+
+    text: str
+    operation: str
+    layer: str | None
+    phase: str | None
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """What another method says of the same step, or why it says nothing (`total` is None then)."""
+
+    method: str
+    execution: str
+    total: int | None
+    low: int | None
+    high: int | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Unmodelled:
     """Something that costs memory and is not in the total."""
 
@@ -168,6 +216,9 @@ class MemoryReport:
     device: DeviceVerdict | None = None
     unmodelled: tuple[Unmodelled, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    pool: Pool | None = None
+    instant: Instant | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready data, sizes in integer bytes."""
@@ -197,6 +248,9 @@ class MemoryReport:
                 device=_build(DeviceVerdict, data["device"]) if data.get("device") else None,
                 unmodelled=tuple(_build(Unmodelled, item) for item in data.get("unmodelled", [])),
                 notes=tuple(data.get("notes", [])),
+                pool=_build(Pool, data["pool"]) if data.get("pool") else None,
+                instant=_build(Instant, data["instant"]) if data.get("instant") else None,
+                alternatives=tuple(_build(Alternative, item) for item in data.get("alternatives", [])),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"report: not a kerasmem estimate ({type(error).__name__}: {error})") from error
