@@ -6,6 +6,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kerasmem.devices.catalogue import resolve_device
@@ -173,8 +174,8 @@ def _inputs(opened: OpenedModel, input_shape: Any) -> tuple[Any, list[ModelInput
 
 def _training(own: TrainingSettings, optimizer: str | None, loss: str | None) -> TrainingSettings:
     if optimizer is not None and check_optimizer(optimizer) != own.optimizer:
-        own = TrainingSettings(optimizer.lower(), None, own.loss)
-    return own if loss is None else TrainingSettings(own.optimizer, own.optimizer_config, loss)
+        own = replace(own, optimizer=optimizer.lower(), optimizer_config=None, keeps_optimizer=False)
+    return own if loss is None else replace(own, loss=loss, loss_config=loss, keeps_loss=False)
 
 
 def _settle_batch(asked: int, declared: list[int | None]) -> tuple[int, list[str]]:

@@ -20,11 +20,19 @@ class TrainingSettings:
         optimizer: its class name in lower case ("adam"), or None where the model was not compiled.
         optimizer_config: the optimizer's configuration; None means its defaults.
         loss: the loss's name, or None.
+        loss_config: the loss as a file has it (a name, a configuration, a list or dict of them), or a name given.
+        metrics_config: the metrics as a file has them.
+        keeps_optimizer: the model was compiled by its own code, and its optimizer stands.
+        keeps_loss: likewise its loss and metrics.
     """
 
     optimizer: str | None = None
     optimizer_config: dict[str, Any] | None = None
     loss: str | None = None
+    loss_config: Any = None
+    metrics_config: Any = None
+    keeps_optimizer: bool = False
+    keeps_loss: bool = False
 
 
 def training_of_document(document: ModelDocument) -> TrainingSettings:
@@ -37,7 +45,10 @@ def training_of_document(document: ModelDocument) -> TrainingSettings:
     elif isinstance(stored, dict) and isinstance(stored.get("class_name"), str):
         name = stored["class_name"].rpartition(">")[2]
         config = stored["config"] if isinstance(stored.get("config"), dict) else None
-    return TrainingSettings(name.lower() if name else None, config, _name_of(training.get("loss")))
+    return TrainingSettings(
+        name.lower() if name else None, config, _name_of(training.get("loss")), training.get("loss"),
+        training.get("metrics"),
+    )  # fmt: skip
 
 
 def training_of_model(model: Any) -> TrainingSettings:
@@ -49,7 +60,8 @@ def training_of_model(model: Any) -> TrainingSettings:
         config = optimizer.get_config()
     except NotImplementedError:
         config = None
-    return TrainingSettings(type(optimizer).__name__.lower(), config, _name_of(getattr(model, "loss", None)))
+    loss = _name_of(getattr(model, "loss", None))
+    return TrainingSettings(type(optimizer).__name__.lower(), config, loss, keeps_optimizer=True, keeps_loss=True)
 
 
 def _name_of(loss: Any) -> str | None:
@@ -102,18 +114,23 @@ def optimizer_slot_bytes(settings: TrainingSettings, variables: list[Any]) -> in
         return None
     try:
         with weightless():
-            optimizer = _make_optimizer(settings.optimizer, settings.optimizer_config or {})
+            optimizer = make_optimizer(settings.optimizer, settings.optimizer_config or {})
             optimizer.build(variables)
             return sum(variable_bytes(variable) for variable in optimizer.variables)
     except Exception:  # a custom or misconfigured optimizer: the estimate goes on and says that it does not know
         return None
 
 
-def _make_optimizer(name: str, config: dict[str, Any]) -> Any:
+def make_optimizer(name: str, config: dict[str, Any]) -> Any:
+    """Return an optimizer of Keras's from its name and a configuration, of which what this Keras knows is kept.
+
+    Raises:
+        ValueError: a setting that is not read from files.
+    """
     cls = _optimizer_classes()[name]
     if "inner_optimizer" in config:  # LossScaleOptimizer
         inner = config["inner_optimizer"]
-        return cls(_make_optimizer(inner["class_name"].rpartition(">")[2].lower(), inner["config"]))
+        return cls(make_optimizer(inner["class_name"].rpartition(">")[2].lower(), inner["config"]))
     if config.get("exclude_layers"):  # patterns of Muon's, from a file perhaps, that are not worth matching
         raise ValueError("exclude_layers")
     known = cls().get_config()

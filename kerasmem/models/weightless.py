@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 from kerasmem.models.backend import import_keras
+
+
+# Every variable that was made without a value and is still in use.
+_SHAPED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+_STANDS_FOR: dict[int, int] = {}  # id of a stand-in → id of the variable
 
 
 @contextmanager
@@ -33,7 +40,8 @@ def weightless() -> Iterator[None]:
         return add(self, reference_variable, *args, **options)
 
     def key_without_value(self: Any, variable: Any) -> Any:
-        return id(variable) if threading.get_ident() == owner else var_key(self, variable)
+        # A step that is traced hands its optimizer the stand-ins of `with_stand_ins`.
+        return _STANDS_FOR.get(id(variable), id(variable)) if threading.get_ident() == owner else var_key(self, variable)
 
     create = keras.Variable.__init__
 
@@ -47,6 +55,8 @@ def weightless() -> Iterator[None]:
                 return keras.ops.convert_to_tensor(value, dtype=dtype)
 
         create(self, initializer, shape=shape, dtype=dtype, **options)
+        if deferred:
+            _SHAPED[id(self)] = self
 
     pending = "uninitialized_variables"
     before = list(global_state.get_global_attribute(pending) or [])
@@ -60,3 +70,27 @@ def weightless() -> Iterator[None]:
             yield
     finally:
         global_state.set_global_attribute(pending, before)
+
+
+@contextmanager
+def with_stand_ins(make: Callable[[Any], Any]) -> Iterator[None]:
+    """Give every variable without a value a stand-in, so that a step can be traced outside Keras's stateless scopes.
+
+    Args:
+        make: from a Keras variable to the `tf.Variable` that stands for it.
+    """
+    from keras.src.backend.common import global_state
+
+    scope = global_state.get_global_attribute("stateless_scope")
+    given = [variable for variable in list(_SHAPED.values()) if variable._value is None]
+    try:
+        global_state.set_global_attribute("stateless_scope", None)
+        for variable in given:
+            variable._value = make(variable)
+            _STANDS_FOR[id(variable._value)] = id(variable)
+        yield
+    finally:
+        for variable in given:
+            _STANDS_FOR.pop(id(variable._value), None)
+            variable._value = None
+        global_state.set_global_attribute("stateless_scope", scope)

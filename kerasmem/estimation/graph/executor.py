@@ -1,0 +1,265 @@
+"""TensorFlow's executor and the memory of one step, simulated. Pure Python.
+
+Order, as in tensorflow/core/common_runtime/executor.cc: a node is ready when all it waits for has run. Inexpensive
+nodes run inline on the thread that made them ready, first in, first out. Of the expensive ones a thread keeps one for
+itself where it has nothing inline; the others go to the front of its queue in the thread pool. Threads take from the
+front of their own queue and from the back of another's.
+
+Memory: a buffer lives as long as somebody holds it (an edge to an operation that has not run yet, a variable, the
+caller). An operation may take over an input's buffer where it is the only holder.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+
+from kerasmem.estimation.graph.heap import Buffer, Heap, make_variables
+from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
+from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, INEXPENSIVE, NOTHING, DeviceRules
+
+# Below this a kernel is not worth a thread of its own (kOpIsExpensiveThresholdCycles, 8000 cycles).
+EXPENSIVE_SECONDS = 3e-6
+
+
+class Executor:
+    """Runs a program once, on paper.
+
+    Args:
+        program: the step.
+        rules: of the device.
+        seconds: how long an operation takes; decides the order between threads.
+    """
+
+    def __init__(self, program: Program, rules: DeviceRules, seconds: Callable[[Node], float]) -> None:
+        self._program, self._rules = program, rules
+        nodes = program.nodes
+        self._seconds = [seconds(node) for node in nodes]
+        self._expensive = [
+            rules.expensive and node.type not in INEXPENSIVE and took > EXPENSIVE_SECONDS
+            for node, took in zip(nodes, self._seconds, strict=True)
+        ]
+        self.consumers: list[list[list[int]]] = [[[] for _ in node.outputs] for node in nodes]
+        self._after: list[list[int]] = [[] for _ in nodes]
+        self._waits = [len(node.inputs) + len(node.controls) for node in nodes]
+        for number, node in enumerate(nodes):
+            for source, output in node.inputs:
+                self.consumers[source][output].append(number)
+            for source in node.controls:
+                self._after[source].append(number)
+        self.results: dict[tuple[int, int], int] = {}
+        for end in program.results:
+            self.results[end] = self.results.get(end, 0) + 1
+
+    def order(self) -> list[tuple[int, bool]]:
+        """Return the step as (node, is it the end): each node starts and ends once."""
+        waits = list(self._waits)
+        queues: list[deque[int]] = [deque() for _ in range(self._rules.workers)]
+        inline: list[deque[int]] = [deque() for _ in queues]
+        for place, number in enumerate(number for number, wait in enumerate(waits) if not wait):
+            queues[place % len(queues)].append(number)
+        clock: list[tuple[float, int, int]] = []  # (end, worker, node)
+        idle = list(range(len(queues)))
+        steps: list[tuple[int, bool]] = []
+        now = 0.0
+
+        def take(worker: int) -> int | None:
+            if inline[worker]:
+                return inline[worker].popleft()
+            if queues[worker]:
+                return queues[worker].popleft()
+            for other in range(len(queues)):
+                if other != worker and queues[other]:
+                    return queues[other].pop()
+            return None
+
+        def start_idle() -> None:
+            for worker in list(idle):
+                number = take(worker)
+                if number is not None:
+                    idle.remove(worker)
+                    steps.append((number, False))
+                    heapq.heappush(clock, (now + self._seconds[number], worker, number))
+
+        start_idle()
+        while clock:
+            now, worker, number = heapq.heappop(clock)
+            steps.append((number, True))
+            self._release_successors(number, waits, inline[worker], queues[worker])
+            idle.append(worker)
+            idle.sort(key=lambda each: each != worker)
+            start_idle()
+        return steps
+
+    def _release_successors(self, number: int, waits: list[int], inline: deque[int], queue: deque[int]) -> None:
+        kept: int | None = None
+        handed: list[int] = []
+        ready = []
+        for consumers in self.consumers[number]:
+            for each in consumers:
+                waits[each] -= 1
+                if not waits[each]:
+                    ready.append(each)
+        for each in self._after[number]:
+            waits[each] -= 1
+            if not waits[each]:
+                ready.append(each)
+        for each in ready:
+            if self._expensive[each]:
+                if kept is not None:
+                    handed.append(kept)
+                kept = each
+            else:
+                inline.append(each)
+        if kept is not None:
+            if inline:
+                handed.append(kept)
+            else:
+                inline.append(kept)
+        for each in handed:
+            queue.appendleft(each)
+
+
+class Memory:
+    """The buffers of a training process as the nodes of its steps start and end.
+
+    Args:
+        program: the step.
+        rules: of the device.
+        executor: it knows who consumes what.
+        heap: where buffers come from; the variables are made in it at once.
+        watch: called after each allocation with the node that ran.
+    """
+
+    def __init__(
+        self, program: Program, rules: DeviceRules, executor: Executor, heap: Heap,
+        watch: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._program, self._rules, self._heap, self._watch = program, rules, heap, watch
+        self.consumers, self.results = executor.consumers, executor.results
+        self.variables = make_variables(program, heap)
+        self._arguments = frozenset(program.arguments)
+        self.made: list[list[Buffer | None] | None] = [None] * len(program.nodes)
+        self._scratch: dict[int, Buffer] = {}
+        self._taken: dict[int, list[Buffer | None]] = {}
+        self._returned: list[Buffer] = []
+
+    def run(self, order: list[tuple[int, bool]]) -> None:
+        """Run one step in an order from `Executor.order`; what it returned is dropped."""
+        for number, is_end in order:
+            if is_end:
+                self.end(number)
+            else:
+                self.start(number)
+        for buffer in self._returned:
+            self._heap.let_go(buffer)
+        self._returned.clear()
+
+    def _allocate(self, size: int, node: int) -> Buffer:
+        buffer = self._heap.allocate(size, node)
+        if self._watch is not None:
+            self._watch(node)
+        return buffer
+
+    def start(self, number: int) -> None:
+        """Allocate what the node needs."""
+        node = self._program.nodes[number]
+        inputs = [self.made[source][output] for source, output in node.inputs]  # type: ignore[index]
+        kind = node.type
+        outputs: list[Buffer | None] = [None] * len(node.outputs)
+        if kind in NOTHING:
+            if kind in ("AssignAddVariableOp", "AssignSubVariableOp"):
+                self._update(number, node)
+        elif kind == "ReadVariableOp":
+            outputs[0] = self._hold(self.variables[_variable(node)])
+        elif kind in ALIASES:
+            for place in range(len(outputs)):
+                outputs[place] = self._hold(inputs[place if kind == "IdentityN" else 0])
+        elif kind == "Split" and _is_first_axis(self._program, node):
+            outputs = [self._hold(inputs[1]) for _ in outputs]
+        else:
+            self._compute(number, node, inputs, outputs)
+        scratch = self._rules.scratch.get(kind)
+        if scratch is not None:
+            tensors = tuple(self._program.nodes[source].outputs[output] for source, output in node.inputs)
+            size = scratch(node, tensors)
+            if size:
+                self._scratch[number] = self._allocate(size, number)
+        self.made[number] = outputs
+        self._taken[number] = inputs
+
+    def _hold(self, buffer: Buffer | None) -> Buffer | None:
+        if buffer is not None:
+            buffer.holders += 1
+        return buffer
+
+    def _compute(
+        self, number: int, node: Node, inputs: list[Buffer | None], outputs: list[Buffer | None]
+    ) -> None:
+        for place, tensor in enumerate(node.outputs):
+            if tensor.dtype in ("resource", "variant"):
+                continue
+            if tensor.bytes is None:
+                raise NotModelled(f"the size of {node.name} ({node.type}) depends on the data")
+            if place == 0 and node.type in FORWARDS:
+                outputs[place] = self._forwarded(node, inputs, tensor, FORWARDS[node.type])
+            elif node.type == "SparseSoftmaxCrossEntropyWithLogits" and place == 1:
+                outputs[place] = self._forwarded(node, inputs, tensor, (0,))
+            if outputs[place] is None:
+                outputs[place] = self._allocate(tensor.bytes, number)
+
+    def _forwarded(
+        self, node: Node, inputs: list[Buffer | None], output: Tensor, candidates: tuple[int, ...] | None
+    ) -> Buffer | None:
+        """Return the input's buffer that the output takes over, held by the node once more, or None."""
+        for place in range(len(inputs)) if candidates is None else candidates:
+            if place >= len(inputs):
+                break
+            buffer, (source, made) = inputs[place], node.inputs[place]
+            tensor = self._program.nodes[source].outputs[made]
+            alike = tensor.bytes == output.bytes and tensor.dtype == output.dtype
+            if buffer is not None and buffer.holders == 1 and alike and buffer.bytes == output.bytes:
+                buffer.holders += 1
+                return buffer
+        return None
+
+    def _update(self, number: int, node: Node) -> None:
+        """Note an update in place; a variable whose buffer somebody else holds is copied first."""
+        held = self.variables[_variable(node)]
+        if held.holders > 1:
+            self.variables[_variable(node)] = self._allocate(held.bytes, number)
+            self._heap.let_go(held)
+
+    def end(self, number: int) -> None:
+        """Release what the node held, and hand its outputs on."""
+        node = self._program.nodes[number]
+        if number in self._scratch:
+            self._heap.let_go(self._scratch.pop(number))
+        inputs = self._taken.pop(number)
+        if node.type == "AssignVariableOp" and inputs[1] is not None:
+            inputs[1].holders += 1
+            old, self.variables[_variable(node)] = self.variables[_variable(node)], inputs[1]
+            self._heap.let_go(old)
+        for place, buffer in enumerate(self.made[number] or ()):
+            if buffer is not None:
+                kept = self.results.get((number, place), 0)
+                buffer.holders += len(self.consumers[number][place]) + kept
+                self._returned.extend([buffer] * kept)
+        for buffer in inputs:
+            if buffer is not None:
+                self._heap.let_go(buffer)
+        for buffer in self.made[number] or ():
+            if buffer is not None:
+                self._heap.let_go(buffer)
+
+
+def _variable(node: Node) -> int:
+    if node.variable is None:
+        raise NotModelled(f"{node.name} ({node.type}): which variable it works on is not known")
+    return node.variable
+
+
+def _is_first_axis(program: Program, node: Node) -> bool:
+    axis = program.nodes[node.inputs[0][0]].attributes.get("value")
+    return axis is not None and int(axis) == 0

@@ -1,0 +1,157 @@
+"""What TensorFlow's operations do with memory: tables of data, one for each kind of device.
+
+An operation *aliases* (its output is its input's buffer), *forwards* (its output takes an input's buffer over where
+nobody else holds it and the sizes agree), *allocates*, or makes nothing. Some need scratch while they run. Sources:
+the kernels' calls of `forward_input_or_allocate_output` and `allocate_temp` in tensorflow/core/kernels, and
+allocator events recorded from real steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kerasmem.estimation.graph.program import Node, Tensor
+
+# The output is a view of an input's buffer (the number of the input).
+ALIASES = {
+    name: 0
+    for name in """
+    Reshape Squeeze ExpandDims Identity IdentityN StopGradient PreventGradient EnsureShape Bitcast Snapshot
+    Enter Exit RefEnter RefExit NextIteration LoopCond Switch CheckNumerics
+    PlaceholderWithDefault ReadVariableOp _Retval _Arg
+    """.split()
+}
+
+# Nothing is allocated while a step runs: handles, persistent values, control.
+NOTHING = frozenset(
+    """
+    NoOp VarHandleOp Const Placeholder AssignVariableOp AssignAddVariableOp AssignSubVariableOp ControlTrigger
+    Assert DestroyResourceOp VarIsInitializedOp HostConst
+    """.split()
+)
+
+# The output may take over the buffer of one of these inputs: `None` for any.
+_UNARY = """
+    Relu Relu6 Elu Selu LeakyRelu Softplus Softsign Sqrt Rsqrt Neg Exp Expm1 Log Log1p Sigmoid Tanh Square Abs Sign
+    Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Floor Ceil Rint Round Reciprocal Inv LogicalNot Erf Erfc
+    Erfinv Lgamma Digamma Softmax LogSoftmax BiasAdd OnesLike ZerosLike ClipByValue IsNan IsFinite IsInf Conj
+    _UnaryOpsComposition Invert Ndtri
+    """.split()
+_BINARY = """
+    Add AddV2 Sub Mul MulNoNan Div RealDiv DivNoNan FloorDiv FloorMod Mod TruncateDiv Maximum Minimum Pow
+    SquaredDifference Xlogy Xdivy Xlog1py Atan2 LogicalAnd LogicalOr BitwiseAnd BitwiseOr BitwiseXor
+    ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad SqrtGrad RsqrtGrad SigmoidGrad
+    TanhGrad InvGrad ReciprocalGrad
+    """.split()
+FORWARDS: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys(_UNARY, (0,)),
+    **dict.fromkeys(_BINARY, (0, 1)),
+    "SelectV2": (1, 2),
+    "Select": (1, 2),
+    "AddN": None,
+    "Cast": (0,),
+    "_FusedMatMul": (),
+}
+
+# Each output is new memory.
+ALLOCATES = frozenset(
+    """
+    Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2
+    DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput _FusedConv2D
+    _FusedDepthwiseConv2dNative _FusedConv3D Conv _FusedMatMul MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3
+    _FusedBatchMatMulV2 Einsum
+    MaxPool MaxPoolGrad MaxPool3D MaxPool3DGrad AvgPool AvgPoolGrad AvgPool3D AvgPool3DGrad MaxPoolGradGrad
+    MaxPoolV2 MaxPoolGradV2
+    FusedBatchNorm FusedBatchNormV3 FusedBatchNormGrad FusedBatchNormGradV3 _FusedBatchNormEx LRN LRNGrad
+    BiasAddGrad Sum Mean Prod Max Min All Any ArgMax ArgMin Cumsum Cumprod EuclideanNorm L2Loss
+    Transpose Tile Pad PadV2 MirrorPad MirrorPadGrad ConcatV2 Concat Pack Slice StridedSlice StridedSliceGrad Split
+    SplitV Unpack Gather GatherV2 GatherNd ResourceGather ScatterNd TensorScatterUpdate TensorScatterAdd
+    UnsortedSegmentSum UnsortedSegmentMax SegmentSum SparseSegmentSum Unique UniqueV2 Where OneHot Range Fill
+    BroadcastTo BroadcastGradientArgs BroadcastArgs InvertPermutation Reverse ReverseV2 Roll TopKV2 TopK InTopKV2
+    Shape ShapeN Size Rank VariableShape LinSpace MatrixBandPart MatrixDiagV3 Diag SpaceToBatchND BatchToSpaceND
+    SpaceToDepth DepthToSpace ExtractImagePatches ResizeBilinear ResizeBilinearGrad ResizeNearestNeighbor
+    ResizeNearestNeighborGrad ResizeBicubic CropAndResize
+    RandomUniform RandomStandardNormal TruncatedNormal StatelessRandomUniformV2 StatelessRandomNormalV2
+    StatelessTruncatedNormalV2 StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomUniform
+    StatelessRandomNormal StatelessRandomUniformIntV2 StatelessRandomGetKeyCounterAlg
+    SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits
+    Equal NotEqual Less LessEqual Greater GreaterEqual ApproximateEqual Bucketize ZerosLike
+    TensorListReserve TensorListStack TensorListGetItem TensorListLength TensorListElementShape EmptyTensorList
+    Qr Cholesky MatrixInverse Svd Betainc Bincount DenseBincount Empty DynamicStitch DynamicPartition
+    Cast ListDiff EinsumGrad HistogramFixedWidth Merge
+    """.split()
+)
+
+# Done at once on the thread that made it ready: the kernels that call themselves inexpensive.
+INEXPENSIVE = frozenset(
+    """
+    Const Identity IdentityN Reshape Squeeze ExpandDims Shape ShapeN Size Rank VarHandleOp NoOp Placeholder _Arg
+    _Retval Switch Merge Enter Exit NextIteration LoopCond ControlTrigger StopGradient PreventGradient
+    VariableShape HostConst Bitcast
+    """.split()
+)
+
+Scratch = Callable[[Node, tuple[Tensor, ...]], int]
+
+
+@dataclass(frozen=True)
+class DeviceRules:
+    """One kind of device.
+
+    Attributes:
+        name: "cpu" or "gpu".
+        scratch: operation → bytes of scratch for a node and its inputs.
+        workers: threads that execute operations at once; 1 where the device's kernels are only launched.
+        expensive: whether kernels count as expensive, and so move between threads.
+    """
+
+    name: str
+    scratch: dict[str, Scratch] = field(default_factory=dict)
+    workers: int = 2
+    expensive: bool = True
+
+
+def is_known(type_name: str) -> bool:
+    """Return whether the tables say what the operation does."""
+    return type_name in ALIASES or type_name in NOTHING or type_name in FORWARDS or type_name in ALLOCATES
+
+
+def _reduction_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
+    """A reduction over axes that do not lie together is done on a transposed copy."""
+    shape, axes = inputs[0].shape, node.attributes.get("axes")
+    if shape is None or axes is None:
+        return 0
+    groups: list[bool] = []
+    for axis, size in enumerate(shape):
+        reduced = axis in axes
+        if size != 1 and (not groups or groups[-1] != reduced):
+            groups.append(reduced)
+    simple = len(groups) <= 2 or len(groups) == 3
+    return 0 if simple else int(inputs[0].bytes or 0)
+
+
+def _depthwise_filter_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
+    """Every sample's filter gradient is kept before they are summed."""
+    out = node.outputs[0].shape
+    if out is None or not inputs or inputs[0].shape is None:
+        return 0
+    return inputs[0].shape[0] * math.prod(out) * 4
+
+
+def _labels_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
+    return 4 * inputs[0].shape[0] if inputs and inputs[0].shape else 0
+
+
+_REDUCTIONS = ("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
+CPU_RULES = DeviceRules(
+    "cpu",
+    {
+        **dict.fromkeys(_REDUCTIONS, _reduction_scratch),
+        "DepthwiseConv2dNativeBackpropFilter": _depthwise_filter_scratch,
+        "SparseSoftmaxCrossEntropyWithLogits": _labels_scratch,
+    },
+)
+# A GPU's kernels are launched from one thread, in the order in which they become ready.
+GPU_RULES = DeviceRules("gpu", dict(CPU_RULES.scratch), workers=1, expensive=False)

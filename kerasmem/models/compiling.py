@@ -1,0 +1,162 @@
+"""Compile an opened model as it will be trained: its own settings, or those that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kerasmem.errors import KerasmemError, ModelError
+from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.training import TrainingSettings, make_optimizer
+
+ASSUMED_OPTIMIZER = "adam"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A model that is ready to train.
+
+    Attributes:
+        loss: the loss's name, as it was used.
+        notes: what was assumed.
+    """
+
+    loss: str | None
+    notes: tuple[str, ...] = field(default=())
+
+
+def compile_model(model: Any, training: TrainingSettings, outputs: Any, jit_compile: bool) -> Compiled:
+    """Compile the model in place with the optimizer, loss and metrics that the settings name.
+
+    A model that its own code compiled keeps what it was given there, but for what `training` replaces. Where no loss
+    is known one is assumed by the last activation.
+
+    Args:
+        model: a Keras model.
+        training: the settings.
+        outputs: what the model puts out (symbolic), for losses that must be assumed.
+        jit_compile: whether XLA compiles the step.
+
+    Raises:
+        ModelError: Keras refuses these settings.
+    """
+    notes: list[str] = []
+    try:
+        own = bool(getattr(model, "compiled", False))
+        optimizer = model.optimizer if own and training.keeps_optimizer else None
+        if optimizer is None:
+            name = training.optimizer or ASSUMED_OPTIMIZER
+            optimizer = make_optimizer(name, training.optimizer_config or {})
+            if training.optimizer is None:
+                notes.append(f"the model is not compiled: optimizer {name} is assumed")
+        loss, metrics = None, None
+        if own and training.keeps_loss:
+            loss, metrics = model.loss, _metrics_of(model)
+        elif training.loss_config is not None:
+            loss = _loss(training.loss_config)
+            metrics = list(_metrics(training.metrics_config))
+        if loss is None and not own and not has_own_step(model):
+            loss = _assumed_loss(model, outputs)
+            notes.append(f"no loss is given: {loss} is assumed, by the outputs")
+        if own and training.keeps_optimizer and training.keeps_loss:
+            model.jit_compile = jit_compile
+        else:
+            model.compile(optimizer=optimizer, loss=loss, metrics=metrics or None, jit_compile=jit_compile)
+    except KerasmemError:
+        raise
+    except Exception as error:
+        raise ModelError(f"model {model.name!r} cannot be compiled for training: {keras_reason(error)}") from error
+    return Compiled(training.loss or (loss if isinstance(loss, str) else None), tuple(notes))
+
+
+def has_own_step(model: Any) -> bool:
+    """Return whether the model's class brings a training step of its own."""
+    keras = import_keras()
+    return type(model).train_step not in (keras.Model.train_step, keras.Sequential.train_step)
+
+
+def sparse_losses(loss: Any, outputs: Any) -> list[bool]:
+    """Return for each flat output whether its loss takes class numbers in place of one value an output."""
+    keras = import_keras()
+    flat = keras.tree.flatten(outputs)
+    if isinstance(loss, dict):
+        keys = list(outputs) if isinstance(outputs, dict) else list(loss)
+        losses = [loss.get(key) for key in keys]
+    elif isinstance(loss, (list, tuple)):
+        losses = list(loss)
+    else:
+        losses = [loss] * len(flat)
+    losses += [None] * (len(flat) - len(losses))
+    return ["sparse" in _name(each) for each in losses]
+
+
+def _name(loss: Any) -> str:
+    found = loss if isinstance(loss, str) else (getattr(loss, "name", None) or getattr(loss, "__name__", ""))
+    return str(found).lower() + type(loss).__name__.lower()
+
+
+def _metrics_of(model: Any) -> Any:
+    compiled = getattr(model, "_compile_metrics", None)
+    return None if compiled is None else compiled._user_metrics
+
+
+def _loss(config: Any) -> Any:
+    """Return a loss of Keras's from its name or configuration; None where it is another's."""
+    keras = import_keras()
+    if isinstance(config, str):
+        return config if callable(getattr(keras.losses, config, None)) or _is_known(config) else None
+    if isinstance(config, (list, tuple)):
+        found = [_loss(each) for each in config]
+        return None if any(each is None for each in found) else found
+    if not isinstance(config, dict):
+        return None
+    if "class_name" not in config:
+        named = {key: _loss(value) for key, value in config.items()}
+        return None if any(each is None for each in named.values()) else named
+    inner = config.get("config")
+    if config["class_name"] == "function" or isinstance(inner, str):
+        return _loss(inner) if isinstance(inner, str) else None
+    cls = getattr(keras.losses, str(config["class_name"]).rpartition(">")[2], None)
+    if not (isinstance(cls, type) and issubclass(cls, keras.losses.Loss)):
+        return None
+    known = ("from_logits", "label_smoothing", "ignore_class", "axis", "delta", "alpha", "gamma")
+    return cls(**{key: inner[key] for key in known if isinstance(inner, dict) and key in inner})
+
+
+def _is_known(name: str) -> bool:
+    try:
+        return import_keras().losses.get(name) is not None
+    except ValueError:
+        return False
+
+
+def _metrics(config: Any) -> Iterator[Any]:
+    """Yield the metrics of Keras's that a list of names and configurations holds, passing over others."""
+    keras = import_keras()
+    for each in config if isinstance(config, (list, tuple)) else ():
+        name = each.get("config", {}) if isinstance(each, dict) and each.get("class_name") == "function" else each
+        if isinstance(name, str):
+            try:
+                yield name if keras.metrics.get(name) is not None else None
+            except ValueError:
+                continue
+        elif isinstance(each, dict):
+            cls = getattr(keras.metrics, str(each.get("class_name")).rpartition(">")[2], None)
+            if isinstance(cls, type) and issubclass(cls, keras.metrics.Metric) and isinstance(each.get("config"), dict):
+                try:
+                    yield cls(**{key: value for key, value in each["config"].items() if key not in ("dtype", "fn")})
+                except (TypeError, ValueError):
+                    continue
+
+
+def _assumed_loss(model: Any, outputs: Any) -> Any:
+    """Return the usual loss for the last activation: the size of the labels is the same for most others."""
+    flat = import_keras().tree.flatten(outputs)
+    activation = None
+    for layer in model._flatten_layers(include_self=False):
+        activation = getattr(layer, "activation", None) or activation
+    name = getattr(activation, "__name__", "")
+    if len(flat) == 1 and name == "softmax":
+        return "sparse_categorical_crossentropy"
+    return "binary_crossentropy" if len(flat) == 1 and name == "sigmoid" else "mean_squared_error"

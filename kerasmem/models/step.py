@@ -1,0 +1,251 @@
+"""The training step of an opened model: ready to be traced, compiled or run, without its weights being allocated.
+
+    with open_model("keras.applications:ResNet50") as opened:
+        prepared = prepare_step(opened.model, opened.training, structure, inputs, batch_size=32)
+        traced = trace_step(prepared)          # a TensorFlow graph; nothing was computed
+
+The step is what Keras's `fit` runs for one batch: `model.train_step` (the model's own where it has one), or
+`predict_step` for inference. The batch is an argument, held by the caller for as long as the step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kerasmem.errors import KerasmemError, ModelError
+from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.compiling import compile_model, has_own_step, sparse_losses
+from kerasmem.models.inputs import ByKeyword, ModelInput
+from kerasmem.models.training import TrainingSettings
+from kerasmem.models.weightless import with_stand_ins
+
+
+@dataclass(frozen=True)
+class PreparedStep:
+    """A compiled model and the batch that its step takes.
+
+    Attributes:
+        model: the Keras model, compiled, its optimizer built.
+        x: the inputs as the model takes them, each a `tf.TensorSpec` with the batch in its shape.
+        y: the targets likewise; None where the step takes none.
+        mode: "train", "evaluate" or "inference".
+        jit_compile: whether XLA compiles the step.
+        notes: what was assumed.
+    """
+
+    model: Any
+    x: Any
+    y: Any
+    mode: str
+    jit_compile: bool
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def data(self) -> Any:
+        """The batch as `train_step` takes it."""
+        return self.x if self.y is None else (self.x, self.y)
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step as a TensorFlow graph.
+
+    Attributes:
+        function: the concrete function; its captured inputs are the handles of the variables.
+        flat: the batch, flat: the function's arguments in order.
+        captures: the name of the placeholder in the graph → the Keras variable.
+        variables: all variables of model, optimizer and metrics, in the order in which they were made.
+        kinds: id of a variable → "weights", "optimizer" or "metrics".
+    """
+
+    function: Any
+    flat: tuple[Any, ...]
+    captures: dict[str, Any]
+    variables: tuple[Any, ...]
+    kinds: dict[int, str]
+
+
+def prepare_step(
+    model: Any,
+    training: TrainingSettings,
+    structure: Any,
+    inputs: list[ModelInput],
+    batch_size: int,
+    mode: str = "train",
+    jit_compile: bool = False,
+) -> PreparedStep:
+    """Compile the model and find the shapes of one batch, targets included.
+
+    Args:
+        model: a Keras model; without weights inside `open_model`.
+        training: optimizer, loss and metrics.
+        structure: how the model takes its inputs (from `model_inputs`).
+        inputs: the inputs, without open dimensions but the batch.
+        batch_size: samples.
+        mode: "train", "evaluate" or "inference".
+        jit_compile: whether XLA compiles the step.
+
+    Raises:
+        ModelError: Keras cannot compile or build it.
+    """
+    import tensorflow as tf
+    from keras.src.backend import compute_output_spec
+
+    keras = import_keras()
+    flat = [tf.TensorSpec((batch_size, *each.shape[1:]), each.dtype) for each in inputs]
+    x = _pack(structure, flat)
+    try:
+        outputs = compute_output_spec(
+            lambda *tensors: _call(model, structure, tensors),
+            *[keras.KerasTensor(spec.shape, spec.dtype.name) for spec in flat],
+        )
+        if mode == "inference":
+            return PreparedStep(model, x, None, mode, jit_compile)
+        compiled = compile_model(model, training, outputs, jit_compile)
+        y = None if has_own_step(model) and model.loss is None else _targets(model.loss, outputs, batch_size)
+        prepared = PreparedStep(model, x, y, mode, jit_compile, compiled.notes)
+        _build(prepared)
+    except KerasmemError:
+        raise
+    except Exception as error:
+        raise ModelError(f"model {model.name!r} cannot be prepared for training: {keras_reason(error)}") from error
+    return prepared
+
+
+def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> TracedStep:
+    """Trace the step into a TensorFlow graph; nothing is computed and no weight is allocated.
+
+    Args:
+        prepared: from `prepare_step`.
+        keep_alive: where given, variables get memory that is reserved and never touched, as XLA's compiler needs
+            values, and stay in this list.
+
+    Raises:
+        ModelError: the step cannot be traced.
+    """
+    import tensorflow as tf
+
+    keras = import_keras()
+    flat = tuple(keras.tree.flatten(prepared.data))
+    stand_ins: dict[int, Any] = {}
+    kept: list[Any] = [] if keep_alive is None else keep_alive
+
+    def make(variable: Any) -> Any:
+        stand_in = _untouched(variable) if keep_alive is not None else _handle_only(variable)
+        kept.append(stand_in)
+        stand_ins[id(stand_in.handle)] = variable
+        return stand_in
+
+    run = _runner(prepared)
+
+    @tf.autograph.experimental.do_not_convert
+    def step(*tensors: Any) -> Any:
+        return run(keras.tree.pack_sequence_as(prepared.data, list(tensors)))
+
+    with with_stand_ins(make):
+        for variable in _own_variables(prepared.model):
+            if variable._value is not None:
+                stand_ins.setdefault(id(variable._value.handle), variable)
+        try:
+            # A batch dimension of its own for each argument: what the step computes from shapes becomes constant.
+            function = tf.function(step, jit_compile=prepared.jit_compile or None).get_concrete_function(*flat)
+        except Exception as error:
+            raise ModelError(
+                f"the step of model {prepared.model.name!r} cannot be traced: {keras_reason(error)}"
+            ) from error
+    captures = {
+        placeholder.op.name: stand_ins[id(handle)]
+        for handle, placeholder in function.graph.captures
+        if id(handle) in stand_ins
+    }
+    variables = _own_variables(prepared.model)
+    return TracedStep(function, flat, captures, tuple(variables), _kinds(prepared.model, variables))
+
+
+def _runner(prepared: PreparedStep) -> Callable[[Any], Any]:
+    model = prepared.model
+    if prepared.mode == "train":
+        return lambda data: model.train_step(data)
+    if prepared.mode == "evaluate":
+        return lambda data: model.test_step(data)
+    return lambda data: model.predict_step(data)
+
+
+def _build(prepared: PreparedStep) -> None:
+    """Create what the first step would create: metrics, the optimizer's slots."""
+    model = prepared.model
+    if not has_own_step(model):
+        model._symbolic_build(data_batch=prepared.data)
+    optimizer = getattr(model, "optimizer", None)
+    if prepared.mode == "train" and optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+
+
+def _own_variables(model: Any) -> list[Any]:
+    """Return the variables of the model, its metrics and its optimizer, each once."""
+    optimizer = getattr(model, "optimizer", None)
+    found = [*model.variables, *model.metrics_variables, *(optimizer.variables if optimizer is not None else ())]
+    return list({id(variable): variable for variable in found}.values())
+
+
+def _kinds(model: Any, variables: list[Any]) -> dict[int, str]:
+    optimizer = getattr(model, "optimizer", None)
+    slots = {id(each) for each in (optimizer.variables if optimizer is not None else ())}
+    weights = {id(each) for each in model.variables} - {id(each) for each in model.metrics_variables}
+    return {
+        id(each): "weights" if id(each) in weights else "optimizer" if id(each) in slots else "metrics"
+        for each in variables
+    }
+
+
+def _handle_only(variable: Any) -> Any:
+    """Return a variable that has a handle and a shape and no memory at all."""
+    import tensorflow as tf
+    from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+    with tf.init_scope():
+        return UninitializedVariable(
+            trainable=variable.trainable, name=variable.name, dtype=variable._dtype, shape=tuple(variable.shape)
+        )
+
+
+def _untouched(variable: Any) -> Any:
+    """Return a variable whose memory is asked for and never written: the system reserves addresses, no pages."""
+    import tensorflow as tf
+
+    shape, dtype = tuple(variable.shape), tf.as_dtype(variable._dtype)
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        return tf.Variable(
+            lambda: tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False),
+            trainable=variable.trainable, name=variable.name, dtype=dtype,
+        )  # fmt: skip
+
+
+def _call(model: Any, structure: Any, tensors: Any) -> Any:
+    if isinstance(structure, ByKeyword):
+        return model(**dict(zip(structure, tensors, strict=True)))
+    return model(_pack(structure, list(tensors)))
+
+
+def _pack(structure: Any, flat: list[Any]) -> Any:
+    if isinstance(structure, ByKeyword):
+        return dict(zip(structure, flat, strict=True))
+    nested = isinstance(structure, (list, tuple, dict))
+    return import_keras().tree.pack_sequence_as(structure, flat) if nested else flat[0]
+
+
+def _targets(loss: Any, outputs: Any, batch_size: int) -> Any:
+    """Return specs of the labels: class numbers for sparse losses, else one value for each output."""
+    import tensorflow as tf
+
+    keras = import_keras()
+    flat = keras.tree.flatten(outputs)
+    specs = []
+    for tensor, is_sparse in zip(flat, sparse_losses(loss, outputs), strict=True):
+        shape = tuple(batch_size if number == 0 and size is None else size for number, size in enumerate(tensor.shape))
+        is_float = tensor.dtype.startswith(("float", "bfloat"))
+        dtype = "int32" if is_sparse else "float32" if is_float else tensor.dtype
+        specs.append(tf.TensorSpec(shape[:-1] if is_sparse else shape, dtype))
+    return keras.tree.pack_sequence_as(outputs, specs)
