@@ -11,8 +11,10 @@ from typing import Any
 
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import UsageError
+from kerasmem.estimation.choice import Choice, Question, choose
 from kerasmem.estimation.formula import formula, formula_bytes, opaque_layers, share_out
 from kerasmem.estimation.layers import infer_layers
+from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.report import (
     Bytes,
     DeviceVerdict,
@@ -24,10 +26,10 @@ from kerasmem.estimation.report import (
 )
 from kerasmem.estimation.verdict import verdict
 from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
-from kerasmem.models.opening import OBJECT_SOURCE, OpenedModel, open_model
+from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel, open_model
 from kerasmem.models.training import TrainingSettings, check_optimizer, optimizer_slot_bytes
 
-METHODS = ("auto", "formula")
+METHODS = ("auto", "graph", "xla", "formula")
 MODES = ("train", "inference")
 DEFAULT_BATCH_SIZE = 32
 LARGEST_TRACED_BATCH = 1024
@@ -59,12 +61,13 @@ def estimate(
         model: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function", a function that returns
             a model, or a Keras model.
         batch_size: samples in a batch; where the model fixes its own, that one.
-        method: "formula" (shape inference, see `kerasmem.estimation.formula`), or "auto", the best there is.
+        method: "graph" (the step as TensorFlow runs it, simulated), "xla" (XLA's plan for this machine), "formula"
+            (shape inference, see `kerasmem.estimation.formula`), or "auto": as Keras would train it.
         optimizer: a Keras optimizer's name in place of the one the model was compiled with.
         loss: the loss's name, for the record.
         dtype_policy: a Keras dtype policy ("mixed_float16") in place of the model's float32.
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes): adds a verdict.
-        jit_compile: for methods that depend on the execution mode; the formula does not.
+        jit_compile: for "auto": whether XLA compiles the step; "auto" as Keras decides.
         mode: "train" or "inference".
         input_shape: open dimensions of the inputs, without the batch: a shape, or name to shape.
         factory: "package.module:function" that builds the model a weights-only file belongs to.
@@ -88,18 +91,22 @@ def estimate(
     """
     _check(method, MODES, mode, batch_size, jit_compile)
     target = None if device is None else resolve_device(str(device))
-    with (
-        _ONE_AT_A_TIME,
-        _random_state_kept(),
-        open_model(
-            model,
-            factory=factory,
-            factory_args=factory_args,
-            custom_objects=custom_objects,
-            trust=trust,
-            dtype_policy=dtype_policy,
-        ) as opened,
-    ):
+    looks_at_step = method != "formula"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_ONE_AT_A_TIME)
+        stack.enter_context(_random_state_kept())
+        options: dict[str, Any] = {
+            "factory": factory, "factory_args": factory_args, "custom_objects": custom_objects, "trust": trust,
+            "dtype_policy": dtype_policy,
+        }  # fmt: skip
+        reason = None
+        try:
+            opened = stack.enter_context(open_model(model, **options, shapes_only=looks_at_step))
+        except NotRebuiltError as error:
+            if method != "auto" or dtype_policy is not None:
+                raise
+            reason, looks_at_step = str(error), False
+            opened = stack.enter_context(open_model(model, **options))
         training = _training(opened.training, optimizer, loss)
         structure, inputs = _inputs(opened, input_shape)
         batch, notes = _settle_batch(batch_size, [each.shape[0] for each in inputs])
@@ -107,11 +114,24 @@ def estimate(
         is_fixed = any(each.shape[0] is not None for each in inputs)
         traced = batch if is_fixed else min(batch, LARGEST_TRACED_BATCH)
         source = "" if opened.source == OBJECT_SOURCE else opened.source
-        found, nested = infer_layers(opened.model, structure, inputs, traced, source)
-        layers = share_out(found, batch, mode)
+        inferred = infer_layers(opened.model, structure, inputs, traced, source)
+        layers = share_out(inferred.layers, batch, mode)
         slots, unmodelled = _not_in_the_formula(opened.model, training, layers, mode)
         need = formula_bytes(layers, batch, mode, slots)
+        plain = formula(layers, batch, mode)
         facts, policy = _facts(opened, layers), _policy(opened.model)
+        chosen = Choice(None, (), () if reason is None else (f"the formula, since {reason}",))
+        if looks_at_step:
+            question = Question(opened.model, training, structure, inputs, inferred, batch, mode)
+            chosen = choose(method, jit_compile, target, question)
+    notes = [*opened.notes, *notes, *chosen.notes]
+    if chosen.outcome is None:
+        notes += _notes(layers, need, plain.total_bytes)
+    else:
+        need, unmodelled = _bytes(chosen.outcome), chosen.outcome.unmodelled
+        at_peak = chosen.outcome.layers
+        layers = tuple(replace(row, bytes=at_peak.get(row.name, 0), bytes_at_peak=at_peak.get(row.name, 0)) for row in layers)
+        notes += chosen.outcome.notes
     return MemoryReport(
         model=facts,
         settings=Settings(
@@ -120,14 +140,14 @@ def estimate(
             loss=training.loss,
             dtype_policy=policy,
             mode=mode,
-            method="formula",
-            execution="none",
+            method="formula" if chosen.outcome is None else chosen.outcome.method,
+            execution="none" if chosen.outcome is None else chosen.outcome.execution,
             device=None if target is None else target.name,
         ),
         bytes=need,
-        formula=formula(layers, batch, mode),
+        formula=plain,
         layers=layers,
-        nested=nested,
+        nested=inferred.nested,
         device=None
         if target is None
         else DeviceVerdict(
@@ -138,8 +158,16 @@ def estimate(
             target.note,
         ),
         unmodelled=unmodelled,
-        notes=(*opened.notes, *notes, *_notes(layers, need, formula(layers, batch, mode).total_bytes)),
+        notes=tuple(notes),
+        pool=None if chosen.outcome is None else chosen.outcome.pool,
+        instant=None if chosen.outcome is None else chosen.outcome.instant,
+        alternatives=chosen.alternatives,
     )
+
+
+def _bytes(outcome: Outcome) -> Bytes:
+    divided = outcome.categories or {}
+    return Bytes(outcome.total, outcome.low, outcome.high, **{name: divided.get(name) for name in Bytes.CATEGORIES})
 
 
 def _check(method: str, modes: tuple[str, ...], mode: str, batch_size: Any, jit_compile: Any) -> None:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from kerasmem.errors import KerasmemError, ModelError
@@ -30,6 +30,16 @@ VIEWS = {
 }  # fmt: skip
 
 
+class Inferred(NamedTuple):
+    """What a call on symbolic tensors shows: the rows, the models that are shown by their contents, and for each
+    weight (by its id) the row that counts it.
+    """
+
+    layers: tuple[LayerMemory, ...]
+    nested: tuple[NestedModel, ...]
+    owners: dict[int, str]
+
+
 @dataclass
 class _Record:
     """What was seen of one layer."""
@@ -43,7 +53,7 @@ class _Record:
 
 def infer_layers(
     model: Any, structure: Any, inputs: list[ModelInput], batch_size: int, source: str = ""
-) -> tuple[tuple[LayerMemory, ...], tuple[NestedModel, ...]]:
+) -> Inferred:
     """Return a row for every input and every layer, in the order in which the model calls them.
 
     Args:
@@ -52,9 +62,6 @@ def infer_layers(
         inputs: the inputs, without open dimensions but the batch.
         batch_size: samples; the figures of a sample do not depend on it.
         source: where the model came from, for the message.
-
-    Returns:
-        The rows, and the models and layers of layers that are shown by their contents.
 
     Raises:
         ModelError: calling the model on these shapes fails.
@@ -77,11 +84,11 @@ def infer_layers(
         shapes = ", ".join(f"{each.name} {each.shape[1:]}" for each in inputs)
         where = f"{source}: " if source else ""
         raise ModelError(f"{where}model {model.name!r} cannot be called on {shapes}: {keras_reason(error)}") from error
-    counted: set[int] = set()
+    counted: dict[int, str] = {}
     rows = [_input_row(each) for each in inputs]
     rows += [_layer_row(record, batch_size, counted) for record in recorder.records]
     rows += _unused_rows(model, counted)
-    return tuple(rows), tuple(_nested(record, batch_size) for record in recorder.nested)
+    return Inferred(tuple(rows), tuple(_nested(record, batch_size) for record in recorder.nested), counted)
 
 
 def _Call(function: Any) -> Any:
@@ -244,10 +251,10 @@ def _input_row(each: ModelInput) -> LayerMemory:
     )
 
 
-def _layer_row(record: _Record, batch_size: int, counted: set[int]) -> LayerMemory:
+def _layer_row(record: _Record, batch_size: int, counted: dict[int, str]) -> LayerMemory:
     layer = record.layer
     weights = [weight for weight in getattr(layer, "weights", ()) if id(weight) not in counted]
-    counted.update(id(weight) for weight in weights)
+    counted.update((id(weight), record.path) for weight in weights)
     view = type(layer).__name__ in VIEWS
     # TensorFlow forgets the batch in some operations on text. A lone open dimension depends on the data.
     shapes = [
@@ -289,7 +296,7 @@ def _batchless(shape: tuple[int | None, ...], batch_size: int) -> tuple[int | No
     return (None, *shape[1:]) if shape and shape[0] == batch_size else shape
 
 
-def _unused_rows(model: Any, counted: set[int]) -> list[LayerMemory]:
+def _unused_rows(model: Any, counted: dict[int, str]) -> list[LayerMemory]:
     """Return rows for layers whose weights the call did not touch: they are in memory all the same."""
     rows = []
     for layer in (*_sublayers(model), model):

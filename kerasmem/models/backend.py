@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 from kerasmem.errors import KerasmemError, UsageError
 
+_SERVED = "tensorflow"
+_allowed = {_SERVED}
 _REMEDY = "set KERAS_BACKEND=tensorflow (an architecture file opens the same on every backend)"
 
 
+@contextmanager
+def allow_jax() -> Iterator[None]:
+    """Let `import_keras` serve the JAX backend too, inside: for a process of its own that only compiles.
+
+    A model that the user trains runs on TensorFlow. XLA's compiler for a GPU that is not there is reached through
+    JAX, and the process that does so says it here.
+    """
+    _allowed.add("jax")
+    try:
+        yield
+    finally:
+        _allowed.discard("jax")
+
+
 def import_keras() -> ModuleType:
-    """Return the `keras` module, running on TensorFlow.
+    """Return the `keras` module, running on TensorFlow (or on JAX inside `allow_jax`).
 
     Raises:
         UsageError: Keras is set to another backend, by KERAS_BACKEND or by its configuration file.
         KerasmemError: Keras or TensorFlow cannot be imported.
     """
-    wanted = os.environ.get("KERAS_BACKEND", "tensorflow")
-    if wanted != "tensorflow":
+    wanted = os.environ.get("KERAS_BACKEND", _SERVED)
+    if wanted not in _allowed:
         raise UsageError(f"KERAS_BACKEND is {wanted!r}, and kerasmem works on the TensorFlow backend: {_REMEDY}")
     try:
         import keras
@@ -30,7 +48,7 @@ def import_keras() -> ModuleType:
             f"file chooses the {missing!r} backend: {_REMEDY}"
         ) from error
     chosen = keras.backend.backend()
-    if chosen != "tensorflow":
+    if chosen not in _allowed:
         raise UsageError(
             f"Keras is set to the {chosen!r} backend by its configuration file, and kerasmem works on the "
             f"TensorFlow backend: {_REMEDY}"

@@ -104,6 +104,8 @@ def _metrics_of(model: Any) -> Any:
 def _loss(config: Any) -> Any:
     """Return a loss of Keras's from its name or configuration; None where it is another's."""
     keras = import_keras()
+    if isinstance(config, keras.losses.Loss) or callable(config):  # of a live model
+        return config
     if isinstance(config, str):
         return config if callable(getattr(keras.losses, config, None)) or _is_known(config) else None
     if isinstance(config, (list, tuple)):

@@ -20,11 +20,15 @@ from kerasmem.models.keras2 import RECURRENT, is_keras2, translate
 from kerasmem.models.policy import with_dtype_policy
 from kerasmem.models.safety import check_graph, check_names, check_trust
 from kerasmem.models.tensorflow_ops import tensorflow_call_classes
-from kerasmem.models.training import TrainingSettings, training_of_document, training_of_model
+from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
 from kerasmem.models.vocabulary import Vocabulary, import_user_module
 from kerasmem.models.weightless import weightless
 
 OBJECT_SOURCE = "Python object"
+
+
+class NotRebuiltError(UsageError):
+    """A live model's configuration does not say how to build it again."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def open_model(
     custom_objects: Mapping[str, Any] | None = None,
     trust: bool = False,
     dtype_policy: str | None = None,
+    shapes_only: bool = False,
 ) -> Iterator[OpenedModel]:
     """Open a model for as long as the context lasts, without allocating its weights.
 
@@ -67,6 +72,8 @@ def open_model(
         custom_objects: name to class or function, for names in a file that are not Keras's.
         trust: allow serialised Python in the file to run.
         dtype_policy: build with this policy ("mixed_float16") in place of the model's float32.
+        shapes_only: make a copy without weights of a Keras model too, so that its training can be prepared without
+            touching it.
 
     Raises:
         ModelFileError: the file cannot be opened as a model; the subclasses say why.
@@ -76,7 +83,7 @@ def open_model(
     keras = import_keras()
     if isinstance(source, keras.Model):
         with contextlib.ExitStack() as stack:
-            yield _open_object(source, dtype_policy, stack)
+            yield _open_object(source, dtype_policy, shapes_only, stack)
         return
     with weightless():
         if inspect.isroutine(source) or isinstance(source, (type, functools.partial)):
@@ -250,14 +257,18 @@ def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:
     )  # fmt: skip
 
 
-def _open_object(model: Any, dtype_policy: str | None, stack: contextlib.ExitStack) -> OpenedModel:
+def _open_object(
+    model: Any, dtype_policy: str | None, shapes_only: bool, stack: contextlib.ExitStack
+) -> OpenedModel:
     training = training_of_model(model)
     if not model.built and not isinstance(model, import_keras().Sequential):
         raise UsageError(
             f"model {model.name!r} is not built yet, and building it would allocate its weights: call it once on a "
             "batch, or give the class or function that makes it in place of the model"
         )
-    if dtype_policy is not None or (not model.built and isinstance(model, import_keras().Sequential)):
+    if shapes_only:
+        training = training_of_copy(model, training)
+    if shapes_only or dtype_policy is not None or (not model.built and isinstance(model, import_keras().Sequential)):
         stack.enter_context(weightless())
         model = _rebuild(model, dtype_policy)
     return OpenedModel(model, str(model.name), OBJECT_SOURCE, training)
@@ -274,8 +285,8 @@ def _rebuild(model: Any, dtype_policy: str | None) -> Any:
         with _quiet_keras(), keras.saving.custom_object_scope(_classes_of(model)):
             return keras.saving.deserialize_keras_object(config, safe_mode=False)  # the user's own live object
     except Exception as error:
-        raise UsageError(
-            f"dtype_policy: the model cannot be rebuilt from its configuration ({keras_reason(error)}); "
+        raise NotRebuiltError(
+            f"model {model.name!r} cannot be rebuilt from its configuration ({keras_reason(error)}); "
             "give a function that builds it in place of the model"
         ) from error
 

@@ -10,9 +10,12 @@ The step is what Keras's `fit` runs for one batch: `model.train_step` (the model
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.backend import import_keras, keras_reason
@@ -58,6 +61,8 @@ class TracedStep:
         captures: the name of the placeholder in the graph → the Keras variable.
         variables: all variables of model, optimizer and metrics, in the order in which they were made.
         kinds: id of a variable → "weights", "optimizer" or "metrics".
+        scopes: name scope → the layers whose calls opened it, the outermost first.
+        optimizers: the names of the optimizer and of one inside it.
     """
 
     function: Any
@@ -65,6 +70,8 @@ class TracedStep:
     captures: dict[str, Any]
     variables: tuple[Any, ...]
     kinds: dict[int, str]
+    scopes: dict[str, tuple[str, ...]]
+    optimizers: tuple[str, ...]
 
 
 def prepare_step(
@@ -144,7 +151,8 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
     def step(*tensors: Any) -> Any:
         return run(keras.tree.pack_sequence_as(prepared.data, list(tensors)))
 
-    with with_stand_ins(make):
+    scopes: dict[str, tuple[str, ...]] = {}
+    with with_stand_ins(make), _scopes_noted(scopes):
         for variable in _own_variables(prepared.model):
             if variable._value is not None:
                 stand_ins.setdefault(id(variable._value.handle), variable)
@@ -161,7 +169,38 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         if id(handle) in stand_ins
     }
     variables = _own_variables(prepared.model)
-    return TracedStep(function, flat, captures, tuple(variables), _kinds(prepared.model, variables))
+    optimizer = getattr(prepared.model, "optimizer", None) if prepared.mode == "train" else None
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return TracedStep(
+        function, flat, captures, tuple(variables), _kinds(prepared.model, variables), scopes,
+        tuple(str(each.name) for each in (optimizer, inner) if each is not None),
+    )  # fmt: skip
+
+
+@contextmanager
+def _scopes_noted(scopes: dict[str, tuple[str, ...]]) -> Iterator[None]:
+    """Note which name scope each layer's call opens, in this thread."""
+    import tensorflow as tf
+
+    keras = import_keras()
+    open_scope, owner = keras.Layer._open_name_scope, threading.get_ident()
+    path: list[str] = []
+
+    @contextmanager
+    def noted(layer: Any) -> Iterator[Any]:
+        with open_scope(layer) as scope:
+            path.append(layer.name)
+            scopes.setdefault(tf.get_current_name_scope(), tuple(path))
+            try:
+                yield scope
+            finally:
+                path.pop()
+
+    def open_noted(self: Any) -> Any:
+        return noted(self) if threading.get_ident() == owner else open_scope(self)
+
+    with mock.patch.object(keras.Layer, "_open_name_scope", open_noted):
+        yield
 
 
 def _runner(prepared: PreparedStep) -> Callable[[Any], Any]:

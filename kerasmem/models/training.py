@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.errors import UsageError
@@ -62,6 +62,17 @@ def training_of_model(model: Any) -> TrainingSettings:
         config = None
     loss = _name_of(getattr(model, "loss", None))
     return TrainingSettings(type(optimizer).__name__.lower(), config, loss, keeps_optimizer=True, keeps_loss=True)
+
+
+def training_of_copy(model: Any, own: TrainingSettings) -> TrainingSettings:
+    """Return the settings with which a copy of a live model is compiled: its loss itself, its metrics anew."""
+    keras = import_keras()
+    metrics = []
+    compiled = getattr(model, "_compile_metrics", None)
+    for metric in keras.tree.flatten(compiled._user_metrics) if compiled is not None else ():
+        metrics.append(keras.saving.serialize_keras_object(metric) if isinstance(metric, keras.Metric) else metric)
+    loss = getattr(model, "loss", None)
+    return replace(own, loss_config=loss, metrics_config=metrics, keeps_optimizer=False, keeps_loss=False)
 
 
 def _name_of(loss: Any) -> str | None:

@@ -52,8 +52,12 @@ class Executor:
         for end in program.results:
             self.results[end] = self.results.get(end, 0) + 1
 
-    def order(self) -> list[tuple[int, bool]]:
-        """Return the step as (node, is it the end): each node starts and ends once."""
+    def order(self, vary: Callable[[float], float] = float) -> list[tuple[int, bool]]:
+        """Return the step as (node, is it the end): each node starts and ends once.
+
+        Args:
+            vary: from an operation's usual time to the one it takes now.
+        """
         waits = list(self._waits)
         queues: list[deque[int]] = [deque() for _ in range(self._rules.workers)]
         inline: list[deque[int]] = [deque() for _ in queues]
@@ -80,7 +84,7 @@ class Executor:
                 if number is not None:
                     idle.remove(worker)
                     steps.append((number, False))
-                    heapq.heappush(clock, (now + self._seconds[number], worker, number))
+                    heapq.heappush(clock, (now + vary(self._seconds[number]), worker, number))
 
         start_idle()
         while clock:
@@ -129,17 +133,15 @@ class Memory:
         rules: of the device.
         executor: it knows who consumes what.
         heap: where buffers come from; the variables are made in it at once.
-        watch: called after each allocation with the node that ran.
     """
 
     def __init__(
-        self, program: Program, rules: DeviceRules, executor: Executor, heap: Heap,
-        watch: Callable[[int], None] | None = None,
-    ) -> None:  # fmt: skip
-        self._program, self._rules, self._heap, self._watch = program, rules, heap, watch
+        self, program: Program, rules: DeviceRules, executor: Executor, heap: Heap
+    ) -> None:
+        self._program, self._rules, self._heap = program, rules, heap
         self.consumers, self.results = executor.consumers, executor.results
-        self.variables = make_variables(program, heap)
-        self._arguments = frozenset(program.arguments)
+        batch = [(number, program.nodes[number].outputs[0].bytes or 0) for number in program.arguments]
+        self.variables = make_variables(program.variables, batch, heap)
         self.made: list[list[Buffer | None] | None] = [None] * len(program.nodes)
         self._scratch: dict[int, Buffer] = {}
         self._taken: dict[int, list[Buffer | None]] = {}
@@ -155,12 +157,6 @@ class Memory:
         for buffer in self._returned:
             self._heap.let_go(buffer)
         self._returned.clear()
-
-    def _allocate(self, size: int, node: int) -> Buffer:
-        buffer = self._heap.allocate(size, node)
-        if self._watch is not None:
-            self._watch(node)
-        return buffer
 
     def start(self, number: int) -> None:
         """Allocate what the node needs."""
@@ -185,7 +181,7 @@ class Memory:
             tensors = tuple(self._program.nodes[source].outputs[output] for source, output in node.inputs)
             size = scratch(node, tensors)
             if size:
-                self._scratch[number] = self._allocate(size, number)
+                self._scratch[number] = self._heap.allocate(size, number, is_scratch=True)
         self.made[number] = outputs
         self._taken[number] = inputs
 
@@ -207,7 +203,7 @@ class Memory:
             elif node.type == "SparseSoftmaxCrossEntropyWithLogits" and place == 1:
                 outputs[place] = self._forwarded(node, inputs, tensor, (0,))
             if outputs[place] is None:
-                outputs[place] = self._allocate(tensor.bytes, number)
+                outputs[place] = self._heap.allocate(tensor.bytes, number)
 
     def _forwarded(
         self, node: Node, inputs: list[Buffer | None], output: Tensor, candidates: tuple[int, ...] | None
@@ -228,7 +224,7 @@ class Memory:
         """Note an update in place; a variable whose buffer somebody else holds is copied first."""
         held = self.variables[_variable(node)]
         if held.holders > 1:
-            self.variables[_variable(node)] = self._allocate(held.bytes, number)
+            self.variables[_variable(node)] = self._heap.allocate(held.bytes, number, node.variable)
             self._heap.let_go(held)
 
     def end(self, number: int) -> None:

@@ -6,43 +6,59 @@ begins and runs a few steps before it looks.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+
 from kerasmem.estimation.allocator import BFCAllocator
-from kerasmem.estimation.graph.program import Program, Variable
+from kerasmem.estimation.graph.program import Variable
 
 HANDLE_BYTES = 200  # a variable's handle is a small tensor of its own
 
 
 class Buffer:
-    """Memory behind one or more tensors or variables; it lives while it has holders."""
+    """Memory behind one or more tensors or variables; it lives while it has holders.
 
-    __slots__ = ("bytes", "chunk", "holders", "node", "variable")
+    Attributes:
+        bytes: asked for.
+        chunk: the allocator's handle.
+        holders: how many hold it.
+        node: the operation that allocated it; a number of the batch's, or -1 for neither.
+        variable: the variable whose value it was made for, or None.
+        is_scratch: whether it is the operation's scratch.
+    """
 
-    def __init__(self, size: int, chunk: int, node: int, variable: int | None) -> None:
-        self.bytes, self.chunk, self.node, self.variable = size, chunk, node, variable
-        self.holders = 0
+    __slots__ = ("bytes", "chunk", "holders", "is_scratch", "node", "variable")
+
+    def __init__(self, size: int, chunk: int, node: int, variable: int | None, is_scratch: bool) -> None:
+        self.bytes, self.chunk, self.node, self.variable, self.is_scratch = size, chunk, node, variable, is_scratch
+        self.holders = 1
 
 
 class Heap:
-    """Buffers in a simulated allocator, with the requests noted for replays under a limit.
+    """Buffers in a simulated allocator, with a log of what was allocated and freed and the peak of a step.
 
     Args:
         allocator: where the chunks come from.
     """
 
     def __init__(self, allocator: BFCAllocator | None = None) -> None:
-        self.allocator = allocator or BFCAllocator()
-        self.requests: list[tuple[int, int]] = []  # (chunk, bytes), or (chunk, -1) for a release
-        self.live: set[Buffer] = set()
-        self.requested = 0
+        self.allocator = allocator or BFCAllocator(descending=True)
+        self.log: list[tuple[Buffer, bool]] = []  # True where it was allocated, False where it was freed
+        self.reset_peak()
 
-    def allocate(self, size: int, node: int = -1, variable: int | None = None) -> Buffer:
+    def reset_peak(self) -> None:
+        """Let the peak begin again at what is in use."""
+        self.allocator.reset_peak()
+        self.peak, self.peak_requested = self.allocator.in_use, self.allocator.requested_in_use
+        self.peak_node, self.peak_end = -1, len(self.log)
+
+    def allocate(self, size: int, node: int = -1, variable: int | None = None, is_scratch: bool = False) -> Buffer:
         """Return a new buffer with one holder."""
-        chunk = self.allocator.allocate(max(size, 1))
-        buffer = Buffer(size, chunk, node, variable)
-        buffer.holders = 1
-        self.requests.append((chunk, max(size, 1)))
-        self.live.add(buffer)
-        self.requested += size
+        buffer = Buffer(size, self.allocator.allocate(max(size, 1)), node, variable, is_scratch)
+        self.log.append((buffer, True))
+        if self.allocator.in_use > self.peak:
+            self.peak, self.peak_requested = self.allocator.in_use, self.allocator.requested_in_use
+            self.peak_node, self.peak_end = node, len(self.log)
         return buffer
 
     def let_go(self, buffer: Buffer) -> None:
@@ -50,36 +66,46 @@ class Heap:
         buffer.holders -= 1
         if not buffer.holders:
             self.allocator.free(buffer.chunk)
-            self.requests.append((buffer.chunk, -1))
-            self.live.discard(buffer)
-            self.requested -= buffer.bytes
+            self.log.append((buffer, False))
 
 
-def make_variables(program: Program, heap: Heap) -> list[Buffer]:
+# TensorFlow evaluates fillings of up to this many elements once more when it looks for constants.
+LARGEST_FOLDED = 10 * 1024 * 1024
+
+
+def make_variables(variables: Sequence[Variable], batch: Iterable[tuple[int, int]], heap: Heap) -> list[Buffer]:
     """Give the variables their first values as Keras does, and return the buffers by the variables' numbers.
 
     Weights are made one by one: a random one is drawn, scaled and shifted in three buffers of which the last stays.
     The optimizer's are made by the first call of the step, where TensorFlow finds that fillings of the same shape are
     the same value: they share one buffer until they are written.
+
+    Args:
+        variables: in the order in which they are made.
+        batch: for each tensor of a batch the node that stands for it (or -1) and its bytes.
+        heap: where they are made.
     """
     buffers: dict[int, Buffer] = {}
-    shared: dict[tuple[tuple[int, ...], str], Buffer] = {}
-    for number, variable in enumerate(program.variables):
+    for number, variable in enumerate(variables):
         heap.allocate(HANDLE_BYTES)
-        if variable.kind == "weights" or not variable.shape:
+        if variable.kind != "optimizer" or not variable.shape:
             buffers[number] = _first_value(variable, number, heap)
-    for argument in program.arguments:
-        heap.allocate(program.nodes[argument].outputs[0].bytes or 0, argument)
-    for number, variable in enumerate(program.variables):
-        if number in buffers:
-            continue
-        alike = (variable.shape, variable.dtype)
+    for node, size in batch:
+        heap.allocate(size, node)
+    later = [number for number in range(len(variables)) if number not in buffers]
+    distinct = {(variables[number].shape, variables[number].dtype): variables[number] for number in reversed(later)}
+    for variable in reversed(distinct.values()):
+        if math.prod(variable.shape) <= LARGEST_FOLDED:
+            heap.let_go(heap.allocate(variable.bytes))
+    shared: dict[tuple[tuple[int, ...], str], Buffer] = {}
+    for number in later:
+        alike = (variables[number].shape, variables[number].dtype)
         if alike in shared:
             shared[alike].holders += 1
         else:
-            shared[alike] = heap.allocate(variable.bytes, -1, number)
+            shared[alike] = heap.allocate(variables[number].bytes, -1, number)
         buffers[number] = shared[alike]
-    return [buffers[number] for number in range(len(program.variables))]
+    return [buffers[number] for number in range(len(variables))]
 
 
 def _first_value(variable: Variable, number: int, heap: Heap) -> Buffer:

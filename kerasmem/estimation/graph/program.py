@@ -151,7 +151,6 @@ def _optimise(definition: Any, fetches: list[str]) -> Any:
 def _plain(graph: Any, traced: TracedStep, results: list[str]) -> Program:
     operations = graph.get_operations()
     number = {operation.name: index for index, operation in enumerate(operations)}
-    variables = tuple(_variable(each, traced) for each in traced.variables)
     place = {id(each): index for index, each in enumerate(traced.variables)}
     of_capture = {name: place[id(each)] for name, each in traced.captures.items() if id(each) in place}
     nodes = []
@@ -183,7 +182,12 @@ def _plain(graph: Any, traced: TracedStep, results: list[str]) -> Program:
         operation_name, _, output = name.partition(":")
         if operation_name in number:
             ends.append((number[operation_name], int(output or 0)))
-    return Program(tuple(nodes), variables, arguments, tuple(ends))
+    return Program(tuple(nodes), variables_of(traced), arguments, tuple(ends))
+
+
+def variables_of(traced: TracedStep) -> tuple[Variable, ...]:
+    """Return the variables of a step as plain data, in the order in which they are made."""
+    return tuple(_variable(each, traced) for each in traced.variables)
 
 
 def _variable(variable: Any, traced: TracedStep) -> Variable:

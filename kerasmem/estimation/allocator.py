@@ -1,0 +1,360 @@
+"""TensorFlow's BFC allocator ("best fit with coalescing"), simulated by its rules. Pure arithmetic.
+
+What a step asks for is not what it occupies: a request may be given a chunk nearly twice its size, and memory that
+is free in pieces does not serve a large request. The rules, from `xla/tsl/framework/bfc_allocator.cc`:
+
+- A request is rounded up to 256 bytes and served by the smallest free chunk that holds it, the lowest address first.
+  (The 21 bins of the original are a way to find that chunk, and do not change which one it is.)
+- The chunk is split when it has at least twice the request, or 128 MiB more; else the request gets all of it.
+- A freed chunk merges with free neighbours, within its region.
+- Without a chunk that fits, the pool grows by a region: 2 MiB first, then double each time, and double again until the
+  request fits; no more than the limit leaves. Without growth the first region is the whole limit.
+- Where the device refuses a region, nine tenths of it are tried, and so on while the request still fits.
+- Before it gives up, the allocator hands regions back that are wholly free, where that can help, and tries again.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+
+from kerasmem.errors import KerasmemError
+
+GRAIN = 256  # every size and address is a multiple
+FIRST_REGION = 2 << 20
+LARGEST_WASTE = 128 << 20  # a chunk that exceeds the request by as much is split
+BACKPEDAL = struct.unpack("f", struct.pack("f", 0.9))[0]  # the original computes in float32
+
+# A step for `replay`: (key, bytes) allocates, (key, FREE) frees what the key holds.
+Step = tuple[int, int]
+FREE = -1
+
+_SHIFT = 48  # a free chunk is one integer, size << 48 | address: sorted, they are in the allocator's order
+_ADDRESS = (1 << _SHIFT) - 1
+
+
+class OutOfMemory(KerasmemError):
+    """The simulated allocator has no room for a request.
+
+    Attributes:
+        requested: the bytes asked for.
+        in_use: the bytes in chunks that are handed out.
+        reserved: the bytes of all regions.
+        limit: the most that the regions may have, or None.
+        largest_free: the largest free chunk in bytes; more may be free in smaller ones.
+    """
+
+    def __init__(self, requested: int, in_use: int, reserved: int, limit: int | None, largest_free: int) -> None:
+        self.requested, self.in_use, self.reserved = requested, in_use, reserved
+        self.limit, self.largest_free = limit, largest_free
+        within = "" if limit is None else f" within a limit of {limit:,} B"
+        super().__init__(
+            f"no room for {requested:,} B{within}: {in_use:,} B of {reserved:,} B are in use and the largest free "
+            f"chunk has {largest_free:,} B; a smaller batch or a larger limit is needed"
+        )
+
+
+class BFCAllocator:
+    """The allocator's state: chunks in use, free chunks and regions.
+
+    Args:
+        limit: the bytes that all regions together may have (`memory_limit`); None for no limit.
+        growth: regions as needed ("memory growth", and the CPU); False: one region of the whole limit at once, as
+            TensorFlow does on a GPU unless told otherwise.
+        device_bytes: what the device can give, where that may be less than the limit.
+        collect: hand wholly free regions back before running out of memory, as on a GPU.
+        coalesce: regions lie end to end and count as one (CUDA virtual memory); otherwise chunks of different regions
+            never merge.
+        descending: each new region lies below the others, as the CPU's do, not above. It decides between free chunks
+            of equal size only.
+
+    Example:
+        >>> pool = BFCAllocator()
+        >>> first = pool.allocate(1_000_000)
+        >>> pool.in_use, pool.reserved
+        (1000192, 2097152)
+        >>> second = pool.allocate(600_000)  # the rest of the region is less than twice that, so it is all handed out
+        >>> pool.chunk_size(second)
+        1096960
+    """
+
+    __slots__ = (
+        "_ends", "_free", "_high", "_low", "_next_bytes", "_regions", "_starts", "_used", "coalesce", "collect",
+        "descending", "device_bytes", "growth", "in_use", "limit", "next_address", "peak", "requested_at_peak",
+        "requested_in_use", "reserved",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        limit: int | None = None,
+        growth: bool = True,
+        *,
+        device_bytes: int | None = None,
+        collect: bool = True,
+        coalesce: bool = False,
+        descending: bool = False,
+    ) -> None:
+        if not growth and limit is None:
+            raise ValueError("without growth the one region is the limit: give a limit")
+        self.limit, self.growth, self.device_bytes = limit, growth, device_bytes
+        self.collect, self.coalesce, self.descending = collect, coalesce, descending
+        self.in_use = self.peak = self.reserved = self.requested_in_use = self.requested_at_peak = 0
+        self.next_address: int | None = None  # where the next region lies, for replays of recorded addresses
+        first = limit if not growth and limit is not None else min(limit or FIRST_REGION, FIRST_REGION)
+        self._next_bytes = max(_round(first), GRAIN)
+        self._free: list[int] = []  # size << 48 | address, sorted
+        self._starts: dict[int, int] = {}  # free chunks: address -> size
+        self._ends: dict[int, int] = {}  # free chunks: end -> address
+        self._used: dict[int, tuple[int, int]] = {}  # address -> (size, requested)
+        self._regions: dict[int, int] = {}  # address -> size
+        self._low = self._high = 1 << (_SHIFT - 2)
+
+    def allocate(self, size: int) -> int:
+        """Return the handle (the address) of a chunk for `size` bytes; 0, which may be freed, for 0 bytes.
+
+        Raises:
+            OutOfMemory: there is no room, and no way to make some.
+        """
+        if size <= 0:
+            if size < 0:
+                raise ValueError(f"cannot allocate {size} bytes")
+            return 0
+        rounded = (size + 255) & -256
+        free = self._free
+        index = bisect_left(free, rounded << _SHIFT)
+        if index == len(free):
+            self._make_room(rounded, size)
+            index = bisect_left(free, rounded << _SHIFT)
+        key = free.pop(index)
+        chunk, address = key >> _SHIFT, key & _ADDRESS
+        end = address + chunk
+        del self._starts[address]
+        if chunk >= rounded + rounded or chunk - rounded >= LARGEST_WASTE:
+            rest = address + rounded
+            insort(free, chunk - rounded << _SHIFT | rest)
+            self._starts[rest] = chunk - rounded
+            self._ends[end] = rest
+            chunk = rounded
+        else:
+            del self._ends[end]
+        self._used[address] = chunk, size
+        self.requested_in_use += size
+        self.in_use += chunk
+        if self.in_use > self.peak:
+            self.peak = self.in_use
+            self.requested_at_peak = self.requested_in_use
+        return address
+
+    def free(self, handle: int) -> None:
+        """Free a chunk.
+
+        Raises:
+            KeyError: no chunk in use has this handle.
+        """
+        if not handle:
+            return
+        chunk, requested = self._used.pop(handle)
+        self.in_use -= chunk
+        self.requested_in_use -= requested
+        starts, ends, free = self._starts, self._ends, self._free
+        address, end = handle, handle + chunk
+        following = starts.pop(end, 0)
+        if following:
+            del free[bisect_left(free, following << _SHIFT | end)]
+            end += following
+        before = ends.pop(address, 0)
+        if before:
+            del free[bisect_left(free, starts[before] << _SHIFT | before)]
+            address = before
+        starts[address] = end - address
+        ends[end] = address
+        insort(free, end - address << _SHIFT | address)
+
+    def chunk_size(self, handle: int) -> int:
+        """Return the bytes of the chunk that was handed out; at least what was asked for."""
+        return self._used[handle][0] if handle else 0
+
+    def requested_size(self, handle: int) -> int:
+        """Return the bytes that were asked for."""
+        return self._used[handle][1] if handle else 0
+
+    @property
+    def largest_free(self) -> int:
+        """The largest free chunk in bytes."""
+        return self._free[-1] >> _SHIFT if self._free else 0
+
+    @property
+    def regions(self) -> tuple[tuple[int, int], ...]:
+        """The address and bytes of each region, by address."""
+        return tuple(sorted(self._regions.items()))
+
+    def chunks(self) -> tuple[tuple[int, int, bool], ...]:
+        """Return all chunks by address: address, bytes, whether it is in use."""
+        used = [(address, chunk, True) for address, (chunk, _) in self._used.items()]
+        return tuple(sorted(used + [(address, size, False) for address, size in self._starts.items()]))
+
+    def reset_peak(self) -> None:
+        """Let the peak begin again at what is in use, as `reset_memory_stats` does."""
+        self.peak, self.requested_at_peak = self.in_use, self.requested_in_use
+
+    def copy(self) -> BFCAllocator:
+        """Return a snapshot that goes on independently."""
+        other = BFCAllocator.__new__(BFCAllocator)
+        for name in self.__slots__:
+            value = getattr(self, name)
+            setattr(other, name, value.copy() if isinstance(value, (list, dict)) else value)
+        return other
+
+    def _make_room(self, rounded: int, size: int) -> None:
+        """Grow until a free chunk has `rounded` bytes."""
+        if not self._extend(rounded) and not (self._collect_regions(rounded) and self._extend(rounded)):
+            raise OutOfMemory(size, self.in_use, self.reserved, self.limit, self.largest_free)
+
+    def _extend(self, rounded: int) -> bool:
+        available = _ADDRESS if self.limit is None else (self.limit - self.reserved) // GRAIN * GRAIN
+        if rounded > available:
+            return False
+        is_increased = rounded > self._next_bytes
+        while rounded > self._next_bytes:
+            self._next_bytes *= 2
+        size = min(self._next_bytes, available)
+        while self.device_bytes is not None and size > self.device_bytes - self.reserved:
+            size = min(_round(int(_float32(_float32(float(size)) * BACKPEDAL))), size - GRAIN)
+            if size < rounded:
+                return False
+        if not is_increased:
+            self._next_bytes *= 2
+        self._add_region(size)
+        return True
+
+    def _add_region(self, size: int) -> None:
+        gap = 0 if self.coalesce else GRAIN  # so that chunks of different regions never touch
+        address = self.next_address
+        if address is None:
+            address = self._low - gap - size if self.descending else self._high + gap
+        self.next_address = None
+        self._low, self._high = min(self._low, address), max(self._high, address + size)
+        self.reserved += size
+        below = next((start for start, span in self._regions.items() if start + span == address), None)
+        if self.coalesce and below is not None:
+            self._regions[below] += size
+        else:
+            self._regions[address] = size
+        # As if a chunk of the region were freed: with coalescing it merges with a free one before it.
+        self._used[address] = size, 0
+        self.in_use += size
+        self.free(address)
+
+    def _collect_regions(self, rounded: int) -> bool:
+        """Hand back the regions that are wholly free, where the request could then fit."""
+        if not self.collect:
+            return False
+        unused = [each for each, size in self._regions.items() if self._starts.get(each) == size]
+        total = sum(self._regions[each] for each in unused)
+        if not unused or (self.limit is not None and rounded > self.limit - self.reserved + total):
+            return False
+        for address in unused:
+            size = self._regions.pop(address)
+            self._starts.pop(address)
+            self._ends.pop(address + size)
+            self._free.remove(size << _SHIFT | address)
+            self.reserved -= size
+        return True
+
+
+def replay(allocator: BFCAllocator, steps: Iterable[Step], handles: dict[int, int] | None = None) -> dict[int, int]:
+    """Put allocations and frees through an allocator, and return the handles of what stays in use, by key.
+
+    Args:
+        allocator: changed by it.
+        steps: (key, bytes) to allocate and (key, FREE) to free, in order.
+        handles: of earlier replays, whose keys these steps may free; changed by it.
+
+    Raises:
+        OutOfMemory: a step has no room.
+
+    Example:
+        >>> pool = BFCAllocator()
+        >>> live = replay(pool, [(1, 1000), (2, 5000), (1, FREE)])
+        >>> pool.peak, pool.in_use, list(live)
+        (6144, 5120, [2])
+    """
+    live = {} if handles is None else handles
+    allocate, free = allocator.allocate, allocator.free
+    for key, size in steps:
+        if size == FREE:
+            free(live.pop(key))
+        else:
+            live[key] = allocate(size)
+    return live
+
+
+def smallest_limit(
+    steps: Sequence[Step],
+    *,
+    growth: bool = True,
+    resolution: int = 1 << 20,
+    collect: bool = True,
+    descending: bool = False,
+) -> int:
+    """Return the smallest memory limit under which the steps run without running out of memory.
+
+    Found by halving: the limit returned was replayed and sufficed, one smaller by at most `resolution` did not. (A
+    still smaller one may suffice by accident, since fragmentation is not monotonous.)
+
+    Args:
+        steps: (key, bytes) and (key, FREE), from an empty allocator on.
+        growth: regions as needed, or one region of the whole limit.
+        resolution: in bytes.
+        collect: as for `BFCAllocator`.
+        descending: as for `BFCAllocator`.
+
+    Example:
+        >>> smallest_limit([(1, 3 << 20), (1, FREE), (2, 5 << 20)])  # the first region can be handed back
+        5242880
+    """
+
+    def suffices(limit: int) -> bool:
+        try:
+            replay(BFCAllocator(limit, growth, collect=collect, descending=descending), steps)
+        except OutOfMemory:
+            return False
+        return True
+
+    least = _least_bytes(steps)
+    if suffices(least):
+        return least
+    enough = max(2 * least, resolution)
+    while not suffices(enough):
+        enough *= 2
+    while enough - least > resolution:
+        middle = (least + enough) // 2 // GRAIN * GRAIN
+        if suffices(middle):
+            enough = middle
+        else:
+            least = middle
+    return enough
+
+
+def _least_bytes(steps: Iterable[Step]) -> int:
+    """Return the most that is in use at once if every request gets what it asks for, rounded up."""
+    sizes: dict[int, int] = {}
+    now = most = 0
+    for key, size in steps:
+        if size == FREE:
+            now -= sizes.pop(key)
+        else:
+            sizes[key] = _round(size)
+            now += sizes[key]
+            most = max(most, now)
+    return max(most, GRAIN)
+
+
+def _round(size: int) -> int:
+    return (size + GRAIN - 1) // GRAIN * GRAIN
+
+
+def _float32(value: float) -> float:
+    result: float = struct.unpack("f", struct.pack("f", value))[0]
+    return result

@@ -1,0 +1,89 @@
+"""From an operation's name to the Keras layer and the phase of the step that it belongs to. Pure.
+
+Names hold the scopes in which layers were called: "gradient_tape/resnet_1/conv1_conv_1/Conv2DBackpropFilter" is the
+backward pass of the layer whose call opened the scope "resnet_1/conv1_conv_1".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kerasmem.estimation.report import Instant
+
+BACKWARD = "gradient_tape"
+PHASES = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an operation comes from: the layer's row in the report (or None) and "forward", "backward", "optimizer"."""
+
+    layer: str | None
+    phase: str
+
+
+@dataclass
+class Attribution:
+    """Looks up the origin of operations.
+
+    Args:
+        scopes: name scope → path of the layer that was called in it, its enclosing models and layers first.
+        rows: names of the layers in the report.
+        optimizers: the optimizer's name scope, without the number that TensorFlow may add, and those inside it.
+    """
+
+    scopes: Mapping[str, tuple[str, ...]]
+    rows: Iterable[str]
+    optimizers: tuple[str, ...] = ()
+    _known: dict[str, Origin] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._rows = frozenset(self.rows)
+        self._layers = {scope: self._row(path) for scope, path in self.scopes.items()}
+
+    def _row(self, path: tuple[str, ...]) -> str | None:
+        """Return the deepest row that the path leads through: layers inside a layer count as that layer."""
+        for end in range(len(path), 0, -1):
+            for begin in (1, 0):  # the outermost model has no row of its own
+                if "/".join(path[begin:end]) in self._rows:
+                    return "/".join(path[begin:end])
+        return None
+
+    def origin(self, name: str) -> Origin:
+        """Return where the operation of this name comes from."""
+        if name not in self._known:
+            self._known[name] = self._find(name)
+        return self._known[name]
+
+    def _find(self, name: str) -> Origin:
+        parts = name.split("/")
+        backward = BACKWARD in parts
+        for begin in range(len(parts)):
+            if self._is_optimizer(parts[begin]) and not backward:
+                return Origin(None, "optimizer")
+            for end in range(len(parts), begin, -1):
+                scope = "/".join(parts[begin:end])
+                if scope in self._layers:
+                    return Origin(self._layers[scope], "backward" if backward else "forward")
+        return Origin(None, "backward" if backward else "forward")
+
+    def _is_optimizer(self, part: str) -> bool:
+        stem, _, number = part.rpartition("_")
+        return part in self.optimizers or (stem in self.optimizers and number.isdigit())
+
+    def instant(self, name: str) -> Instant:
+        """Return the moment at which an operation runs, in words."""
+        origin = self.origin(name)
+        what = origin.layer or _plain(name)
+        if origin.phase == "optimizer":
+            text = f"while {self.optimizers[0]} updates the weights"
+        elif origin.phase == "backward":
+            text = f"while computing the gradient of {what}"
+        else:
+            text = f"while computing {what}"
+        return Instant(text, name, origin.layer, origin.phase)
+
+
+def _plain(name: str) -> str:
+    return next((part for part in name.split("/") if part != BACKWARD), name)

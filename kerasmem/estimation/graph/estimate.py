@@ -1,0 +1,143 @@
+"""The graph method: several steps of a training process simulated, and the peak of the usual one divided up."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+
+from kerasmem.estimation.allocator import FREE, BFCAllocator, Step, smallest_limit
+from kerasmem.estimation.attribution import Attribution
+from kerasmem.estimation.graph.costs import seconds
+from kerasmem.estimation.graph.executor import Executor, Memory
+from kerasmem.estimation.graph.heap import Buffer, Heap
+from kerasmem.estimation.graph.program import Node, Program
+from kerasmem.estimation.graph.rules import CPU_RULES, DeviceRules, is_known
+from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.report import Pool, Unmodelled
+
+WARM_UP_STEPS, STEPS = 3, 12
+# Identical steps differ since threads race: each operation's time varies by about this much (standard deviation of its
+# logarithm).
+VARIATION = 0.3
+
+
+@dataclass(frozen=True)
+class _Peak:
+    in_use: int
+    requested: int
+    node: int
+    end: int  # how much of the heap's log leads up to it
+
+
+def graph_outcome(
+    program: Program, layer_of: dict[int, str], attribution: Attribution, rules: DeviceRules = CPU_RULES
+) -> Outcome:
+    """Return the peak of a step in graph mode.
+
+    Args:
+        program: the step.
+        layer_of: variable's number → layer.
+        attribution: for the names of operations.
+        rules: of the device.
+
+    Raises:
+        NotModelled: the step holds something without a rule.
+    """
+    heap, peaks = _simulate(program, rules)
+    by_size = sorted(peaks, key=lambda each: each.in_use)
+    usual = by_size[(len(by_size) - 1) // 2]
+    total = int(statistics.median(each.in_use for each in peaks))
+    live = _live(heap, usual.end)
+    categories, layers = _divide(program, live, usual, layer_of, attribution)
+    categories["allocator"] += total - usual.in_use
+    limit = smallest_limit(_requests(heap), descending=True)
+    unknown = Counter(node.type for node in program.nodes if not is_known(node.type))
+    at = program.nodes[usual.node].name
+    return Outcome(
+        "graph", "graph", total,
+        low=by_size[0].in_use,
+        high=max(by_size[-1].in_use, limit),
+        pool=Pool(usual.requested, total, heap.allocator.reserved, None, limit),
+        categories=categories,
+        layers=layers,
+        instant=attribution.instant(at),
+        unmodelled=tuple(
+            Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} in the step): its outputs are counted")
+            for name, count in unknown.items()
+        ),
+        notes=(f"{STEPS} simulated steps of {len(program.nodes):,} operations, on the CPU's rules",),
+    )  # fmt: skip
+
+
+def _simulate(program: Program, rules: DeviceRules) -> tuple[Heap, list[_Peak]]:
+    draw = random.Random(0)
+
+    def usual_seconds(node: Node) -> float:
+        return seconds(node, [program.nodes[source].outputs[output] for source, output in node.inputs])
+
+    executor = Executor(program, rules, usual_seconds)
+    heap = Heap(BFCAllocator(descending=True))
+    memory = Memory(program, rules, executor, heap)
+    peaks = []
+    for step in range(WARM_UP_STEPS + STEPS):
+        heap.reset_peak()
+        memory.run(executor.order(lambda took: took * draw.lognormvariate(0, VARIATION)))
+        if step >= WARM_UP_STEPS:
+            peaks.append(_Peak(heap.peak, heap.peak_requested, heap.peak_node, heap.peak_end))
+    return heap, peaks
+
+
+def _requests(heap: Heap) -> list[Step]:
+    steps: list[Step] = []
+    keys: dict[Buffer, int] = {}
+    for buffer, is_allocation in heap.log:
+        if is_allocation:
+            keys[buffer] = len(keys)
+            steps.append((keys[buffer], max(buffer.bytes, 1)))
+        else:
+            steps.append((keys[buffer], FREE))
+    return steps
+
+
+def _live(heap: Heap, end: int) -> list[Buffer]:
+    live: dict[Buffer, None] = {}
+    for buffer, is_allocation in heap.log[:end]:
+        if is_allocation:
+            live[buffer] = None
+        else:
+            del live[buffer]
+    return list(live)
+
+
+def _divide(
+    program: Program, live: list[Buffer], peak: _Peak, layer_of: dict[int, str], attribution: Attribution
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the bytes at the peak by category and by layer."""
+    categories = dict.fromkeys(
+        ("weights", "optimizer", "gradients", "activations", "inputs", "workspace", "allocator"), 0
+    )
+    layers: Counter[str] = Counter()
+    arguments = frozenset(program.arguments)
+    for buffer in live:
+        layer = None
+        if buffer.variable is not None:
+            variable = program.variables[buffer.variable]
+            kind = "optimizer" if variable.kind == "optimizer" else "weights"
+            layer = layer_of.get(buffer.variable)
+        elif buffer.node in arguments:
+            kind = "inputs"
+        elif buffer.node < 0:
+            kind = "workspace"
+        else:
+            origin = attribution.origin(program.nodes[buffer.node].name)
+            kind = {"forward": "activations", "backward": "gradients", "optimizer": "workspace"}[origin.phase]
+            layer = origin.layer
+            if buffer.is_scratch:
+                kind = "workspace"
+        categories[kind] += buffer.bytes
+        if layer is not None:
+            layers[layer] += buffer.bytes
+    categories["allocator"] = peak.in_use - sum(categories.values())
+    return categories, dict(layers)

@@ -1,0 +1,185 @@
+"""The xla method: compile the step for this machine, never run it, and read what XLA's buffer assignment asks for.
+
+XLA plans one large temporary buffer for the whole step, and TensorFlow asks its allocator for exactly that, beside
+the variables and the batch. So the plan goes through the allocator's rules and the result is the peak in use.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from kerasmem.errors import KerasmemError
+from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.attribution import Attribution
+from kerasmem.estimation.graph.heap import Heap, make_variables
+from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.report import Pool
+from kerasmem.models.step import TracedStep
+
+CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
+class XlaRefused(KerasmemError):
+    """XLA cannot compile the step; in graph mode it may train all the same."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """XLA's buffer assignment.
+
+    Attributes:
+        outputs: bytes of each buffer that the step returns and that no argument lends it.
+        temporary: bytes of the one buffer in which everything else lives.
+        live: what lies in it when most of it is in use: (bytes, the operation that made it), in no order.
+        at: the operation that runs then.
+    """
+
+    outputs: tuple[int, ...]
+    temporary: int
+    live: tuple[tuple[int, str], ...]
+    at: str | None
+
+    @property
+    def requested(self) -> int:
+        """The bytes that TensorFlow asks its allocator for in one step."""
+        return self.temporary + sum(self.outputs)
+
+
+def compile_plan(traced: TracedStep) -> Plan:
+    """Compile a step that was traced with `keep_alive` and return XLA's plan.
+
+    Raises:
+        XlaRefused: XLA has no kernel for something in it.
+    """
+    from tensorflow.python.eager.polymorphic_function import compiler_ir
+
+    try:
+        generate = compiler_ir.from_concrete_function(traced.function, list(traced.flat))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it announces that `device_name` will go; `platform_name` has no CPU yet
+            serialised = generate(stage="optimized_hlo_proto_serialized", device_name=CPU)
+    except Exception as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise XlaRefused(f"XLA cannot compile the step: {reason[:300]}") from error
+    return read_plan(serialised)
+
+
+def read_plan(serialised: bytes) -> Plan:
+    """Return the plan in a serialised `HloProto`."""
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    module = hlo_pb2.HloProto.FromString(serialised)
+    outputs, temporary = [], 0
+    for buffer in module.buffer_assignment.buffer_allocations:
+        if buffer.is_entry_computation_parameter or buffer.is_constant or buffer.is_thread_local:
+            continue
+        if buffer.maybe_live_out:
+            outputs.append(int(buffer.size))
+        else:
+            temporary += int(buffer.size)
+    live, at = _fullest(module)
+    return Plan(tuple(outputs), temporary, live, at)
+
+
+def _fullest(module: Any) -> tuple[tuple[tuple[int, str], ...], str | None]:
+    """Return what is live in the temporary buffer at its fullest, by replaying XLA's own trace of it."""
+    names = {}
+    for computation in module.hlo_module.computations:
+        for instruction in computation.instructions:
+            names[instruction.name] = instruction.metadata.op_name or instruction.name
+            names[instruction.id] = names[instruction.name]
+    buffers = {each.id: each for each in module.buffer_assignment.logical_buffers}
+
+    def made_by(number: int) -> str:
+        defined = buffers[number].defined_at
+        return str(names.get(defined.instruction_name) or names.get(defined.instruction_id) or defined.instruction_name)
+
+    traces = module.buffer_assignment.heap_simulator_traces
+    if not traces:
+        return (), None
+    events = max(traces, key=lambda each: len(each.events)).events
+    live: dict[int, int] = {}
+    total = most = 0
+    fullest: dict[int, int] = {}
+    at: int | None = None
+    for event in events:
+        if event.kind == event.ALLOC:
+            live[event.buffer_id] = int(buffers[event.buffer_id].size)
+            total += live[event.buffer_id]
+        elif event.kind == event.FREE:
+            total -= live.pop(event.buffer_id, 0)
+        if total > most:
+            most, fullest, at = total, dict(live), event.buffer_id
+    found = tuple((size, made_by(number)) for number, size in fullest.items())
+    return found, None if at is None else made_by(at)
+
+
+def simulate(plan: Plan, variables: Any, batch: tuple[int, ...], allocator: BFCAllocator | None = None) -> Heap:
+    """Run two steps of the plan on a simulated heap; its allocator's peak is then that of the second.
+
+    Args:
+        plan: XLA's.
+        variables: of the model, its optimizer and metrics, in the order in which they are made.
+        batch: bytes of each tensor of the batch.
+        allocator: an empty one; by default without a limit.
+    """
+    heap = Heap(allocator)
+    buffers = make_variables(variables, [(-1, size) for size in batch], heap)
+    for step in range(2):
+        heap.allocator.reset_peak()
+        temporary = [heap.allocate(size) for size in plan.outputs[:1]]
+        temporary.append(heap.allocate(plan.temporary))
+        # What variables share (first fillings) is no longer the same once it was written: each gets its own.
+        shared = [number for number, buffer in enumerate(buffers) if buffer.holders > 1] if step == 0 else []
+        fresh = {number: heap.allocate(buffers[number].bytes, -1, number) for number in shared}
+        temporary += [heap.allocate(size) for size in plan.outputs[1:]]
+        for buffer in temporary:
+            heap.let_go(buffer)
+        for number, buffer in fresh.items():
+            heap.let_go(buffers[number])
+            buffers[number] = buffer
+    return heap
+
+
+def outcome(
+    plan: Plan, variables: Any, batch: tuple[int, ...], layer_of: dict[int, str], attribution: Attribution
+) -> Outcome:
+    """Return the peak of the planned step, divided by category and layer.
+
+    Args:
+        plan: XLA's.
+        variables: in the order in which they are made.
+        batch: bytes of each tensor of the batch.
+        layer_of: variable's number → layer.
+        attribution: for the names in the plan.
+    """
+    heap = simulate(plan, variables, batch)
+    allocator = heap.allocator
+    total = allocator.peak
+    categories = dict.fromkeys(("weights", "optimizer", "gradients", "activations", "inputs", "workspace"), 0)
+    layers: dict[str, int] = {}
+    for number, variable in enumerate(variables):
+        categories["optimizer" if variable.kind == "optimizer" else "weights"] += variable.bytes
+        if number in layer_of:
+            layers[layer_of[number]] = layers.get(layer_of[number], 0) + variable.bytes
+    categories["inputs"] = sum(batch)
+    known = 0
+    for size, name in plan.live:
+        origin = attribution.origin(name)
+        kind = {"forward": "activations", "backward": "gradients", "optimizer": "workspace"}[origin.phase]
+        categories[kind] += size
+        known += size
+        if origin.layer is not None:
+            layers[origin.layer] = layers.get(origin.layer, 0) + size
+    requested = sum(categories.values()) - known + plan.requested
+    categories["workspace"] += plan.requested - known
+    categories["allocator"] = total - sum(categories.values())
+    return Outcome(
+        "xla", "xla", total, total, total,
+        Pool(requested, total, allocator.reserved),
+        categories, layers,
+        None if plan.at is None else attribution.instant(plan.at),
+        notes=(f"XLA's buffer assignment for this machine's CPU asks for {plan.requested:,} B in a step",),
+    )  # fmt: skip

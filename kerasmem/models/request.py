@@ -1,0 +1,320 @@
+"""What a process of its own needs to open the same model and to prepare the same training step."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.machinery
+import inspect
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from kerasmem.errors import InputError, UsageError
+from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.inputs import GivenShape, normalise_input_shapes
+from kerasmem.models.opening import OpenedModel, open_model
+from kerasmem.models.vocabulary import import_user_module
+
+_WAY_OUT = "put the code that builds the model into a function of a module and give 'module:function'"
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """A model and its training step, in words that another process understands.
+
+    Attributes:
+        source: a path or "module:function"; None where `factory` alone builds the model.
+        factory: "module:function" that builds the model a weights-only file belongs to.
+        factory_args: keyword arguments for the function that builds the model, as JSON has them.
+        custom_objects: name to "module:qualified name" of a class or function.
+        trust: allow serialised Python in the file to run.
+        dtype_policy: a Keras dtype policy in place of the model's own.
+        input_shape: "name=224,224,3:float32", one text an input.
+        optimizer: a Keras optimizer's name in place of the model's own.
+        loss: a loss's name in place of the model's own.
+        batch_size: samples in a batch.
+        mode: "train" or "inference".
+        jit_compile: True, False or "auto".
+        paths: folders that Python must look for modules in, beside those it knows.
+    """
+
+    source: str | None
+    factory: str | None = None
+    factory_args: dict[str, Any] = field(default_factory=dict)
+    custom_objects: dict[str, str] = field(default_factory=dict)
+    trust: bool = False
+    dtype_policy: str | None = None
+    input_shape: tuple[str, ...] = ()
+    optimizer: str | None = None
+    loss: str | None = None
+    batch_size: int = 32
+    mode: str = "train"
+    jit_compile: bool | str = "auto"
+    paths: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the request as JSON-ready data."""
+        return {**asdict(self), "input_shape": list(self.input_shape), "paths": list(self.paths)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelRequest:
+        """Read what `to_dict` gave.
+
+        Raises:
+            InputError: it is no such request.
+        """
+        try:
+            known = {each.name for each in fields(cls)}
+            values = {key: value for key, value in data.items() if key in known}
+            values["input_shape"] = tuple(values.get("input_shape", ()))
+            values["paths"] = tuple(values.get("paths", ()))
+            return cls(**values)
+        except (TypeError, AttributeError) as error:
+            raise InputError(f"model request: not what kerasmem writes ({error})") from error
+
+    def input_shapes(self) -> dict[str, GivenShape]:
+        """Return the shapes given, by the name of the input ("" for the only one)."""
+        return normalise_input_shapes(list(self.input_shape) or None)
+
+
+@contextlib.contextmanager
+def request_for(
+    source: Any,
+    *,
+    factory: str | None = None,
+    factory_args: Mapping[str, Any] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    dtype_policy: str | None = None,
+    input_shape: Any = None,
+    optimizer: str | None = None,
+    loss: str | None = None,
+    batch_size: int = 32,
+    mode: str = "train",
+    jit_compile: bool | str = "auto",
+) -> Iterator[ModelRequest]:
+    """Put a model into a `ModelRequest`, valid for as long as the context lasts.
+
+    Paths and names of functions are passed on; of a Keras model the architecture and the settings of `compile`
+    are written to a temporary folder, without its weights.
+
+    Args:
+        source: what `open_model` takes: a path, "module:function", a function, a Keras model.
+        factory: as for `open_model`.
+        factory_args: as for `open_model`; values that JSON has.
+        custom_objects: as for `open_model`; classes and functions of importable modules.
+        trust: as for `open_model`.
+        dtype_policy: as for `open_model`.
+        input_shape: open dimensions of the inputs, as `normalise_input_shapes` takes them.
+        optimizer: a Keras optimizer's name in place of the model's own.
+        loss: a loss's name in place of the model's own.
+        batch_size: samples in a batch.
+        mode: "train" or "inference".
+        jit_compile: True, False or "auto".
+
+    Raises:
+        UsageError: the model, or something that it is made of, exists in this process only.
+    """
+    shapes = normalise_input_shapes(input_shape)
+    common: dict[str, Any] = {
+        "factory": factory,
+        "dtype_policy": dtype_policy,
+        "input_shape": tuple(_shape_text(name, shape) for name, shape in shapes.items()),
+        "optimizer": optimizer,
+        "loss": loss,
+        "batch_size": batch_size,
+        "mode": mode,
+        "jit_compile": jit_compile,
+        "paths": (os.getcwd(),),
+    }
+    given = {name: reference(value, f"custom object {name!r}") for name, value in (custom_objects or {}).items()}
+    if isinstance(source, import_keras().Model):
+        with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
+            path, own = _write_architecture(source, Path(folder))
+            yield ModelRequest(source=path, custom_objects={**own, **given}, trust=True, **common)
+        return
+    arguments = dict(factory_args or {})
+    if isinstance(source, functools.partial):
+        if source.args:
+            raise UsageError(f"{source!r} binds arguments by position; bind them by keyword, or {_WAY_OUT}")
+        source, arguments = source.func, {**source.keywords, **arguments}
+    if inspect.isroutine(source) or isinstance(source, type):
+        source = _factory_reference(source)
+    elif source is not None and not isinstance(source, (str, os.PathLike)):
+        kind = f"{type(source).__module__}.{type(source).__qualname__}"
+        raise UsageError(f"a {kind} is no model; give a path, 'module:function', a function or a Keras model")
+    yield ModelRequest(
+        source=None if source is None else os.fspath(source),
+        factory_args=_as_json(arguments),
+        custom_objects=given,
+        trust=trust,
+        **common,
+    )
+
+
+@contextlib.contextmanager
+def open_request(request: ModelRequest) -> Iterator[OpenedModel]:
+    """Open the model of a request in this process, without weights, as `open_model` does."""
+    sys.path.extend(path for path in request.paths if path not in sys.path)
+    with open_model(
+        request.source,
+        factory=request.factory,
+        factory_args=request.factory_args,
+        custom_objects=load_references(request.custom_objects),
+        trust=request.trust,
+        dtype_policy=request.dtype_policy,
+    ) as opened:
+        yield opened
+
+
+def reference(value: Any, what: str) -> str:
+    """Return "module:qualified name" of a class or function, or "file.py:name" where its module has no name.
+
+    Args:
+        value: the class or function.
+        what: what it is, for the message.
+
+    Raises:
+        UsageError: another process cannot import it.
+    """
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise UsageError(f"{what} is a {type(value).__name__}, which another process cannot import; {_WAY_OUT}")
+    if module == "__main__":
+        raise UsageError(
+            f"{what} is defined in the script or notebook itself (__main__), which another process cannot import; "
+            f"{_WAY_OUT}"
+        )
+    if "<" in name:
+        raise UsageError(f"{what} ({module}.{name}) is local to a function; {_WAY_OUT}")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not value:
+        raise UsageError(f"{what}: {module}.{name} is another object than the one given; {_WAY_OUT}")
+    return f"{_module_text(module)}:{name}"
+
+
+def load_references(references: Mapping[str, str]) -> dict[str, Any]:
+    """Import what `reference` named; each module once.
+
+    Raises:
+        UsageError: a module or a name in it is not there.
+    """
+    modules: dict[str, Any] = {}
+    objects = {}
+    for key, text in references.items():
+        module, _, name = text.rpartition(":")
+        if module not in modules:
+            modules[module] = sys.modules.get(module) or import_user_module(module, f"custom object {key!r}:")
+        try:
+            objects[key] = functools.reduce(getattr, name.split("."), modules[module])
+        except AttributeError:
+            raise UsageError(f"custom object {key!r}: {module} has no {name!r}") from None
+    return objects
+
+
+def _module_text(module: str) -> str:
+    """Return the name that imports a module anew, or the file it was read from."""
+    file = getattr(sys.modules[module], "__file__", None)
+    if "." in module or not file or not file.endswith(".py"):
+        return module
+    specification = importlib.machinery.PathFinder.find_spec(module)
+    return module if specification is not None and specification.origin == file else os.path.abspath(file)
+
+
+def _factory_reference(build: Any) -> str:
+    text = reference(build, "the function that builds the model")
+    if not text.rpartition(":")[2].isidentifier():
+        raise UsageError(f"{text} is inside a class; {_WAY_OUT}")
+    return text
+
+
+def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
+    for name, value in arguments.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"argument {name!r} of the function that builds the model is a {type(value).__name__}, which another "
+                "process cannot be given; bind numbers, texts and lists only, or put it into a function of a module"
+            ) from None
+    return arguments
+
+
+def _shape_text(name: str, shape: GivenShape) -> str:
+    text = f"{shape}" if shape.dtype is None else f"{shape}:{shape.dtype}"
+    return f"{name}={text}" if name else text
+
+
+def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
+    """Write the model's configuration; return the file, and the classes in it that are not Keras's."""
+    keras = import_keras()
+    if not model.built and not isinstance(model, keras.Sequential):
+        raise UsageError(
+            f"model {model.name!r} is not built yet: call it once on a batch, or give the class or function that "
+            "makes it in place of the model"
+        )
+    try:
+        config = keras.saving.serialize_keras_object(model)
+        compiled = config.pop("compile_config", None)
+        text = json.dumps({**config, "keras_version": keras.__version__})
+    except Exception as error:
+        raise UsageError(
+            f"model {model.name!r} cannot be described to another process ({keras_reason(error)}); {_WAY_OUT}"
+        ) from error
+    known = _known_objects([model, *model._flatten_layers()])
+    own = {name: reference(value, f"{name!r} of the model") for name, value in _found_objects(config, known)}
+    with contextlib.suppress(TypeError, ValueError):  # settings of `compile` that JSON does not have are left out
+        text = json.dumps({**config, "keras_version": keras.__version__, "compile_config": compiled})
+        losses = keras.tree.flatten(getattr(model, "loss", None))
+        known = _by_name([each for each in losses if callable(each)])
+        for name, value in _found_objects(compiled, known):
+            with contextlib.suppress(UsageError):  # a loss or metric: the child says that it does not know it
+                own.setdefault(name, reference(value, name))
+    path = folder / "model.json"
+    path.write_text(text)
+    return os.fspath(path), own
+
+
+def _known_objects(layers: list[Any]) -> dict[str, Any]:
+    """Return the classes of layers and of what they hold, and the functions that they hold, by name."""
+    return _by_name([*layers, *(value for layer in layers for value in vars(layer).values())])
+
+
+def _by_name(values: list[Any]) -> dict[str, Any]:
+    found = [value if inspect.isfunction(value) else type(value) for value in values]
+    return {each.__name__: each for each in found if not _is_of_keras(each)}
+
+
+def _is_of_keras(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).split(".")[0] in ("keras", "builtins")
+
+
+def _found_objects(config: Any, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names in a configuration that are not Keras's, with what they stand for in this process."""
+    registry = import_keras().saving.get_registered_object
+    pending = [config]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (list, tuple)):
+            pending.extend(value)
+        if not isinstance(value, dict):
+            continue
+        pending.extend(value.values())
+        name, registered = value.get("class_name"), value.get("registered_name")
+        name = value.get("config") if name == "function" else name
+        if not isinstance(name, str) or str(value.get("module")).split(".")[0] == "keras":
+            continue
+        found = (registry(registered) if isinstance(registered, str) else None) or known.get(name)
+        if found is not None and not _is_of_keras(found):
+            yield name, found
+            if isinstance(registered, str) and registered not in (name, "function"):
+                yield registered, found
