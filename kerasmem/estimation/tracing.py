@@ -51,14 +51,14 @@ def step_outcome(
         if id(variable) in inferred.owners
     }
     if is_xla:
-        from kerasmem.estimation.graph.program import variables_of
+        from kerasmem.estimation.graph.build import variables_of
         from kerasmem.estimation.xla import compile_plan, outcome
 
         batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
         found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
     else:
         from kerasmem.estimation.graph.estimate import graph_outcome
-        from kerasmem.estimation.graph.program import build_program
+        from kerasmem.estimation.graph.build import build_program
 
         found = graph_outcome(build_program(traced), layer_of, attribution)
     return replace(found, notes=(*prepared.notes, *found.notes))

@@ -1,7 +1,8 @@
 """How long an operation takes, roughly: it decides only which of two threads is free first. Pure arithmetic.
 
-The rates are round figures for one core of a server of the 2020s, not measurements of this machine: the peak depends
-on which operation ends first, not on when.
+The rates were read off real steps of a convnet, a transformer and a MobileNet on two cores of a server
+(`scripts/bench/op_costs.py` prints them for any machine). The peak depends on which operation ends first, not on when,
+so ratios count and another machine's are much the same.
 """
 
 from __future__ import annotations
@@ -10,34 +11,49 @@ import math
 from collections.abc import Sequence
 
 from kerasmem.estimation.graph.program import Node, Tensor
-from kerasmem.estimation.graph.rules import ALIASES, NOTHING
+from kerasmem.estimation.graph.rules import ALIASES, NOTHING, UPDATES
 
-OVERHEAD_SECONDS = 1e-6
-BYTES_PER_SECOND = 8e9
-OPERATIONS_PER_SECOND = 50e9
+OVERHEAD_SECONDS = 0.3e-6
+BYTES_PER_SECOND = 10e9  # of operations that work element by element
+FORWARD, BACKWARD, PRODUCT, DEPTHWISE = 60e9, 25e9, 100e9, 5e9  # floating-point operations per second
+# A matrix that is read or written across its rows, as the gradients of a dense layer do.
+TRANSPOSED_READ, TRANSPOSED_WRITE = 0.6e9, 2e9  # bytes per second
+
+# Identical operations vary about this much from step to step: standard deviation of the logarithm of their time.
+VARIATION = 0.6
 
 
 def seconds(node: Node, inputs: Sequence[Tensor]) -> float:
     """Return the time that a node takes, by its arithmetic and the bytes it moves."""
+    if node.type in UPDATES:
+        return OVERHEAD_SECONDS + 3 * sum(each.bytes or 0 for each in inputs) / BYTES_PER_SECOND
     if node.type in NOTHING or node.type in ALIASES:
         return OVERHEAD_SECONDS / 2
     moved = sum(each.bytes or 0 for each in inputs) + sum(each.bytes or 0 for each in node.outputs)
-    return OVERHEAD_SECONDS + moved / BYTES_PER_SECOND + _operations(node, inputs) / OPERATIONS_PER_SECOND
+    return OVERHEAD_SECONDS + moved / BYTES_PER_SECOND + _arithmetic(node, inputs)
 
 
-def _operations(node: Node, inputs: Sequence[Tensor]) -> float:
+def _arithmetic(node: Node, inputs: Sequence[Tensor]) -> float:
     shapes = [each.shape for each in inputs]
-    if "MatMul" in node.type and len(shapes) > 1 and node.outputs and all(
-        shape is not None for shape in (shapes[0], shapes[1], node.outputs[0].shape)
-    ):  # fmt: skip
+    result = node.outputs[0].shape if node.outputs else None
+    if len(shapes) < 2 or result is None or shapes[0] is None or shapes[1] is None:
+        return 0.0
+    if "MatMul" in node.type:
         # The geometric mean of the three faces of the product, which needs no account of transposition.
-        faces = [math.prod(shape or ()) for shape in (shapes[0], shapes[1], node.outputs[0].shape)]
-        return 2 * math.sqrt(math.prod(faces))
-    if "Conv" in node.type and len(shapes) > 1:
-        backward_filter, backward_input = "BackpropFilter" in node.type, "BackpropInput" in node.type
-        kernel = node.outputs[0].shape if backward_filter else shapes[1]
-        result = shapes[2] if (backward_filter or backward_input) and len(shapes) > 2 else node.outputs[0].shape
-        if kernel is not None and result is not None and len(kernel) > 2:
-            per_element = math.prod(kernel[:-2]) * (1 if "Depthwise" in node.type else kernel[-2])
-            return 2 * math.prod(result) * per_element
+        batch = math.prod(result[:-2]) or 1
+        faces = math.prod(shapes[0]) * math.prod(shapes[1]) * math.prod(result)
+        took = 2 * math.sqrt(faces / batch) / PRODUCT
+        if node.attributes.get("transpose_b"):
+            took += (inputs[1].bytes or 0) / TRANSPOSED_READ
+        elif node.attributes.get("transpose_a"):
+            took += (node.outputs[0].bytes or 0) / TRANSPOSED_WRITE
+        return took
+    if "Conv" in node.type:
+        backward = "Backprop" in node.type
+        kernel = result if "BackpropFilter" in node.type else shapes[1]
+        places = shapes[2] if backward and len(shapes) > 2 and shapes[2] is not None else result
+        if len(kernel) > 2:
+            if "Depthwise" in node.type:
+                return 2 * math.prod(places) * math.prod(kernel[:-2]) / DEPTHWISE
+            return 2 * math.prod(places) * math.prod(kernel[:-1]) / (BACKWARD if backward else FORWARD)
     return 0.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kerasmem.estimation.allocator import FREE, BFCAllocator, Step, smallest_limit
 from kerasmem.estimation.attribution import Attribution
-from kerasmem.estimation.graph.costs import seconds
+from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor, Memory
 from kerasmem.estimation.graph.heap import Buffer, Heap
 from kerasmem.estimation.graph.program import Node, Program
@@ -17,11 +17,7 @@ from kerasmem.estimation.graph.rules import CPU_RULES, DeviceRules, is_known
 from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.report import Pool, Unmodelled
 
-WARM_UP_STEPS, STEPS = 3, 12
-# Identical steps differ since threads race: each operation's time varies by about this much (standard deviation of its
-# logarithm).
-VARIATION = 0.3
-
+WARM_UP_STEPS, STEPS = 3, 15
 
 @dataclass(frozen=True)
 class _Peak:

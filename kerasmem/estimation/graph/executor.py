@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from kerasmem.estimation.graph.heap import Buffer, Heap, make_variables
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
-from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, INEXPENSIVE, NOTHING, DeviceRules
+from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, INEXPENSIVE, NOTHING, UPDATES, DeviceRules
 
 # Below this a kernel is not worth a thread of its own (kOpIsExpensiveThresholdCycles, 8000 cycles).
 EXPENSIVE_SECONDS = 3e-6
@@ -165,7 +165,7 @@ class Memory:
         kind = node.type
         outputs: list[Buffer | None] = [None] * len(node.outputs)
         if kind in NOTHING:
-            if kind in ("AssignAddVariableOp", "AssignSubVariableOp"):
+            if kind in UPDATES:
                 self._update(number, node)
         elif kind == "ReadVariableOp":
             outputs[0] = self._hold(self.variables[_variable(node)])

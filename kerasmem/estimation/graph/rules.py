@@ -32,6 +32,9 @@ NOTHING = frozenset(
     """.split()
 )
 
+# A variable is changed in place: value and change are read, the value is written.
+UPDATES = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
+
 # The output may take over the buffer of one of these inputs: `None` for any.
 _UNARY = """
     Relu Relu6 Elu Selu LeakyRelu Softplus Softsign Sqrt Rsqrt Neg Exp Expm1 Log Log1p Sigmoid Tanh Square Abs Sign
@@ -92,6 +95,9 @@ INEXPENSIVE = frozenset(
     VariableShape HostConst Bitcast
     """.split()
 )
+
+# Under oneDNN these keep a note of where each maximum was, for their gradient: a second, hidden output.
+HIDDEN_OUTPUT = {"MaxPool": "MaxPoolGrad", "MaxPool3D": "MaxPool3DGrad"}
 
 Scratch = Callable[[Node, tuple[Tensor, ...]], int]
 

@@ -1,0 +1,196 @@
+"""A piece of work in a process of its own: with a time limit, a memory limit and an answer in JSON.
+
+The parent calls `run_child("package.worker", {…})`, and `package.worker` ends with `serve(function)`. What goes
+wrong in the child is an exception in the parent: errors of kerasmem come through as they are, everything else
+is a `ChildFailure` with a reason that fits into one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kerasmem import errors
+from kerasmem.errors import KerasmemError
+from kerasmem.units import format_size
+
+_POLL_SECONDS = 0.1
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+# Lines of a log that say nothing of what went wrong: I0000, W0000, "2026-01-01 10:00:00.1: I …", "WARNING:…".
+_NOISE = re.compile(r"\s*([IW]\d{4} |WARNING\b|INFO\b|\d{4}-\d\d-\d\d [\d:.]+: [IW] |\^|File \"|Traceback|[~^]+$)")
+
+
+class ChildFailure(KerasmemError):
+    """A process of kerasmem's own did not give an answer.
+
+    Attributes:
+        reason: why, in a few words.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def run_child(
+    module: str,
+    request: Mapping[str, Any],
+    *,
+    timeout: float,
+    memory_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run `python -m MODULE` with `request` and return its answer.
+
+    The child finds modules where this process does, in the same folder. It has a process group of its own, which is
+    ended as a whole when the time is over, when the child's memory passes the limit, and on Ctrl-C.
+
+    Args:
+        module: the child's module; it calls `serve`.
+        request: JSON-ready data for it.
+        timeout: seconds.
+        memory_limit: bytes of memory that the child may have resident; looked at ten times a second.
+        env: environment variables for the child beside the parent's own.
+
+    Raises:
+        ChildFailure: the child gave no answer; the reason says why.
+        KerasmemError: the child raised it.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": _python_path(), "PYTHONSAFEPATH": "1", **(env or {})},
+    )
+    try:
+        out, err = _communicate(process, json.dumps(request).encode(), timeout, memory_limit)
+    except BaseException:  # also on Ctrl-C
+        _end_group(process)
+        raise
+    return _answer(process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+
+
+def serve(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Read a request from standard input, call `function`, and write its answer as the last line of standard output.
+
+    What `function` and the libraries that it uses print goes to standard error.
+    """
+    _die_with_parent()
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        data: dict[str, Any] = {"result": function(json.load(sys.stdin))}
+        text = json.dumps(data)
+    except KerasmemError as error:
+        names = [each.__name__ for each in type(error).__mro__ if issubclass(each, KerasmemError)]
+        text = json.dumps({"error": {"classes": names, "message": str(error)}})
+    except MemoryError:
+        text = json.dumps({"crash": "out of host memory (MemoryError)"})
+    except Exception as error:
+        traceback.print_exc()
+        text = json.dumps({"crash": _one_line(f"{type(error).__name__}: {error}")})
+    with answer:
+        answer.write("\n" + text + "\n")
+
+
+def _communicate(
+    process: subprocess.Popen[bytes], request: bytes, timeout: float, memory_limit: int | None
+) -> tuple[bytes, bytes]:
+    deadline = time.monotonic() + timeout
+    given: bytes | None = request
+    while True:
+        try:
+            return process.communicate(given, timeout=_POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            given = None  # what is left of it is kept by the process object
+        resident = 0 if memory_limit is None else _resident_bytes(process.pid)
+        if memory_limit is not None and resident > memory_limit:
+            raise ChildFailure(
+                f"it took {format_size(resident)} of host memory, more than the {format_size(memory_limit)} it may have"
+            )
+        if time.monotonic() > deadline:
+            raise ChildFailure(f"it took longer than {timeout:g} s")
+
+
+def _answer(code: int, out: str, err: str) -> dict[str, Any]:
+    data = _last_object(out)
+    if "error" in data:
+        raise _rebuilt(data["error"])
+    if "crash" in data:
+        raise ChildFailure(str(data["crash"]))
+    if isinstance(data.get("result"), dict):  # even where the libraries then fail to shut down
+        result: dict[str, Any] = data["result"]
+        return result
+    said = _last_meaningful(err)
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        hint = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+        raise ChildFailure(f"it was ended by {name}{hint}" + (f": {said}" if said else ""))
+    raise ChildFailure(f"it ended with exit code {code} and no answer" + (f": {said}" if said else ""))
+
+
+def _last_object(out: str) -> dict[str, Any]:
+    lines = out.strip().splitlines()
+    try:
+        data = json.loads(lines[-1]) if lines else {}
+    except ValueError:  # something that was printed
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _rebuilt(error: Mapping[str, Any]) -> KerasmemError:
+    """Return the child's error, as the nearest class that `kerasmem.errors` has."""
+    message = str(error["message"])
+    names = [str(name) for name in error["classes"]]
+    if ChildFailure.__name__ in names:
+        return ChildFailure(message)
+    cls = next((getattr(errors, name) for name in names if hasattr(errors, name)), KerasmemError)
+    rebuilt: KerasmemError = cls.__new__(cls)
+    rebuilt.args = (message,)
+    return rebuilt
+
+
+def _last_meaningful(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip() and not _NOISE.match(line)]
+    return _one_line(lines[-1]) if lines else ""
+
+
+def _one_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else ""
+
+
+def _python_path() -> str:
+    return os.pathsep.join(os.path.abspath(path) for path in sys.path if isinstance(path, str))
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):  # it has just ended
+        return 0
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # the child leads its group
+    process.communicate()
+
+
+def _die_with_parent() -> None:
+    """Have the system end this process when its parent ends without having time to do so."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,0 +1,178 @@
+"""What a real allocator did: TensorFlow's profiler records every allocation and every free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kerasmem.errors import InputError
+from kerasmem.estimation.allocator import FREE, Step
+
+ALLOCATE, DEALLOCATE = "allocate", "free"
+_KINDS = {"MemoryAllocation": ALLOCATE, "MemoryDeallocation": DEALLOCATE}
+# What the profiler calls a field of `AllocatorEvent`.
+_NUMBERS = {
+    "addr": "address", "requested_bytes": "requested", "allocation_bytes": "allocated", "id": "step",
+    "bytes_allocated": "in_use", "peak_bytes_in_use": "peak",
+}  # fmt: skip
+_TEXTS = {"allocator_name": "allocator", "tf_op": "op", "region_type": "region", "shape": "shape"}
+
+
+class AllocatorEvent(NamedTuple):
+    """One allocation or one free.
+
+    Attributes:
+        time: in picoseconds, on the clock of the recording.
+        kind: "allocate" or "free".
+        allocator: its name: "bfc_cpu_allocator_for_gpu", "GPU_0_bfc".
+        address: of the chunk.
+        requested: bytes asked for.
+        allocated: bytes of the chunk.
+        in_use: bytes of all chunks handed out, after this event.
+        peak: the most of those since the last reset.
+        op: the operation that runs, with its name scopes, or "" outside of any.
+        region: what it is for: "output", "temp", "persist" or "".
+        step: TensorFlow's number of the step (one call of a function), 0 outside of any.
+        shape: as TensorFlow writes it ("[32,10]"), or "".
+    """
+
+    time: int
+    kind: str
+    allocator: str
+    address: int
+    requested: int
+    allocated: int
+    in_use: int
+    peak: int
+    op: str = ""
+    region: str = ""
+    step: int = 0
+    shape: str = ""
+
+
+class Mark(NamedTuple):
+    """The begin of a `tf.profiler.experimental.Trace(name, step_num=number)`, in picoseconds."""
+
+    time: int
+    name: str
+    number: int
+
+
+def read_allocator_events(source: str | os.PathLike[str] | bytes) -> tuple[AllocatorEvent, ...]:
+    """Return the allocator's events in the order in which they happened, across threads.
+
+    The recording comes from `tf.profiler.experimental` with `ProfilerOptions(host_tracer_level=3)`. Only allocators of
+    the BFC kind record: GPUs, and the CPU where `TF_CPU_ALLOCATOR_USE_BFC=true` was set.
+
+    Args:
+        source: an `.xplane.pb` file, a folder with one somewhere below (the profiler's `logdir`; the newest is
+            taken), or the file's bytes.
+
+    Raises:
+        InputError: it is no such recording.
+    """
+    return read_recording(source)[0]
+
+
+def read_recording(
+    source: str | os.PathLike[str] | bytes, mark_prefix: str | None = None
+) -> tuple[tuple[AllocatorEvent, ...], tuple[Mark, ...]]:
+    """Return the allocator's events as `read_allocator_events` does, and the marks that the traced program set.
+
+    Args:
+        source: as for `read_allocator_events`.
+        mark_prefix: what the names of marks begin with; None for no marks.
+
+    Raises:
+        InputError: it is no such recording.
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    name = "the profile" if isinstance(source, bytes) else os.fspath(source)
+    data = source if isinstance(source, bytes) else _find(Path(source)).read_bytes()
+    space = xplane_pb2.XSpace()
+    try:
+        space.ParseFromString(data)
+    except Exception as error:  # protobuf's DecodeError, in whatever module this version has it
+        raise InputError(f"{name}: not a recording of TensorFlow's profiler (an .xplane.pb file): {error}") from error
+    found = [event for plane in space.planes for event in _events_of(plane)]
+    # Events are recorded under the allocator's lock, so that their clock has their order; a sort keeps that of equals.
+    found.sort(key=lambda event: event.time)
+    marks = [] if mark_prefix is None else [mark for plane in space.planes for mark in _marks_of(plane, mark_prefix)]
+    return tuple(found), tuple(sorted(marks))
+
+
+def _find(path: Path) -> Path:
+    if not path.is_dir():
+        if not path.is_file():
+            raise InputError(f"{path}: no such file; give an .xplane.pb file or the profiler's folder")
+        return path
+    files = sorted(path.rglob("*.xplane.pb"), key=lambda each: each.stat().st_mtime_ns)
+    if not files:
+        raise InputError(f"{path}: has no .xplane.pb file; was the profiler stopped?")
+    return files[-1]
+
+
+def _events_of(plane: Any) -> Iterator[AllocatorEvent]:
+    kinds = {key: _KINDS[item.name] for key, item in plane.event_metadata.items() if item.name in _KINDS}
+    names = {key: item.name for key, item in plane.stat_metadata.items()}
+    numbers = {key: _NUMBERS[name] for key, name in names.items() if name in _NUMBERS}
+    texts = {key: _TEXTS[name] for key, name in names.items() if name in _TEXTS}
+    for line in plane.lines:
+        begin = line.timestamp_ns * 1000
+        for event in line.events:
+            kind = kinds.get(event.metadata_id)
+            if kind is None:
+                continue
+            fields: dict[str, Any] = {"time": begin + event.offset_ps, "kind": kind}
+            for stat in event.stats:
+                key = stat.metadata_id
+                if key in numbers:
+                    fields[numbers[key]] = stat.int64_value or stat.uint64_value
+                elif key in texts:
+                    fields[texts[key]] = names.get(stat.ref_value, "") if stat.ref_value else stat.str_value
+            yield AllocatorEvent(**fields)
+
+
+def _marks_of(plane: Any, prefix: str) -> Iterator[Mark]:
+    wanted = {key: item.name for key, item in plane.event_metadata.items() if item.name.startswith(prefix)}
+    names = {key: item.name for key, item in plane.stat_metadata.items()}
+    for line in plane.lines:
+        for event in line.events:
+            if event.metadata_id in wanted:
+                numbers = [stat.int64_value for stat in event.stats if names[stat.metadata_id] == "step_num"]
+                time = line.timestamp_ns * 1000 + event.offset_ps
+                yield Mark(time, wanted[event.metadata_id], numbers[0] if numbers else 0)
+
+
+def check_complete(events: Iterable[AllocatorEvent]) -> int:
+    """Return how many events do not follow from the one before: recorded out of order, or with others lost between.
+
+    Each event says what is in use after it, so a complete recording from the allocator's start on gives 0.
+    """
+    wrong, in_use = 0, 0
+    for event in events:
+        in_use += event.allocated if event.kind == ALLOCATE else -event.allocated
+        if in_use != event.in_use:
+            wrong, in_use = wrong + 1, event.in_use
+    return wrong
+
+
+def replay_steps(events: Iterable[AllocatorEvent]) -> list[Step]:
+    """Return the events as `kerasmem.estimation.allocator.replay` takes them; frees of what was not seen are left out.
+
+    Keys count the allocations from 0.
+    """
+    steps: list[Step] = []
+    holders: dict[int, int] = {}
+    count = 0
+    for event in events:
+        if event.kind == ALLOCATE:
+            holders[event.address] = count
+            steps.append((count, event.requested))
+            count += 1
+        elif event.address in holders:
+            steps.append((holders.pop(event.address), FREE))
+    return steps

@@ -1,0 +1,154 @@
+"""What XLA's own texts say of a compiled step: what lives at the peak, and how large its convolutions are. Pure.
+
+Two texts are read: the optimised module ("HLO", in the order in which it runs) and the dump of live ranges. Both are
+meant for people and change between versions; whatever does not read as expected is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+_BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128}
+_SHAPE = re.compile(r"\b(pred|token|opaque|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([\w\-]+)\(([^)]*)\)(.*)")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_CONVOLUTION = re.compile(r'custom_call_target="__cudnn\$conv')
+_PEAK = re.compile(r"\s*Live ranges at (\d+) \(peak\):")
+_LIVE = re.compile(r"\s+(\S+?)\{[\d,]*\}: (\d+) bytes")
+_SEQUENCE = re.compile(r"\s+(\d+):([\w.\-]+)\s*$")
+_RECOMPUTED = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+\.remat\d*[\w.]* = ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class LiveBuffer:
+    """A value that has memory at the peak.
+
+    Attributes:
+        bytes: its size.
+        operation: the operation that made it, as the step's code names it; "state[0][5]" and the like for arguments.
+        layer: the Keras layer in whose call that was, or None.
+        phase: "forward", "backward" or "optimizer"; None for arguments and where it is not known.
+    """
+
+    bytes: int
+    operation: str
+    layer: str | None = None
+    phase: str | None = None
+
+
+def shape_bytes(text: str) -> int:
+    """Return the bytes of an HLO shape, of all elements of a tuple: "(f32[8,32]{1,0}, u8[0]{0})" → 1024."""
+    total = 0
+    for dtype, dimensions in _SHAPE.findall(text):
+        count = math.prod(int(size) for size in dimensions.split(",") if size)
+        total += -(-count * _bits(dtype) // 8)
+    return total
+
+
+def _bits(dtype: str) -> int:
+    if dtype in _BITS:
+        return _BITS[dtype]
+    found = re.match(r"[a-z]+(\d+)", dtype)  # f32, bf16, s8, f8e4m3fn
+    return int(found.group(1)) if found else 0
+
+
+def is_recomputed(module: str) -> bool:
+    """Return whether XLA computes values a second time to save memory."""
+    return _RECOMPUTED.search(module) is not None
+
+
+def convolution_bytes(module: str) -> tuple[tuple[int, str], ...]:
+    """Return for each convolution that cuDNN runs the bytes of its inputs and outputs, and its operation's name.
+
+    A convolution whose workspace is part of the plan (more than 0 bytes reserved) is left out.
+    """
+    shapes: dict[str, str] = {}
+    found = []
+    for line in module.splitlines():
+        instruction = _INSTRUCTION.match(line)
+        if instruction is None:
+            continue
+        name, shape, _, operands, rest = instruction.groups()
+        shapes[name] = shape
+        if not _CONVOLUTION.search(rest) or not re.search(r"u8\[0\]", shape):
+            continue
+        names = [each.rpartition("%")[2].strip() for each in operands.split(",")]
+        operand_bytes = sum(shape_bytes(shapes.get(each, "")) for each in names)
+        operation = _OP_NAME.search(rest)
+        found.append((shape_bytes(shape) + operand_bytes, operation.group(1) if operation else name))
+    return tuple(found)
+
+
+def operation_names(module: str) -> dict[str, str]:
+    """Return the operation's name of every instruction that has one."""
+    names = {}
+    for line in module.splitlines():
+        instruction, operation = _INSTRUCTION.match(line), _OP_NAME.search(line)
+        if instruction is not None and operation is not None:
+            names[instruction.group(1)] = operation.group(1)
+    return names
+
+
+def peak_of(live_ranges: str) -> tuple[str | None, tuple[tuple[str, int], ...]]:
+    """Return the instruction at which most bytes live, and what lives then: instruction and bytes, as XLA lists it."""
+    sequence: dict[int, str] = {}
+    lines = iter(live_ranges.splitlines())
+    for line in lines:
+        step = _SEQUENCE.match(line)
+        if step is not None:
+            sequence.setdefault(int(step.group(1)), step.group(2))
+        peak = _PEAK.match(line)
+        if peak is not None:
+            return sequence.get(int(peak.group(1))), tuple(_listed(lines))
+    return None, ()
+
+
+def _listed(lines: Iterator[str]) -> Iterator[tuple[str, int]]:
+    for line in lines:
+        live = _LIVE.match(line)
+        if live is None:
+            return
+        yield live.group(1), int(live.group(2))
+
+
+def live_buffers(
+    live: Collection[tuple[str, int]], operations: dict[str, str], layers: Collection[str], optimizer: str | None
+) -> tuple[LiveBuffer, ...]:
+    """Name the values that live at the peak.
+
+    Args:
+        live: instruction and bytes, from `peak_of`.
+        operations: instruction → the operation's name, from `operation_names`.
+        layers: names of the model's layers.
+        optimizer: the optimizer's name; None for inference.
+    """
+    found = []
+    for instruction, size in live:
+        operation = operations.get(instruction, instruction)
+        layer, phase = origin(operation, layers, optimizer)
+        found.append(LiveBuffer(size, operation, layer, phase))
+    return tuple(found)
+
+
+def origin(operation: str, layers: Collection[str], optimizer: str | None) -> tuple[str | None, str | None]:
+    """Return the layer and the phase of an operation by its name.
+
+    JAX wraps the scope of a layer's call in what is done to it: `jvp(conv1)` going forward, `transpose(jvp(conv1))`
+    going back.
+
+    Example:
+        >>> origin("jit(train_step)/transpose(jvp(encoder))/dense/dot_general", {"encoder", "dense"}, "adam")
+        ('encoder/dense', 'backward')
+    """
+    if "/" not in operation:
+        return None, None
+    pieces = re.sub(r"\b(?:jit|jvp|transpose|vmap|checkpoint|remat)\(", "", operation).replace(")", "").split("/")
+    if optimizer is not None and any(re.fullmatch(rf"{re.escape(optimizer)}(_\d+)?", piece) for piece in pieces):
+        return None, OPTIMIZER
+    path = [piece for piece in pieces if piece in layers]
+    return "/".join(path) or None, BACKWARD if "transpose(" in operation else FORWARD

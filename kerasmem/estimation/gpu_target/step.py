@@ -1,0 +1,143 @@
+"""The training step on Keras's JAX backend: a function of shapes, of a model without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kerasmem.errors import KerasmemError, ModelError, UsageError
+from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.compiling import compile_model, has_own_step, sparse_losses
+from kerasmem.models.inputs import ByKeyword, model_inputs
+from kerasmem.models.opening import OpenedModel
+from kerasmem.models.request import ModelRequest
+from kerasmem.models.training import TrainingSettings, check_optimizer
+
+
+@dataclass(frozen=True)
+class JaxStep:
+    """A step as `jax.jit` takes it.
+
+    Attributes:
+        function: of the state and the batch; the state is given up (donated) to it.
+        state: shapes and dtypes (Keras tensors) of variables, in the groups that Keras's step takes.
+        groups: the names of those groups.
+        data: likewise of the batch.
+        keeps_state: the step leaves the state as it is, so nothing is donated.
+        optimizer: the optimizer's name as it appears in names of operations, or None.
+        layers: the names of all layers.
+        notes: what was assumed.
+    """
+
+    function: Callable[[Any, Any], Any]
+    state: tuple[list[Any], ...]
+    groups: tuple[str, ...]
+    data: Any
+    keeps_state: bool
+    optimizer: str | None
+    layers: frozenset[str]
+    notes: tuple[str, ...]
+
+
+def jax_step(opened: OpenedModel, request: ModelRequest) -> JaxStep:
+    """Compile the opened model as the request says and return its step.
+
+    Raises:
+        ModelError: Keras refuses.
+        UsageError: the model brings a training step of its own, or its batch size contradicts the request.
+    """
+    model = opened.model
+    structure, inputs = model_inputs(model, request.input_shapes())
+    fixed = {each.shape[0] for each in inputs if each.shape[0] is not None}
+    if len(fixed) > 1 or fixed - {request.batch_size}:
+        raise UsageError(f"batch_size {request.batch_size}: the model's inputs fix the batch at {sorted(fixed)}")
+    if request.mode != "inference" and has_own_step(model):
+        raise UsageError(
+            f"model {model.name!r} has a train_step of its own, which was written for TensorFlow and does not run on "
+            "JAX, through which gpu-target compiles; use method='xla' or 'graph'"
+        )
+    keras = import_keras()
+    flat = [keras.KerasTensor((request.batch_size, *each.shape[1:]), each.dtype) for each in inputs]
+    x = _pack(structure, flat)
+    try:
+        outputs = _output_spec(model, structure, flat)
+        if request.mode == "inference":
+            return _predict(model, x)
+        compiled = compile_model(model, training_of(opened.training, request), outputs, jit_compile=True)
+        y = _targets(model.loss, outputs, request.batch_size)
+        model._symbolic_build(data_batch=(x, y))
+    except KerasmemError:
+        raise
+    except Exception as error:
+        raise ModelError(f"model {model.name!r} cannot be prepared on JAX: {keras_reason(error)}") from error
+    state = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
+    return JaxStep(
+        function=model.train_step,
+        state=tuple(_shapes(group) for group in (*state, model.metrics_variables)),
+        groups=("trainable", "non_trainable", "optimizer", "metrics"),
+        data=(x, y),
+        keeps_state=False,
+        optimizer=str(model.optimizer.name),
+        layers=_layer_names(model),
+        notes=compiled.notes,
+    )
+
+
+def training_of(own: TrainingSettings, request: ModelRequest) -> TrainingSettings:
+    """Return the model's settings with those that the request puts in their place."""
+    if request.optimizer is not None and check_optimizer(request.optimizer) != own.optimizer:
+        own = replace(own, optimizer=request.optimizer.lower(), optimizer_config=None, keeps_optimizer=False)
+    if request.loss is not None:
+        own = replace(own, loss=request.loss, loss_config=request.loss, metrics_config=None, keeps_loss=False)
+    return own
+
+
+def _predict(model: Any, x: Any) -> JaxStep:
+    def predict(state: Any, data: Any) -> Any:
+        return model.predict_step(state, data)[0]
+
+    groups = (model.trainable_variables, model.non_trainable_variables)
+    state = tuple(_shapes(group) for group in groups)
+    return JaxStep(predict, state, ("trainable", "non_trainable"), x, True, None, _layer_names(model), ())
+
+
+def _layer_names(model: Any) -> frozenset[str]:
+    return frozenset(str(layer.name) for layer in model._flatten_layers(include_self=False))
+
+
+def _shapes(variables: list[Any]) -> list[Any]:
+    """Return shapes alone: reading a variable's value would make one."""
+    tensor = import_keras().KerasTensor
+    return [tensor(tuple(variable.shape), str(variable._dtype)) for variable in variables]
+
+
+def _output_spec(model: Any, structure: Any, flat: list[Any]) -> Any:
+    from keras.src.backend import compute_output_spec
+
+    if isinstance(structure, ByKeyword):
+        return compute_output_spec(
+            lambda *tensors: model(**dict(zip(structure, tensors, strict=True))),
+            *flat,
+        )
+    return compute_output_spec(model, _pack(structure, flat))
+
+
+def _pack(structure: Any, flat: list[Any]) -> Any:
+    if isinstance(structure, ByKeyword):
+        return dict(zip(structure, flat, strict=True))
+    nested = isinstance(structure, (list, tuple, dict))
+    return import_keras().tree.pack_sequence_as(structure, flat) if nested else flat[0]
+
+
+def _targets(loss: Any, outputs: Any, batch_size: int) -> Any:
+    """Return the shapes of the labels: class numbers for sparse losses, else one value for each output."""
+    keras = import_keras()
+    flat = keras.tree.flatten(outputs)
+    labels = []
+    for tensor, is_sparse in zip(flat, sparse_losses(loss, outputs), strict=True):
+        shape = tuple(batch_size if number == 0 and size is None else size for number, size in enumerate(tensor.shape))
+        is_float = tensor.dtype.startswith(("float", "bfloat"))
+        dtype = "int32" if is_sparse else "float32" if is_float else tensor.dtype
+        labels.append(keras.KerasTensor(shape[:-1] if is_sparse else shape, dtype))
+    return keras.tree.pack_sequence_as(outputs, labels)

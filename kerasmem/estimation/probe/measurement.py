@@ -1,0 +1,117 @@
+"""`measure`: train for some steps in a process of its own, and report what TensorFlow's allocator says."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import Any
+
+from kerasmem.errors import UsageError
+from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
+from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, run_steps
+from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport, Pool
+from kerasmem.estimation.verdict import verdict
+from kerasmem.models.request import request_for
+
+DEFAULT_STEPS = 10
+
+
+def measure(
+    model: Any,
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    steps: int = DEFAULT_STEPS,
+    timeout: float = DEFAULT_TIMEOUT,
+    optimizer: str | None = None,
+    loss: str | None = None,
+    jit_compile: bool | str = "auto",
+    mode: str = "train",
+    dtype_policy: str | None = None,
+    input_shape: Any = None,
+    **options: Any,
+) -> MemoryReport:
+    """Return how much memory training a model takes, by running some steps of it in a process of its own.
+
+    The process has real weights, a batch of zeros, and the GPU's allocator where the machine has a GPU; otherwise the
+    same allocator for the CPU. The report has the layout of an estimate: `bytes.total` is the median of the steps'
+    peaks in use, `low` and `high` the least and the most of them; graph mode runs operations in parallel, so that
+    identical steps differ.
+
+    Args:
+        model: as for `kerasmem.estimate`; a function or class must be importable from another process.
+        batch_size: samples in a batch.
+        steps: steps that are measured, after a first one that sets things up.
+        timeout: seconds for the whole process.
+        optimizer: a Keras optimizer's name in place of the model's own.
+        loss: a loss's name in place of the model's own.
+        jit_compile: whether XLA compiles the step; "auto" as Keras does (on a GPU, where the layers allow it).
+        mode: "train" or "inference".
+        dtype_policy: a Keras dtype policy in place of the model's own.
+        input_shape: open dimensions of the inputs, without the batch.
+        **options: the other arguments of `kerasmem.estimate`: `device`, `factory`, `factory_args`,
+            `custom_objects`, `trust`.
+
+    Raises:
+        UsageError: an argument is wrong, or the model exists in this process only.
+        ModelError: a step failed, or ran out of memory.
+        KerasmemError: the process gave no answer in time, or was ended by the system.
+
+    Example:
+        >>> import kerasmem
+        >>> from kerasmem.estimation.probe.measurement import measure
+        >>> measure("keras.applications:MobileNetV2", batch_size=8).settings.method  # doctest: +SKIP
+        'measure'
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise UsageError(f"steps {steps!r}: must be a whole number from 1")
+    common: dict[str, Any] = {
+        "optimizer": optimizer, "loss": loss, "jit_compile": jit_compile, "mode": mode, "dtype_policy": dtype_policy,
+        "input_shape": input_shape,
+    }  # fmt: skip
+    planned = estimate(model, batch_size=batch_size, method="formula", **common, **options)
+    size = planned.settings.batch_size
+    options.pop("device", None)
+    with request_for(model, batch_size=size, **common, **options) as request:
+        answer = run_steps(request, [(size, steps)], timeout=timeout)
+    return measured_report(planned, answer)
+
+
+def measured_report(planned: MemoryReport, answer: Answer) -> MemoryReport:
+    """Return the report of an estimate with what was measured in place of what was estimated."""
+    run = answer.runs[0]
+    total = int(statistics.median(run.peaks))
+    need = Bytes(
+        total=total,
+        low=min(run.peaks),
+        high=max(run.peaks),
+        weights=planned.bytes.weights,
+        optimizer=answer.optimizer,
+        gradients=None,
+        activations=None,
+        inputs=run.inputs,
+        workspace=None,
+        allocator=None,
+    )
+    where = "TensorFlow's allocator" if answer.device.startswith("GPU") else "the GPUs' allocator, on the CPU"
+    notes = [
+        f"measured on {answer.device} through {where}: {len(run.peaks)} steps of {run.seconds:.2g} s after a first one "
+        f"that had its peak at {run.first:,} B; {run.before:,} B were in use before them",
+        *answer.notes,
+    ]
+    if not answer.device.startswith("GPU"):
+        notes.append("a GPU runs other kernels, which may take other scratch memory")
+    device = planned.device
+    return replace(
+        planned,
+        settings=replace(planned.settings, method="measure", execution=answer.execution),
+        bytes=need,
+        layers=tuple(replace(row, bytes=None) for row in planned.layers),
+        device=None
+        if device is None
+        else DeviceVerdict(
+            device.name, device.memory_bytes, device.available_bytes, verdict(need, device.available_bytes), device.note
+        ),
+        unmodelled=(),
+        notes=tuple(notes),
+        pool=Pool(requested=None, in_use=total, reserved=None),
+    )

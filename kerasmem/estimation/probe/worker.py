@@ -1,0 +1,226 @@
+"""The child process: opens the model with real weights, runs real steps, and reads TensorFlow's allocator.
+
+Run by `kerasmem.estimation.child.run_child`, never imported by the parent's process for its side effects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kerasmem.errors import KerasmemError, ModelError
+from kerasmem.estimation.child import serve
+from kerasmem.models.inputs import model_inputs
+from kerasmem.models.request import ModelRequest, open_request
+from kerasmem.models.step import PreparedStep, prepare_step
+from kerasmem.models.training import TrainingSettings, check_optimizer
+
+MODULE = __name__
+# Names of the marks in the recording, with the batch's place in the request as their number.
+MARKS = "kerasmem-"
+BATCH_MARK, FIRST_MARK, STEP_MARK = MARKS + "batch", MARKS + "first", MARKS + "step"
+
+
+def work(data: dict[str, Any]) -> dict[str, Any]:
+    """Run the steps that were asked for.
+
+    Args:
+        data: `request` (a `ModelRequest`); `runs`, a list of {"batch_size", "steps"}; `folder` for the recording or
+            None for none; `seconds`, after which no further step is begun once two of a run are done.
+
+    Returns:
+        The answer, JSON-ready: `device`, `execution`, `batch_size`, `weights`, `optimizer` (bytes), `notes`, and for
+        each run `batch_size`, `inputs` (bytes), `before` (bytes in use before the steps), `peaks` (bytes, one a step,
+        without the first, which also sets things up), `first` (that one's), `seconds` a step.
+    """
+    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"  # the allocator that GPUs have, with its statistics
+    import tensorflow as tf
+
+    folder = data.get("folder")
+    if folder is not None:
+        options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
+        tf.profiler.experimental.start(folder, options=options)
+    session = _Session(ModelRequest.from_dict(data["request"]), folder is not None)
+    runs = [session.run(run["batch_size"], run["steps"], data.get("seconds")) for run in data["runs"]]
+    if folder is not None:
+        tf.profiler.experimental.stop()
+    return {**session.facts(), "runs": runs}
+
+
+class _Session:
+    """One model with real weights, trained at one batch size after the other."""
+
+    def __init__(self, request: ModelRequest, is_traced: bool) -> None:
+        import tensorflow as tf
+
+        self.request, self.is_traced, self.count = request, is_traced, 0
+        self.device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
+        self.jit_compile = False
+        self.prepared: PreparedStep | None = None
+        self.prepared_size = 0
+        with open_request(request) as opened:
+            self.model, self.training = opened.model, opened.training
+            self.structure, self.inputs = model_inputs(opened.model, request.input_shapes())
+        _give_values(self.model)
+
+    def run(self, batch_size: int, steps: int, seconds: float | None) -> dict[str, Any]:
+        """Train for some steps at one batch size."""
+        import tensorflow as tf
+
+        self.count += 1
+        try:
+            data, function = self._prepare(batch_size)
+            with self._mark(BATCH_MARK):
+                tensors = tf.nest.map_structure(_filled, data)
+            before = self._memory()["current"]
+            first = self._step(function, tensors, FIRST_MARK)
+            peaks: list[int] = []
+            begin = time.monotonic()
+            while len(peaks) < steps:
+                peaks.append(self._step(function, tensors, STEP_MARK))
+                if seconds is not None and len(peaks) >= 2 and time.monotonic() - begin > seconds:
+                    break
+            took = (time.monotonic() - begin) / max(len(peaks), 1)
+        except tf.errors.ResourceExhaustedError as error:
+            raise ModelError(_out_of_memory(error, self.model.name, batch_size, self.device)) from None
+        except (KerasmemError, MemoryError):
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"a step of model {self.model.name!r} at batch size {batch_size} failed: "
+                f"{type(error).__name__}: {_reason(error)}"
+            ) from error
+        return {
+            "batch_size": batch_size,
+            "inputs": sum(_bytes(tensor) for tensor in tf.nest.flatten(tensors)),
+            "before": before,
+            "first": first,
+            "peaks": peaks,
+            "seconds": took,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return what holds for all runs."""
+        optimizer = getattr(self.model, "optimizer", None) if self.request.mode == "train" else None
+        return {
+            "device": self.device,
+            "execution": "xla" if self.jit_compile else "graph",
+            "weights": sum(_bytes(each.value) for each in self.model.variables),
+            "optimizer": None if optimizer is None else sum(_bytes(each.value) for each in optimizer.variables),
+            "notes": [] if self.prepared is None else list(self.prepared.notes),
+        }
+
+    def _prepare(self, batch_size: int) -> tuple[Any, Callable[[Any], Any]]:
+        """Return specs of the batch, and a function that takes such a batch and runs the step."""
+        import tensorflow as tf
+        from keras.src.trainers.trainer import model_supports_jit
+
+        model, request = self.model, self.request
+        if self.prepared is None:
+            wanted = request.jit_compile
+            self.jit_compile = (
+                self.device != "CPU:0" and model_supports_jit(model) if wanted == "auto" else bool(wanted)
+            )
+            self.prepared = prepare_step(
+                model, _settings(self.training, request.optimizer, request.loss), self.structure, self.inputs,
+                batch_size, request.mode, self.jit_compile,
+            )  # fmt: skip
+            self.prepared_size = batch_size
+            _give_values(model)
+        prepared = self.prepared
+
+        def resized(spec: Any) -> Any:
+            shape = tuple(spec.shape)
+            own = shape[:1] == (self.prepared_size,)
+            return tf.TensorSpec((batch_size, *shape[1:]) if own else shape, spec.dtype)
+
+        # A new function for each batch size: the last one would be traced again, for any batch size.
+        if request.mode == "inference":
+            if model.run_eagerly is None or not model.compiled:
+                model.run_eagerly = False
+            model.jit_compile = self.jit_compile
+            model.make_predict_function(force=True)
+            predict = model.predict_function
+            return tf.nest.map_structure(resized, (prepared.x,)), lambda tensors: predict([tensors])
+        if request.mode == "evaluate":
+            model.make_test_function(force=True)
+            function = model.test_function
+        else:
+            model.make_train_function(force=True)
+            function = model.train_function
+        data = (prepared.x,) if prepared.y is None else (prepared.x, prepared.y)
+        return tf.nest.map_structure(resized, data), lambda tensors: function(iter([tensors]))
+
+    def _step(self, function: Callable[[Any], Any], tensors: Any, mark: str) -> int:
+        import tensorflow as tf
+
+        tf.config.experimental.reset_memory_stats(self.device)
+        with self._mark(mark):
+            outputs = function(tensors)
+            for tensor in tf.nest.flatten(outputs):
+                if hasattr(tensor, "numpy"):
+                    tensor.numpy()  # waits for the device
+            del outputs
+        return int(self._memory()["peak"])
+
+    def _mark(self, name: str) -> Any:
+        import tensorflow as tf
+
+        if not self.is_traced:
+            return contextlib.nullcontext()
+        return tf.profiler.experimental.Trace(name, step_num=self.count)
+
+    def _memory(self) -> Any:
+        import tensorflow as tf
+
+        return tf.config.experimental.get_memory_info(self.device)
+
+
+def _settings(own: TrainingSettings, optimizer: str | None, loss: str | None) -> TrainingSettings:
+    if optimizer is not None and check_optimizer(optimizer) != own.optimizer:
+        own = replace(own, optimizer=optimizer.lower(), optimizer_config=None, keeps_optimizer=False)
+    return own if loss is None else replace(own, loss=loss, loss_config=loss, keeps_loss=False)
+
+
+def _give_values(model: Any) -> None:
+    """Initialise every variable that was made without a value."""
+    optimizer = getattr(model, "optimizer", None)
+    of_optimizer = () if optimizer is None else optimizer.variables
+    for variable in (*model.variables, *model.metrics_variables, *of_optimizer):
+        if variable._value is None:
+            variable._deferred_initialize()
+
+
+def _filled(spec: Any) -> Any:
+    """Return a tensor of zeros, made the same way whatever its size."""
+    import tensorflow as tf
+
+    return tf.fill(spec.shape, tf.constant("" if spec.dtype == tf.string else 0, spec.dtype))
+
+
+def _bytes(tensor: Any) -> int:
+    size = tensor.dtype.size or 0
+    return int(size * tensor.shape.num_elements())
+
+
+def _out_of_memory(error: Any, name: str, batch_size: int, device: str) -> str:
+    limit = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
+    within = f" within its limit of {limit} MiB" if limit and device.startswith("CPU") else ""
+    return (
+        f"model {name!r} at batch size {batch_size} ran out of memory on {device}{within} ({_reason(error)}); "
+        "take a smaller batch"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    found = [line for line in lines if "OOM when" in line or "ut of memory" in line]
+    return (found or lines or [type(error).__name__])[0][:300]
+
+
+if __name__ == "__main__":
+    serve(work)
