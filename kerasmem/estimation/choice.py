@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.devices.catalogue import DeviceTarget
+from kerasmem.devices.catalogue import DeviceTarget, find_card
+from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.layers import Inferred
 from kerasmem.estimation.outcome import Outcome
@@ -14,10 +16,21 @@ from kerasmem.estimation.tracing import step_outcome
 from kerasmem.models.inputs import ModelInput
 from kerasmem.models.training import TrainingSettings
 
+# `auto` runs a step for real only where the formula's figure is no more than this share of the memory that is free.
+PROBED_SHARE = 0.25
+
 
 @dataclass(frozen=True)
 class Question:
-    """The step that is asked about; see `step_outcome` for the fields."""
+    """The step that is asked about.
+
+    Attributes:
+        model, training, structure, inputs, inferred, batch_size, mode: as for `step_outcome`.
+        formula_bytes: what the formula says of it.
+        source: what `kerasmem.estimate` was given as the model.
+        options: and its other arguments that say how to open the model.
+        is_fixed: the model's input fixes the batch.
+    """
 
     model: Any
     training: TrainingSettings
@@ -26,12 +39,34 @@ class Question:
     inferred: Inferred
     batch_size: int
     mode: str
+    formula_bytes: int
+    source: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    is_fixed: bool = False
 
-    def ask(self, method: str) -> Outcome:
-        """Return what a method that looks at the step finds."""
-        return step_outcome(
-            method, self.model, self.training, self.structure, self.inputs, self.inferred, self.batch_size, self.mode
-        )
+    def ask(self, method: str, target: DeviceTarget | None, jit_compile: bool | str = "auto") -> Outcome:
+        """Return what a method that looks at the step finds.
+
+        Raises:
+            KerasmemError: it has no answer; the message says why.
+        """
+        if method in ("graph", "xla"):
+            return step_outcome(
+                method, self.model, self.training, self.structure, self.inputs, self.inferred, self.batch_size,
+                self.mode,
+            )  # fmt: skip
+        from kerasmem.estimation.elsewhere import gpu_target_outcome, probe_outcome
+        from kerasmem.models.request import request_for
+
+        compiles = True if method == "gpu-target" else jit_compile
+        with request_for(
+            self.source, **self.options, batch_size=self.batch_size, mode=self.mode, jit_compile=compiles
+        ) as request:
+            if method == "probe":
+                return probe_outcome(request, self.is_fixed)
+            if target is None or target.source != "catalogue":
+                raise UsageError("method 'gpu-target' plans for a card: name one with --device (device=…)")
+            return gpu_target_outcome(request, find_card(target.name))
 
 
 @dataclass(frozen=True)
@@ -44,7 +79,7 @@ class Choice:
 
 
 def choose(method: str, jit_compile: bool | str, target: DeviceTarget | None, question: Question) -> Choice:
-    """Ask the method that was named, or the one that matches how Keras would run the step.
+    """Ask the method that was named, or those that match how Keras would run the step, one after another.
 
     Args:
         method: as for `kerasmem.estimate`, but for "formula".
@@ -56,40 +91,65 @@ def choose(method: str, jit_compile: bool | str, target: DeviceTarget | None, qu
         KerasmemError: a method was named and cannot answer; "auto" goes on to the next and says why.
     """
     if method != "auto":
-        return Choice(question.ask(method))
-    first, why = _as_keras_would(jit_compile, target, question.model)
-    second = "graph" if first == "xla" else "xla"
-    notes, alternatives = [], []
-    outcome = None
-    try:
-        outcome = question.ask(first)
-        notes.append(f"{first}, since {why}")
-    except UsageError:
-        raise
-    except KerasmemError as error:
-        notes.append(f"{first} would match ({why}), but: {error}")
-    if target is not None or (outcome is None and second == "graph"):
-        try:
-            other = question.ask(second)
-            if outcome is None:
-                outcome = other
-            else:
-                alternatives.append(
-                    Alternative(other.method, other.execution, other.total, other.low, other.high, _when(second))
-                )
-        except UsageError:
-            raise
-        except KerasmemError as error:
-            alternatives.append(Alternative(second, second, None, None, None, str(error)))
-    elif outcome is not None:
-        alternatives.append(Alternative(second, second, None, None, None, f"ask for it with --method {second}"))
+        return Choice(question.ask(method, target, jit_compile))
+    execution, why = _as_keras_would(jit_compile, target, question.model)
+    notes: list[str] = []
+    outcome = _first(_methods(execution, target), target, jit_compile, why, question, notes)
     if outcome is None:
         notes.append("the formula answers in their place")
-    return Choice(outcome, tuple(alternatives), tuple(notes))
+        return Choice(None, (), tuple(notes))
+    return Choice(outcome, _other(outcome, target, question), tuple(notes))
 
 
-def _when(method: str) -> str:
-    return "with jit_compile=False" if method == "graph" else "with jit_compile=True"
+def _methods(execution: str, target: DeviceTarget | None) -> tuple[str, ...]:
+    """Return the methods for a way of running the step, the truest first."""
+    if execution == "graph":
+        return ("graph", "probe")
+    is_card = target is not None and target.source == "catalogue"
+    return ("gpu-target", "xla", "graph") if is_card else ("xla", "graph")
+
+
+def _first(
+    methods: tuple[str, ...], target: DeviceTarget | None, jit_compile: bool | str, why: str, question: Question,
+    notes: list[str],
+) -> Outcome | None:  # fmt: skip
+    for method in methods:
+        if method == "probe" and (reason := _too_large(question)):
+            notes.append(reason)
+            continue
+        try:
+            outcome = question.ask(method, target, jit_compile)
+        except KerasmemError as error:
+            notes.append(f"{method} has no answer: {error}")
+        else:
+            notes.append(f"{method}, since {why}")
+            if method == "xla" and len(methods) > 2:
+                notes.append("XLA's plan for this machine's CPU stands in for the card's: a GPU's is usually smaller")
+            return outcome
+    return None
+
+
+def _too_large(question: Question) -> str | None:
+    free = host_memory().available_bytes
+    if question.formula_bytes <= PROBED_SHARE * free:
+        return None
+    return (
+        f"no step was run to find out (--method probe): by the formula it needs {question.formula_bytes:,} B, more than "
+        f"a quarter of the {free:,} B that are free here"
+    )
+
+
+def _other(outcome: Outcome, target: DeviceTarget | None, question: Question) -> tuple[Alternative, ...]:
+    """Return what the other way of running the step would need; only offered where no device is named."""
+    other = "xla" if outcome.execution == "graph" else "graph"
+    when = "with jit_compile=True" if other == "xla" else "with jit_compile=False"
+    if target is None:
+        return (Alternative(other, other, None, None, None, f"{when}: ask for it with --method {other}"),)
+    try:
+        found = question.ask(other, target)
+    except KerasmemError as error:
+        return (Alternative(other, other, None, None, None, str(error)),)
+    return (Alternative(other, other, found.total, found.low, found.high, when),)
 
 
 def _as_keras_would(jit_compile: bool | str, target: DeviceTarget | None, model: Any) -> tuple[str, str]:

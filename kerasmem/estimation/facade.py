@@ -29,7 +29,7 @@ from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_sha
 from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel, open_model
 from kerasmem.models.training import TrainingSettings, check_optimizer, optimizer_slot_bytes
 
-METHODS = ("auto", "graph", "xla", "formula")
+METHODS = ("auto", "graph", "xla", "gpu-target", "probe", "formula")
 MODES = ("train", "inference")
 DEFAULT_BATCH_SIZE = 32
 LARGEST_TRACED_BATCH = 1024
@@ -61,8 +61,9 @@ def estimate(
         model: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function", a function that returns
             a model, or a Keras model.
         batch_size: samples in a batch; where the model fixes its own, that one.
-        method: "graph" (the step as TensorFlow runs it, simulated), "xla" (XLA's plan for this machine), "formula"
-            (shape inference, see `kerasmem.estimation.formula`), or "auto": as Keras would train it.
+        method: "graph" (the step as TensorFlow runs it, simulated), "xla" (XLA's plan for this machine),
+            "gpu-target" (XLA's plan for a card that is not here), "probe" (steps at small batches really run),
+            "formula" (shape inference, see `kerasmem.estimation.formula`), or "auto": as Keras would train it.
         optimizer: a Keras optimizer's name in place of the one the model was compiled with.
         loss: the loss's name, for the record.
         dtype_policy: a Keras dtype policy ("mixed_float16") in place of the model's float32.
@@ -122,7 +123,20 @@ def estimate(
         facts, policy = _facts(opened, layers), _policy(opened.model)
         chosen = Choice(None, (), () if reason is None else (f"the formula, since {reason}",))
         if looks_at_step:
-            question = Question(opened.model, training, structure, inputs, inferred, batch, mode)
+            how = {**options, "input_shape": input_shape, "optimizer": optimizer, "loss": loss}
+            question = Question(
+                opened.model,
+                training,
+                structure,
+                inputs,
+                inferred,
+                batch,
+                mode,
+                plain.total_bytes,
+                model,
+                how,
+                is_fixed,
+            )
             chosen = choose(method, jit_compile, target, question)
     notes = [*opened.notes, *notes, *chosen.notes]
     if chosen.outcome is None:
@@ -130,7 +144,9 @@ def estimate(
     else:
         need, unmodelled = _bytes(chosen.outcome), chosen.outcome.unmodelled
         at_peak = chosen.outcome.layers
-        layers = tuple(replace(row, bytes=at_peak.get(row.name, 0), bytes_at_peak=at_peak.get(row.name, 0)) for row in layers)
+        layers = tuple(
+            replace(row, bytes=at_peak.get(row.name, 0), bytes_at_peak=at_peak.get(row.name, 0)) for row in layers
+        )
         notes += chosen.outcome.notes
     return MemoryReport(
         model=facts,

@@ -51,9 +51,7 @@ class _Record:
     uses: int = 0
 
 
-def infer_layers(
-    model: Any, structure: Any, inputs: list[ModelInput], batch_size: int, source: str = ""
-) -> Inferred:
+def infer_layers(model: Any, structure: Any, inputs: list[ModelInput], batch_size: int, source: str = "") -> Inferred:
     """Return a row for every input and every layer, in the order in which the model calls them.
 
     Args:

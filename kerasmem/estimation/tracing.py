@@ -57,8 +57,10 @@ def step_outcome(
         batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
         found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
     else:
-        from kerasmem.estimation.graph.estimate import graph_outcome
         from kerasmem.estimation.graph.build import build_program
+        from kerasmem.estimation.graph.steps import graph_outcome
 
-        found = graph_outcome(build_program(traced), layer_of, attribution)
+        program, notes = build_program(traced)
+        found = graph_outcome(program, layer_of, attribution)
+        found = replace(found, notes=(*notes, *found.notes))
     return replace(found, notes=(*prepared.notes, *found.notes))

@@ -257,9 +257,7 @@ def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:
     )  # fmt: skip
 
 
-def _open_object(
-    model: Any, dtype_policy: str | None, shapes_only: bool, stack: contextlib.ExitStack
-) -> OpenedModel:
+def _open_object(model: Any, dtype_policy: str | None, shapes_only: bool, stack: contextlib.ExitStack) -> OpenedModel:
     training = training_of_model(model)
     if not model.built and not isinstance(model, import_keras().Sequential):
         raise UsageError(

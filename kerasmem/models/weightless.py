@@ -11,7 +11,6 @@ from unittest import mock
 
 from kerasmem.models.backend import import_keras
 
-
 # Every variable that was made without a value and is still in use.
 _SHAPED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -41,7 +40,9 @@ def weightless() -> Iterator[None]:
 
     def key_without_value(self: Any, variable: Any) -> Any:
         # A step that is traced hands its optimizer the stand-ins of `with_stand_ins`.
-        return _STANDS_FOR.get(id(variable), id(variable)) if threading.get_ident() == owner else var_key(self, variable)
+        return (
+            _STANDS_FOR.get(id(variable), id(variable)) if threading.get_ident() == owner else var_key(self, variable)
+        )
 
     create = keras.Variable.__init__
 

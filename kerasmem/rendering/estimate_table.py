@@ -216,6 +216,8 @@ def _remarks(report: MemoryReport) -> Iterable[Text]:
         spread = f"at least {low}, no upper end known" if high is None else f"{low} to {format_size(high)}"
         training = "the spread of training steps measured in graph mode on a CPU"
         basis = training if report.settings.mode == "train" else "the weights; only training was measured"
+        if report.settings.method == "measure":
+            basis = "the least and the most that a step took"
         yield Text(f"What the method claims: {spread} ({basis}).")
     if report.device is not None:
         device = report.device

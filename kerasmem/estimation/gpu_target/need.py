@@ -13,8 +13,8 @@ from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant
 from kerasmem.estimation.report import Unmodelled
 from kerasmem.units import GIB
 
-# What XLA lets cuDNN have as workspace for one convolution unless TF_CUDNN_WORKSPACE_LIMIT_IN_MB says otherwise:
-# `DefaultScratchSize`/GetDnnWorkspaceLimit, 4 GiB, in openxla/xla (xla/stream_executor, xla/service/gpu/autotuning).
+# What XLA lets cuDNN have for one convolution unless TF_CUDNN_WORKSPACE_LIMIT_IN_MB says otherwise: 4096 MiB, by
+# `ScratchAllocator::GetDefaultMemoryLimitInBytes` of XLA's algorithm picker (openxla/xla, xla/service/gpu/autotuning).
 WORKSPACE_LIMIT = 4 * GIB
 
 

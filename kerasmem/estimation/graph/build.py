@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from kerasmem.estimation.graph.control import straighten
+from kerasmem.estimation.graph.lists import settle
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import HIDDEN_OUTPUT
 from kerasmem.models.sizes import element_bytes
@@ -14,16 +16,16 @@ from kerasmem.models.step import TracedStep
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
-    "strides", "padding", "data_format", "ksize", "fused_ops", "transpose_a", "transpose_b", "frame_name", "T", "N",
-    "num_args", "adj_x", "adj_y", "dilations", "_kernel", "index", "element_dtype",
+    "strides", "padding", "data_format", "ksize", "fused_ops", "transpose_a", "transpose_b", "frame_name",
+    "adj_x", "adj_y", "is_constant",
 )  # fmt: skip
 
 
-def build_program(traced: TracedStep) -> Program:
-    """Optimise the traced step as TensorFlow's runtime does and return it as plain data.
+def build_program(traced: TracedStep) -> tuple[Program, tuple[str, ...]]:
+    """Optimise the traced step as TensorFlow's runtime does and return it as plain data, and notes.
 
     Raises:
-        NotModelled: Grappler refuses the graph.
+        NotModelled: Grappler refuses the graph, or what runs in it depends on the data.
     """
     import tensorflow as tf
 
@@ -33,7 +35,8 @@ def build_program(traced: TracedStep) -> Program:
     optimised = _optimise(definition, fetches)
     with tf.Graph().as_default() as imported:
         tf.import_graph_def(optimised, name="")
-    return _plain(imported, traced, [each.name for each in graph.outputs])
+    program, notes = straighten(_plain(imported, traced, [each.name for each in graph.outputs]))
+    return settle(program), notes
 
 
 def _runnable(traced: TracedStep) -> Any:
@@ -95,11 +98,9 @@ def _plain(graph: Any, traced: TracedStep, results: list[str]) -> Program:
         )
     _add_hidden_outputs(nodes)
     arguments = tuple(
-        number[each.op.name]
-        for each in traced.function.graph.inputs[: len(traced.flat)]
-        if each.op.name in number
+        number[each.op.name] for each in traced.function.graph.inputs[: len(traced.flat)] if each.op.name in number
     )
-    ends = []
+    ends: list[tuple[int, int]] = []
     for name in results:
         operation_name, _, output = name.partition(":")
         if operation_name in number:

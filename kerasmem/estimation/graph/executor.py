@@ -17,7 +17,15 @@ from collections.abc import Callable
 
 from kerasmem.estimation.graph.heap import Buffer, Heap, make_variables
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
-from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, INEXPENSIVE, NOTHING, UPDATES, DeviceRules
+from kerasmem.estimation.graph.rules import (
+    ALIASES,
+    FORWARDS,
+    INEXPENSIVE,
+    NOTHING,
+    TAKEN_FROM_LIST,
+    UPDATES,
+    DeviceRules,
+)
 
 # Below this a kernel is not worth a thread of its own (kOpIsExpensiveThresholdCycles, 8000 cycles).
 EXPENSIVE_SECONDS = 3e-6
@@ -135,9 +143,7 @@ class Memory:
         heap: where buffers come from; the variables are made in it at once.
     """
 
-    def __init__(
-        self, program: Program, rules: DeviceRules, executor: Executor, heap: Heap
-    ) -> None:
+    def __init__(self, program: Program, rules: DeviceRules, executor: Executor, heap: Heap) -> None:
         self._program, self._rules, self._heap = program, rules, heap
         self.consumers, self.results = executor.consumers, executor.results
         batch = [(number, program.nodes[number].outputs[0].bytes or 0) for number in program.arguments]
@@ -172,6 +178,8 @@ class Memory:
         elif kind in ALIASES:
             for place in range(len(outputs)):
                 outputs[place] = self._hold(inputs[place if kind == "IdentityN" else 0])
+        elif kind in TAKEN_FROM_LIST and len(inputs) > TAKEN_FROM_LIST[kind]:
+            outputs[-1] = self._hold(inputs[TAKEN_FROM_LIST[kind]])
         elif kind == "Split" and _is_first_axis(self._program, node):
             outputs = [self._hold(inputs[1]) for _ in outputs]
         else:
@@ -190,9 +198,7 @@ class Memory:
             buffer.holders += 1
         return buffer
 
-    def _compute(
-        self, number: int, node: Node, inputs: list[Buffer | None], outputs: list[Buffer | None]
-    ) -> None:
+    def _compute(self, number: int, node: Node, inputs: list[Buffer | None], outputs: list[Buffer | None]) -> None:
         for place, tensor in enumerate(node.outputs):
             if tensor.dtype in ("resource", "variant"):
                 continue

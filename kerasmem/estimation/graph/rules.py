@@ -15,14 +15,12 @@ from dataclasses import dataclass, field
 from kerasmem.estimation.graph.program import Node, Tensor
 
 # The output is a view of an input's buffer (the number of the input).
-ALIASES = {
-    name: 0
-    for name in """
+_VIEWS = """
     Reshape Squeeze ExpandDims Identity IdentityN StopGradient PreventGradient EnsureShape Bitcast Snapshot
     Enter Exit RefEnter RefExit NextIteration LoopCond Switch CheckNumerics
     PlaceholderWithDefault ReadVariableOp _Retval _Arg
-    """.split()
-}
+    """
+ALIASES = dict.fromkeys(_VIEWS.split(), 0)
 
 # Nothing is allocated while a step runs: handles, persistent values, control.
 NOTHING = frozenset(
@@ -31,6 +29,9 @@ NOTHING = frozenset(
     Assert DestroyResourceOp VarIsInitializedOp HostConst
     """.split()
 )
+
+# The tensor that comes out of a list is the one that went in: its place among the inputs (see `lists`).
+TAKEN_FROM_LIST = {"TensorListPopBack": 2, "TensorListGetItem": 3}
 
 # A variable is changed in place: value and change are read, the value is written.
 UPDATES = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
@@ -82,6 +83,7 @@ ALLOCATES = frozenset(
     SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits
     Equal NotEqual Less LessEqual Greater GreaterEqual ApproximateEqual Bucketize ZerosLike
     TensorListReserve TensorListStack TensorListGetItem TensorListLength TensorListElementShape EmptyTensorList
+    TensorListFromTensor TensorListPushBack TensorListPopBack TensorListSetItem
     Qr Cholesky MatrixInverse Svd Betainc Bincount DenseBincount Empty DynamicStitch DynamicPartition
     Cast ListDiff EinsumGrad HistogramFixedWidth Merge
     """.split()

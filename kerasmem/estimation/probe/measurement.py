@@ -114,4 +114,5 @@ def measured_report(planned: MemoryReport, answer: Answer) -> MemoryReport:
         unmodelled=(),
         notes=tuple(notes),
         pool=Pool(requested=None, in_use=total, reserved=None),
+        instant=None,
     )

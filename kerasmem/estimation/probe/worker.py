@@ -19,7 +19,6 @@ from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import TrainingSettings, check_optimizer
 
-MODULE = __name__
 # Names of the marks in the recording, with the batch's place in the request as their number.
 MARKS = "kerasmem-"
 BATCH_MARK, FIRST_MARK, STEP_MARK = MARKS + "batch", MARKS + "first", MARKS + "step"
@@ -38,6 +37,7 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
         without the first, which also sets things up), `first` (that one's), `seconds` a step.
     """
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"  # the allocator that GPUs have, with its statistics
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # take no more of a GPU than the steps need
     import tensorflow as tf
 
     folder = data.get("folder")

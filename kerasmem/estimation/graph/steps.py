@@ -17,7 +17,9 @@ from kerasmem.estimation.graph.rules import CPU_RULES, DeviceRules, is_known
 from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.report import Pool, Unmodelled
 
-WARM_UP_STEPS, STEPS = 3, 15
+WARM_UP_STEPS, STEPS, FEWEST_STEPS = 3, 15, 3
+MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
+
 
 @dataclass(frozen=True)
 class _Peak:
@@ -60,10 +62,10 @@ def graph_outcome(
         layers=layers,
         instant=attribution.instant(at),
         unmodelled=tuple(
-            Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} in the step): its outputs are counted")
+            Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")
             for name, count in unknown.items()
         ),
-        notes=(f"{STEPS} simulated steps of {len(program.nodes):,} operations, on the CPU's rules",),
+        notes=(f"{len(peaks)} simulated steps of {len(program.nodes):,} operations, on the CPU's rules",),
     )  # fmt: skip
 
 
@@ -77,7 +79,8 @@ def _simulate(program: Program, rules: DeviceRules) -> tuple[Heap, list[_Peak]]:
     heap = Heap(BFCAllocator(descending=True))
     memory = Memory(program, rules, executor, heap)
     peaks = []
-    for step in range(WARM_UP_STEPS + STEPS):
+    steps = max(FEWEST_STEPS, min(STEPS, MOST_OPERATIONS // max(len(program.nodes), 1) - WARM_UP_STEPS))
+    for step in range(WARM_UP_STEPS + steps):
         heap.reset_peak()
         memory.run(executor.order(lambda took: took * draw.lognormvariate(0, VARIATION)))
         if step >= WARM_UP_STEPS:

@@ -1,0 +1,54 @@
+"""`kerasmem measure`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kerasmem.cli.model_options import call_arguments, check_options, model_options, show_report
+
+EXAMPLES = """\b
+Examples:
+  kerasmem measure model.keras --batch-size 64
+  kerasmem measure keras.applications:MobileNetV2 --batch-size 32 --optimizer adam --device t4
+  kerasmem measure mymodels.unet:build --batch-size 8 --xla --json
+
+\b
+Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or time ·
+2 wrong usage or unreadable input · 3 does not fit · 4 too close to call"""
+
+
+@click.command("measure", epilog=EXAMPLES)
+@model_options(
+    click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Steps to measure."),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=600,
+        show_default=True,
+        metavar="SECONDS",
+        help="Give up after so long.",
+    ),
+    click.option("--xla/--no-xla", "xla", default=None, help="Compile the step with XLA or not [default: as Keras]."),
+)
+def command(model: str | None, steps: int, timeout: float, xla: bool | None, **options: Any) -> int:
+    """Train MODEL for some steps in a process of its own and say what memory they took.
+
+    The weights are real (and random), the batch is zeros; on a machine without a GPU
+    the allocator is the one that TensorFlow uses on GPUs. MODEL is as for `kerasmem estimate`.
+    """
+    check_options("measure", model, options)
+    from kerasmem.cli.terminal import quiet_tensorflow
+
+    with quiet_tensorflow():
+        from kerasmem.estimation.probe.measurement import measure
+
+        report = measure(
+            model,
+            steps=steps,
+            timeout=timeout,
+            jit_compile="auto" if xla is None else xla,
+            **call_arguments(options),
+        )
+    return show_report(report, options)

@@ -1,0 +1,243 @@
+"""The simulated BFC allocator: its rules one by one, and what must hold after any sequence of requests."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kerasmem.estimation.allocator import FREE, GRAIN, BFCAllocator, OutOfMemory, replay, smallest_limit
+
+MIB = 1 << 20
+
+
+def check(pool, live):
+    """What must hold at any time; `live` maps handles to requested bytes."""
+    chunks = pool.chunks()
+    spans = {start: start + size for start, size in pool.regions}
+    assert sum(size for _, size in pool.regions) == pool.reserved
+    assert pool.limit is None or pool.reserved <= pool.limit
+    assert sum(size for _, size, _ in chunks) == pool.reserved  # chunks cover the regions, nothing more
+    used = {address: size for address, size, in_use in chunks if in_use}
+    assert used.keys() == live.keys()
+    assert sum(used.values()) == pool.in_use <= pool.peak
+    assert sum(live.values()) == pool.requested_in_use
+    for address, requested in live.items():
+        rounded = -(-requested // GRAIN) * GRAIN
+        assert rounded <= used[address] == pool.chunk_size(address)
+        assert used[address] < 2 * rounded and used[address] - rounded < 128 * MIB
+    end, stop, previous_free, free = None, None, False, [0]
+    for address, size, in_use in chunks:
+        assert address % GRAIN == 0 and size % GRAIN == 0 and size > 0
+        if address in spans:  # a region begins: the one before was covered to its end
+            assert end == stop
+            stop = spans[address]
+        else:
+            assert address == end  # no gap, no overlap
+            assert in_use or not previous_free  # free neighbours have merged
+        end, previous_free = address + size, not in_use
+        assert end <= stop
+        if not in_use:
+            free.append(size)
+    assert pool.largest_free == max(free)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_invariants_hold_under_random_requests(seed):
+    draw = random.Random(seed)
+    options = [
+        {}, {"descending": True}, {"coalesce": True}, {"limit": 300 * MIB}, {"limit": 300 * MIB, "growth": False},
+        {"limit": 300 * MIB + 1000, "collect": False}, {"limit": 400 * MIB, "device_bytes": 250 * MIB},
+    ][seed % 7]  # fmt: skip
+    pool, live, refused = BFCAllocator(**options), {}, 0
+    for count in range(3000):
+        if live and (draw.random() < 0.48 or pool.in_use > 700 * MIB):
+            handle = draw.choice(list(live))
+            pool.free(handle)
+            del live[handle]
+        else:
+            size = int(2 ** draw.uniform(0, 26))
+            try:
+                handle = pool.allocate(size)
+            except OutOfMemory as error:
+                refused += 1
+                assert (error.requested, error.in_use, error.limit) == (size, pool.in_use, pool.limit)
+                assert error.largest_free == pool.largest_free < size
+                continue
+            assert handle not in live
+            live[handle] = size
+        if count % 50 == 0:
+            check(pool, live)
+    for handle in list(live):
+        pool.free(handle)
+    check(pool, {})
+    assert pool.in_use == pool.requested_in_use == 0
+    assert bool(refused) == ("limit" in options)
+
+
+def test_sizes_are_rounded_up_and_zero_bytes_take_nothing():
+    pool = BFCAllocator()
+    assert [pool.chunk_size(pool.allocate(size)) for size in (1, 256, 257, 1000)] == [256, 256, 512, 1024]
+    assert pool.allocate(0) == 0
+    pool.free(0)
+    assert pool.in_use == 2048
+    with pytest.raises(ValueError, match="-1"):
+        pool.allocate(-1)
+    with pytest.raises(KeyError):
+        pool.free(12345)
+
+
+def test_a_chunk_is_split_from_twice_the_request_on():
+    pool = BFCAllocator()
+    assert pool.chunk_size(pool.allocate(MIB)) == MIB  # exactly half of the first region
+    pool = BFCAllocator()
+    assert pool.chunk_size(pool.allocate(MIB + GRAIN)) == 2 * MIB  # a little more gets all of it
+
+
+def test_a_chunk_that_exceeds_the_request_by_128_mib_is_split():
+    for more, given in ((0, 384 * MIB), (GRAIN, 512 * MIB)):
+        pool = BFCAllocator(512 * MIB, growth=False)
+        assert pool.chunk_size(pool.allocate(384 * MIB + more)) == given
+
+
+def test_the_smallest_chunk_that_fits_is_taken_then_the_lowest():
+    pool = BFCAllocator()
+    holes = [pool.allocate(size) for size in (3000, 100, 1000, 100, 1000, 100, 2000, 100)][::2]
+    for hole in holes:
+        pool.free(hole)
+    assert pool.allocate(900) == holes[1] < holes[2]
+    assert pool.allocate(900) == holes[2]
+    assert pool.allocate(1800) == holes[3]
+
+
+def test_freed_neighbours_merge_within_a_region_only():
+    pool = BFCAllocator()
+    first, second, third = (pool.allocate(size) for size in (MIB // 2, MIB // 2, MIB))
+    pool.free(first)
+    pool.free(third)
+    assert pool.largest_free == MIB
+    pool.free(second)
+    assert pool.largest_free == 2 * MIB
+    for coalesce, largest in ((False, 4 * MIB), (True, 6 * MIB)):
+        pool = BFCAllocator(coalesce=coalesce)
+        for handle in [pool.allocate(MIB) for _ in range(6)]:
+            pool.free(handle)
+        assert pool.largest_free == largest, coalesce
+
+
+def test_regions_double_and_double_again_until_the_request_fits():
+    pool = BFCAllocator()
+    seen = []
+    for size in (1, 2 * MIB, 4 * MIB, 50 * MIB, 100 * MIB):
+        pool.allocate(size)
+        seen.append(pool.reserved // MIB)
+    # 2; 4 for the 2; the rest of it is too small, so 8; 16 and 32 are skipped for 64; 64 was raised, so 128.
+    assert seen == [2, 6, 14, 78, 206]
+
+
+def test_regions_lie_where_they_are_told():
+    up, down, told = BFCAllocator(), BFCAllocator(descending=True), BFCAllocator()
+    for pool in (up, down, told):
+        pool.allocate(2 * MIB)
+    told.next_address = 4096
+    assert up.allocate(4 * MIB) > min(up.regions)[0]
+    assert down.allocate(4 * MIB) == down.regions[0][0]
+    assert told.allocate(4 * MIB) == 4096
+
+
+def test_without_growth_one_region_is_the_limit():
+    pool = BFCAllocator(100 * MIB + 100, growth=False)
+    pool.allocate(1)
+    assert pool.regions[0][1] == pool.reserved == 100 * MIB
+    with pytest.raises(OutOfMemory, match=r"104,857,600 B within a limit of 104,857,700 B.*smaller batch"):
+        pool.allocate(100 * MIB)
+    with pytest.raises(ValueError, match="give a limit"):
+        BFCAllocator(growth=False)
+
+
+def test_the_limit_cuts_the_last_region():
+    pool = BFCAllocator(10 * MIB)
+    pool.allocate(2 * MIB)
+    pool.allocate(4 * MIB)  # 2 + 4 of 10: the next would be 8
+    assert pool.allocate(4 * MIB)
+    assert pool.reserved == 10 * MIB
+
+
+def test_a_device_with_less_than_the_limit_gives_nine_tenths_and_so_on():
+    pool = BFCAllocator(1000 * MIB, growth=False, device_bytes=950 * MIB)
+    pool.allocate(1)
+    assert abs(pool.reserved - 900 * MIB) < 256  # float32's 0.9
+    pool = BFCAllocator(1000 * MIB, growth=False, device_bytes=850 * MIB)
+    pool.allocate(1)
+    assert abs(pool.reserved - 810 * MIB) < 512
+
+
+def test_free_regions_are_handed_back_before_running_out():
+    for collect in (True, False):
+        pool = BFCAllocator(16 * MIB, collect=collect)
+        keep = pool.allocate(2 * MIB)
+        pool.free(pool.allocate(4 * MIB))
+        if collect:
+            big = pool.allocate(14 * MIB)
+            check(pool, {keep: 2 * MIB, big: 14 * MIB})
+        else:
+            with pytest.raises(OutOfMemory) as caught:
+                pool.allocate(14 * MIB)
+            assert caught.value.largest_free == 4 * MIB
+    pool = BFCAllocator(16 * MIB)
+    pool.allocate(2 * MIB)
+    pool.free(pool.allocate(4 * MIB))
+    with pytest.raises(OutOfMemory):
+        pool.allocate(15 * MIB)
+    assert pool.reserved == 6 * MIB  # it could not have helped, so nothing was handed back
+
+
+def test_peaks():
+    pool = BFCAllocator()
+    pool.free(pool.allocate(1_500_000))
+    assert (pool.in_use, pool.peak, pool.requested_at_peak) == (0, 2 * MIB, 1_500_000)
+    pool.reset_peak()
+    kept = pool.allocate(1000)
+    assert (pool.peak, pool.requested_at_peak, pool.requested_size(kept)) == (1024, 1000, 1000)
+
+
+def test_a_copy_goes_on_alone():
+    pool = BFCAllocator()
+    kept = pool.allocate(1000)
+    other = pool.copy()
+    assert other.allocate(5000) == pool.allocate(5000)
+    other.free(kept)
+    assert (pool.in_use, other.in_use) == (6144, 5120)
+    check(pool, {kept: 1000, kept + 1024: 5000})
+
+
+def test_replays_can_be_continued():
+    pool = BFCAllocator()
+    live = replay(pool, [(1, 1000), (2, 5000)])
+    replay(pool, [(2, FREE), (3, 100)], live)
+    assert sorted(live) == [1, 3]
+    assert pool.in_use == 1280
+
+
+@pytest.mark.parametrize("growth", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_smallest_limit_suffices_and_a_little_less_does_not(growth, seed):
+    draw = random.Random(seed)
+    steps, live = [], []
+    for key in range(400):
+        steps.append((key, int(2 ** draw.uniform(8, 24))))
+        live.append(key)
+        while len(live) > 40 or (live and draw.random() < 0.4):
+            steps.append((live.pop(draw.randrange(len(live))), FREE))
+    unlimited = BFCAllocator()
+    replay(unlimited, steps)
+    limit = smallest_limit(steps, growth=growth, resolution=64 << 10)
+    replay(BFCAllocator(limit, growth), steps)
+    assert limit <= unlimited.reserved + (64 << 10)
+    with pytest.raises(OutOfMemory):
+        replay(BFCAllocator(limit - (64 << 10), growth), steps)
+
+
+def test_the_smallest_limit_of_a_step_that_wastes_nothing():
+    assert smallest_limit([(1, 10 * MIB)]) == 10 * MIB
+    assert smallest_limit([]) == GRAIN

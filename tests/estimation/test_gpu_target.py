@@ -1,0 +1,388 @@
+"""XLA's plan for a card that is not there: the card's description, XLA's texts, the arithmetic; with JAX, the whole."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kerasmem.devices.catalogue import CARDS, find_card
+from kerasmem.devices.gpu_specs import CAPABILITIES, OLDEST_CAPABILITY, SPECS, has_spec
+from kerasmem.errors import InputError, MissingExtraError, UsageError
+from kerasmem.estimation.child import ChildFailure
+from kerasmem.estimation.gpu_target import hlo, plan, targets, worker
+from kerasmem.estimation.gpu_target.need import WORKSPACE_LIMIT, gpu_need, workspace_interval
+from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, gpu_target_plan
+from kerasmem.models.request import ModelRequest
+from kerasmem.units import GIB, MIB
+
+A100, T4, H100 = find_card("a100-80"), find_card("t4"), find_card("h100-sxm")
+JAX_IS_MISSING = worker.missing_parts()
+needs_jax = pytest.mark.skipif(JAX_IS_MISSING, reason="needs pip install 'kerasmem[gpu-targets]'")
+
+
+# Cards
+
+
+def test_every_card_from_volta_on_is_described():
+    served = {card.key for card in CARDS if card.compute_capability >= OLDEST_CAPABILITY}
+    assert served == set(SPECS)
+    assert all(has_spec(card) for card in CARDS if card.key in served)
+    assert not any(has_spec(card) for card in CARDS if card.key not in served)
+
+
+@pytest.mark.parametrize("key", SPECS)
+def test_figures_are_of_the_right_order(key):
+    spec = SPECS[key]
+    assert 20 <= spec.sms <= 200
+    assert 1 < spec.clock_ghz < 3
+    assert 250e9 < spec.bandwidth < 10e12
+    assert 2 * MIB < spec.l2_bytes <= 192 * MIB
+    assert re.match(r"xla: \w+\.txtpb|techpowerup: \w+", spec.source)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_a_block_never_has_more_shared_memory_than_its_multiprocessor(capability):
+    spec = CAPABILITIES[capability]
+    assert 48 * 1024 < spec.shared_memory_per_block <= spec.shared_memory_per_sm
+    assert spec.threads_per_sm % 512 == 0
+    assert spec.fpus_per_sm in (64, 128)
+
+
+def field(text, name):
+    found = re.findall(rf"\b{name}: (\S+)", text)
+    assert len(found) == 1, (name, found)
+    return found[0]
+
+
+def test_a_target_has_the_cards_figures():
+    text = targets.target_text(A100)
+    assert int(field(text, "device_memory_size")) == A100.memory_bytes
+    assert field(text, "core_count") == "108"
+    assert field(text, "shared_memory_per_block_optin") == "166912"
+    assert "cuda_compute_capability { major: 8 minor: 0 }" in text
+    assert text.count("{") == text.count("}")
+    assert field(targets.target_text(A100, 5), "device_memory_size") == "5"
+    assert "major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES" in targets.target_text(H100)
+
+
+def test_a_card_too_old_is_refused_with_the_way_out():
+    with pytest.raises(UsageError, match=r"P100.*6\.0.*method='xla'"):
+        targets.target_text(find_card("p100-16"))
+
+
+# XLA's texts
+
+MODULE = """
+HloModule jit_train_step, is_scheduled=true
+%fused (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+}
+ENTRY %main (state_0__0_: f32[3,3,3,32]) -> f32[] {
+  %image = f32[8,3,225,225]{3,2,1,0} parameter(1), metadata={op_name="data[0]"}
+  %kernel = f32[32,3,3,3]{3,2,1,0} parameter(0), metadata={op_name="state[0][0]"}
+  %cudnn-conv.1 = (f32[8,32,112,112]{3,2,1,0}, u8[0]{0}) custom-call(%image, %kernel), custom_call_target="__cudnn$convForward", metadata={op_name="jit(train_step)/jvp(conv1)/conv" stack_frame_id=79}
+  %cudnn-conv.2 = (f32[8,32,112,112]{3,2,1,0}, u8[4096]{0}) custom-call(%image, %kernel), custom_call_target="__cudnn$convForward", metadata={op_name="jit(train_step)/jvp(conv2)/conv"}
+  %get.1 = f32[8,32,112,112]{3,2,1,0} get-tuple-element(%cudnn-conv.1), index=0
+  ROOT %loop_fusion.3 = f32[8]{0} fusion(%get.1), kind=kLoop, calls=%fused, metadata={op_name="jit(train_step)/transpose(jvp(conv1))/mul"}
+}
+"""  # noqa: E501
+LIVE = """HloLiveRange (max 9):
+  InstructionSequence:
+    0:image
+    1:cudnn-conv.1
+    2:loop_fusion.3
+  BufferLiveRange:
+    cudnn-conv.1{0}:1-2
+  Live ranges at 2 (peak):
+    cudnn-conv.1{0}: 12845056 bytes (cumulative: 12845056 bytes)
+    kernel{}: 3456 bytes (cumulative: 12848512 bytes)
+  Stack trace breakdown for peak usage: 12 bytes
+    other{}: 99 bytes (cumulative: 99 bytes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("f32[8,32]{1,0}", 1024), ("bf16[3]", 6), ("pred[5]", 5), ("f32[]", 4), ("s4[3]", 2), ("c64[2]", 16),
+        ("f8e4m3fn[7]", 7), ("(f32[2]{0}, u8[0]{0}, /*index=5*/s32[])", 12), ("token[]", 0),
+    ],
+)  # fmt: skip
+def test_bytes_of_a_shape(text, size):
+    assert hlo.shape_bytes(text) == size
+
+
+def test_a_convolution_without_workspace_counts_with_all_its_tensors():
+    (found,) = hlo.convolution_bytes(MODULE)  # the other has its workspace in the plan
+    assert found == (4 * (8 * 3 * 225 * 225 + 32 * 3 * 3 * 3 + 8 * 32 * 112 * 112), "jit(train_step)/jvp(conv1)/conv")
+
+
+def test_the_peak_is_read():
+    instruction, live = hlo.peak_of(LIVE)
+    assert instruction == "loop_fusion.3"
+    assert live == (("cudnn-conv.1", 12845056), ("kernel", 3456))
+    found = hlo.live_buffers(live, hlo.operation_names(MODULE), {"conv1"}, "adam")
+    assert [(each.layer, each.phase) for each in found] == [("conv1", "forward"), (None, None)]
+    assert found[1].operation == "state[0][0]"
+    assert hlo.peak_of("something else") == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [
+        ("jit(train_step)/jvp(conv1)/jit(relu6)/min", ("conv1", "forward")),
+        ("jit(train_step)/transpose(jvp(encoder))/dense/dot_general", ("encoder/dense", "backward")),
+        ("jit(train_step)/adam_1/sub", (None, "optimizer")),
+        ("jit(train_step)/adamant/sub", (None, "forward")),
+        ("state[0][3]", (None, None)),
+    ],
+)
+def test_where_an_operation_comes_from(operation, expected):
+    assert hlo.origin(operation, {"conv1", "encoder", "dense"}, "adam") == expected
+
+
+def test_recomputation_is_seen():
+    assert not hlo.is_recomputed(MODULE)
+    assert hlo.is_recomputed(MODULE.replace("%get.1 =", "%get.remat2 ="))
+    assert not hlo.is_recomputed(MODULE.replace("jvp(conv1)", "remat.checkpoint(conv1)"))
+
+
+# Arithmetic
+
+
+def made(variants, **options):
+    return GpuPlan("a100-80", A100.memory_bytes, tuple(variants), {"trainable": (40, 60), "inputs": (7,)}, **options)
+
+
+def test_the_total_is_the_plan_that_xla_makes_by_itself():
+    need = gpu_need(made([Variant(True, True, 100, 90, 80, 1000), Variant(True, False, 100, 90, 80, 900)]))
+    assert (need.total, need.low, need.high) == (1110, 1010, 1110)
+    assert need.intervals == ()
+    assert {each.what: each.bytes for each in need.unmodelled} == {
+        "CUDA context and libraries": None, "autotuning": None, "prefetched batches": 7, "allocator": None,
+    }  # fmt: skip
+
+
+def test_the_workspace_of_the_largest_convolution_widens_the_interval_upwards():
+    plan = made([Variant(True, True, 0, 0, 0, 1000)], convolutions=((300, "small"), (500, "large")))
+    need = gpu_need(plan)
+    assert (need.total, need.low, need.high) == (1000, 1000, 1500)
+    assert "large" in need.intervals[0].why
+    assert workspace_interval(made([], convolutions=((9 * GIB, "huge"),))).high == WORKSPACE_LIMIT
+
+
+def test_the_allocator_is_asked_for_each_variant():
+    variants = [Variant(True, True, 0, 0, 0, 1000), Variant(True, False, 0, 0, 0, 2000)]
+    need = gpu_need(made(variants), allocator_bytes=lambda each: each.temp // 10)
+    assert (need.total, need.low, need.high) == (1100, 1100, 2200)
+    assert "allocator" not in [each.what for each in need.unmodelled]
+
+
+def test_recomputation_is_said_with_what_it_saves():
+    squeezed = Variant(True, True, 0, 0, 0, 1000, recomputed=True)
+    need = gpu_need(made([squeezed, Variant(False, True, 0, 0, 0, 1500)], notes=("assumed",)))
+    assert (need.total, need.plan_high) == (1000, 1500)
+    assert any("recomputes" in note and "1,500 B" in note for note in need.notes)
+    assert need.notes[-1] == "assumed"
+    assert not any("recomputes" in note for note in gpu_need(made([Variant(True, True, 0, 0, 0, 1)])).notes)
+
+
+# The parent
+
+ANSWER = {
+    "variants": [
+        {"limited": True, "triton": True, "argument": 1, "output": 2, "alias": 1, "temp": 5, "recomputed": False,
+         "seconds": 1.0}
+    ],
+    "arguments": {"trainable": [4, 8], "inputs": [16]},
+    "live": [{"bytes": 5, "operation": "o", "layer": "l", "phase": "forward"}],
+    "instant": {"operation": "jit(train_step)/transpose(jvp(l))/mul", "layer": "l", "phase": "backward"},
+    "convolutions": [[7, "c"]], "notes": ["n"], "seconds": 2.0, "host_bytes": 3,
+}  # fmt: skip
+
+
+def test_the_child_is_asked_for_the_card(monkeypatch):
+    asked = {}
+
+    def run_child(module, request, **options):
+        asked.update(module=module, request=request, **options)
+        return ANSWER
+
+    monkeypatch.setattr(plan, "run_child", run_child)
+    monkeypatch.setattr(plan, "missing_parts", lambda: False)
+    found = gpu_target_plan(ModelRequest("m.keras"), T4, timeout=9, memory_limit=8)
+    assert asked["module"] == worker.__name__
+    assert (asked["timeout"], asked["memory_limit"]) == (9, 8)
+    assert (asked["env"]["KERAS_BACKEND"], asked["env"]["JAX_PLATFORMS"]) == ("jax", "cpu")
+    assert asked["request"]["target"] == targets.target_text(T4)
+    assert asked["request"]["has_triton"] is False  # Turing
+    assert found.likely.total == 7
+    assert found.instant.text == "while computing the gradient of l"
+    assert GpuPlan.from_dict(found.to_dict()) == found
+    gpu_target_plan(ModelRequest("m.keras"), A100)
+    assert asked["request"]["has_triton"] is True
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(plan, "missing_parts", lambda: True)
+    with pytest.raises(MissingExtraError, match=r"pip install 'kerasmem\[gpu-targets\]'"):
+        gpu_target_plan(ModelRequest("m.keras"), T4)
+    with pytest.raises(UsageError, match="K80"):
+        gpu_target_plan(ModelRequest("m.keras"), find_card("k80"))
+
+
+def test_an_answer_that_is_no_plan_is_refused():
+    with pytest.raises(InputError, match="GPU plan"):
+        GpuPlan.from_dict({"card": "t4", "memory_bytes": 1, "variants": [{"limited": True}], "arguments": {}})
+
+
+def test_ptxas_is_named_where_it_is_missing(monkeypatch, tmp_path):
+    import importlib.machinery
+
+    specification = importlib.machinery.ModuleSpec("nvidia.cuda_nvcc", None, is_package=True)
+    specification.submodule_search_locations.append(str(tmp_path))
+    monkeypatch.setattr(worker.importlib.util, "find_spec", lambda name: specification)
+    with pytest.raises(MissingExtraError, match=r"ptxas .*kerasmem\[gpu-targets\]"):
+        worker.cuda_folder()
+    for path in ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text("")
+    assert worker.cuda_folder() == str(tmp_path)
+
+
+# The whole, with JAX
+
+MODELS = """
+import keras
+from keras import layers
+
+def dense(width=64, accumulate=None):
+    model = keras.Sequential([keras.Input((32,)), layers.Dense(width, name="hidden", activation="relu"),
+                              layers.Dropout(0.5), layers.Dense(10)])
+    model.compile(keras.optimizers.Adam(gradient_accumulation_steps=accumulate),
+                  keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+def convolution():
+    model = keras.Sequential([keras.Input((64, 64, 3)), layers.Conv2D(16, 3, name="edges"), layers.Flatten(),
+                              layers.Dense(10)])
+    model.compile("sgd", "mse")
+    return model
+
+def blocks():
+    model = keras.Sequential([keras.Input((64, 64, 3))])
+    for _ in range(5):
+        model.add(layers.Conv2D(16, 3, padding="same"))
+        model.add(layers.BatchNormalization())
+        model.add(layers.Activation("relu"))
+    model.add(layers.GlobalAveragePooling2D())
+    model.add(layers.Dense(10))
+    model.compile("sgd", "mse")
+    return model
+
+class OwnStep(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+    def call(self, x):
+        return self.dense(x)
+    def train_step(self, data):
+        return {}
+
+def own_step():
+    model = OwnStep()
+    model.build((None, 8))
+    model.compile("sgd", "mse")
+    return model
+"""
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    (tmp_path / "target_models.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def planned(function, card=A100, batch=64, **options):
+        return gpu_target_plan(ModelRequest(f"target_models:{function}", batch_size=batch, **options), card)
+
+    return planned
+
+
+@needs_jax
+@pytest.mark.slow
+def test_a_plan_has_the_models_bytes(planned):
+    found = planned("dense")
+    weights = 4 * (32 * 64 + 64 + 64 * 10 + 10)
+    assert sum(found.arguments["trainable"]) == weights
+    assert sum(found.arguments["optimizer"]) == 2 * weights + 8  # moments, iteration, learning rate
+    assert sum(found.arguments["inputs"]) == 64 * 32 * 4 + 64 * 4
+    given = sum(sum(sizes) for sizes in found.arguments.values())
+    assert given <= found.likely.argument <= given + 512 * sum(map(len, found.arguments.values()))
+    assert found.likely.alias > 3 * weights  # the state is given up
+    assert {(each.limited, each.triton) for each in found.variants} == {(True, True), (True, False)}
+    assert found.live and found.instant is not None
+    assert found.host_bytes < 2 * GIB
+    assert planned("dense", batch=4096).likely.temp > found.likely.temp
+
+
+@needs_jax
+@pytest.mark.slow
+def test_settings_reach_the_step(planned):
+    plain, accumulated = planned("dense"), planned("dense", factory_args={"accumulate": 4})
+    weights = sum(plain.arguments["trainable"])
+    assert sum(accumulated.arguments["optimizer"]) == sum(plain.arguments["optimizer"]) + weights
+    scaled = planned("dense", card=H100, dtype_policy="mixed_float16")
+    extra = len(scaled.arguments["optimizer"]) - len(plain.arguments["optimizer"])
+    assert extra == 4  # the optimizer around it: its scale and step, its own iteration and learning rate
+    assert sum(scaled.arguments["optimizer"]) == sum(plain.arguments["optimizer"]) + 4 * extra
+    replaced = planned("dense", card=T4, optimizer="sgd")
+    assert sum(replaced.arguments["optimizer"]) < weights
+    assert len(replaced.variants) == 1  # no Triton on Turing
+    forward = planned("dense", mode="inference")
+    assert set(forward.arguments) == {"trainable", "non_trainable", "inputs"}
+    assert forward.likely.alias == 0 and forward.likely.output == 64 * 10 * 4
+
+
+@needs_jax
+@pytest.mark.slow
+def test_a_convolution_is_found_and_named(planned):
+    found = planned("convolution", batch=8)
+    assert any("edges" in operation for _, operation in found.convolutions)
+    assert any(each.layer == "edges" for each in found.live)
+    need = gpu_need(found)
+    assert need.high > need.plan_high
+
+
+@needs_jax
+@pytest.mark.slow
+def test_a_step_of_the_models_own_is_refused(planned):
+    with pytest.raises(UsageError, match="train_step of its own"):
+        planned("own_step")
+
+
+@needs_jax
+@pytest.mark.slow
+def test_a_billion_parameters_take_no_memory_here(planned):
+    found = planned("dense", batch=8, factory_args={"width": 25_000_000})
+    assert sum(found.arguments["trainable"]) > 4e9
+    assert found.likely.total > 12e9
+    assert found.host_bytes < 1.5 * GIB
+
+
+@needs_jax
+@pytest.mark.slow
+def test_a_card_too_small_makes_xla_recompute_or_says_what_it_takes(planned):
+    roomy = planned("blocks")
+    request = ModelRequest("target_models:blocks", batch_size=64)
+    tight = gpu_target_plan(request, A100, memory_bytes=roomy.likely.total * 7 // 10)
+    assert tight.likely.recomputed and tight.likely.total < roomy.likely.total
+    free = next(each for each in tight.variants if not each.limited)
+    assert free.total == pytest.approx(roomy.likely.total, rel=0.01)
+
+
+@needs_jax
+@pytest.mark.slow
+def test_time_is_limited(planned):
+    with pytest.raises(ChildFailure, match="longer than 1 s"):
+        gpu_target_plan(ModelRequest("keras.applications:ResNet50"), A100, timeout=1)

@@ -1,0 +1,96 @@
+"""Real steps in processes of their own: measured, foretold, refused."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+import kerasmem
+from kerasmem.errors import KerasmemError, ModelError, UsageError
+from kerasmem.estimation.probe.measurement import measure
+from kerasmem.estimation.probe.probing import probe
+from kerasmem.estimation.probe.running import run_steps
+from kerasmem.models.request import ModelRequest
+
+MODELS = Path(__file__).with_name("small_models.py")
+
+
+def test_a_probe_foretells_what_a_larger_batch_takes():
+    request = ModelRequest(f"{MODELS}:convnet", batch_size=64)
+    said = probe(request, batch_sizes=(8, 16, 24), timeout=300)
+    run = run_steps(request, [(64, 10)], timeout=300).runs[0]
+    assert said.total == pytest.approx(statistics.median(run.peaks), rel=0.12)
+    assert said.low <= said.total <= said.high <= said.reserved
+    assert said.requested <= said.high
+    assert said.smallest_limit >= said.requested
+    assert [batch for batch, _ in said.points] == [8, 16, 24]
+    assert said.inputs == run.inputs == 64 * (24 * 24 * 3 + 1) * 4
+    assert (said.device, said.execution) == ("CPU:0", "graph")
+    assert said.total > 2.2 * dict(said.points)[24]  # it is no copy of a point
+
+
+def test_memory_that_grows_with_the_square_of_the_batch_is_refused():
+    with pytest.raises(KerasmemError, match="do not grow in proportion to the batch between batches 128, 256, 384"):
+        probe(ModelRequest(f"{MODELS}:pairwise", batch_size=4096), batch_sizes=(128, 256, 384), timeout=300)
+
+
+@pytest.mark.slow
+def test_xla_is_foretold_to_a_few_percent():
+    request = ModelRequest(f"{MODELS}:perceptron", batch_size=4096, jit_compile=True)
+    said = probe(request, batch_sizes=(512, 1024, 1536), timeout=300)
+    peaks = run_steps(request, [(4096, 3)], timeout=300).runs[0].peaks
+    assert len(set(peaks)) == 1
+    assert said.execution == "xla"
+    assert said.total == pytest.approx(peaks[0], rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_small_batch_is_run_itself():
+    said = probe(ModelRequest(f"{MODELS}:perceptron", batch_size=8, mode="inference"), timeout=300)
+    assert said.points == ((8, said.total),)
+    assert (said.requested, said.optimizer) == (None, None)
+    assert "small enough to be run itself" in said.notes[0]
+
+
+def test_running_out_of_memory_is_a_message(monkeypatch):
+    monkeypatch.setenv("TF_CPU_BFC_MEM_LIMIT_IN_MB", "32")
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN's kernels end the process in place of raising
+    with pytest.raises(ModelError) as caught:
+        run_steps(ModelRequest(f"{MODELS}:perceptron"), [(32768, 2)], timeout=300)
+    message = str(caught.value)
+    assert "batch size 32768 ran out of memory on CPU:0 within its limit of 32 MiB (OOM when allocating" in message
+    assert message.endswith("take a smaller batch")
+
+
+def test_too_little_time_or_host_memory_is_a_message():
+    request = ModelRequest(f"{MODELS}:convnet")
+    with pytest.raises(KerasmemError, match=r"batch size 8, 4 gave no answer: it took longer than 0\.5 s; .*--timeout"):
+        run_steps(request, [(8, 2), (4, 2)], timeout=0.5)
+    with pytest.raises(KerasmemError, match=r"of host memory, more than .*; take a smaller batch"):
+        run_steps(request, [(8, 2)], timeout=300, memory_limit=30 << 20)
+    with pytest.raises(UsageError, match="timeout -1"):
+        run_steps(request, [(8, 2)], timeout=-1)
+
+
+def test_what_was_compiled_in_python_is_measured(mnist_cnn):
+    report = measure(mnist_cnn, batch_size=4, steps=3, device="16GB", timeout=300)
+    need = report.bytes
+    assert report.settings.method == "measure"
+    assert (report.settings.execution, report.settings.optimizer) == ("graph", "adam")
+    parameters = mnist_cnn.count_params()
+    assert need.weights == parameters * 4
+    assert 2 * parameters * 4 <= need.optimizer <= 2 * parameters * 4 + 100
+    assert need.inputs == 4 * 28 * 28 * 4 + 4 * 4
+    assert need.weights + need.optimizer + need.inputs < need.low <= need.total <= need.high
+    assert report.pool.in_use == need.total
+    assert report.device.verdict == "fits"
+    assert {row.bytes for row in report.layers} == {None}
+    assert kerasmem.MemoryReport.from_dict(report.to_dict()) == report
+
+
+def test_wrong_calls_are_refused_before_a_process_is_started(mnist_cnn):
+    for steps in (0, 1.5, True):
+        with pytest.raises(UsageError, match="steps"):
+            measure(mnist_cnn, steps=steps)

@@ -1,0 +1,174 @@
+"""A model crosses into another process, or the user is told what to do."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import textwrap
+
+import keras
+import pytest
+
+from kerasmem.errors import InputError, UsageError
+from kerasmem.models.request import ModelRequest, load_references, open_request, reference, request_for
+
+
+def through_json(request):
+    return ModelRequest.from_dict(json.loads(json.dumps(request.to_dict())))
+
+
+@pytest.fixture
+def zoo(tmp_path, monkeypatch):
+    """A module of the user's."""
+    name = "users_zoo"
+    (tmp_path / f"{name}.py").write_text(
+        textwrap.dedent("""
+        import keras
+
+        class Twice(keras.layers.Layer):
+            def call(self, x):
+                return 2 * x
+
+        @keras.saving.register_keras_serializable("zoo")
+        class Registered(Twice):
+            pass
+
+        def own_loss(y, p):
+            return keras.ops.mean(keras.ops.square(y - p))
+
+        def build(width=4):
+            return keras.Sequential([keras.Input((8,)), keras.layers.Dense(width), Twice(), Registered()])
+
+        class Maker:
+            @staticmethod
+            def make():
+                return build()
+        """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield __import__(name)
+    sys.modules.pop(name, None)
+
+
+def test_a_path_is_passed_on_with_all_settings():
+    with request_for(
+        "some.keras", dtype_policy="mixed_float16", input_shape={"a": (2, 3), "b": "4:int32"}, optimizer="sgd",
+        loss="mse", batch_size=7, mode="inference", jit_compile=True, trust=True, factory="m:f",
+        factory_args={"depth": 3},
+    ) as request:  # fmt: skip
+        again = through_json(request)
+    assert again == request
+    assert (again.source, again.batch_size, again.mode, again.factory_args) == (
+        "some.keras",
+        7,
+        "inference",
+        {"depth": 3},
+    )
+    assert again.input_shape == ("a=2,3", "b=4:int32")
+    assert {name: shape.sizes for name, shape in again.input_shapes().items()} == {"a": (2, 3), "b": (4,)}
+    assert again.input_shapes()["b"].dtype == "int32"
+    assert again.paths == (os.getcwd(),)
+
+
+def test_the_only_shape_has_no_name():
+    with request_for("some.keras", input_shape=(224, 224, 3)) as request:
+        assert request.input_shape == ("224,224,3",)
+        assert request.input_shapes()[""].sizes == (224, 224, 3)
+
+
+def test_a_live_model_is_opened_again_with_its_training(mnist_cnn):
+    with request_for(mnist_cnn) as request:
+        with open_request(through_json(request)) as opened:
+            assert opened.model is not mnist_cnn
+            assert opened.model.count_params() == mnist_cnn.count_params()
+            assert (opened.training.optimizer, opened.training.loss) == ("adam", "sparse_categorical_crossentropy")
+        assert os.path.exists(request.source)
+        assert os.path.getsize(request.source) < 50_000  # no weights
+    assert not os.path.exists(request.source)
+
+
+def test_classes_of_a_module_cross(zoo):
+    model = zoo.build()
+    model.compile(loss=zoo.own_loss)
+    with request_for(model) as request:
+        assert request.custom_objects["Twice"] == "users_zoo:Twice"
+        assert request.custom_objects["zoo>Registered"] == "users_zoo:Registered"
+        assert request.custom_objects["own_loss"] == "users_zoo:own_loss"
+        with open_request(through_json(request)) as opened:
+            assert [type(layer).__name__ for layer in opened.model.layers] == ["Dense", "Twice", "Registered"]
+
+
+def test_functions_of_a_module_cross(zoo):
+    for build in (zoo.build, "users_zoo:build"):
+        with request_for(build, factory_args={"width": 6}) as request, open_request(through_json(request)) as opened:
+            assert request.source == "users_zoo:build"
+            assert opened.model.layers[0].units == 6
+    with request_for(functools.partial(zoo.build, width=9)) as request, open_request(through_json(request)) as opened:
+        assert opened.model.layers[0].units == 9
+
+
+def test_a_function_of_a_file_is_named_by_the_file(tmp_path):
+    from kerasmem.models.vocabulary import import_user_module
+
+    path = tmp_path / "by_file.py"
+    path.write_text(
+        "import keras\ndef build():\n    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])\n"
+    )
+    module = import_user_module(str(path), "model")
+    try:
+        with request_for(module.build) as request:
+            assert request.source == f"{path}:build"
+    finally:
+        sys.modules.pop("by_file", None)
+
+
+def test_what_cannot_cross_is_refused_with_the_way_out(zoo, monkeypatch):
+    class Local(keras.layers.Layer):
+        def call(self, x):
+            return x
+
+    here = keras.Sequential([keras.Input((3,)), Local()])
+    inside = type("Inside", (keras.layers.Layer,), {"__module__": "__main__", "call": lambda self, x: x})
+    script = keras.Sequential([keras.Input((3,)), inside()])
+    for model, match in (
+        (here, "local to a function"),
+        (script, "__main__"),
+        (lambda: None, "local to a function"),
+        (zoo.Maker.make, "inside a class"),
+        (functools.partial(zoo.build, 3), "by keyword"),
+    ):
+        with pytest.raises(UsageError, match=match) as caught, request_for(model):
+            pass
+        assert "module:function" in str(caught.value)
+    with (
+        pytest.raises(UsageError, match=r"'width' .* is a object"),
+        request_for(zoo.build, factory_args={"width": object()}),
+    ):
+        pass
+    with pytest.raises(UsageError, match=r"builtins\.int is no model"), request_for(3):
+        pass
+    with (
+        pytest.raises(UsageError, match=r"Local.*local to a function"),
+        request_for("a.h5", custom_objects={"Local": Local}),
+    ):
+        pass
+
+
+def test_a_function_under_another_name_is_refused(zoo, monkeypatch):
+    original = zoo.build
+    monkeypatch.setattr(zoo, "build", lambda: None)
+    with pytest.raises(UsageError, match="another object"):
+        reference(original, "it")
+
+
+def test_references_name_what_is_missing():
+    assert load_references({"Dense": "keras.layers:Dense"})["Dense"] is keras.layers.Dense
+    with pytest.raises(UsageError, match="has no 'Nothing'"):
+        load_references({"x": "keras.layers:Nothing"})
+
+
+def test_what_is_no_request_is_refused():
+    with pytest.raises(InputError, match="model request"):
+        ModelRequest.from_dict({"batch_size": 3})
