@@ -34,7 +34,8 @@ def summary(
         expand_nested: show the layers of nested models.
         show_trainable: show whether a layer is trained.
         layer_range: two names or patterns; only the layers from the one to the other are shown.
-        **options: of `kerasmem.estimate`, such as `input_shape` or `dtype_policy`.
+        **options: of `kerasmem.estimate`, such as `input_shape` or `dtype_policy`; the method is "formula", which
+            answers at once, unless another is named.
 
     Raises:
         KerasmemError: as `kerasmem.estimate`.
@@ -44,7 +45,7 @@ def summary(
         >>> kerasmem.summary(keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)]), batch_size=16)
         ... # doctest: +SKIP
     """
-    report = estimate(model, batch_size=batch_size, **options)
+    report = estimate(model, batch_size=batch_size, **{"method": "formula", **options})  # at once, as Keras's own is
     look = {"emoji": False, "markup": False, "highlight": False}
     if print_fn is None:
         console = Console(**look)  # type: ignore[arg-type]

@@ -6,12 +6,14 @@ backward pass of the layer whose call opened the scope "resnet_1/conv1_conv_1".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kerasmem.estimation.report import Instant
 
 BACKWARD = "gradient_tape"
+_SUM = re.compile(r"AddN(_\d+)?")
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -58,7 +60,8 @@ class Attribution:
 
     def _find(self, name: str) -> Origin:
         parts = name.split("/")
-        backward = BACKWARD in parts
+        # The tape adds up the gradients of a value that was used more than once outside any scope.
+        backward = BACKWARD in parts or any(_SUM.fullmatch(part) for part in parts)
         for begin in range(len(parts)):
             if self._is_optimizer(parts[begin]) and not backward:
                 return Origin(None, "optimizer")

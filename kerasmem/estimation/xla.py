@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.attribution import Attribution
 from kerasmem.estimation.graph.heap import Heap, make_variables
 from kerasmem.estimation.outcome import Outcome
@@ -116,16 +116,18 @@ def _fullest(module: Any) -> tuple[tuple[tuple[int, str], ...], str | None]:
     return found, None if at is None else made_by(at)
 
 
-def simulate(plan: Plan, variables: Any, batch: tuple[int, ...], allocator: BFCAllocator | None = None) -> Heap:
+def simulate(plan: Plan, variables: Any, batch: tuple[int, ...]) -> Heap:
     """Run two steps of the plan on a simulated heap; its allocator's peak is then that of the second.
+
+    The first step needs more: the optimizer's variables still share their first values, and each gets memory of its
+    own while the step's temporary buffer is in use.
 
     Args:
         plan: XLA's.
         variables: of the model, its optimizer and metrics, in the order in which they are made.
         batch: bytes of each tensor of the batch.
-        allocator: an empty one; by default without a limit.
     """
-    heap = Heap(allocator)
+    heap = Heap()
     buffers = make_variables(variables, [(-1, size) for size in batch], heap)
     for step in range(2):
         heap.allocator.reset_peak()
@@ -158,6 +160,7 @@ def outcome(
     heap = simulate(plan, variables, batch)
     allocator = heap.allocator
     total = allocator.peak
+    limit = smallest_limit(heap.requests(), descending=True)
     categories = dict.fromkeys(("weights", "optimizer", "gradients", "activations", "inputs", "workspace"), 0)
     layers: dict[str, int] = {}
     for number, variable in enumerate(variables):
@@ -177,8 +180,8 @@ def outcome(
     categories["workspace"] += plan.requested - known
     categories["allocator"] = total - sum(categories.values())
     return Outcome(
-        "xla", "xla", total, total, total,
-        Pool(requested, total, allocator.reserved),
+        "xla", "xla", total, total, max(total, limit),
+        Pool(requested, total, allocator.reserved, None, limit),
         categories, layers,
         None if plan.at is None else attribution.instant(plan.at),
         notes=(f"XLA's buffer assignment for this machine's CPU asks for {plan.requested:,} B in a step",),

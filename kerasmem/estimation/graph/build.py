@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from kerasmem.estimation.graph.control import straighten
-from kerasmem.estimation.graph.lists import settle
+from kerasmem.estimation.graph.lists import Infer, settle
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import HIDDEN_OUTPUT
 from kerasmem.models.sizes import element_bytes
@@ -27,16 +28,63 @@ def build_program(traced: TracedStep) -> tuple[Program, tuple[str, ...]]:
     Raises:
         NotModelled: Grappler refuses the graph, or what runs in it depends on the data.
     """
-    import tensorflow as tf
-
     graph = traced.function.graph
     definition = _runnable(traced)
     fetches = list(dict.fromkeys([each.name for each in graph.outputs] + [each.name for each in graph.control_outputs]))
     optimised = _optimise(definition, fetches)
-    with tf.Graph().as_default() as imported:
-        tf.import_graph_def(optimised, name="")
+    try:
+        imported = _imported(optimised)
+    except ValueError:  # fused operations of dtypes that they are not registered for (bfloat16 convolutions)
+        optimised = _optimise(definition, fetches, fuses=False)
+        try:
+            imported = _imported(optimised)
+        except ValueError as error:
+            raise NotModelled(f"the optimised graph cannot be read: {str(error).splitlines()[0][:200]}") from error
     program, notes = straighten(_plain(imported, traced, [each.name for each in graph.outputs]))
-    return settle(program), notes
+    return settle(program, _inference(optimised)), notes
+
+
+def _inference(definition: Any) -> Infer:
+    """Return TensorFlow's own shape inference for an operation whose inputs have become known."""
+    import tensorflow as tf
+
+    by_name = {node.name: node for node in definition.node}
+    known: dict[Any, list[tuple[int, ...] | None] | None] = {}
+
+    def infer(node: Node, inputs: Sequence[Tensor], values: Sequence[Any]) -> list[tuple[int, ...] | None] | None:
+        if node.name not in by_name:
+            return None
+        key = (node.name, tuple(each.shape for each in inputs))
+        if key not in known:
+            with tf.Graph().as_default() as graph:
+                small = tf.compat.v1.GraphDef(versions=definition.versions)
+                small.node.add().CopyFrom(by_name[node.name])
+                del small.node[0].input[:]
+                small.node[0].attr.pop("_class", None)
+                for place, (tensor, value) in enumerate(zip(inputs, values, strict=True)):
+                    name = f"kerasmem_input_{place}"
+                    if value is not None:
+                        tf.constant(value, tensor.dtype, name=name)
+                    else:
+                        tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=name)
+                    small.node[0].input.append(name)
+                small.node.extend(graph.as_graph_def().node)
+                known[key] = _outputs(small, node.name)
+        return known[key]
+
+    return infer
+
+
+def _outputs(definition: Any, name: str) -> list[tuple[int, ...] | None] | None:
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        try:
+            tf.import_graph_def(definition, name="")
+        except ValueError:
+            return None
+    shapes = [tensor.shape for tensor in graph.get_operation_by_name(name).outputs]
+    return [tuple(shape.as_list()) if shape.is_fully_defined() else None for shape in shapes]
 
 
 def _runnable(traced: TracedStep) -> Any:
@@ -57,8 +105,16 @@ def _runnable(traced: TracedStep) -> Any:
     return definition
 
 
-def _optimise(definition: Any, fetches: list[str]) -> Any:
-    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
+def _imported(definition: Any) -> Any:
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(definition, name="")
+    return graph
+
+
+def _optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
+    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
     from tensorflow.python.grappler import tf_optimizer
 
     whole = meta_graph_pb2.MetaGraphDef()
@@ -66,6 +122,8 @@ def _optimise(definition: Any, fetches: list[str]) -> Any:
     whole.collection_def["train_op"].node_list.value.extend(fetches)
     options = config_pb2.ConfigProto()
     options.graph_options.rewrite_options.min_graph_nodes = -1
+    if not fuses:
+        options.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     try:
         return tf_optimizer.OptimizeGraph(options, whole)
     except Exception as error:

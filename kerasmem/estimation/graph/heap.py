@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.allocator import FREE, BFCAllocator, Step
 from kerasmem.estimation.graph.program import Variable
 
 HANDLE_BYTES = 200  # a variable's handle is a small tensor of its own
@@ -67,6 +67,17 @@ class Heap:
         if not buffer.holders:
             self.allocator.free(buffer.chunk)
             self.log.append((buffer, False))
+
+
+    def requests(self) -> list[Step]:
+        """Return all that was asked of the allocator, for a replay under a limit."""
+        steps: list[Step] = []
+        keys: dict[Buffer, int] = {}
+        for buffer, is_allocation in self.log:
+            if is_allocation:
+                keys[buffer] = len(keys)
+            steps.append((keys[buffer], max(buffer.bytes, 1) if is_allocation else FREE))
+        return steps
 
 
 # TensorFlow evaluates fillings of up to this many elements once more when it looks for constants.

@@ -8,22 +8,28 @@ its own, so that it lives from where it was made to where it is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
-from kerasmem.estimation.graph.rules import ALIASES, FORWARDS
+from kerasmem.estimation.graph.rules import ALIASES
 from kerasmem.models.sizes import element_bytes
+
+Shape = tuple[int, ...]
+Infer = Callable[[Node, Sequence[Tensor], Sequence[Any]], "list[Shape | None] | None"]
 
 _Source = tuple[int, int]
 _Items = tuple[_Source | None, ...]
 
 
-def settle(program: Program) -> Program:
+def settle(program: Program, infer: Infer) -> Program:
     """Return the program with the contents of lists as inputs and all shapes filled in.
 
     Args:
         program: without control flow, each node after those it takes from.
+        infer: from a node, its inputs and their values where they are constants to the shapes of its outputs (None
+            for one that depends on the data), or None where that is not known.
 
     Raises:
         NotModelled: a list's contents or a shape depend on the data.
@@ -36,7 +42,7 @@ def settle(program: Program) -> Program:
     for number, node in enumerate(program.nodes):
         settled = _with_lists(number, node, nodes, lists, readers)
         inputs = [nodes[source].outputs[output] for source, output in settled.inputs]
-        nodes.append(_with_shapes(settled, inputs, nodes))
+        nodes.append(_with_shapes(settled, inputs, nodes, infer))
     for maker, reading in readers.items():
         rows = tuple((maker, output) for output in range(1, len(nodes[maker].outputs)))
         last = nodes[reading[-1]]
@@ -119,66 +125,32 @@ def _number(source: _Source, nodes: Sequence[Node]) -> int | None:
     return None if value is None or value.size != 1 else int(value.reshape(()))
 
 
-def _with_shapes(node: Node, inputs: Sequence[Tensor], nodes: Sequence[Node]) -> Node:
+def _with_shapes(node: Node, inputs: Sequence[Tensor], nodes: Sequence[Node], infer: Infer) -> Node:
     if not any(each.bytes is None and each.dtype != "variant" for each in node.outputs):
         return node
-    shape = _shape(node, inputs, nodes)
-    if shape is None:
+    shapes = _of_list(node, inputs)
+    if shapes is None and all(each.shape is not None or each.dtype in ("variant", "resource") for each in inputs):
+        shapes = infer(node, inputs, [nodes[source].attributes.get("value") for source, _ in node.inputs])
+    if shapes is None:
         return node
     outputs = tuple(
         Tensor(shape, each.dtype, math.prod(shape) * element_bytes(each.dtype))
-        if each.bytes is None and each.dtype != "variant"
+        if each.bytes is None and each.dtype != "variant" and shape is not None
         else each
-        for each in node.outputs
+        for each, shape in zip(node.outputs, shapes, strict=True)
     )
     return replace(node, outputs=outputs)
 
 
-def _shape(node: Node, inputs: Sequence[Tensor], nodes: Sequence[Node]) -> tuple[int, ...] | None:
-    """Return the shape of an output that TensorFlow's own inference left open, or None."""
-    kind, shapes = node.type, [each.shape for each in inputs]
+def _of_list(node: Node, inputs: Sequence[Tensor]) -> list[Shape | None] | None:
+    """Return the shapes of what comes out of a list, by what went in."""
+    kind = node.type
     if kind == "TensorListPopBack":
-        return shapes[-1]
+        return [None, inputs[-1].shape]
+    if kind == "TensorListGetItem" and len(inputs) > 3:
+        return [inputs[3].shape]
     if kind == "TensorListElementShape":
-        return (1,)
-    if kind == "TensorListStack" and len(shapes) > 2 and shapes[2] is not None:
-        return (len(shapes) - 2, *shapes[2])
-    if kind in ("MatMul", "_FusedMatMul") and shapes[0] is not None and shapes[1] is not None:
-        rows, columns = shapes[0], shapes[1]
-        return (
-            rows[1] if node.attributes.get("transpose_a") else rows[0],
-            columns[0] if node.attributes.get("transpose_b") else columns[1],
-        )
-    if kind == "BiasAddGrad" and shapes[0]:
-        return (shapes[0][-1],)
-    if kind in ("ConcatV2",) and all(shapes[:-1]):
-        axis = _number(node.inputs[-1], nodes)
-        parts = [shape for shape in shapes[:-1] if shape is not None]
-        if axis is None or not parts:
-            return None
-        joined = list(parts[0])
-        joined[axis] = sum(part[axis] for part in parts)
-        return tuple(joined)
-    if kind in ALIASES and kind not in ("Reshape", "Squeeze", "ExpandDims"):
-        return shapes[0] if shapes else None
-    if kind in FORWARDS or kind in (
-        "Less",
-        "LessEqual",
-        "Greater",
-        "GreaterEqual",
-        "Equal",
-        "Select",
-        "TensorListGetItem",
-    ):
-        known = [shape for shape in shapes if shape is not None]
-        return _broadcast(known) if known else None
+        return [(1,)]
+    if kind == "TensorListStack" and len(inputs) > 2 and inputs[2].shape is not None:
+        return [(len(inputs) - 2, *inputs[2].shape)]
     return None
-
-
-_COMPARISONS = ("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual")
-
-
-def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    longest = max(len(shape) for shape in shapes)
-    padded = [(1,) * (longest - len(shape)) + shape for shape in shapes]
-    return tuple(max(sizes) for sizes in zip(*padded, strict=True))

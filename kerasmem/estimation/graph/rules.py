@@ -18,7 +18,7 @@ from kerasmem.estimation.graph.program import Node, Tensor
 _VIEWS = """
     Reshape Squeeze ExpandDims Identity IdentityN StopGradient PreventGradient EnsureShape Bitcast Snapshot
     Enter Exit RefEnter RefExit NextIteration LoopCond Switch CheckNumerics
-    PlaceholderWithDefault ReadVariableOp _Retval _Arg
+    PlaceholderWithDefault ReadVariableOp _Retval _Arg Assign AssignAdd AssignSub DestroyTemporaryVariable
     """
 ALIASES = dict.fromkeys(_VIEWS.split(), 0)
 
@@ -85,7 +85,7 @@ ALLOCATES = frozenset(
     TensorListReserve TensorListStack TensorListGetItem TensorListLength TensorListElementShape EmptyTensorList
     TensorListFromTensor TensorListPushBack TensorListPopBack TensorListSetItem
     Qr Cholesky MatrixInverse Svd Betainc Bincount DenseBincount Empty DynamicStitch DynamicPartition
-    Cast ListDiff EinsumGrad HistogramFixedWidth Merge
+    _MklSwish TemporaryVariable AccumulateNV2 Cast ListDiff EinsumGrad HistogramFixedWidth Merge
     """.split()
 )
 

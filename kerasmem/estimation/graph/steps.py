@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
-from kerasmem.estimation.allocator import FREE, BFCAllocator, Step, smallest_limit
+from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.attribution import Attribution
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor, Memory
@@ -50,7 +50,7 @@ def graph_outcome(
     live = _live(heap, usual.end)
     categories, layers = _divide(program, live, usual, layer_of, attribution)
     categories["allocator"] += total - usual.in_use
-    limit = smallest_limit(_requests(heap), descending=True)
+    limit = smallest_limit(heap.requests(), descending=True)
     unknown = Counter(node.type for node in program.nodes if not is_known(node.type))
     at = program.nodes[usual.node].name
     return Outcome(
@@ -76,7 +76,7 @@ def _simulate(program: Program, rules: DeviceRules) -> tuple[Heap, list[_Peak]]:
         return seconds(node, [program.nodes[source].outputs[output] for source, output in node.inputs])
 
     executor = Executor(program, rules, usual_seconds)
-    heap = Heap(BFCAllocator(descending=True))
+    heap = Heap()
     memory = Memory(program, rules, executor, heap)
     peaks = []
     steps = max(FEWEST_STEPS, min(STEPS, MOST_OPERATIONS // max(len(program.nodes), 1) - WARM_UP_STEPS))
@@ -86,18 +86,6 @@ def _simulate(program: Program, rules: DeviceRules) -> tuple[Heap, list[_Peak]]:
         if step >= WARM_UP_STEPS:
             peaks.append(_Peak(heap.peak, heap.peak_requested, heap.peak_node, heap.peak_end))
     return heap, peaks
-
-
-def _requests(heap: Heap) -> list[Step]:
-    steps: list[Step] = []
-    keys: dict[Buffer, int] = {}
-    for buffer, is_allocation in heap.log:
-        if is_allocation:
-            keys[buffer] = len(keys)
-            steps.append((keys[buffer], max(buffer.bytes, 1)))
-        else:
-            steps.append((keys[buffer], FREE))
-    return steps
 
 
 def _live(heap: Heap, end: int) -> list[Buffer]:

@@ -1,0 +1,193 @@
+"""Two estimates side by side: what differs, by category and layer, and whether the second keeps to a limit. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kerasmem.estimation.report import FORMAT_VERSION, Bytes, LayerMemory, MemoryReport
+from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
+
+WITHIN, EXCEEDED = "within the limit", "exceeds the limit"
+_WORDS = {FITS: WITHIN, DOES_NOT_FIT: EXCEEDED, TOO_CLOSE: TOO_CLOSE}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A category or a layer in both estimates; None where one does not have it, or does not know its bytes.
+
+    Attributes:
+        name: the category, or the layer's name in the second model ("a → b" where the names differ).
+        class_name: the layer's class; "" for a category.
+        before: bytes in the first.
+        after: bytes in the second.
+        is_in: "both", "first" or "second".
+    """
+
+    name: str
+    class_name: str
+    before: int | None
+    after: int | None
+    is_in: str = "both"
+
+    @property
+    def change(self) -> int | None:
+        """Bytes that the second takes more; what only one has counts in full, what is unknown gives None."""
+        if self.is_in == "both" and (self.before is None or self.after is None):
+            return None
+        if (self.before, self.after) == (None, None):
+            return None
+        return (self.after or 0) - (self.before or 0)
+
+
+@dataclass(frozen=True)
+class LimitVerdict:
+    """Whether the second keeps to a limit.
+
+    Attributes:
+        what: "budget" or "increase".
+        limit_bytes: the most that the second may take, or take more than the first.
+        low: the least that it does.
+        high: the most; None where not known.
+        verdict: "within the limit", "exceeds the limit" or "too close to call".
+    """
+
+    what: str
+    limit_bytes: int
+    low: int
+    high: int | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two estimates and what differs between them.
+
+    Attributes:
+        before: the first estimate.
+        after: the second.
+        categories: weights, optimizer, …, and the total last.
+        layers: of both; those that differ most come first.
+        limits: verdicts on the limits given.
+        notes: in which settings the two differ, so that a reader does not take that for the models' doing.
+    """
+
+    before: MemoryReport
+    after: MemoryReport
+    categories: tuple[Difference, ...]
+    layers: tuple[Difference, ...]
+    limits: tuple[LimitVerdict, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON-ready data, sizes in integer bytes."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "categories": [_row(each) for each in self.categories],
+            "layers": [_row(each) for each in self.layers],
+            "limits": [asdict(each) for each in self.limits],
+            "notes": list(self.notes),
+        }
+
+
+def _row(difference: Difference) -> dict[str, Any]:
+    row = asdict(difference)
+    return {"class" if key == "class_name" else key: value for key, value in row.items()} | {
+        "change": difference.change
+    }
+
+
+def compare_reports(
+    before: MemoryReport,
+    after: MemoryReport,
+    *,
+    budget: int | None = None,
+    max_increase: int | None = None,
+    max_increase_ratio: float | None = None,
+) -> Comparison:
+    """Return what differs between two estimates.
+
+    Args:
+        before: the first.
+        after: the second.
+        budget: the most bytes that the second may take.
+        max_increase: the most bytes that it may take more than the first.
+        max_increase_ratio: the same as a share of the first: 0.05 is 5 %.
+    """
+    categories = [
+        Difference(name, "", getattr(before.bytes, name), getattr(after.bytes, name)) for name in Bytes.CATEGORIES
+    ]
+    known = [each for each in categories if (each.before, each.after) != (None, None)]
+    known.append(Difference("total", "", before.bytes.total, after.bytes.total))
+    layers = sorted(_layers(before.layers, after.layers), key=lambda each: -abs(each.change or 0))
+    limits = []
+    if budget is not None:
+        need = after.bytes
+        low = need.total if need.low is None else need.low
+        high = need.high if need.low is not None else need.total
+        limits.append(LimitVerdict("budget", budget, low, high, _WORDS[verdict(need, budget)]))
+    if max_increase is not None:
+        limits.append(_increase(before.bytes, after.bytes, max_increase))
+    if max_increase_ratio is not None:
+        limits.append(_increase(before.bytes, after.bytes, int(before.bytes.total * max_increase_ratio)))
+    return Comparison(before, after, tuple(known), tuple(layers), tuple(limits), tuple(_notes(before, after)))
+
+
+def _increase(before: Bytes, after: Bytes, limit: int) -> LimitVerdict:
+    """Compare each end with the same end: one method errs the same way on two variants of a model."""
+    ends = [(before.total, after.total), (before.low, after.low), (before.high, after.high)]
+    changes = [b - a for a, b in ends if a is not None and b is not None]
+    low = min(changes)
+    high = None if (before.high is None) != (after.high is None) else max(changes)
+    if low > limit:
+        return LimitVerdict("increase", limit, low, high, EXCEEDED)
+    return LimitVerdict("increase", limit, low, high, TOO_CLOSE if high is None or high > limit else WITHIN)
+
+
+def _layers(before: Iterable[LayerMemory], after: Iterable[LayerMemory]) -> Iterator[Difference]:
+    """Pair layers of the same name and class; then, in order, those that differ in Keras's number only."""
+    first, second = list(before), list(after)
+    pairs: list[tuple[LayerMemory, LayerMemory]] = []
+    for same in (_name, _stem):
+        waiting: dict[tuple[str, str], deque[LayerMemory]] = {}
+        for row in first:
+            waiting.setdefault(same(row), deque()).append(row)
+        left = []
+        for row in second:
+            queue = waiting.get(same(row))
+            if queue:
+                pairs.append((queue.popleft(), row))
+            else:
+                left.append(row)
+        second = left
+        paired = {id(a) for a, _ in pairs}
+        first = [row for row in first if id(row) not in paired]
+    for a, b in pairs:
+        yield Difference(a.name if a.name == b.name else f"{a.name} → {b.name}", b.class_name, a.bytes, b.bytes)
+    for row in first:
+        yield Difference(row.name, row.class_name, row.bytes, None, "first")
+    for row in second:
+        yield Difference(row.name, row.class_name, None, row.bytes, "second")
+
+
+def _name(row: LayerMemory) -> tuple[str, str]:
+    return row.name, row.class_name
+
+
+def _stem(row: LayerMemory) -> tuple[str, str]:
+    return re.sub(r"_\d+(?=/|$)", "", row.name), row.class_name
+
+
+def _notes(before: MemoryReport, after: MemoryReport) -> Iterator[str]:
+    first, second = before.settings, after.settings
+    for name, words in (
+        ("method", "methods"), ("execution", "executions"), ("batch_size", "batch sizes"), ("mode", "modes"),
+        ("optimizer", "optimizers"), ("dtype_policy", "dtype policies"),
+    ):  # fmt: skip
+        if getattr(first, name) != getattr(second, name):
+            yield f"the {words} differ: {getattr(first, name)} and {getattr(second, name)}"

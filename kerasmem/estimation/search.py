@@ -1,0 +1,242 @@
+"""The largest size that fits a device: a search that asks as seldom as it can, since one answer may take a minute. Pure.
+
+Need grows nearly in proportion to a size, so the first guess is on the line through two answers, and each further one on
+the line through the answers on either side of the limit; where that does not halve what is left, the middle is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kerasmem.errors import InputError, UsageError
+from kerasmem.estimation.report import FORMAT_VERSION, Bytes, DeviceVerdict, MemoryReport
+from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
+
+MOST_EVALUATIONS = 40
+LARGEST = 2**20  # where the search ends if no maximum is given
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one size needs, in bytes, and whether that fits."""
+
+    size: int
+    total: int
+    low: int | None
+    high: int | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        largest: the largest size that surely fits (the upper end of what it needs does); None where none did.
+        fails_from: the smallest size above it that surely does not fit; None where none was found. What lies between
+            the two is too close to call.
+        is_exact: the next size after `largest` was asked as well and does not surely fit, or would be beyond the maximum.
+        is_steady: no size was found that fits although a smaller one does not.
+        evaluations: all that was asked, by size.
+    """
+
+    largest: int | None
+    fails_from: int | None
+    is_exact: bool
+    is_steady: bool
+    evaluations: tuple[Evaluation, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Whether any size fits: "fits", "does not fit", or "too close to call"."""
+        if self.largest is not None:
+            return FITS
+        return DOES_NOT_FIT if all(each.verdict == DOES_NOT_FIT for each in self.evaluations) else TOO_CLOSE
+
+
+def search(
+    ask: Callable[[int], Bytes],
+    available_bytes: int,
+    *,
+    minimum: int = 1,
+    maximum: int | None = None,
+    step: int = 1,
+    guess: int = 32,
+) -> Found:
+    """Return the largest size that fits.
+
+    Args:
+        ask: from a size to what it needs; asked once a size at most.
+        available_bytes: what there is.
+        minimum: the smallest size.
+        maximum: the largest; None: as large as fits.
+        step: only minimum, minimum + step, … are asked.
+        guess: the second size that is asked, after the smallest.
+
+    Raises:
+        UsageError: the sizes are no range.
+
+    Example:
+        >>> search(lambda n: Bytes(100 + 7 * n, 100 + 7 * n, 100 + 7 * n, *[None] * 7), 1000).largest
+        128
+    """
+    if minimum < 1 or step < 1:
+        raise UsageError(f"minimum {minimum}, step {step}: both must be whole numbers from 1")
+    top = LARGEST if maximum is None else maximum
+    if top < minimum:
+        raise UsageError(f"maximum {top} is less than minimum {minimum}")
+    asked: dict[int, Bytes] = {}
+    last = (top - minimum) // step
+
+    def need(index: int) -> Bytes:
+        if index not in asked:
+            asked[index] = ask(minimum + step * index)
+        return asked[index]
+
+    def does_not_surely_fit(index: int) -> bool:
+        return verdict(need(index), available_bytes) != FITS
+
+    def surely_fails(index: int) -> bool:
+        return verdict(need(index), available_bytes) == DOES_NOT_FIT
+
+    second = min(max((guess - minimum) // step, 1), last)
+    if does_not_surely_fit(0):
+        second = min(second, 1)  # it will hardly get better: look only whether the next says so too
+    _first_true(does_not_surely_fit, lambda index: _upper(need(index)), available_bytes, second, last, asked)
+    if any(not surely_fails(index) for index in list(asked)):
+        _first_true(surely_fails, lambda index: _lower(need(index)), available_bytes, second, last, asked)
+    return _found(asked, available_bytes, minimum, step, last)
+
+
+def _upper(need: Bytes) -> int:
+    return need.total if need.high is None else need.high
+
+
+def _lower(need: Bytes) -> int:
+    return need.total if need.low is None else need.low
+
+
+def _first_true(
+    holds: Callable[[int], bool],
+    bytes_of: Callable[[int], int],
+    limit: int,
+    second: int,
+    last: int,
+    asked: Mapping[int, Bytes],
+) -> None:
+    """Ask until the first index at which `holds` becomes true lies beside one at which it does not, or is not there."""
+    holds(0)
+    width: int | None = None
+    is_stuck = False
+    while len(asked) < MOST_EVALUATIONS:
+        true = min((index for index in asked if holds(index)), default=None)
+        false = max((index for index in asked if not holds(index) and (true is None or index < true)), default=None)
+        if false is None:  # the smallest does not hold out
+            return
+        if true is None:
+            if false == last:
+                return
+            if false < second and len(asked) == 1:
+                index = second
+            else:  # on the line through the smallest and the largest, at most sixteen times as far
+                index = _on_the_line(0, bytes_of(0), false, bytes_of(false), limit) + 1
+                index = min(max(index, 2 * false, false + 1), 16 * false + 16)
+            holds(min(index, last))
+            continue
+        if true - false <= 1:
+            return
+        is_stuck = width is not None and true - false > width // 2 and not is_stuck
+        width = true - false
+        index = (true + false) // 2 if is_stuck else _on_the_line(
+            false, bytes_of(false), true, bytes_of(true), limit
+        )
+        holds(min(max(index, false + 1), true - 1))
+
+
+def _on_the_line(x0: int, y0: int, x1: int, y1: int, limit: int) -> int:
+    """Return the whole number below the place where the line through two points meets the limit."""
+    if y1 <= y0:
+        return (x0 + x1) // 2 if y1 > limit else 2 * x1
+    return x0 + (limit - y0) * (x1 - x0) // (y1 - y0)
+
+
+def _found(asked: Mapping[int, Bytes], available_bytes: int, minimum: int, step: int, last: int) -> Found:
+    evaluations = tuple(
+        Evaluation(minimum + step * index, need.total, need.low, need.high, verdict(need, available_bytes))
+        for index, need in sorted(asked.items())
+    )
+    fitting = [each.size for each in evaluations if each.verdict == FITS]
+    largest = max(fitting, default=None)
+    above = [each for each in evaluations if largest is None or each.size > largest]
+    failing = [each.size for each in above if each.verdict == DOES_NOT_FIT]
+    sizes = {each.size for each in evaluations}
+    beyond = largest is not None and largest + step > minimum + step * last
+    return Found(
+        largest=largest,
+        fails_from=min(failing, default=None),
+        is_exact=largest is None or beyond or largest + step in sizes,
+        is_steady=not any(each.verdict != FITS and largest is not None and each.size < largest for each in evaluations),
+        evaluations=evaluations,
+    )
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """How large a model, or its batch, can get on a device.
+
+    Attributes:
+        vary: what was varied: "batch_size", "layer.units" or the name of a factory's argument.
+        largest: the largest size that surely fits; None where none does.
+        fails_from: the smallest above it that surely does not; None where none was found.
+        device: that was asked about, with the verdict on the smallest size tried where nothing fits.
+        evaluations: every size that was asked, with what it needs.
+        report: the estimate at `largest`, or at the smallest size where nothing fits.
+        notes: what else a reader should know.
+    """
+
+    vary: str
+    largest: int | None
+    fails_from: int | None
+    device: DeviceVerdict
+    evaluations: tuple[Evaluation, ...]
+    report: MemoryReport
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON-ready data, sizes in integer bytes."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "vary": self.vary,
+            "largest": self.largest,
+            "fails_from": self.fails_from,
+            "device": asdict(self.device),
+            "evaluations": [asdict(each) for each in self.evaluations],
+            "report": self.report.to_dict(),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SearchResult:
+        """Read what `to_dict` gave.
+
+        Raises:
+            InputError: it is no such result, or of a later format.
+        """
+        if data.get("format_version") != FORMAT_VERSION:
+            raise InputError(
+                f"search: format_version is {data.get('format_version')!r}, this kerasmem reads {FORMAT_VERSION}"
+            )
+        try:
+            return cls(
+                data["vary"],
+                data["largest"],
+                data["fails_from"],
+                DeviceVerdict(**data["device"]),
+                tuple(Evaluation(**each) for each in data["evaluations"]),
+                MemoryReport.from_dict(data["report"]),
+                tuple(data["notes"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise InputError(f"search: not a kerasmem result ({type(error).__name__}: {error})") from error
