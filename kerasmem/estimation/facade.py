@@ -30,7 +30,7 @@ from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel,
 from kerasmem.models.training import TrainingSettings, check_optimizer, optimizer_slot_bytes
 
 METHODS = ("auto", "graph", "xla", "gpu-target", "probe", "formula")
-MODES = ("train", "inference")
+MODES = ("train", "evaluate", "inference")
 DEFAULT_BATCH_SIZE = 32
 LARGEST_TRACED_BATCH = 1024
 
@@ -49,6 +49,7 @@ def estimate(
     device: str | int | None = None,
     jit_compile: bool | str = "auto",
     mode: str = "train",
+    replicas: int = 1,
     input_shape: Any = None,
     factory: str | None = None,
     factory_args: Mapping[str, Any] | None = None,
@@ -69,7 +70,8 @@ def estimate(
         dtype_policy: a Keras dtype policy ("mixed_float16") in place of the model's float32.
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes): adds a verdict.
         jit_compile: for "auto": whether XLA compiles the step; "auto" as Keras decides.
-        mode: "train" or "inference".
+        mode: "train", "evaluate" (a forward pass with loss and metrics) or "inference".
+        replicas: devices that share each batch (`tf.distribute.MirroredStrategy`): the report is of one of them.
         input_shape: open dimensions of the inputs, without the batch: a shape, or name to shape.
         factory: "package.module:function" that builds the model a weights-only file belongs to.
         factory_args: keyword arguments for the function that builds the model.
@@ -91,6 +93,8 @@ def estimate(
         266064
     """
     _check(method, MODES, mode, batch_size, jit_compile)
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+        raise UsageError(f"replicas {replicas!r}: must be a whole number from 1")
     target = None if device is None else resolve_device(str(device))
     looks_at_step = method != "formula"
     with contextlib.ExitStack() as stack:
@@ -110,7 +114,9 @@ def estimate(
             opened = stack.enter_context(open_model(model, **options))
         training = _training(opened.training, optimizer, loss)
         structure, inputs = _inputs(opened, input_shape)
-        batch, notes = _settle_batch(batch_size, [each.shape[0] for each in inputs])
+        batch, notes = _settle_batch(-(-batch_size // replicas), [each.shape[0] for each in inputs])
+        if replicas > 1:
+            notes.append(f"one of {replicas} replicas: {batch:,} of the {batch_size:,} samples of a batch")
         # A sample's figures do not depend on the batch, and TensorFlow counts elements in 31 bits.
         is_fixed = any(each.shape[0] is not None for each in inputs)
         traced = batch if is_fixed else min(batch, LARGEST_TRACED_BATCH)
@@ -143,6 +149,9 @@ def estimate(
         notes += _notes(layers, need, plain.total_bytes)
     else:
         need, unmodelled = _bytes(chosen.outcome), chosen.outcome.unmodelled
+        if replicas > 1 and mode == "train":
+            why = "gradients are gathered in buffers of their own where replicas exchange them"
+            unmodelled = (*unmodelled, Unmodelled("exchange of gradients", why))
         at_peak = chosen.outcome.layers
         layers = tuple(
             replace(row, bytes=at_peak.get(row.name, 0), bytes_at_peak=at_peak.get(row.name, 0)) for row in layers

@@ -85,11 +85,7 @@ def read_plan(serialised: bytes) -> Plan:
 
 def _fullest(module: Any) -> tuple[tuple[tuple[int, str], ...], str | None]:
     """Return what is live in the temporary buffer at its fullest, by replaying XLA's own trace of it."""
-    names = {}
-    for computation in module.hlo_module.computations:
-        for instruction in computation.instructions:
-            names[instruction.name] = instruction.metadata.op_name or instruction.name
-            names[instruction.id] = names[instruction.name]
+    names = _operations(module)
     buffers = {each.id: each for each in module.buffer_assignment.logical_buffers}
 
     def made_by(number: int) -> str:
@@ -114,6 +110,25 @@ def _fullest(module: Any) -> tuple[tuple[tuple[int, str], ...], str | None]:
             most, fullest, at = total, dict(live), event.buffer_id
     found = tuple((size, made_by(number)) for number, size in fullest.items())
     return found, None if at is None else made_by(at)
+
+
+def _operations(module: Any) -> dict[str | int, str]:
+    """Return for each instruction, by name and by number, the operation that it comes from.
+
+    Of a fusion it is the last one inside that says so; an instruction that XLA added counts as what it takes from.
+    """
+    inside = {computation.id: computation for computation in module.hlo_module.computations}
+    names: dict[str | int, str] = {}
+    for computation in module.hlo_module.computations:
+        of_number: dict[int, str] = {}
+        for instruction in computation.instructions:  # each after those it takes from
+            called = [each for number in instruction.called_computation_ids for each in inside[number].instructions]
+            said = [instruction.metadata.op_name, *(each.metadata.op_name for each in reversed(called))]
+            taken = (of_number.get(number) for number in instruction.operand_ids)
+            name = next((each for each in (*said, *taken) if each), "")
+            of_number[instruction.id] = name
+            names[instruction.name] = names[instruction.id] = name or instruction.name
+    return names
 
 
 def simulate(plan: Plan, variables: Any, batch: tuple[int, ...]) -> Heap:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +54,7 @@ def compile_model(model: Any, training: TrainingSettings, outputs: Any, jit_comp
             loss, metrics = model.loss, _metrics_of(model)
         elif training.loss_config is not None:
             loss = _loss(training.loss_config)
-            metrics = list(_metrics(training.metrics_config))
+            metrics = _metrics(training.metrics_config, len(import_keras().tree.flatten(outputs)))
         if loss is None and not own and not has_own_step(model):
             loss = _assumed_loss(model, outputs)
             notes.append(f"no loss is given: {loss} is assumed, by the outputs")
@@ -133,23 +132,37 @@ def _is_known(name: str) -> bool:
         return False
 
 
-def _metrics(config: Any) -> Iterator[Any]:
-    """Yield the metrics of Keras's that a list of names and configurations holds, passing over others."""
+def _metrics(config: Any, outputs: int) -> Any:
+    """Return the metrics in a configuration: one list, or one metric or list for each output, by place or by name.
+
+    Those that are not Keras's are left out.
+    """
+    if isinstance(config, dict) and not isinstance(config.get("class_name"), str):
+        return {key: _metrics(value, 1) for key, value in config.items()}
+    if not isinstance(config, (list, tuple)):
+        return _metric(config)
+    found = [_metrics(each, 1) for each in config]
+    return found if outputs > 1 and len(found) == outputs else [each for each in found if each is not None]
+
+
+def _metric(config: Any) -> Any:
     keras = import_keras()
-    for each in config if isinstance(config, (list, tuple)) else ():
-        name = each.get("config", {}) if isinstance(each, dict) and each.get("class_name") == "function" else each
-        if isinstance(name, str):
-            try:
-                yield name if keras.metrics.get(name) is not None else None
-            except ValueError:
-                continue
-        elif isinstance(each, dict):
-            cls = getattr(keras.metrics, str(each.get("class_name")).rpartition(">")[2], None)
-            if isinstance(cls, type) and issubclass(cls, keras.metrics.Metric) and isinstance(each.get("config"), dict):
-                try:
-                    yield cls(**{key: value for key, value in each["config"].items() if key not in ("dtype", "fn")})
-                except (TypeError, ValueError):
-                    continue
+    is_function = isinstance(config, dict) and config.get("class_name") == "function"
+    name = config.get("config") if is_function else config
+    if isinstance(name, str):
+        try:
+            return name if keras.metrics.get(name) is not None else None
+        except ValueError:
+            return None
+    if not isinstance(config, dict) or not isinstance(config.get("config"), dict):
+        return config if callable(config) else None  # a function of a live model
+    cls = getattr(keras.metrics, str(config.get("class_name")).rpartition(">")[2], None)
+    if not (isinstance(cls, type) and issubclass(cls, keras.metrics.Metric)):
+        return None
+    try:
+        return cls(**{key: value for key, value in config["config"].items() if key not in ("dtype", "fn")})
+    except (TypeError, ValueError):
+        return None
 
 
 def _assumed_loss(model: Any, outputs: Any) -> Any:

@@ -153,7 +153,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
 
     scopes: dict[str, tuple[str, ...]] = {}
     with with_stand_ins(make), _scopes_noted(scopes):
-        for variable in _own_variables(prepared.model):
+        for variable in _own_variables(prepared.model, prepared.mode):
             if variable._value is not None:
                 stand_ins.setdefault(id(variable._value.handle), variable)
         try:
@@ -168,11 +168,16 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         for handle, placeholder in function.graph.captures
         if id(handle) in stand_ins
     }
-    variables = _own_variables(prepared.model)
+    variables = _own_variables(prepared.model, prepared.mode)
+    kinds = _kinds(prepared.model, variables)
+    for variable in captures.values():  # states that Keras keeps out of a layer's weights, as a stateful RNN's are
+        if id(variable) not in kinds:
+            kinds[id(variable)] = "weights"
+            variables.append(variable)
     optimizer = getattr(prepared.model, "optimizer", None) if prepared.mode == "train" else None
     inner = getattr(optimizer, "inner_optimizer", None)
     return TracedStep(
-        function, flat, captures, tuple(variables), _kinds(prepared.model, variables), scopes,
+        function, flat, captures, tuple(variables), kinds, scopes,
         tuple(str(each.name) for each in (optimizer, inner) if each is not None),
     )  # fmt: skip
 
@@ -222,9 +227,9 @@ def _build(prepared: PreparedStep) -> None:
         optimizer.build(model.trainable_variables)
 
 
-def _own_variables(model: Any) -> list[Any]:
-    """Return the variables of the model, its metrics and its optimizer, each once."""
-    optimizer = getattr(model, "optimizer", None)
+def _own_variables(model: Any, mode: str) -> list[Any]:
+    """Return the variables of the model, its metrics and, where it trains, its optimizer, each once."""
+    optimizer = getattr(model, "optimizer", None) if mode == "train" else None
     found = [*model.variables, *model.metrics_variables, *(optimizer.variables if optimizer is not None else ())]
     return list({id(variable): variable for variable in found}.values())
 

@@ -67,10 +67,13 @@ def training_of_model(model: Any) -> TrainingSettings:
 def training_of_copy(model: Any, own: TrainingSettings) -> TrainingSettings:
     """Return the settings with which a copy of a live model is compiled: its loss itself, its metrics anew."""
     keras = import_keras()
-    metrics = []
     compiled = getattr(model, "_compile_metrics", None)
-    for metric in keras.tree.flatten(compiled._user_metrics) if compiled is not None else ():
-        metrics.append(keras.saving.serialize_keras_object(metric) if isinstance(metric, keras.Metric) else metric)
+    metrics = None
+    if compiled is not None:
+        metrics = keras.tree.map_structure(
+            lambda each: keras.saving.serialize_keras_object(each) if isinstance(each, keras.Metric) else each,
+            compiled._user_metrics,
+        )
     loss = getattr(model, "loss", None)
     return replace(own, loss_config=loss, metrics_config=metrics, keeps_optimizer=False, keeps_loss=False)
 

@@ -34,7 +34,11 @@ def reshaping(model: Any, vary: str, **options: Any) -> Reshaped:
         ModelFileError: the file cannot be read.
         ModelError: the model does not say how to build it again.
     """
-    if isinstance(model, (str, os.PathLike)) and options.get("factory") is None and not is_factory_name(os.fspath(model)):
+    if (
+        isinstance(model, (str, os.PathLike))
+        and options.get("factory") is None
+        and not is_factory_name(os.fspath(model))
+    ):
         document = read_document(model)
         with_number(document.config, vary, 1)  # refuse at once
         described = {**document.config, "keras_version": document.keras_version}
@@ -68,15 +72,13 @@ def with_number(config: Mapping[str, Any], vary: str, number: int) -> dict[str, 
     if len(matching) != 1:
         names = [path for path, _ in found]
         near = difflib.get_close_matches(name, names, n=3) or names[:8]
-        several = "is the name of several layers; write its path" if len(matching) > 1 or name in {
-            path.rpartition("/")[2] for path in names
-        } else "is no layer of the model"
-        raise UsageError(f"--vary {vary}: {name!r} {several} (there are: {', '.join(near) or 'none by name'})")
+        is_there = name in {path.rpartition("/")[2] for path in names}
+        what = "is the name of several layers; write its path" if is_there else "is no layer of the model"
+        raise UsageError(f"--vary {vary}: {name!r} {what} (there are: {', '.join(near) or 'none by name'})")
     fields = {key for key, value in matching[0].items() if isinstance(value, int) and not isinstance(value, bool)}
     if wanted not in fields:
-        raise UsageError(
-            f"--vary {vary}: layer {name!r} has no whole number {wanted!r}; it has: {', '.join(sorted(fields)) or 'none'}"
-        )
+        known = ", ".join(sorted(fields)) or "none"
+        raise UsageError(f"--vary {vary}: layer {name!r} has no whole number {wanted!r}; it has: {known}")
     matching[0][wanted] = number
     for node in _dictionaries(changed):
         node.pop("build_config", None)
