@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,13 @@ from kerasmem.estimation.graph.rules import HIDDEN_OUTPUT
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
 
+DEEP = 20_000  # operations
+LARGE = 1 << 20  # bytes
+FOLDED = "_kerasmem_folded"
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
+# Grappler makes a tensor of zeros for each placeholder, as large as the batch; beyond so many elements it is given
+# another source of a known shape, of which it makes none.
+LARGEST_FED, _UNFED = 16 * 2**20, "InfeedDequeue"
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
     "strides", "padding", "data_format", "ksize", "fused_ops", "transpose_a", "transpose_b", "frame_name",
@@ -31,6 +38,8 @@ def build_program(traced: TracedStep) -> tuple[Program, tuple[str, ...]]:
     graph = traced.function.graph
     definition = _runnable(traced)
     fetches = list(dict.fromkeys([each.name for each in graph.outputs] + [each.name for each in graph.control_outputs]))
+    if len(definition.node) > DEEP:
+        _fold_large(graph, definition)
     optimised = _optimise(definition, fetches)
     try:
         imported = _imported(optimised)
@@ -42,6 +51,58 @@ def build_program(traced: TracedStep) -> tuple[Program, tuple[str, ...]]:
             raise NotModelled(f"the optimised graph cannot be read: {str(error).splitlines()[0][:200]}") from error
     program, notes = straighten(_plain(imported, traced, [each.name for each in graph.outputs]))
     return settle(program, _inference(optimised)), notes
+
+
+def _fold_large(graph: Any, definition: Any) -> None:
+    """Put a constant without a value in place of each operation that makes a large tensor out of constants alone.
+
+    A decoder makes a mask in each of its blocks. Grappler would compute every one before it finds that they are the
+    same, in memory and time that grow with the depth.
+    """
+    nodes = {node.name: node for node in definition.node}
+    values: dict[str, str] = {}  # operations on constants alone → what stands for their value
+    large: dict[str, str] = {}
+    for operation in graph.get_operations():
+        sizes = [_tensor(each) for each in operation.outputs]
+        on_shapes = operation.type in ("Shape", "ShapeN", "Size", "Rank") and all(
+            tensor.shape.is_fully_defined() for tensor in operation.inputs
+        )
+        on_constants = bool(operation.inputs) and all(tensor.op.name in values for tensor in operation.inputs)
+        if not (operation.type == "Const" or on_shapes or (on_constants and not operation.op_def.is_stateful)):
+            continue
+        if not sizes or any(each.bytes is None for each in sizes):
+            continue
+        values[operation.name] = _value_of(operation, nodes[operation.name], values)
+        if operation.type != "Const" and len(sizes) == 1 and (sizes[0].bytes or 0) > LARGE:
+            large[operation.name] = values[operation.name]
+    first: dict[str, str] = {}
+    for name, value in large.items():
+        node, is_first = nodes[name], value not in first
+        first.setdefault(value, name)
+        made = graph.get_operation_by_name(name).outputs[0]
+        node.attr.clear()
+        del node.input[:]
+        if is_first:
+            node.op = "Placeholder"
+            node.attr["dtype"].type = made.dtype.as_datatype_enum
+            node.attr["shape"].shape.CopyFrom(made.shape.as_proto())
+            node.attr[FOLDED].b = True
+        else:
+            node.op = "Identity"
+            node.input.append(first[value])
+            node.attr["T"].type = made.dtype.as_datatype_enum
+
+
+def _value_of(operation: Any, node: Any, values: dict[str, str]) -> str:
+    """Return a digest that two operations share only where they make the same value."""
+    digest = hashlib.sha256(operation.type.encode())
+    for key in sorted(node.attr):
+        if not key.startswith("_"):
+            digest.update(key.encode() + node.attr[key].SerializeToString(deterministic=True))
+    for tensor in operation.inputs:
+        known = values.get(tensor.op.name) or str(tensor.shape)
+        digest.update(f"{known}:{tensor.value_index}".encode())
+    return digest.hexdigest()
 
 
 def _inference(definition: Any) -> Infer:
@@ -102,7 +163,13 @@ def _runnable(traced: TracedStep) -> Any:
             node.attr["dtype"].type = tf.as_dtype(variable._dtype).as_datatype_enum
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(tuple(variable.shape)).as_proto())
             node.attr["shared_name"].s = node.name.encode()
+        elif node.op == "Placeholder" and _is_large(node.attr["shape"].shape):
+            node.op = _UNFED
     return definition
+
+
+def _is_large(shape: Any) -> bool:
+    return math.prod(each.size for each in shape.dim) > LARGEST_FED
 
 
 def _imported(definition: Any) -> Any:
@@ -114,7 +181,8 @@ def _imported(definition: Any) -> Any:
 
 
 def _optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
-    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
+    """Return what Grappler makes of the graph, all on one CPU."""
+    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
     from tensorflow.python.grappler import tf_optimizer
 
     whole = meta_graph_pb2.MetaGraphDef()
@@ -122,8 +190,6 @@ def _optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
     whole.collection_def["train_op"].node_list.value.extend(fetches)
     options = config_pb2.ConfigProto()
     options.graph_options.rewrite_options.min_graph_nodes = -1
-    if not fuses:
-        options.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     try:
         return tf_optimizer.OptimizeGraph(options, whole)
     except Exception as error:
@@ -146,7 +212,7 @@ def _plain(graph: Any, traced: TracedStep, results: list[str]) -> Program:
         nodes.append(
             Node(
                 operation.name,
-                operation.type,
+                "Placeholder" if operation.type == _UNFED else operation.type,
                 inputs,
                 tuple(number[each.name] for each in operation.control_inputs),
                 tuple(_tensor(each) for each in operation.outputs),

@@ -148,6 +148,9 @@ class Memory:
         self.consumers, self.results = executor.consumers, executor.results
         batch = [(number, program.nodes[number].outputs[0].bytes or 0) for number in program.arguments]
         self.variables = make_variables(program.variables, batch, heap)
+        # A constant's kernel keeps its value from the first step on; spelled-out loops name the same one many times.
+        for number in {node.name: number for number, node in enumerate(program.nodes) if node.type == "Const"}.values():
+            heap.allocate(program.nodes[number].outputs[0].bytes or 0, number)
         self.made: list[list[Buffer | None] | None] = [None] * len(program.nodes)
         self._scratch: dict[int, Buffer] = {}
         self._taken: dict[int, list[Buffer | None]] = {}

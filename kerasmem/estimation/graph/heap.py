@@ -68,7 +68,6 @@ class Heap:
             self.allocator.free(buffer.chunk)
             self.log.append((buffer, False))
 
-
     def requests(self) -> list[Step]:
         """Return all that was asked of the allocator, for a replay under a limit."""
         steps: list[Step] = []
