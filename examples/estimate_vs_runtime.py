@@ -2,8 +2,8 @@
 
     python examples/estimate_vs_runtime.py [--output estimate_vs_runtime.png]
 
-Draws the plot of "Is my neural network too big to fit into GPU?": the formula's line for the MNIST convnet, and what
-TensorFlow's allocator had in use at the peak of a training step. No GPU is needed: with TF_CPU_ALLOCATOR_USE_BFC=true
+Draws the plot of "Is my neural network too big to fit into GPU?": the formula's line for the MNIST convnet, the estimate
+of `kerasmem.estimate`, and what TensorFlow's allocator had in use at the peak of a training step. No GPU is needed: with TF_CPU_ALLOCATOR_USE_BFC=true
 the CPU's allocator is the one that a GPU uses. Each batch size runs in a process of its own, since an allocator
 remembers what it was asked for before.
 """
@@ -72,7 +72,7 @@ def measure_in_a_fresh_process(batch_size: int) -> int:
 
 
 def draw(rows: list[dict[str, int]], path: str) -> None:
-    """Draw both lines."""
+    """Draw the three lines."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -82,7 +82,8 @@ def draw(rows: list[dict[str, int]], path: str) -> None:
     batches = [row["batch"] for row in rows]
     axes.plot(batches, [row["formula"] / MIB for row in rows], "--", color="tab:gray", label="formula")
     low, high = ([row[key] / MIB for row in rows] for key in ("low", "high"))
-    axes.fill_between(batches, low, high, color="tab:gray", alpha=0.15, label="interval the formula claims")
+    axes.plot(batches, [row["estimate"] / MIB for row in rows], color="tab:orange", label="estimate (graph)")
+    axes.fill_between(batches, low, high, color="tab:orange", alpha=0.15, label="interval of the estimate")
     axes.plot(
         batches, [row["measured"] / MIB for row in rows], "o-", color="tab:blue", label="allocator, peak of a step"
     )
@@ -103,14 +104,15 @@ def main() -> None:
         print(json.dumps(measure(options.measure)))
         return
     rows = []
-    print(f"{'batch':>6} {'formula':>12} {'measured':>12} {'measured / formula':>20}")
+    print(f"{'batch':>6} {'formula':>12} {'estimate':>12} {'measured':>12} {'measured / estimate':>20}")
     for batch_size in options.batches:
         report = kerasmem.estimate(mnist_cnn, batch_size=batch_size)
         measured = measure_in_a_fresh_process(batch_size)
-        formula = report.formula.total_bytes
-        print(f"{batch_size:6} {formula / MIB:8.1f} MiB {measured / MIB:8.1f} MiB {measured / formula:20.2f}")
-        need = report.bytes
-        rows.append({"batch": batch_size, "formula": formula, "low": need.low, "high": need.high, "measured": measured})
+        need, formula = report.bytes, report.formula.total_bytes
+        sizes = (f"{size / MIB:8.1f} MiB" for size in (formula, need.total, measured))
+        print(f"{batch_size:6}", *sizes, f"{measured / need.total:20.2f}")
+        row = {"formula": formula, "estimate": need.total, "low": need.low, "high": need.high, "measured": measured}
+        rows.append({"batch": batch_size, **row})
     try:
         draw(rows, options.output)
     except ImportError:

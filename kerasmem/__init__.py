@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "estimate": "kerasmem.estimation.facade",
     "MemoryReport": "kerasmem.estimation.report",
+    "max_batch_size": "kerasmem.estimation.sizing",
+    "SearchResult": "kerasmem.estimation.search",
     "summary": "kerasmem.front",
     "MemoryLogger": "kerasmem.monitoring.logger",
     "Timeline": "kerasmem.monitoring.timeline",
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from kerasmem.errors import KerasmemError as KerasmemError
     from kerasmem.estimation.facade import estimate as estimate
     from kerasmem.estimation.report import MemoryReport as MemoryReport
+    from kerasmem.estimation.search import SearchResult as SearchResult
+    from kerasmem.estimation.sizing import max_batch_size as max_batch_size
     from kerasmem.front import summary as summary
     from kerasmem.monitoring import read_timeline as read_timeline
     from kerasmem.monitoring.logger import MemoryLogger as MemoryLogger

@@ -26,7 +26,8 @@ ALLOWED = {
 }
 # What rendering may know of other rooms: results, not the ways to them.
 RESULTS = {
-    "kerasmem.estimation.report", "kerasmem.monitoring.timeline", "kerasmem.devices.cards",
+    "kerasmem.estimation.report", "kerasmem.estimation.reference", "kerasmem.estimation.search",
+    "kerasmem.estimation.comparing", "kerasmem.monitoring.timeline", "kerasmem.devices.cards",
     "kerasmem.devices.live",
 }  # fmt: skip
 # library -> the rooms that may use it
@@ -122,7 +123,10 @@ def test_importing_loads_nothing_heavy(program, statement):
     assert program("-c", f"{statement}\nimport sys; print({HEAVY})").out.strip() == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["estimate", "-h"], ["devices", "-h"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["estimate", "-h"], ["devices", "-h"], ["max-batch", "-h"], ["compare", "-h"]],
+)
 def test_help_loads_no_tensorflow(program, arguments):
     script = (
         f"import sys\nfrom kerasmem.cli import main\ntry: main({arguments!r})\nexcept SystemExit: pass\nprint({HEAVY})"

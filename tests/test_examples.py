@@ -13,10 +13,12 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 def test_estimate_vs_runtime(program, tmp_path):
     result = program(EXAMPLES / "estimate_vs_runtime.py", "--batches", 16, 256, "--output", tmp_path / "plot.png")
     assert result.code == 0, result.err
-    rows = re.findall(r"^ +(\d+) +([\d.]+) MiB +([\d.]+) MiB +([\d.]+)$", result.out, re.MULTILINE)
+    rows = re.findall(r"^ +(\d+) +([\d.]+) MiB +([\d.]+) MiB +([\d.]+) MiB +([\d.]+)$", result.out, re.MULTILINE)
     assert [row[0] for row in rows] == ["16", "256"]
-    for _, formula, measured, _ in rows:
+    for _, formula, estimated, measured, ratio in rows:
         assert 0.5 < float(measured) / float(formula) < 2  # the same convnet as the source text's plot
+        assert 0.8 < float(measured) / float(estimated) < 1.25
+        assert float(ratio) == pytest.approx(float(measured) / float(estimated), abs=0.02)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 

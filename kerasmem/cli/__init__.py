@@ -16,6 +16,8 @@ from kerasmem.errors import KerasmemError
 # command -> (module under kerasmem.cli, the line that `kerasmem --help` shows)
 COMMANDS = {
     "estimate": ("estimate_command", "How much memory training a model will need, before it runs."),
+    "max-batch": ("max_batch_command", "The largest batch, layer or depth that fits a device."),
+    "compare": ("compare_command", "What differs in memory between two models; a limit for CI."),
     "measure": ("measure_command", "How much memory some real training steps take."),
     "devices": ("devices_command", "The catalogue of cards, and what is in this machine."),
 }

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
 from kerasmem.errors import UsageError
 
-EXIT_CODES = {"fits": 0, "does not fit": 3, "too close to call": 4}
+EXIT_CODES = {
+    "fits": 0, "within the limit": 0, "does not fit": 3, "exceeds the limit": 3, "too close to call": 4,
+}  # fmt: skip
+_SEVERITY = (0, 4, 3)
 _ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
 _LARGEST = 25
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+METHODS = ("auto", "formula", "graph", "xla", "gpu-target", "probe")
+ONE_MODEL: tuple[Decorator, ...] = (click.argument("model", required=False),)
+method_option: Decorator = click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="auto",
+    show_default=True,
+    help="How to estimate; auto: as Keras would run the step.",
+)
+cache_option: Decorator = click.option(
+    "--no-cache", is_flag=True, help="Compute anew what was answered before (KERASMEM_CACHE=off: always)."
+)
+
 _MODEL: tuple[Decorator, ...] = (
-    click.argument("model", required=False),
     click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Samples in a batch."),
     click.option("--device", help="A card (t4, a100-40, …: `kerasmem devices`) or a size (16GB): adds the verdict."),
     click.option(
@@ -52,6 +67,7 @@ _TRAINING: tuple[Decorator, ...] = (
     ),
     click.option("--trust-model", is_flag=True, help="Allow Python code stored in the file to run."),
 )
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _OUTPUT: tuple[Decorator, ...] = (
     click.option(
         "--sort",
@@ -66,14 +82,22 @@ _OUTPUT: tuple[Decorator, ...] = (
         metavar="N",
         help="List the N largest layers, add up the others (0: all).",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    json_option,
     click.option("--csv", "as_csv", is_flag=True, help="Print a row a layer as CSV."),
 )
 
 
-def model_options(*own: Decorator) -> Decorator:
-    """Return a decorator that adds the shared options, with the command's own between the model's and training's."""
-    order = (*_MODEL, *own, *_TRAINING, *_OUTPUT)
+def model_options(
+    *own: Decorator, arguments: tuple[Decorator, ...] = ONE_MODEL, output: tuple[Decorator, ...] = _OUTPUT
+) -> Decorator:
+    """Return a decorator that adds the shared options, with the command's own between the model's and training's.
+
+    Args:
+        *own: options of the command.
+        arguments: what it takes without a name.
+        output: the options for what it prints.
+    """
+    order = (*arguments, *_MODEL, *own, *_TRAINING, *output)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for each in reversed(order):
@@ -93,7 +117,7 @@ def check_options(command: str, model: str | None, options: dict[str, Any]) -> N
 
     if model is None and options["factory"] is None:
         raise UsageError(f"name a model file, or package.module:function; `kerasmem {command} -h` shows examples")
-    if options["as_json"] and options["as_csv"]:
+    if options["as_json"] and options.get("as_csv"):
         raise UsageError("--json and --csv: choose one")
     if options["device"] is not None:
         resolve_device(options["device"])
@@ -109,9 +133,14 @@ def call_arguments(options: dict[str, Any]) -> dict[str, Any]:
         **{name: options[name] for name in same},
         "input_shape": parse_input_shapes(options["input_shapes"]),
         "factory_args": parse_factory_args(options["factory_args"]),
-        "custom_objects": load_custom_objects(options["custom_objects"]),
+        "custom_objects": load_custom_objects(options["custom_objects"]) if options["custom_objects"] else None,
         "trust": options["trust_model"],
     }
+
+
+def worst(verdicts: Iterable[str]) -> int:
+    """Return the exit code of the worst of some verdicts: does not fit, too close to call, fits."""
+    return max((EXIT_CODES[each] for each in verdicts), key=_SEVERITY.index, default=0)
 
 
 def show_report(report: Any, options: dict[str, Any]) -> int:

@@ -49,3 +49,27 @@ def quiet_tensorflow() -> Iterator[None]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+
+
+@contextlib.contextmanager
+def working(text: str, method: str) -> Iterator[None]:
+    """Show on standard error, where that is a terminal, that something goes on and for how long.
+
+    Use it inside `quiet_tensorflow`, which keeps a way to the terminal in `sys.stderr`.
+
+    Args:
+        text: what goes on; it may come from a file name.
+        method: of the estimate; the formula is instant and shows nothing.
+    """
+    if method == "formula" or not sys.stderr.isatty():
+        yield
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from kerasmem.rendering.escape import printable
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    screen = Console(file=sys.stderr, emoji=False, markup=False, highlight=False)
+    with Progress(*columns, console=screen, transient=True) as progress:
+        progress.add_task(printable(text, 60), total=None)
+        yield

@@ -212,7 +212,8 @@ class BFCAllocator:
             raise OutOfMemory(size, self.in_use, self.reserved, self.limit, self.largest_free)
 
     def _extend(self, rounded: int) -> bool:
-        available = _ADDRESS if self.limit is None else (self.limit - self.reserved) // GRAIN * GRAIN
+        addresses = (self._low if self.descending else _ADDRESS - self._high) - GRAIN  # 64 TiB and more
+        available = (addresses if self.limit is None else min(addresses, self.limit - self.reserved)) // GRAIN * GRAIN
         if rounded > available:
             return False
         is_increased = rounded > self._next_bytes

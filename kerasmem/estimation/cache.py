@@ -160,7 +160,11 @@ def _digest(key: str, text: str) -> str:
 def _is_worth_keeping(report: MemoryReport) -> bool:
     """Return whether the report is by a method that takes time, and no method failed that may not fail again."""
     failed = any(each.total is None and "--method" not in each.why for each in report.alternatives)
-    return report.settings.method in CACHED_METHODS and not failed and not any(", but: " in note for note in report.notes)
+    return (
+        report.settings.method in CACHED_METHODS
+        and not failed
+        and not any(" has no answer: " in note for note in report.notes)
+    )
 
 
 def _defaults() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Networks that people know, with what the formula needs to know of them; written by scripts/known_networks.py.
+"""Networks that people know, with what the formula needs of them; written by scripts/known_networks.py.
 
 Images of 224 × 224 × 3, 1000 classes; AlexNet as one tower, GoogLeNet without its auxiliary outputs.
 """

@@ -1,7 +1,8 @@
-"""The largest size that fits a device: a search that asks as seldom as it can, since one answer may take a minute. Pure.
+"""The largest size that fits a device: a search that asks seldom, since one answer may take a minute. Pure.
 
-Need grows nearly in proportion to a size, so the first guess is on the line through two answers, and each further one on
-the line through the answers on either side of the limit; where that does not halve what is left, the middle is asked.
+Need grows nearly in proportion to a size, so the first guess is on the line through two answers, and each further one
+on the line through the answers on either side of the limit; where that does not halve what is left, the middle is asked
+from then on. It stops where what is left is a small share of the size: a batch of 3,630 or 3,640 is the same to anyone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from kerasmem.estimation.report import FORMAT_VERSION, Bytes, DeviceVerdict, Mem
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
 
 MOST_EVALUATIONS = 40
+TOLERANCE = 0.01  # of the size: below 100 every size is told apart
+MOST_SLOW = 2  # steps on the line that do not halve what is left, before the middle is asked for good
 LARGEST = 2**20  # where the search ends if no maximum is given
 
 
@@ -37,7 +40,8 @@ class Found:
         largest: the largest size that surely fits (the upper end of what it needs does); None where none did.
         fails_from: the smallest size above it that surely does not fit; None where none was found. What lies between
             the two is too close to call.
-        is_exact: the next size after `largest` was asked as well and does not surely fit, or would be beyond the maximum.
+        is_exact: the next size after `largest` was asked as well and does not surely fit, or is beyond the maximum.
+        next_asked: the next larger size that was asked and does not surely fit; None where there is none.
         is_steady: no size was found that fits although a smaller one does not.
         evaluations: all that was asked, by size.
     """
@@ -45,6 +49,7 @@ class Found:
     largest: int | None
     fails_from: int | None
     is_exact: bool
+    next_asked: int | None
     is_steady: bool
     evaluations: tuple[Evaluation, ...]
 
@@ -64,6 +69,7 @@ def search(
     maximum: int | None = None,
     step: int = 1,
     guess: int = 32,
+    tolerance: float = TOLERANCE,
 ) -> Found:
     """Return the largest size that fits.
 
@@ -74,6 +80,7 @@ def search(
         maximum: the largest; None: as large as fits.
         step: only minimum, minimum + step, … are asked.
         guess: the second size that is asked, after the smallest.
+        tolerance: the share of the size within which the search may stop; 0 searches to the last one.
 
     Raises:
         UsageError: the sizes are no range.
@@ -104,9 +111,13 @@ def search(
     second = min(max((guess - minimum) // step, 1), last)
     if does_not_surely_fit(0):
         second = min(second, 1)  # it will hardly get better: look only whether the next says so too
-    _first_true(does_not_surely_fit, lambda index: _upper(need(index)), available_bytes, second, last, asked)
+
+    def is_close(false: int, true: int) -> bool:
+        return true - false <= max(1, int((minimum + step * false) * tolerance / step))
+
+    _first_true(does_not_surely_fit, lambda index: _upper(need(index)), available_bytes, second, last, asked, is_close)
     if any(not surely_fails(index) for index in list(asked)):
-        _first_true(surely_fails, lambda index: _lower(need(index)), available_bytes, second, last, asked)
+        _first_true(surely_fails, lambda index: _lower(need(index)), available_bytes, second, last, asked, is_close)
     return _found(asked, available_bytes, minimum, step, last)
 
 
@@ -125,11 +136,12 @@ def _first_true(
     second: int,
     last: int,
     asked: Mapping[int, Bytes],
+    is_close: Callable[[int, int], bool],
 ) -> None:
-    """Ask until the first index at which `holds` becomes true lies beside one at which it does not, or is not there."""
+    """Ask until the first index at which `holds` is true lies close to one at which it is not, or is not there."""
     holds(0)
     width: int | None = None
-    is_stuck = False
+    short = slow = 0  # extrapolations that fell short, steps that did not halve what is left
     while len(asked) < MOST_EVALUATIONS:
         true = min((index for index in asked if holds(index)), default=None)
         false = max((index for index in asked if not holds(index) and (true is None or index < true)), default=None)
@@ -142,17 +154,16 @@ def _first_true(
                 index = second
             else:  # on the line through the smallest and the largest, at most sixteen times as far
                 index = _on_the_line(0, bytes_of(0), false, bytes_of(false), limit) + 1
-                index = min(max(index, 2 * false, false + 1), 16 * false + 16)
+                index = min(max(index, false + 1, 2 * false if short else 0), 16 * false + 16)
+                short += 1
             holds(min(index, last))
             continue
-        if true - false <= 1:
+        if is_close(false, true):
             return
-        is_stuck = width is not None and true - false > width // 2 and not is_stuck
+        slow += width is not None and true - false > width // 2
         width = true - false
-        index = (true + false) // 2 if is_stuck else _on_the_line(
-            false, bytes_of(false), true, bytes_of(true), limit
-        )
-        holds(min(max(index, false + 1), true - 1))
+        index = _on_the_line(false, bytes_of(false), true, bytes_of(true), limit)
+        holds((true + false) // 2 if slow >= MOST_SLOW else min(max(index, false + 1), true - 1))
 
 
 def _on_the_line(x0: int, y0: int, x1: int, y1: int, limit: int) -> int:
@@ -177,6 +188,7 @@ def _found(asked: Mapping[int, Bytes], available_bytes: int, minimum: int, step:
         largest=largest,
         fails_from=min(failing, default=None),
         is_exact=largest is None or beyond or largest + step in sizes,
+        next_asked=None if largest is None else min((size for size in sizes if size > largest), default=None),
         is_steady=not any(each.verdict != FITS and largest is not None and each.size < largest for each in evaluations),
         evaluations=evaluations,
     )

@@ -12,7 +12,7 @@ from kerasmem.errors import UsageError
 from kerasmem.estimation.cache import cached_estimate
 from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
-from kerasmem.estimation.search import Found, SearchResult, search
+from kerasmem.estimation.search import MOST_EVALUATIONS, TOLERANCE, Found, SearchResult, search
 from kerasmem.models.opening import OBJECT_SOURCE
 from kerasmem.models.variation import reshaping
 
@@ -32,6 +32,7 @@ def max_batch_size(
     minimum: int = 1,
     maximum: int | None = None,
     step: int = 1,
+    exact: bool = False,
     method: str = "auto",
     cache: bool = False,
     **options: Any,
@@ -50,6 +51,7 @@ def max_batch_size(
         minimum: the smallest size to ask for.
         maximum: the largest; None: as large as fits.
         step: ask for `minimum`, `minimum + step`, … only.
+        exact: search to the last one; otherwise to within 1 %, with fewer estimates.
         method: as for `kerasmem.estimate`; "auto" keeps to the method that answers first.
         cache: keep estimates of model files in the user's cache folder, and use them.
         **options: the other arguments of `kerasmem.estimate`.
@@ -89,7 +91,7 @@ def max_batch_size(
 
     found = search(
         ask, target.available_bytes, minimum=minimum, maximum=maximum, step=step,
-        guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1,
+        guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1, tolerance=0 if exact else TOLERANCE,
     )  # fmt: skip
     shown = reports[found.evaluations[0].size if found.largest is None else found.largest]
     return SearchResult(
@@ -141,13 +143,15 @@ def _notes(found: Found, vary: str, maximum: int | None) -> Iterator[str]:
             if maximum is not None
             else f"the search ended at {vary} {found.largest:,}, which still fits"
         )
-    if not found.is_exact:
+    if not found.is_exact and len(asked) >= MOST_EVALUATIONS:
         yield f"the search stopped after {len(asked)} estimates: something larger may fit"
+    elif not found.is_exact and found.next_asked is not None:
+        yield f"to within 1 %: {found.next_asked:,}, the next size that was asked, does not surely fit"
     if not found.is_steady:
         small = next(each.size for each in found.evaluations if each.verdict != "fits")
         yield (
-            f"memory does not grow steadily with {vary}: {small:,} does not surely fit, the larger {found.largest:,} does; "
-            "only the sizes listed were asked"
+            f"memory does not grow steadily with {vary}: {small:,} does not surely fit, the larger {found.largest:,} "
+            "does; only the sizes listed were asked"
         )
     if any(each.high is None for each in found.evaluations):
         yield "the method knows no upper end of what this model needs, so nothing surely fits"

@@ -66,6 +66,35 @@ def compile_plan(traced: TracedStep) -> Plan:
     return read_plan(serialised)
 
 
+def compile_function(name: str, inputs: list[tuple[tuple[int, ...], str]]) -> Plan:
+    """Return XLA's plan for a function of the traced step that it compiles by itself.
+
+    Args:
+        name: of the function.
+        inputs: shape and dtype of each of its arguments.
+
+    Raises:
+        XlaRefused: it cannot be compiled alone.
+    """
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            serialised = context.context().get_compiler_ir(
+                device_name=CPU,
+                platform_name=None,
+                function_name=name,
+                flat_args=[tf.TensorSpec(shape, dtype) for shape, dtype in inputs],
+                captured_inputs=[],
+                stage="optimized_hlo_proto_serialized",
+            )
+    except Exception as error:
+        raise XlaRefused(f"XLA cannot compile {name} alone: {str(error).splitlines()[0][:200]}") from error
+    return read_plan(serialised)
+
+
 def read_plan(serialised: bytes) -> Plan:
     """Return the plan in a serialised `HloProto`."""
     from tensorflow.compiler.xla.service import hlo_pb2

@@ -47,8 +47,10 @@ class PreparedStep:
 
     @property
     def data(self) -> Any:
-        """The batch as `train_step` takes it."""
-        return self.x if self.y is None else (self.x, self.y)
+        """The batch as `train_step` takes it: several inputs alone are packed, so that none is taken for a target."""
+        if self.y is not None:
+            return (self.x, self.y)
+        return (self.x,) if isinstance(self.x, (list, tuple)) else self.x
 
 
 @dataclass(frozen=True)

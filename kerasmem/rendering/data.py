@@ -18,8 +18,15 @@ def to_json(data: Mapping[str, Any]) -> str:
 
 
 def layers_to_csv(report: MemoryReport) -> str:
-    """Return the report's layers as CSV, a row a layer; the `bytes` column adds up to the total."""
+    """Return the report's layers as CSV, a row a layer; the `bytes` column adds up to the total.
+
+    What a method attributes to no layer has a row of its own at the end, of the kind "rest".
+    """
     rows = report.to_dict()["layers"]
+    rest = report.bytes.total - sum(row["bytes"] or 0 for row in rows)
+    if rest and any(row["bytes"] is not None for row in rows):
+        at_peak = None if report.settings.method == "formula" else rest
+        rows.append({**dict.fromkeys(rows[0]), "bytes": rest, "bytes_at_peak": at_peak, "kind": "rest"})
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else ["name"], lineterminator="\n")
     writer.writeheader()

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from kerasmem.estimation.report import LayerMemory, MemoryReport
 from kerasmem.rendering.escape import printable
+from kerasmem.rendering.peak_text import claim, formula_terms, peak, reference_line, verdict_line
 from kerasmem.units import format_count, format_size
 
 SORTS = ("order", "size")
@@ -22,7 +23,6 @@ _WIDTH_FOR_BARS = 104
 _WIDTH_FOR_SHAPES = 76
 _WIDTH_FOR_SHARES = 62
 _BAR = 10
-_VERDICT_STYLES = {"fits": "bold green", "does not fit": "bold red", "too close to call": "bold yellow"}
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,15 @@ def print_report(report: MemoryReport, console: Console, *, sort: str = "order",
 def _contents(report: MemoryReport, sort: str, top: int | None, *, terminal: int | None) -> RenderableType:
     """Return the page; `terminal` is the columns of one, None for plain text."""
     parts: list[RenderableType] = [_heading(report), "", _table(report, sort, top, terminal), ""]
-    parts += [_formula(report, terminal), ""]
+    if not _is_formula(report):
+        parts += [*peak(report, terminal), ""]
+    parts += [formula_terms(report, terminal is not None and terminal < _WIDTH_FOR_SHAPES), ""]
     parts += list(_remarks(report))
     return Group(*parts)
+
+
+def _is_formula(report: MemoryReport) -> bool:
+    return report.settings.method == "formula"
 
 
 def _heading(report: MemoryReport) -> Text:
@@ -86,7 +92,9 @@ def _heading(report: MemoryReport) -> Text:
 def _table(report: MemoryReport, sort: str, top: int | None, terminal: int | None) -> Table:
     rich_look = terminal is not None
     width = terminal or sys.maxsize
-    total, largest = report.bytes.total, max((row.bytes or 0 for row in report.layers), default=0)
+    lines, total = _lines(report, sort, top), report.bytes.total
+    largest = max((line.bytes or 0 for line in lines), default=0)
+    is_divided = any(row.bytes is not None for row in report.layers)
     elements = report.formula.activation_elements_per_sample
 
     def share(line: _Line) -> str:
@@ -103,11 +111,13 @@ def _table(report: MemoryReport, sort: str, top: int | None, terminal: int | Non
         ("Parameters", format_count(report.model.parameters), lambda line: format_count(line.parameters), 0),
         ("Activations", format_count(elements), lambda line: line.note or format_count(line.activations), 0),
         ("Bytes", format_count(total), lambda line: format_count(line.bytes), _WIDTH_FOR_BYTES),
-        ("Memory", format_size(total), lambda line: format_size(line.bytes), 0),
+        ("Memory" if _is_formula(report) else "At peak", format_size(total), lambda line: format_size(line.bytes), 0),
         ("Share", "100 %", share, _WIDTH_FOR_SHARES),
         *([("", "", bar, _WIDTH_FOR_BARS)] if rich_look else []),
     ]
     columns = [column for column in columns if width >= column[3]]
+    if not is_divided:  # the method does not divide the total by layer
+        columns = [column for column in columns if column[0] not in ("Bytes", "At peak", "Share", "")]
     table = Table(
         box=box.SIMPLE_HEAD if rich_look else None,
         show_footer=True,
@@ -128,7 +138,7 @@ def _table(report: MemoryReport, sort: str, top: int | None, terminal: int | Non
             overflow="fold",
             width=_BAR if bars else None,
         )
-    for line in _lines(report, sort, top):
+    for line in lines:
         cells = [cell(line) for _, _, cell, _ in columns]
         table.add_row(*cells, style="dim" if rich_look and not line.bytes else None)
     return table
@@ -152,6 +162,9 @@ def _lines(report: MemoryReport, sort: str, top: int | None) -> list[_Line]:
                 sum(row.bytes or 0 for row in rest),
             )
         )
+    unattributed = report.bytes.total - sum(row.bytes or 0 for row in rows)
+    if unattributed and not _is_formula(report) and any(row.bytes is not None for row in rows):
+        lines.append(_Line("no single layer", "", 0, 0, "", unattributed))
     return lines
 
 
@@ -174,29 +187,11 @@ def format_shape(shape: Iterable[int | None]) -> str:
     )
 
 
-def _formula(report: MemoryReport, terminal: int | None) -> RenderableType:
-    """The formula with the model's numbers in it, one line a term."""
-    formula, batch = report.formula, report.settings.batch_size
-    factor = f"× {formula.copies} × 4 B"
-    activations = batch * formula.activation_bytes_per_sample
-    terms = [
-        ("parameters", f"{report.model.parameters:,} {factor}", formula.parameter_bytes),
-        ("activations", f"{batch:,} × {formula.activation_elements_per_sample:,} {factor}", activations),
-        ("formula", "", formula.total_bytes),
-    ]
-    if terminal is not None and terminal < _WIDTH_FOR_SHAPES:
-        return Group(*(Text(f"{name} {term} = {count:,} B ({format_size(count)})") for name, term, count in terms))
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for justify in ("left", "right", "left", "right", "left"):
-        grid.add_column(justify=justify, no_wrap=True)
-    for name, term, count in terms:
-        grid.add_row(name, term, "=", f"{count:,} B", Text(format_size(count), style="" if term else "bold"))
-    return grid
-
-
 def _remarks(report: MemoryReport) -> Iterable[Text]:
     twice = "each value has a gradient (× 2), each" if report.formula.copies == 2 else "each value"
-    yield Text(f"Activations are output elements for one sample; {twice} takes 4 bytes (× 4).", style="dim")
+    yield Text(
+        f"In the formula, activations are output elements for one sample; {twice} takes 4 bytes (× 4).", style="dim"
+    )
     if any(row.kind == "view" for row in report.layers):
         yield Text(
             "A view adds nothing: Flatten and Reshape give a buffer another shape, Dropout and noise are the identity "
@@ -211,18 +206,9 @@ def _remarks(report: MemoryReport) -> Iterable[Text]:
     ]
     if missing:
         yield Text("Not in the total: " + "; ".join(missing) + ".")
-    if report.bytes.low is not None:
-        low, high = format_size(report.bytes.low), report.bytes.high
-        spread = f"at least {low}, no upper end known" if high is None else f"{low} to {format_size(high)}"
-        training = "the spread of training steps measured in graph mode on a CPU"
-        basis = training if report.settings.mode == "train" else "the weights; only training was measured"
-        if report.settings.method == "measure":
-            basis = "the least and the most that a step took"
-        yield Text(f"What the method claims: {spread} ({basis}).")
+    if _is_formula(report) and (spread := claim(report)):
+        yield Text(f"What the method claims: {spread}.")
+    yield Text(f"Among known networks: {reference_line(report)}.")
     if report.device is not None:
-        device = report.device
-        line = Text(
-            f"\n{printable(device.name)}: {format_size(device.memory_bytes)}, of which TensorFlow can use "
-            f"{format_size(device.available_bytes)}: "
-        )
-        yield line.append(device.verdict, style=_VERDICT_STYLES.get(device.verdict, "bold"))
+        yield Text("")
+        yield verdict_line(report.device, report.bytes)

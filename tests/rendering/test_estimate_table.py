@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import re
+from dataclasses import replace
 
 import keras
 import pytest
 from rich.console import Console
 
 from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.report import Alternative, Bytes, DeviceVerdict, Instant, Pool
 from kerasmem.rendering.data import layers_to_csv
 from kerasmem.rendering.escape import printable, spreadsheet_cell
 from kerasmem.rendering.estimate_table import print_report, render_report
@@ -43,9 +46,9 @@ def number(cell):
 
 
 @pytest.mark.parametrize("options", [{}, {"sort": "size"}, {"top": 3}, {"top": 1, "sort": "size"}])
-@pytest.mark.parametrize("mode", ["train", "inference"])
-def test_rows_of_the_printed_table_add_up(options, mode):
-    report = estimate(nested_model(), batch_size=5, mode=mode)
+@pytest.mark.parametrize(("method", "mode"), [("formula", "train"), ("formula", "inference"), ("graph", "train")])
+def test_rows_of_the_printed_table_add_up(options, mode, method):
+    report = estimate(nested_model(), batch_size=5, mode=mode, method=method)
     *rows, total = read_table(render_report(report, **options))
     counts = [row[-5:-2] for row in rows]  # parameters, activations, bytes
     assert sum(number(row[0]) for row in counts) == number(total[-5]) == report.model.parameters
@@ -53,7 +56,8 @@ def test_rows_of_the_printed_table_add_up(options, mode):
     assert sum(number(row[2]) for row in counts) == number(total[-3]) == report.bytes.total
     shares = [float(row[-1].rstrip(" %")) for row in rows if row[-1] != "–"]
     assert sum(shares) == pytest.approx(100, abs=0.05 * len(rows))
-    assert len(rows) == (options["top"] + 1 if "top" in options else len(report.layers))
+    unattributed = method == "graph"  # a row for what belongs to no single layer
+    assert len(rows) == (options["top"] + 1 if "top" in options else len(report.layers)) + unattributed
 
 
 def test_the_reading_test_can_fail():
@@ -64,23 +68,35 @@ def test_the_reading_test_can_fail():
 
 
 def test_largest_first():
-    *rows, _ = read_table(render_report(estimate(nested_model()), sort="size"))
+    *rows, _ = read_table(render_report(estimate(nested_model(), method="formula"), sort="size"))
     sizes = [number(row[-3]) for row in rows]
     assert sizes == sorted(sizes, reverse=True)
 
 
 def test_the_formula_is_spelled_out(mnist_cnn):
-    text = render_report(estimate(mnist_cnn, batch_size=32, device="16GB"))
+    text = render_report(estimate(mnist_cnn, batch_size=32, device="16GB", method="formula"))
     assert re.search(r"1,111,946 × 2 × 4 B +=  +8,895,568 B", text)
     assert re.search(r"32 × 29,978 × 2 × 4 B +=  +7,674,368 B", text)
     assert "16,569,936 B" in text
-    assert text.rstrip().endswith("16GB: 14.9 GiB, of which TensorFlow can use 14.9 GiB: fits")
+    assert text.rstrip().endswith("16GB: 14.9 GiB, of which TensorFlow can use 14.9 GiB: fits, 14.9 GiB to spare")
+
+
+@pytest.fixture(scope="module")
+def reports():
+    """Reports of one convnet, each estimated once."""
+    layers = keras.layers
+    stack = [layers.Conv2D(32, 5, activation="relu"), layers.MaxPooling2D(), layers.Conv2D(64, 5, activation="relu")]
+    stack += [layers.MaxPooling2D(), layers.Flatten(), layers.Dense(1024, activation="relu"), layers.Dense(10)]
+    model = keras.Sequential([keras.Input((28, 28, 1)), *stack], name="mnist_cnn")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return functools.cache(lambda method, batch_size: estimate(model, method=method, batch_size=batch_size))
 
 
 @pytest.mark.parametrize("batch_size", [32, 30_000])
 @pytest.mark.parametrize("width", [48, 60, 76, 80, 100, 120, 200])
-def test_on_a_terminal_of_any_width_figures_are_whole(mnist_cnn, width, batch_size):
-    report = estimate(mnist_cnn, batch_size=batch_size)
+@pytest.mark.parametrize("method", ["formula", "graph"])
+def test_on_a_terminal_of_any_width_figures_are_whole(reports, width, batch_size, method):
+    report = reports(method, batch_size)
     buffer = io.StringIO()
     print_report(report, Console(file=buffer, width=width, force_terminal=True, color_system=None))
     text = buffer.getvalue()
@@ -91,7 +107,85 @@ def test_on_a_terminal_of_any_width_figures_are_whole(mnist_cnn, width, batch_si
     assert "1,111,946" in text
     assert "29,978" in text
     assert f"{report.formula.total_bytes:,} B" in " ".join(text.split())
+    assert f"{report.bytes.total:,} B" in " ".join(text.split())
     assert "…" not in text
+
+
+def category_rows(text):
+    """The table of categories, as {name: bytes}, its total last."""
+    lines = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
+    end = next(number for number, cells in enumerate(lines) if cells[0] == "In use at the peak")
+    start = max(number for number in range(end) if lines[number] == [""])
+    return {cells[0]: int(cells[1].removesuffix(" B").replace(",", "")) for cells in lines[start + 1 : end + 1]}
+
+
+def test_categories_add_up(reports):
+    rows = category_rows(render_report(reports("graph", 32)))
+    total = rows.pop("In use at the peak")
+    assert sum(rows.values()) == total == reports("graph", 32).bytes.total
+    assert {"Weights", "Optimizer", "Activations", "Inputs"} <= set(rows)
+    report = reports("graph", 32)
+    unknown = replace(report, bytes=replace(report.bytes, activations=None, gradients=None))
+    rows = category_rows(render_report(unknown))
+    assert rows["Not divided further"] == (report.bytes.activations or 0) + (report.bytes.gradients or 0)
+
+
+def made_up(reports, **changes):
+    """A report with every figure that any method gives."""
+    report = reports("graph", 32)
+    return replace(
+        report,
+        pool=Pool(10 * 2**20, 20 * 2**20, 30 * 2**20, 40 * 2**20, 50 * 2**20),
+        instant=Instant("while computing the gradient of block1_conv2\x1b[2J", "op", "block1_conv2", "backward"),
+        alternatives=(
+            Alternative("xla", "xla", 9 * 2**30, None, None, "with jit_compile=True"),
+            Alternative("gpu-target", "xla", None, None, None, "not installed \x1b[31m"),
+        ),
+        **changes,
+    )
+
+
+def test_four_figures_are_kept_apart_and_others_have_their_say(reports):
+    text = render_report(made_up(reports))
+    assert re.search(r"^In use +20\.0 MiB \(10\.0 MiB asked for", text, re.MULTILINE)
+    assert re.search(r"^Reserved +30\.0 MiB", text, re.MULTILINE)
+    assert re.search(r"^Driver +40\.0 MiB", text, re.MULTILINE)
+    assert re.search(r"^Limit +50\.0 MiB", text, re.MULTILINE)
+    assert re.search(
+        r"^By others +xla 9\.00 GiB \(with jit_compile=True\), formula .* MiB; gpu-target: not in", text, re.M
+    )
+    assert re.search(r"^Reached +while computing the gradient of block1_conv2\\x1b", text, re.MULTILINE)
+    assert "\x1b" not in text
+    assert "Among known networks: smaller than AlexNet (" in text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "available", "verdict", "words"),
+    [(90, 110, 200, "fits", "fits, 90 B to spare"),
+     (90, 110, 70, "does not fit", "does not fit, at least 20 B too much"),
+     (90, 110, 100, "too close to call", "too close to call, between 10 B to spare and 10 B too much"),
+     (90, None, 100, "too close to call", "between 10 B to spare and no upper end known"),
+     (None, None, 120, "fits", "fits, 20 B to spare")],
+)  # fmt: skip
+def test_a_verdict_has_its_margin(reports, low, high, available, verdict, words):
+    need = Bytes(100, low, high, *[None] * 7)
+    report = made_up(reports, bytes=need, device=DeviceVerdict("card\x1b[2J", 300, available, verdict))
+    last = render_report(report).splitlines()[-1]
+    assert last.startswith("card\\x1b[2J: 300 B")
+    assert last.endswith(words)
+
+
+def test_a_measurement_has_no_bytes_by_layer(reports):
+    report = reports("graph", 32)
+    measured = replace(
+        report,
+        layers=tuple(replace(row, bytes=None, bytes_at_peak=None) for row in report.layers),
+        settings=replace(report.settings, method="measure"),
+    )
+    text = render_report(measured)
+    assert "At peak" not in text
+    assert "no single layer" not in text
+    assert "(the least and the most that a step took)" in text
 
 
 def test_names_cannot_steer_the_terminal_or_the_markup():
@@ -115,11 +209,13 @@ def test_a_name_cannot_be_a_spreadsheet_formula():
         assert spreadsheet_cell(text) == "'" + text
 
 
-def test_csv_adds_up(mnist_cnn):
-    report = estimate(mnist_cnn)
+@pytest.mark.parametrize("method", ["formula", "graph"])
+def test_csv_adds_up(mnist_cnn, method):
+    report = estimate(mnist_cnn, method=method)
     rows = list(csv.DictReader(io.StringIO(layers_to_csv(report))))
     assert sum(int(row["bytes"]) for row in rows) == report.bytes.total
     assert rows[1]["output_shape"] == "x24x24x32"
+    assert rows[-1]["kind"] == ("layer" if method == "formula" else "rest")
 
 
 def test_printable_cuts_and_escapes():

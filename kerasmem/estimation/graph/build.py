@@ -182,7 +182,7 @@ def _imported(definition: Any) -> Any:
 
 def _optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
     """Return what Grappler makes of the graph, all on one CPU."""
-    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
+    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
     from tensorflow.python.grappler import tf_optimizer
 
     whole = meta_graph_pb2.MetaGraphDef()
@@ -190,6 +190,8 @@ def _optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
     whole.collection_def["train_op"].node_list.value.extend(fetches)
     options = config_pb2.ConfigProto()
     options.graph_options.rewrite_options.min_graph_nodes = -1
+    if not fuses:
+        options.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     try:
         return tf_optimizer.OptimizeGraph(options, whole)
     except Exception as error:
@@ -221,6 +223,7 @@ def _plain(graph: Any, traced: TracedStep, results: list[str]) -> Program:
             )
         )
     _add_hidden_outputs(nodes)
+    _add_compiled_scratch(nodes)
     arguments = tuple(
         number[each.op.name] for each in traced.function.graph.inputs[: len(traced.flat)] if each.op.name in number
     )
@@ -248,6 +251,25 @@ def _add_hidden_outputs(nodes: list[Node]) -> None:
             hidden = Tensor(pool.outputs[0].shape, dtype, size)
             nodes[source] = replace(pool, outputs=(*pool.outputs, hidden))
         nodes[number] = replace(node, inputs=(*node.inputs, (source, 1)))
+
+
+def _add_compiled_scratch(nodes: list[Node]) -> None:
+    """Give calls of functions that XLA compiles, such as Keras's grouped convolutions, the buffer that they work in."""
+    from kerasmem.estimation.xla import XlaRefused, compile_function
+
+    known: dict[Any, int] = {}
+    for number, node in enumerate(nodes):
+        if "compiled_function" not in node.attributes:
+            continue
+        inputs = [nodes[source].outputs[output] for source, output in node.inputs]
+        key = (node.attributes["compiled_function"], tuple(each.shape for each in inputs))
+        if key not in known and all(each.shape is not None for each in inputs):
+            try:
+                known[key] = compile_function(key[0], [(each.shape or (), each.dtype) for each in inputs]).temporary
+            except XlaRefused:
+                continue
+        if key in known:
+            nodes[number] = replace(node, attributes={**node.attributes, "scratch": known[key]})
 
 
 def variables_of(traced: TracedStep) -> tuple[Variable, ...]:
@@ -287,6 +309,8 @@ def _attributes(operation: Any) -> dict[str, Any]:
     for key in _KEPT_ATTRIBUTES:
         if key in definition.attr:
             found[key] = operation.get_attr(key)
+    if "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b and "f" in definition.attr:
+        found["compiled_function"] = definition.attr["f"].func.name
     if operation.type == "Const":
         value = definition.attr["value"].tensor
         if math.prod(size.size for size in value.tensor_shape.dim) <= 64:

@@ -187,12 +187,12 @@ class Memory:
             outputs = [self._hold(inputs[1]) for _ in outputs]
         else:
             self._compute(number, node, inputs, outputs)
-        scratch = self._rules.scratch.get(kind)
+        scratch, size = self._rules.scratch.get(kind), node.attributes.get("scratch", 0)
         if scratch is not None:
             tensors = tuple(self._program.nodes[source].outputs[output] for source, output in node.inputs)
             size = scratch(node, tensors)
-            if size:
-                self._scratch[number] = self._heap.allocate(size, number, is_scratch=True)
+        if size:
+            self._scratch[number] = self._heap.allocate(size, number, is_scratch=True)
         self.made[number] = outputs
         self._taken[number] = inputs
 
@@ -233,8 +233,16 @@ class Memory:
         """Note an update in place; a variable whose buffer somebody else holds is copied first."""
         held = self.variables[_variable(node)]
         if held.holders > 1:
-            self.variables[_variable(node)] = self._heap.allocate(held.bytes, number, node.variable)
-            self._heap.let_go(held)
+            self._replace(_variable(node), self._heap.allocate(held.bytes, number))
+
+    def _replace(self, variable: int, new: Buffer) -> None:
+        """Give a variable another buffer for its value."""
+        old, self.variables[variable] = self.variables[variable], new
+        if old is not new:
+            new.variable, new.value_from, new.value_to = variable, len(self._heap.log), None
+            if old.holders > 1 and not any(each is old for each in self.variables):
+                old.value_to = len(self._heap.log)
+        self._heap.let_go(old)
 
     def end(self, number: int) -> None:
         """Release what the node held, and hand its outputs on."""
@@ -244,8 +252,7 @@ class Memory:
         inputs = self._taken.pop(number)
         if node.type == "AssignVariableOp" and inputs[1] is not None:
             inputs[1].holders += 1
-            old, self.variables[_variable(node)] = self.variables[_variable(node)], inputs[1]
-            self._heap.let_go(old)
+            self._replace(_variable(node), inputs[1])
         for place, buffer in enumerate(self.made[number] or ()):
             if buffer is not None:
                 kept = self.results.get((number, place), 0)

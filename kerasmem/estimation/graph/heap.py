@@ -23,15 +23,24 @@ class Buffer:
         chunk: the allocator's handle.
         holders: how many hold it.
         node: the operation that allocated it; a number of the batch's, or -1 for neither.
-        variable: the variable whose value it was made for, or None.
+        variable: the variable whose value it is or was, or None.
+        value_from: the place in the heap's log from which on it is that value.
+        value_to: and where another takes its place; None while it is the value.
         is_scratch: whether it is the operation's scratch.
     """
 
-    __slots__ = ("bytes", "chunk", "holders", "is_scratch", "node", "variable")
+    __slots__ = ("bytes", "chunk", "holders", "is_scratch", "node", "value_from", "value_to", "variable")
 
     def __init__(self, size: int, chunk: int, node: int, variable: int | None, is_scratch: bool) -> None:
         self.bytes, self.chunk, self.node, self.variable, self.is_scratch = size, chunk, node, variable, is_scratch
         self.holders = 1
+        self.value_from: int = 0
+        self.value_to: int | None = None
+
+    def variable_at(self, place: int) -> int | None:
+        """Return the variable whose value it is at a place in the heap's log, or None."""
+        ended = self.value_to is not None and self.value_to <= place
+        return None if ended or self.value_from > place else self.variable
 
 
 class Heap:

@@ -1,0 +1,147 @@
+"""`kerasmem compare`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kerasmem.cli.model_options import (
+    cache_option,
+    call_arguments,
+    check_options,
+    json_option,
+    method_option,
+    model_options,
+    worst,
+)
+from kerasmem.errors import InputError, UsageError
+
+EXAMPLES = """\b
+Examples:
+  kerasmem compare before.keras after.keras --batch-size 64
+  kerasmem compare before.keras after.keras --max-increase 5%
+  kerasmem estimate model.keras --json > base.json
+  kerasmem compare base.json model.keras --budget 14GiB --json
+
+\b
+Exit codes: 0 done, and within the limits · 1 a model failed · 2 wrong usage or
+unreadable input · 3 B exceeds a limit, or does not fit · 4 too close to call"""
+
+_LARGEST_REPORT = 64 * 2**20
+_SAME = ("batch_size", "method", "mode")  # settings of a saved report that the other side takes over
+
+
+@click.command("compare", epilog=EXAMPLES)
+@model_options(
+    click.option("--budget", metavar="SIZE", help="Fail where B needs more than this (14GiB)."),
+    click.option("--max-increase", metavar="SIZE|PERCENT", help="Fail where B needs so much more than A (200MB, 5%)."),
+    method_option,
+    cache_option,
+    arguments=(click.argument("a", metavar="A"), click.argument("b", metavar="B")),
+    output=(
+        click.option("--top", type=click.IntRange(min=0), metavar="N", help="List the N layers that differ most."),
+        json_option,
+    ),
+)
+@click.pass_context
+def command(
+    context: click.Context, a: str, b: str, budget: str | None, max_increase: str | None, no_cache: bool, **options: Any
+) -> int:
+    """Say what differs in memory between A and B, by category and by layer.
+
+    A and B are models as for `kerasmem estimate`, or reports that `kerasmem estimate --json` saved;
+    both are estimated with the same settings. A limit that B breaks gives exit code 3.
+    """
+    check_options("compare", a, options)
+    limits = _limits(budget, max_increase)
+    saved = {path: report for path in (a, b) if (report := _saved_report(path)) is not None}
+    chosen = {name for name in _SAME if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
+    known = next(iter(saved.values()), None)
+    if known is not None:
+        taken = {name: getattr(known.settings, name) for name in _SAME if name not in chosen}
+        if taken.get("method") == "measure":
+            taken.pop("method")
+        options.update(taken)
+    from kerasmem.cli.terminal import quiet_tensorflow, working
+
+    method = options["method"]
+    with quiet_tensorflow(), working(f"comparing {os.path.basename(a)} and {os.path.basename(b)}", method):
+        from kerasmem.estimation.cache import cached_estimate
+        from kerasmem.estimation.comparing import compare_reports
+        from kerasmem.estimation.facade import estimate
+
+        ask = estimate if no_cache else cached_estimate
+        reports = []
+        for path in (a, b):
+            report = saved.get(path) or ask(path, method=method, **call_arguments(options))
+            if path not in saved:
+                method = report.settings.method  # the second by the method that answered for the first
+            reports.append(report)
+        comparison = compare_reports(*reports, **limits)
+    _show(comparison, options)
+    verdicts = [each.verdict for each in comparison.limits]
+    device = comparison.after.device
+    return worst([*verdicts, *([] if device is None else [device.verdict])])
+
+
+def _limits(budget: str | None, max_increase: str | None) -> dict[str, Any]:
+    """Return the limits as `compare_reports` takes them."""
+    from kerasmem.units import parse_size
+
+    limits: dict[str, Any] = {}
+    if budget is not None:
+        limits["budget"] = parse_size(budget, field="--budget")
+    if max_increase is None:
+        return limits
+    text = max_increase.strip()
+    if not text.endswith("%"):
+        return {**limits, "max_increase": parse_size(text, field="--max-increase")}
+    try:
+        share = float(text[:-1]) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1000:
+        raise UsageError(f"--max-increase {max_increase!r}: write a share of A such as 5%, or a size such as 200MB")
+    return {**limits, "max_increase_ratio": share}
+
+
+def _saved_report(path: str) -> Any:
+    """Return the report in a file, or None where it is something else (a model, say)."""
+    from kerasmem.estimation.report import MemoryReport
+
+    file = Path(path)
+    try:
+        if not file.is_file() or file.stat().st_size > _LARGEST_REPORT:
+            return None
+        with file.open("rb") as opened:
+            if not opened.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+                return None
+        data = json.loads(file.read_text("utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return None  # the opening of models says what is wrong with it
+    if not isinstance(data, dict) or "formula" not in data or "format_version" not in data:
+        return None
+    try:
+        return MemoryReport.from_dict(data)
+    except InputError as error:
+        raise InputError(f"{path}: {error}; write it anew: kerasmem estimate MODEL --json > {path}") from error
+
+
+def _show(comparison: Any, options: dict[str, Any]) -> None:
+    from kerasmem.cli.terminal import console, is_terminal
+
+    if options["as_json"]:
+        from kerasmem.rendering.data import to_json
+
+        click.echo(to_json(comparison.to_dict()))
+        return
+    from kerasmem.rendering.comparison_table import print_comparison, render_comparison
+
+    if is_terminal():
+        print_comparison(comparison, console(), top=options["top"] if options["top"] is not None else 25)
+    else:
+        click.echo(render_comparison(comparison, top=options["top"]), nl=False)

@@ -1,0 +1,204 @@
+"""What a report says of the peak: how much, of what, when, what it means on the device, what others say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kerasmem.estimation.reference import place
+from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
+from kerasmem.rendering.escape import printable
+from kerasmem.units import format_size
+
+VERDICT_STYLES = {
+    "fits": "bold green", "within the limit": "bold green",
+    "does not fit": "bold red", "exceeds the limit": "bold red",
+    "too close to call": "bold yellow",
+}  # fmt: skip
+_BAR = 20
+_WIDTH_FOR_BARS = 84
+_WIDTH_FOR_BYTES = 64
+
+# how a figure was obtained, and what its interval is
+_HOW = {
+    "formula": "the hand formula",
+    "graph": "TensorFlow's executor and allocator simulated on the traced step",
+    "xla": "XLA's plan for this machine, through the allocator's rules",
+    "gpu-target": "XLA's plan for the card, through the allocator's rules",
+    "probe": "run at small batches, and extrapolated",
+    "measure": "measured",
+}
+_SPREAD = {
+    "graph": "the simulated steps, and the smallest limit that they train in",
+    "gpu-target": "the variants of the plan, and what lies outside it",
+    "probe": "the least and the most of the replayed steps",
+    "measure": "the least and the most that a step took",
+}
+
+
+def how(report: MemoryReport) -> str:
+    """Return how the total was obtained, in words."""
+    return _HOW.get(report.settings.method, printable(report.settings.method, 30))
+
+
+def claim(report: MemoryReport) -> str | None:
+    """Return the interval that the method claims, and on what ground; None where it claims none."""
+    low, high = report.bytes.low, report.bytes.high
+    if low is None:
+        return None
+    if low == high and report.settings.method != "formula":
+        return "no spread: the plan is the same in every step"
+    spread = f"at least {format_size(low)}, no upper end known"
+    if high is not None:
+        spread = f"{format_size(low)} to {format_size(high)}"
+    training = "the spread of training steps measured in graph mode on a CPU"
+    by_formula = training if report.settings.mode == "train" else "the weights; only training was measured"
+    return f"{spread} ({_SPREAD.get(report.settings.method, by_formula)})"
+
+
+def peak(report: MemoryReport, terminal: int | None) -> Iterator[RenderableType]:
+    """Yield the paragraphs of a report by any method but the formula.
+
+    Args:
+        report: an estimate or a measurement.
+        terminal: the columns of one, None for plain text.
+    """
+    total = report.bytes.total
+    lines = [("Peak", f"{format_size(total)} in use ({total:,} B): {how(report)}")]
+    if spread := claim(report):
+        lines.append(("Interval", spread))
+    if report.instant is not None:
+        lines.append(("Reached", printable(report.instant.text, 200)))
+    yield _grid(lines)
+    yield ""
+    yield _categories(report.bytes, terminal)
+    yield ""
+    yield _grid([*_figures(report), *_others(report)])
+
+
+def _grid(lines: list[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    for name, text in lines:
+        grid.add_row(Text(name), Text(text))
+    return grid
+
+
+def _categories(need: Bytes, terminal: int | None) -> Table:
+    """A row for each category that is known and one for the rest: they add up to the total."""
+    known = [(name, size) for name in Bytes.CATEGORIES if (size := getattr(need, name)) is not None]
+    rows = [("allocator waste" if name == "allocator" else name, size) for name, size in known if size]
+    rest = need.total - sum(size for _, size in known)
+    if rest:
+        rows.append(("not divided further", rest))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    with_bars = terminal is not None and terminal >= _WIDTH_FOR_BARS
+    with_bytes = terminal is None or terminal >= _WIDTH_FOR_BYTES
+    for justify in ("left", *(["right"] if with_bytes else []), "right", "right", *(["left"] if with_bars else [])):
+        table.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    largest = max((size for _, size in rows), default=0)
+    for name, size in rows:
+        bar = [Text("█" * max(round(_BAR * size / largest), 0), style="cyan")] if with_bars and largest else []
+        exact = [f"{size:,} B"] if with_bytes else []
+        table.add_row(name.capitalize(), *exact, format_size(size), _share(size, need.total), *bar)
+    exact = [f"{need.total:,} B"] if with_bytes else []
+    cells = ["In use at the peak", *exact, format_size(need.total), "100 %"]
+    table.add_row(*(Text(cell, style="bold") for cell in cells))
+    return table
+
+
+def _share(size: int, total: int) -> str:
+    return f"{size / total:.1%}".replace("%", " %") if total else "–"
+
+
+def _figures(report: MemoryReport) -> Iterator[tuple[str, str]]:
+    """In use, reserved, what the driver shows, and the smallest limit: four figures that are easily confused."""
+    pool = report.pool
+    if pool is None:
+        return
+    asked = "" if pool.requested is None else f" ({format_size(pool.requested)} asked for, the rest is rounding)"
+    yield "In use", format_size(pool.in_use) + asked
+    if pool.reserved is not None:
+        yield "Reserved", f"{format_size(pool.reserved)} taken from the device, under memory growth"
+    if pool.driver is not None:
+        yield "Driver", f"{format_size(pool.driver)} shown by the driver, with its context and libraries"
+    if pool.smallest_limit is not None:
+        yield "Limit", f"{format_size(pool.smallest_limit)} is the smallest memory limit that trains"
+
+
+def _others(report: MemoryReport) -> Iterator[tuple[str, str]]:
+    """What the other methods say; the formula always."""
+    said = []
+    silent = []
+    for other in report.alternatives:
+        why = printable(other.why, 300)
+        if other.total is None:
+            silent.append(f"{printable(other.method, 30)}: {why}" if why else printable(other.method, 30))
+        else:
+            said.append(f"{printable(other.method, 30)} {format_size(other.total)}" + (f" ({why})" if why else ""))
+    said.append(f"formula {format_size(report.formula.total_bytes)}")
+    yield "By others", ", ".join(said) + "".join(f"; {each}" for each in silent)
+
+
+def reference_line(report: MemoryReport) -> str:
+    """Return where the model stands among known networks, in one line."""
+    found = place(report)
+    at = f"at batch {found.batch_size:,} by the formula (images of 224 × 224)"
+
+    def shown(network: tuple[str, int]) -> str:
+        return f"{network[0]} ({format_size(network[1])})"
+
+    if found.below is not None and found.below[1] == report.formula.total_bytes:
+        return f"as large as {shown(found.below)} {at}"
+    if found.below is not None and found.above is not None:
+        return f"between {shown(found.below)} and {shown(found.above)} {at}"
+    if found.above is not None:
+        return f"smaller than {shown(found.above)} {at}"
+    return f"larger than {shown(found.below)} {at}" if found.below is not None else ""
+
+
+def verdict_line(device: DeviceVerdict, need: Bytes) -> Text:
+    """Return the verdict on a device with its margin: "fits, 3.2 GiB to spare"."""
+    line = Text(
+        f"{printable(device.name, 80)}: {format_size(device.memory_bytes)}, of which TensorFlow can use "
+        f"{format_size(device.available_bytes)}: "
+    )
+    line.append(printable(device.verdict, 40), style=VERDICT_STYLES.get(device.verdict, "bold"))
+    return line.append(margin(device, need))
+
+
+def margin(device: DeviceVerdict, need: Bytes) -> str:
+    """Return how much is left over or missing, counted from the end of the interval that decides."""
+    low = need.total if need.low is None else need.low
+    high = need.high if need.low is not None else need.total
+    spare = None if high is None else device.available_bytes - high
+    if device.verdict == "fits" and spare is not None:
+        return f", {format_size(spare)} to spare"
+    if device.verdict == "does not fit":
+        return f", at least {format_size(low - device.available_bytes)} too much"
+    least = f"between {format_size(device.available_bytes - low)} to spare and "
+    return f", {least}" + ("no upper end known" if spare is None else f"{format_size(-spare)} too much")
+
+
+def formula_terms(report: MemoryReport, is_narrow: bool) -> RenderableType:
+    """Return the formula with the model's numbers in it, one line a term."""
+    formula, batch = report.formula, report.settings.batch_size
+    factor = f"× {formula.copies} × 4 B"
+    activations = batch * formula.activation_bytes_per_sample
+    terms = [
+        ("parameters", f"{report.model.parameters:,} {factor}", formula.parameter_bytes),
+        ("activations", f"{batch:,} × {formula.activation_elements_per_sample:,} {factor}", activations),
+        ("formula", "", formula.total_bytes),
+    ]
+    if is_narrow:
+        return Group(*(Text(f"{name} {term} = {count:,} B ({format_size(count)})") for name, term, count in terms))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for justify in ("left", "right", "left", "right", "left"):
+        grid.add_column(justify=justify, no_wrap=True)
+    for name, term, count in terms:
+        grid.add_row(name, term, "=", f"{count:,} B", Text(format_size(count), style="" if term else "bold"))
+    return grid

@@ -1,0 +1,122 @@
+"""`kerasmem compare`: two models or saved reports, and limits for CI."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import pytest
+
+layers = keras.layers
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    monkeypatch.setenv("KERASMEM_CACHE", "off")
+
+
+def save(path, units=16, name="hidden"):
+    model = keras.Sequential(
+        [keras.Input((32,), name="input"), layers.Dense(units, name=name), layers.Dense(4, name="head")], name="model"
+    )
+    model.compile("sgd", "mse")
+    model.save(path)
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    return save(tmp_path / "a.keras"), save(tmp_path / "b.h5", 64)
+
+
+FORMULA = ("--method", "formula")
+
+
+def test_differences_in_a_table(cli, files):
+    result = cli("compare", *files, *FORMULA)
+    assert result.code == 0
+    assert "\x1b" not in result.out
+    assert "hidden (Dense)" in result.out
+    assert "1 layer takes the same" in result.out  # the input
+    assert "A: model" in result.out
+
+
+def test_json_adds_up(cli, files):
+    data = json.loads(cli("compare", *files, *FORMULA, "--json").out)
+    change = data["after"]["bytes"]["total"] - data["before"]["bytes"]["total"]
+    assert change == sum(row["change"] for row in data["layers"]) == data["categories"][-1]["change"] > 0
+    assert data["limits"] == []
+
+
+def test_by_simulated_steps_with_one_method(cli, files):
+    data = json.loads(cli("compare", *files, "--json").out)
+    assert data["before"]["settings"]["method"] == data["after"]["settings"]["method"] == "graph"
+    assert data["after"]["bytes"]["weights"] > data["before"]["bytes"]["weights"]
+    assert data["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "verdict"),
+    [(["--budget", "1MB"], 0, "within the limit"), (["--budget", "4KB"], 3, "exceeds the limit"),
+     (["--budget", "20KB"], 4, "too close to call"), (["--max-increase", "5%"], 3, "exceeds the limit"),
+     (["--max-increase", "400%"], 0, "within the limit"), (["--max-increase", "1MB"], 0, "within the limit"),
+     (["--max-increase", "0"], 3, "exceeds the limit"), (["--budget", "1MB", "--max-increase", "1%"], 3, "exceeds"),
+     (["--device", "2MiB"], 0, "fits"), (["--device", "2MiB", "--budget", "4KB"], 3, "exceeds")],
+)  # fmt: skip
+def test_limits_decide_the_exit_code(cli, files, arguments, code, verdict):
+    result = cli("compare", *files, *FORMULA, *arguments)
+    assert result.code == code, result.out
+    assert verdict in result.out
+
+
+def test_the_same_model_keeps_to_no_increase(cli, files):
+    assert cli("compare", files[0], files[0], *FORMULA, "--max-increase", "0%").code == 0
+
+
+def test_a_saved_report_stands_for_its_model(cli, files, tmp_path):
+    saved = cli("estimate", files[0], *FORMULA, "--batch-size", 7, "--json").out
+    base = tmp_path / "base.json"
+    base.write_text(saved)
+    data = json.loads(cli("compare", base, files[1], "--json").out)
+    assert data["before"] == json.loads(saved)
+    assert data["after"]["settings"]["batch_size"] == 7  # as the report has it
+    assert data["after"]["settings"]["method"] == "formula"
+    other = json.loads(cli("compare", base, files[1], "--batch-size", 9, "--json").out)
+    assert other["notes"] == ["the batch sizes differ: 7 and 9"]
+    assert json.loads(cli("compare", files[1], base, "--json").out)["before"]["settings"]["batch_size"] == 7
+    assert cli("compare", base, base, "--max-increase", "0").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "not valid JSON"), ('{"format_version": 9, "formula": {}}', "format_version is 9"),
+     ('{"format_version": 1, "formula": {}}', "not a kerasmem estimate"), ("[1]", "not a model's configuration"),
+     ('{"a": 1}', "not a Keras architecture"), ("", "empty"), ("{" * 200_000, "JSON")],
+)  # fmt: skip
+def test_damaged_reports(cli, files, tmp_path, text, message):
+    (tmp_path / "base.json").write_text(text)
+    result = cli("compare", tmp_path / "base.json", files[0], *FORMULA)
+    assert result.code == 2
+    assert "base.json" in result.err
+    assert message in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--max-increase", "many%"], "write a share"), (["--max-increase", "-3%"], "write a share"),
+     (["--max-increase", "nan%"], "write a share"), (["--budget", "lots"], "--budget"),
+     (["--max-increase", "x"], "--max-increase")],
+)  # fmt: skip
+def test_wrong_limits(cli, files, arguments, message):
+    result = cli("compare", *files, *FORMULA, *arguments)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_names_cannot_steer_the_terminal(cli, tmp_path):
+    hostile = save(tmp_path / "c.keras", name="x[red]\x1b[2J\u202e")
+    result = cli("compare", save(tmp_path / "a.keras"), hostile, *FORMULA)
+    assert "\x1b" not in result.out
+    assert "\u202e" not in result.out
+    assert "x[red]\\x1b[2J\\u202e (Dense)" in result.out

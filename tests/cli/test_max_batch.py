@@ -1,0 +1,97 @@
+"""`kerasmem max-batch`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import keras
+import pytest
+
+MODELS = Path(__file__).resolve().parent.parent / "estimation" / "small_models.py"
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    monkeypatch.setenv("KERASMEM_CACHE", "off")
+
+
+@pytest.fixture
+def model_file(request, tmp_path):
+    keras.backend.clear_session()  # names are counted from the beginning
+    request.getfixturevalue("mnist_cnn").save(tmp_path / "model.keras")
+    return tmp_path / "model.keras"
+
+
+def test_the_answer_agrees_with_estimate(cli, model_file):
+    result = cli("max-batch", model_file, "--device", "256MB", "--method", "formula", "--exact", "--json")
+    data = json.loads(result.out)
+    assert (result.code, data["device"]["verdict"], data["vary"]) == (0, "fits", "batch_size")
+    arguments = ("estimate", model_file, "--device", "256MB", "--method", "formula", "--batch-size")
+    assert cli(*arguments, data["largest"]).code == 0
+    assert cli(*arguments, data["largest"] + 1).code == 4
+    assert cli(*arguments, data["fails_from"] - 1).code == 4
+    assert cli(*arguments, data["fails_from"]).code == 3
+    assert data["report"]["settings"]["batch_size"] == data["largest"]
+
+
+def test_a_table_with_the_answer_at_its_end(cli, model_file):
+    result = cli("max-batch", model_file, "--device", "64MB", "--method", "formula")
+    assert result.code == 0
+    assert "\x1b" not in result.out
+    *_, answer, above = result.out.splitlines()
+    assert answer.startswith("64MB (61.0 MiB for TensorFlow): batch size ")
+    assert answer.endswith("to spare")
+    assert " fits, " in answer
+    assert above.startswith("From ")
+
+
+def test_by_simulated_steps(cli):
+    result = cli("max-batch", f"{MODELS}:perceptron", "--device", "2MB", "--method", "graph", "--max", 64, "--json")
+    data = json.loads(result.out)
+    assert data["report"]["settings"]["method"] == "graph"
+    assert {each["size"] for each in data["evaluations"]} >= {1, 32}
+    assert all(each["low"] <= each["total"] <= each["high"] for each in data["evaluations"])
+
+
+def test_a_layer_of_a_file_and_an_argument(cli, model_file, tmp_path):
+    arguments = ("--device", "64MB", "--method", "formula", "--json")
+    wide = json.loads(cli("max-batch", model_file, "--vary", "dense.units", "--batch-size", 8, *arguments).out)
+    assert wide["report"]["settings"]["batch_size"] == 8
+    assert wide["report"]["model"]["source"] == str(model_file)
+    assert next(row for row in wide["report"]["layers"] if row["class"] == "Dense")["output_shape"] == [
+        None,
+        wide["largest"],
+    ]
+    (tmp_path / "net.py").write_text(
+        "import keras\n"
+        "def build(n=1, width=8):\n"
+        "    return keras.Sequential([keras.Input((8,)), *[keras.layers.Dense(width) for _ in range(n)]])\n"
+    )
+    source = f"{tmp_path}/net.py:build"
+    deep = cli("max-batch", source, "--vary", "n", "--max", 6, "--factory-arg", "width=512", *arguments)
+    assert json.loads(deep.out)["largest"] == 6
+    assert json.loads(deep.out)["report"]["model"]["parameters"] == 8 * 512 + 512 + 5 * (512 * 512 + 512)
+
+
+def test_exit_codes(cli, model_file):
+    assert cli("max-batch", model_file, "--device", "1MiB", "--method", "formula").code == 3
+    close = cli("max-batch", model_file, "--device", "8MB", "--method", "formula")
+    assert close.code == 4
+    assert "too close to call" in close.out.splitlines()[-2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "name a model file"), (["m.h5"], "--device t4"), (["m.h5", "--device", "t44"], "nearest: t4"),
+     (["absent.h5", "--device", "t4"], "no such file"), (["m.h5", "--device", "t4", "--min", "0"], "not in the range"),
+     (["absent.h5", "--device", "t4", "--vary", "a.units"], "no such file"),
+     ([f"{MODELS}:perceptron", "--device", "t4", "--vary", "depth"], "no argument 'depth'"),
+     ([f"{MODELS}:convnet", "--device", "t4", "--vary", "eyes.iris"], "it has: filters"),
+     ([f"{MODELS}:perceptron", "--device", "t4", "--min", "5", "--max", "4"], "less than")],
+)  # fmt: skip
+def test_wrong_usage(cli, arguments, message):
+    result = cli("max-batch", *arguments)
+    assert result.code == 2
+    assert message in result.err
+    assert result.out == ""

@@ -1,0 +1,114 @@
+"""Run steps of a model in this process and print what the allocator did: measuring.py BUILDER BATCH [jit].
+
+The environment must have TF_CPU_ALLOCATOR_USE_BFC=true.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+
+import keras
+import tensorflow as tf
+
+layers = keras.layers
+STEPS = 10
+
+
+def convnet():
+    model = keras.Sequential(
+        [
+            keras.Input((28, 28, 1)), layers.Conv2D(32, 5, activation="relu"), layers.MaxPooling2D(),
+            layers.Conv2D(64, 5, activation="relu"), layers.MaxPooling2D(), layers.Flatten(), layers.Dropout(0.5),
+            layers.Dense(256, activation="relu"), layers.Dense(10, activation="softmax"),
+        ]
+    )  # fmt: skip
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def transformer():
+    ids = keras.Input((48,), dtype="int32")
+    x = layers.Embedding(500, 64)(ids)
+    x = layers.LayerNormalization()(layers.MultiHeadAttention(4, 16)(x, x) + x)
+    x = layers.LayerNormalization()(layers.Dense(64)(layers.Dense(256, activation="gelu")(x)) + x)
+    model = keras.Model(ids, layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling1D()(x)))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def recurrent():
+    model = keras.Sequential([keras.Input((20, 16)), layers.LSTM(64), layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
+def perceptron():
+    model = keras.Sequential([keras.Input((256,)), layers.Dense(512, activation="relu"), layers.Dense(10)])
+    model.compile("adam", "mse")
+    return model
+
+
+MODELS = {each.__name__: each for each in (convnet, transformer, recurrent, perceptron)}
+
+
+def batch_of(model, size):
+    """The tensors of one batch, of zeros."""
+    x = tf.zeros((size, *model.inputs[0].shape[1:]), model.inputs[0].dtype)
+    is_sparse = "sparse" in str(model.loss)
+    return x, tf.zeros(
+        (size,) if is_sparse else (size, *model.outputs[0].shape[1:]), "int32" if is_sparse else "float32"
+    )
+
+
+def main(name: str, size: str, jit: str = "") -> None:
+    """Print the peaks of steps after the first, and what was in use before them."""
+    model = MODELS[name]()
+    model.jit_compile = jit == "jit"
+    data = batch_of(model, int(size))
+
+    @tf.function(jit_compile=model.jit_compile or None)
+    def step(x, y):
+        return model.train_step((x, y))
+
+    peaks, before, requested = [], [], []
+    for _ in range(STEPS + 2):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        before.append(tf.config.experimental.get_memory_info("CPU:0")["current"])
+        step(*data)
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    found = {"peak": int(statistics.median(peaks[2:])), "peaks": peaks[2:], "before": before[-1]}
+    if jit:
+        found["requested"] = largest_requests(step, data)
+    print(json.dumps(found))
+
+
+def largest_requests(step, data):
+    """What the allocator was asked for in one step, by the profiler's record of it."""
+    import glob
+    import tempfile
+
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder, options)
+        step(*data)
+        tf.profiler.experimental.stop()
+        (path,) = glob.glob(folder + "/**/*.xplane.pb", recursive=True)
+        space = xplane_pb2.XSpace.FromString(open(path, "rb").read())
+    found = []
+    for plane in space.planes:
+        stats = {number: each.name for number, each in plane.stat_metadata.items()}
+        for line in plane.lines:
+            for event in line.events:
+                if plane.event_metadata[event.metadata_id].name == "MemoryAllocation":
+                    values = {stats[each.metadata_id]: each for each in event.stats}
+                    stat = values["requested_bytes"]
+                    found.append(stat.int64_value or stat.uint64_value)
+    return sorted(found, reverse=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,101 @@
+"""From operations' names to layers and phases."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+from kerasmem.estimation.attribution import Attribution, Origin
+from kerasmem.estimation.layers import infer_layers
+from kerasmem.models.inputs import model_inputs
+from kerasmem.models.opening import open_model
+from kerasmem.models.step import prepare_step, trace_step
+
+layers = keras.layers
+ATTRIBUTION = Attribution(
+    {
+        "net_1": ("net",),
+        "net_1/conv_1": ("net", "conv"),
+        "net_1/conv_2": ("net", "conv"),
+        "net_1/tower_1": ("net", "tower"),
+        "net_1/tower_1/dense_1": ("net", "tower", "dense"),
+        "net_1/block_1": ("net", "block"),
+        "net_1/block_1/inner_1": ("net", "block", "inner"),
+    },
+    ["conv", "tower/dense", "block"],
+    ("adam", "loss_scale"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "phase"),
+    [
+        ("net_1/conv_1/Conv2D", "conv", "forward"),
+        ("net_1/conv_2/BiasAdd", "conv", "forward"),  # called a second time
+        ("gradient_tape/net_1/conv_1/Conv2DBackpropFilter", "conv", "backward"),
+        ("net_1/tower_1/dense_1/MatMul", "tower/dense", "forward"),
+        ("gradient_tape/net_1/tower_1/dense_1/MatMul/MatMul_1", "tower/dense", "backward"),
+        ("net_1/block_1/inner_1/MatMul", "block", "forward"),  # a layer inside a layer counts as that layer
+        ("net_1/tower_1/reshape", None, "forward"),  # the nested model has no row of its own
+        ("gradient_tape/loss/div", None, "backward"),
+        ("compile_loss/mse/sub", None, "forward"),
+        ("adam/Mul", None, "optimizer"),
+        ("adam_3/Mul", None, "optimizer"),
+        ("loss_scale/cond/Switch", None, "optimizer"),
+        ("adam_x/Mul", None, "forward"),
+        ("adamant/Mul", None, "forward"),
+        ("while/body/net_1/conv_1/Conv2D", "conv", "forward"),
+    ],
+)
+def test_origins(name, layer, phase):
+    assert ATTRIBUTION.origin(name) == Origin(layer, phase)
+    assert ATTRIBUTION.origin(name) == Origin(layer, phase)  # from the memory
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("net_1/conv_1/Conv2D", "while computing conv"),
+        ("gradient_tape/net_1/conv_1/X", "while computing the gradient of conv"),
+        ("adam/Mul", "while adam updates the weights"),
+        ("compile_loss/mse/sub", "while computing compile_loss"),
+        ("gradient_tape/compile_loss/mse/sub", "while computing the gradient of compile_loss"),
+    ],
+)
+def test_the_moment_in_words(name, text):
+    instant = ATTRIBUTION.instant(name)
+    assert (instant.text, instant.operation) == (text, name)
+
+
+def test_a_real_step():
+    def build():
+        image = keras.Input((8, 8, 1), name="image")
+        inner = keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(2, 3, name="c")], name="inner")
+        tower = keras.Model(image, layers.Flatten(name="f")(inner(image)), name="tower")
+        a, b = keras.Input((8, 8, 1), name="a"), keras.Input((8, 8, 1), name="b")
+        shared = layers.Dense(3, name="shared")
+        model = keras.Model([a, b], shared(tower(a)) + shared(tower(b)), name="m")
+        model.compile("adam", "mse")
+        return model
+
+    with open_model(build) as opened:
+        structure, inputs = model_inputs(opened.model, {})
+        rows = [row.name for row in infer_layers(opened.model, structure, inputs, 4).layers]
+        traced = trace_step(prepare_step(opened.model, opened.training, structure, inputs, 4))
+    assert {"tower/inner/c", "shared"} <= set(rows)
+    attribution = Attribution(traced.scopes, rows, traced.optimizers)
+    found = {}
+    for operation in traced.function.graph.get_operations():
+        found.setdefault(attribution.origin(operation.name), []).append(operation)
+    convolutions = [each for each in traced.function.graph.get_operations() if each.type == "Conv2D"]
+    products = [each for each in traced.function.graph.get_operations() if each.type == "MatMul"]
+    assert len(convolutions) == 2  # both calls of the shared tower
+    assert {attribution.origin(each.name) for each in convolutions} == {Origin("tower/inner/c", "forward")}
+    assert {attribution.origin(each.name) for each in products} == {
+        Origin("shared", "forward"), Origin("shared", "backward")
+    }  # fmt: skip
+    filters = [each for each in traced.function.graph.get_operations() if each.type == "Conv2DBackpropFilter"]
+    assert {attribution.origin(each.name) for each in filters} == {Origin("tower/inner/c", "backward")}
+    updates = [each for each in traced.function.graph.get_operations() if each.type == "AssignSubVariableOp"]
+    assert updates
+    assert {attribution.origin(each.name) for each in updates} == {Origin(None, "optimizer")}

@@ -1,0 +1,195 @@
+"""Which method answers under "auto", and what is said where one cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import keras
+import pytest
+
+from kerasmem.devices.catalogue import resolve_device
+from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
+from kerasmem.estimation import choice
+from kerasmem.estimation.choice import Question, choose
+from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.report import Pool
+
+layers = keras.layers
+CARD, SIZE = resolve_device("t4"), resolve_device("16GB")
+EXECUTION = {"graph": "graph", "probe": "graph", "xla": "xla", "gpu-target": "xla"}
+
+
+def outcome(method):
+    return Outcome(method, EXECUTION[method], 100, 90, 120, Pool(80, 100, 200), {"weights": 100})
+
+
+class Asked(Question):
+    """A question to methods that are not there: those named in `fails` refuse."""
+
+    def ask(self, method, target, jit_compile="auto"):
+        self.options["asked"].append(method)
+        if method in self.options["fails"]:
+            raise self.options["fails"][method]
+        return outcome(method)
+
+
+def ask(method="auto", jit_compile="auto", target=None, fails=(), model=None, formula=1000):
+    if model is None:
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    refusals = {name: KerasmemError(f"{name} will not") for name in fails}
+    refusals.update(fails if isinstance(fails, dict) else {})
+    question = Asked(model, None, None, [], None, 8, "train", formula, model, {"asked": [], "fails": refusals})
+    return choose(method, jit_compile, target, question), question.options["asked"]
+
+
+class NoJit(layers.Layer):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.supports_jit = False
+
+    def call(self, x):
+        return x
+
+
+def no_jit():
+    return keras.Sequential([keras.Input((3,)), NoJit(name="stubborn"), layers.Dense(2)])
+
+
+@pytest.mark.parametrize(
+    ("jit_compile", "target", "build", "first", "why"),
+    [
+        ("auto", None, None, "graph", "no card is named"),
+        ("auto", SIZE, None, "graph", "a size does not say that it is a GPU's"),
+        ("auto", CARD, None, "gpu-target", "Keras compiles with XLA on a GPU"),
+        ("auto", CARD, no_jit, "graph", "layer 'stubborn' cannot be compiled by XLA"),
+        (True, None, None, "xla", "jit_compile=True"),
+        (True, CARD, None, "gpu-target", "jit_compile=True"),
+        (False, None, None, "graph", "jit_compile=False"),
+        (False, CARD, None, "graph", "jit_compile=False"),
+    ],
+)
+def test_the_method_follows_how_keras_would_run_the_step(jit_compile, target, build, first, why):
+    found, asked = ask(jit_compile=jit_compile, target=target, model=None if build is None else build())
+    assert found.outcome.method == asked[0] == first
+    assert any(note.startswith(f"{first}, since") and why in note for note in found.notes), found.notes
+
+
+@pytest.mark.parametrize(
+    ("target", "fails", "answers"),
+    [
+        (None, ("graph",), "probe"),
+        (CARD, ("gpu-target",), "xla"),
+        (CARD, ("gpu-target", "xla"), "graph"),
+    ],
+)
+def test_where_one_has_no_answer_the_next_is_asked_and_it_is_said(target, fails, answers):
+    found, _ = ask(target=target, fails=fails)
+    assert found.outcome.method == answers
+    assert [note for note in found.notes if "has no answer" in note] == [
+        f"{name} has no answer: {name} will not" for name in fails
+    ]
+
+
+def test_a_plan_for_the_cpu_is_not_passed_off_as_the_cards():
+    found, _ = ask(target=CARD, fails={"gpu-target": MissingExtraError("a plan for a card", "gpu-targets")})
+    assert any("pip install" in note for note in found.notes)
+    assert any("stands in for the card's" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("target", [None, CARD])
+def test_where_none_answers_the_formula_does(target):
+    found, _ = ask(target=target, fails=("graph", "probe", "gpu-target", "xla"))
+    assert found.outcome is None
+    assert found.notes[-1] == "the formula answers in their place"
+
+
+def test_no_step_is_run_that_may_not_fit_here():
+    found, asked = ask(fails=("graph",), formula=10**15)
+    assert asked == ["graph"]
+    assert found.outcome is None
+    assert any("no step was run" in note and "--method probe" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("target", "says"), [(None, "ask for it with --method xla"), (SIZE, "with jit_compile=True")])
+def test_the_other_way_of_running_is_beside_it(target, says):
+    found, asked = ask(target=target)
+    (other,) = found.alternatives
+    assert (other.method, other.execution) == ("xla", "xla")
+    assert says in other.why
+    assert (other.total, asked) == ((None, ["graph"]) if target is None else (100, ["graph", "xla"]))
+
+
+def test_why_the_other_way_is_not_known():
+    found, _ = ask(target=CARD, fails=("graph",))
+    (other,) = found.alternatives
+    assert (other.method, other.total, other.why) == ("graph", None, "graph will not")
+
+
+@pytest.mark.parametrize("method", ["graph", "xla", "gpu-target", "probe"])
+def test_a_method_that_was_named_answers_or_fails(method):
+    assert ask(method)[0].outcome.method == method
+    with pytest.raises(KerasmemError, match=f"{method} will not"):
+        ask(method, fails=(method,))
+
+
+def test_a_plan_for_a_card_needs_a_card(mnist_cnn):
+    for device in (None, "16GB"):
+        with pytest.raises(UsageError, match="name one with --device"):
+            estimate(mnist_cnn, method="gpu-target", device=device)
+
+
+def small():
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_the_report_says_which_method_answered(monkeypatch):
+    assert estimate(small).settings.method == "graph"
+    report = estimate(small, jit_compile=True)
+    assert (report.settings.method, report.settings.execution) == ("xla", "xla")
+    monkeypatch.setattr(choice, "step_outcome", refuse)
+    monkeypatch.setattr(choice, "PROBED_SHARE", 0)
+    report = estimate(small)
+    assert (report.settings.method, report.settings.execution) == ("formula", "none")
+    assert report.bytes.total == report.formula.total_bytes
+    assert {each.what.split()[0] for each in report.unmodelled} >= {"workspace", "allocator"}
+    with pytest.raises(KerasmemError, match="not today"):
+        estimate(small, method="graph")
+
+
+def refuse(*arguments, **options):
+    raise KerasmemError("not today")
+
+
+def test_figures_of_a_method_are_the_reports(monkeypatch):
+    found = replace(outcome("graph"), layers={"dense": 60}, categories={"weights": 70, "allocator": 30})
+    monkeypatch.setattr(choice, "step_outcome", lambda *arguments, **options: found)
+    report = estimate(lambda: keras.Sequential([keras.Input((3,)), layers.Dense(2, name="dense")]))
+    assert (report.bytes.total, report.bytes.low, report.bytes.high) == (100, 90, 120)
+    assert (report.bytes.weights, report.bytes.allocator, report.bytes.optimizer) == (70, 30, None)
+    assert {row.name: row.bytes_at_peak for row in report.layers}["dense"] == 60
+    assert report.pool == Pool(80, 100, 200)
+
+
+def test_a_live_model_that_cannot_be_rebuilt_has_the_formula():
+    class Odd(keras.Model):
+        def __init__(self, thing):
+            super().__init__()
+            self.dense = layers.Dense(2)
+            self.thing = thing
+
+        def build(self, shape):
+            self.dense.build(shape)
+
+        def call(self, x):
+            return self.dense(x)
+
+    odd = Odd(object())
+    odd.build((None, 3))
+    report = estimate(odd, input_shape=(3,))
+    assert report.settings.method == "formula"
+    assert any("cannot be rebuilt from its configuration" in note for note in report.notes)
+    with pytest.raises(UsageError, match="give a function that builds it"):
+        estimate(odd, input_shape=(3,), method="graph")

@@ -1,0 +1,103 @@
+"""Two reports side by side: pairs of layers, changes that add up, limits with intervals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import keras
+import pytest
+
+from kerasmem.estimation.comparing import EXCEEDED, TOO_CLOSE, WITHIN, compare_reports
+from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.report import Bytes
+
+
+def report(units=8, extra=False, **names):
+    layers = [keras.Input((4,), name="input"), keras.layers.Dense(units, name=names.get("first", "dense"))]
+    layers += [keras.layers.Dense(5, name="extra")] if extra else []
+    layers.append(keras.layers.Dense(2, name=names.get("last", "dense_1")))
+    return estimate(keras.Sequential(layers, name="model"), method="formula", batch_size=4)
+
+
+def with_bytes(base, total, low=None, high=None):
+    return replace(base, bytes=Bytes(total, low, high, *[None] * 7))
+
+
+def test_changes_by_layer_add_up_to_the_total():
+    before, after = report(), report(16, extra=True)
+    found = compare_reports(before, after)
+    assert sum(each.change for each in found.layers) == after.bytes.total - before.bytes.total
+    assert sum(each.change for each in found.categories[:-1]) == found.categories[-1].change
+    by_name = {each.name: each for each in found.layers}
+    assert by_name["extra"].is_in == "second"
+    assert by_name["extra"].before is None
+    assert by_name["extra"].change == by_name["extra"].after > 0
+    changes = [abs(each.change) for each in found.layers]
+    assert changes == sorted(changes, reverse=True)
+
+
+def test_numbers_of_keras_do_not_part_layers():
+    found = compare_reports(report(), report(first="dense_7", last="dense_8"))
+    pairs = {each.name: each for each in found.layers if "→" in each.name}
+    assert set(pairs) == {"dense → dense_7", "dense_1 → dense_8"}
+    assert all(each.is_in == "both" and each.change == 0 for each in pairs.values())
+    # A name that both have is not given to another.
+    found = compare_reports(report(), report(first="dense_1", last="dense"))
+    assert {each.name for each in found.layers} >= {"dense", "dense_1"}
+    # Nor are layers of other names, or other classes, the same.
+    found = compare_reports(report(), report(first="other"))
+    assert {each.name: each.is_in for each in found.layers}["other"] == "second"
+
+
+def test_many_layers_of_one_name_stem_are_paired_in_order():
+    base = report()
+    row = base.layers[1]
+    many = tuple(replace(row, name=f"dense_{number}", bytes=number) for number in range(5000))
+    moved = tuple(replace(row, name=f"dense_{number + 10_000}", bytes=number) for number in range(5000))
+    found = compare_reports(replace(base, layers=many), replace(base, layers=moved))
+    assert len(found.layers) == 5000
+    assert all(each.change == 0 for each in found.layers)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "budget", "verdict"),
+    [(90, 110, 110, WITHIN), (90, 110, 89, EXCEEDED), (90, 110, 100, TOO_CLOSE), (90, None, 200, TOO_CLOSE),
+     (90, None, 80, EXCEEDED), (None, None, 100, WITHIN), (None, None, 99, EXCEEDED)],
+)  # fmt: skip
+def test_a_budget(low, high, budget, verdict):
+    base = report()
+    (limit,) = compare_reports(base, with_bytes(base, 100, low, high), budget=budget).limits
+    assert (limit.what, limit.verdict) == ("budget", verdict)
+
+
+@pytest.mark.parametrize(
+    ("after", "increase", "verdict"),
+    [((100, 90, 120), 0, WITHIN), ((105, 94, 125), 5, WITHIN), ((105, 94, 126), 5, TOO_CLOSE),
+     ((120, 110, 140), 10, EXCEEDED), ((120, 110, None), 30, TOO_CLOSE), ((80, 70, 90), 0, WITHIN)],
+)  # fmt: skip
+def test_an_increase_compares_like_ends(after, increase, verdict):
+    base = report()
+    before = with_bytes(base, 100, 90, 120)
+    (limit,) = compare_reports(before, with_bytes(base, *after), max_increase=increase).limits
+    assert (limit.what, limit.verdict) == ("increase", verdict)
+    (share,) = compare_reports(before, with_bytes(base, *after), max_increase_ratio=increase / 100).limits
+    assert share == limit
+
+
+def test_other_settings_are_noted():
+    base = report()
+    other = replace(base, settings=replace(base.settings, batch_size=8, method="graph"))
+    notes = compare_reports(base, other).notes
+    assert "the methods differ: formula and graph" in notes
+    assert "the batch sizes differ: 4 and 8" in notes
+    assert compare_reports(base, base).notes == ()
+
+
+def test_unknown_bytes_stay_unknown():
+    base = report()
+    measured = replace(base, layers=tuple(replace(row, bytes=None) for row in base.layers))
+    found = compare_reports(base, measured)
+    assert all(each.change is None for each in found.layers)
+    data = found.to_dict()
+    assert data["layers"][0]["change"] is None
+    assert data["categories"][-1]["name"] == "total"

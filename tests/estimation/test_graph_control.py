@@ -1,0 +1,233 @@
+"""Control flow laid out straight: by hand, and as TensorFlow lowers it."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from kerasmem.estimation.graph.build import build_program
+from kerasmem.estimation.graph.control import CONTROL, straighten
+from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
+from kerasmem.models.inputs import model_inputs
+from kerasmem.models.opening import open_model
+from kerasmem.models.step import prepare_step, trace_step
+
+layers = keras.layers
+
+
+class Sketch:
+    """A program written down node by node; an input is "name" or ("name", output)."""
+
+    def __init__(self):
+        self.nodes, self.number = [], {}
+
+    def add(self, name, kind, inputs=(), controls=(), size=4, outputs=1, **attributes):
+        self.number[name] = len(self.nodes)
+        self.nodes.append(
+            [name, kind, inputs, controls, (Tensor((size // 4,), "float32", size),) * outputs, attributes]
+        )
+        return name
+
+    def constant(self, name, value, controls=()):
+        return self.add(name, "Const", controls=controls, value=np.array(value))
+
+    def program(self, *results):
+        def end(each):
+            name, output = each if isinstance(each, tuple) else (each, 0)
+            return self.number[name], output
+
+        nodes = tuple(
+            Node(
+                name, kind, tuple(map(end, inputs)), tuple(self.number[each] for each in controls), outputs, attributes
+            )
+            for name, kind, inputs, controls, outputs, attributes in self.nodes
+        )
+        return Program(nodes, (), (), tuple(map(end, results)))
+
+    def loop(self, name, times, body, carried, frame=None):
+        """while i < times: i += 1; x = body(x). The trip count is a constant, or an input where `times` is a name."""
+        frame = frame or name
+        if isinstance(times, int):
+            times = self.constant(f"{name}/times", times)
+        zero, one = self.constant(f"{name}/zero", 0), self.constant(f"{name}/one", 1)
+        self.add(f"{name}/enter_i", "Enter", [zero], frame_name=frame)
+        self.add(f"{name}/enter_x", "Enter", [carried], frame_name=frame)
+        for constant in (times, one):
+            self.add(f"{name}/enter_{constant}", "Enter", [constant], frame_name=frame, is_constant=True)
+        for each in "ix":
+            self.add(f"{name}/merge_{each}", "Merge", [f"{name}/enter_{each}", f"{name}/next_{each}"], outputs=2)
+        self.add(f"{name}/less", "Less", [f"{name}/merge_i", f"{name}/enter_{times}"])
+        self.add(f"{name}/cond", "LoopCond", [f"{name}/less"])
+        for each in "ix":
+            self.add(f"{name}/switch_{each}", "Switch", [f"{name}/merge_{each}", f"{name}/cond"], outputs=2)
+            self.add(f"{name}/exit_{each}", "Exit", [(f"{name}/switch_{each}", 0)])
+        self.add(f"{name}/add", "AddV2", [(f"{name}/switch_i", 1), f"{name}/enter_{one}"])
+        self.add(f"{name}/next_i", "NextIteration", [f"{name}/add"])
+        self.add(f"{name}/next_x", "NextIteration", [body((f"{name}/switch_x", 1))])
+        return f"{name}/exit_x"
+
+
+def count(program, name):
+    return sum(node.name == name for node in program.nodes)
+
+
+def chain(program, end):
+    """The names from a result back along first inputs."""
+    found = []
+    while True:
+        node = program.nodes[end[0]]
+        found.append(node.name)
+        if not node.inputs:
+            return found
+        end = node.inputs[0]
+
+
+def test_a_straight_program_is_left_as_it_is():
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+    program = sketch.program(sketch.add("y", "Relu", ["x"]))
+    assert straighten(program) == (program, ())
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_a_loop_is_spelled_out(times):
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+    out = sketch.loop("loop", times, lambda x: sketch.add("body", "Square", [x]), "x")
+    straight, notes = straighten(sketch.program(out))
+    assert notes == ()
+    assert not {node.type for node in straight.nodes} & CONTROL
+    assert count(straight, "body") == times
+    assert count(straight, "loop/add") == times
+    assert count(straight, "loop/less") == times + 1
+    assert chain(straight, straight.results[0]) == ["body"] * times + ["x"]
+
+
+def test_each_node_comes_after_those_it_takes_from():
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+    out = sketch.loop("loop", 3, lambda x: sketch.add("body", "Square", [x]), "x")
+    straight, _ = straighten(sketch.program(out))
+    for number, node in enumerate(straight.nodes):
+        assert all(source < number for source, _ in node.inputs)
+        assert all(source < number for source in node.controls)
+
+
+def test_a_loop_in_a_loop():
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+
+    def body(x):
+        # Constants made inside a frame must come from it: they hang on what enters each iteration.
+        start = sketch.add("outer_body", "Square", [x])
+        for name, value in (("inner/times", 2), ("inner/zero", 0), ("inner/one", 1)):
+            sketch.constant(name, value, controls=["outer_body"])
+        sketch.constant = lambda name, value, controls=(): name
+        return sketch.loop("inner", 2, lambda y: sketch.add("inner_body", "Exp", [y]), start)
+
+    straight, _ = straighten(sketch.program(sketch.loop("outer", 3, body, "x")))
+    assert count(straight, "outer_body") == 3
+    assert count(straight, "inner_body") == 6
+    assert chain(straight, straight.results[0]) == ["inner_body", "inner_body", "outer_body"] * 3 + ["x"]
+
+
+def test_what_follows_a_loop_by_control_edge_runs_once_after_it():
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+    out = sketch.loop("loop", 2, lambda x: sketch.add("body", "Square", [x]), "x")
+    sketch.add("after", "NoOp", controls=[out])
+    straight, _ = straighten(sketch.program(sketch.add("y", "Relu", ["x"], controls=["after"])))
+    (after,) = (node for node in straight.nodes if node.name == "after")
+    assert [straight.nodes[number].name for number in after.controls] == ["body"]
+    assert count(straight, "y") == 1
+
+
+def test_how_often_a_loop_runs_must_be_known():
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+    sketch.add("n", "Placeholder")
+    out = sketch.loop("loop", "n", lambda x: sketch.add("body", "Square", [x]), "x")
+    with pytest.raises(NotModelled, match="how often the loop of loop/cond runs depends on the data"):
+        straighten(sketch.program(out))
+
+
+def test_a_loop_that_never_ends_is_given_up(monkeypatch):
+    monkeypatch.setattr("kerasmem.estimation.graph.control.LONGEST", 100)
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+    out = sketch.loop("loop", 10**9, lambda x: sketch.add("body", "Square", [x]), "x")
+    with pytest.raises(NotModelled, match="more than 100 operations"):
+        straighten(sketch.program(out))
+
+
+def branches(predicate, heavy_side, value=None):
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+    if value is None:
+        sketch.add(predicate, "Placeholder")
+    else:
+        sketch.constant(predicate, value)
+    sketch.add("switch", "Switch", ["x", predicate], outputs=2)
+    sketch.add("no", "Exp", [("switch", 0)], size=4000 if heavy_side == "no" else 4)
+    sketch.add("yes", "Log", [("switch", 1)], size=4000 if heavy_side == "yes" else 4)
+    sketch.add("merge", "Merge", ["no", "yes"], outputs=2)
+    return sketch.program(sketch.add("y", "Relu", ["merge"]))
+
+
+@pytest.mark.parametrize("heavy", ["yes", "no"])
+def test_of_unknown_branches_the_heavier_is_taken_and_it_is_said(heavy):
+    straight, notes = straighten(branches("maybe", heavy))
+    assert {node.name for node in straight.nodes} & {"yes", "no"} == {heavy}
+    assert chain(straight, straight.results[0]) == ["y", heavy, "x"]
+    assert len(notes) == 1
+    assert "maybe" in notes[0]
+
+
+@pytest.mark.parametrize(("value", "taken"), [(True, "yes"), (False, "no")])
+def test_a_known_branch_is_taken_without_a_note(value, taken):
+    straight, notes = straighten(branches("sure", "yes", value))
+    assert {node.name for node in straight.nodes} & {"yes", "no"} == {taken}
+    assert notes == ()
+
+
+def program_of(model, batch_size, mode="train"):
+    with open_model(model, shapes_only=True) as opened:
+        structure, inputs = model_inputs(opened.model, {})
+        return build_program(
+            trace_step(prepare_step(opened.model, opened.training, structure, inputs, batch_size, mode))
+        )
+
+
+def products(program):
+    return sum(node.type in ("MatMul", "_FusedMatMul") for node in program.nodes)
+
+
+@pytest.mark.parametrize("times", [3, 7])
+def test_a_real_lstm(times):
+    model = keras.Sequential([keras.Input((times, 5)), layers.LSTM(6)])
+    program, notes = program_of(model, 4, "inference")
+    assert notes == ()
+    assert not {node.type for node in program.nodes} & CONTROL
+    assert products(program) == 2 * times  # the input's and the state's, once a time step
+    model.compile("sgd", "mse")
+    trained, _ = program_of(model, 4)
+    # Backward: for each of the two the gradients of both factors, but for the input's own.
+    assert products(trained) in (2 * times + 3 * times, 2 * times + 4 * times)
+    assert all(
+        tensor.bytes is not None for node in trained.nodes for tensor in node.outputs if tensor.dtype != "variant"
+    )
+
+
+def test_a_real_while_loop():
+    import tensorflow as tf
+
+    class Power(layers.Layer):
+        def call(self, x):
+            return tf.while_loop(
+                lambda i, _: i < 5, lambda i, y: (i + 1, tf.matmul(y, tf.ones((3, 3)))), (tf.constant(0), x)
+            )[1]
+
+    inputs = keras.Input((3,))
+    program, _ = program_of(keras.Model(inputs, Power()(inputs)), 4, "inference")
+    assert products(program) == 5

@@ -1,0 +1,330 @@
+"""The graph method against real training, and over settings that change memory."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import keras
+import measuring
+import numpy as np
+import pytest
+
+from kerasmem.errors import KerasmemError
+from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.report import MemoryReport
+
+layers = keras.layers
+ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def graph(source, batch_size=16, **options):
+    return estimate(source, method="graph", batch_size=batch_size, **options)
+
+
+def check(report):
+    """What holds for every report of the graph method."""
+    sizes = {name: getattr(report.bytes, name) for name in report.bytes.CATEGORIES}
+    assert sum(sizes.values()) == report.bytes.total, sizes
+    assert all(size >= 0 for name, size in sizes.items() if name != "allocator"), sizes
+    assert all(0 <= row.bytes_at_peak <= report.bytes.total for row in report.layers)
+    assert sum(row.bytes_at_peak for row in report.layers) <= report.bytes.total
+    assert report.bytes.low <= report.bytes.total <= report.bytes.high
+    assert report.pool.in_use == report.bytes.total <= report.pool.reserved
+    assert (report.settings.method, report.settings.execution) == ("graph", "graph")
+    assert MemoryReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    return report
+
+
+@pytest.mark.parametrize(
+    ("build", "batch_size"), [(measuring.convnet, 64), (measuring.transformer, 32), (measuring.recurrent, 128)]
+)
+def test_the_total_is_near_what_training_takes(program, build, batch_size):
+    done = program(measuring.__file__, build.__name__, batch_size, env=ENVIRONMENT)
+    assert done.code == 0, done.err[-2000:]
+    measured = json.loads(done.out.splitlines()[-1])
+    report = check(graph(build, batch_size))
+    assert 0.8 < report.bytes.total / measured["peak"] < 1.2, (report.bytes, measured)
+    inside = [report.bytes.low * 0.8 <= peak <= report.bytes.high * 1.2 for peak in measured["peaks"]]
+    assert all(inside), (report.bytes, measured)
+    assert report.bytes.weights + report.bytes.optimizer <= measured["before"]
+
+
+def dense(optimizer="adam"):
+    model = keras.Sequential([keras.Input((64,)), layers.Dense(256, activation="relu"), layers.Dense(8)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+PARAMETERS = 64 * 256 + 256 + 256 * 8 + 8
+OPTIMIZERS = {
+    "sgd": (lambda: keras.optimizers.SGD(), 0),
+    "momentum": (lambda: keras.optimizers.SGD(momentum=0.9), 1),
+    "rmsprop": (lambda: keras.optimizers.RMSprop(), 1),
+    "lion": (lambda: keras.optimizers.Lion(), 1),
+    "adam": (lambda: keras.optimizers.Adam(), 2),
+    "adafactor": (lambda: keras.optimizers.Adafactor(), None),
+    "average": (lambda: keras.optimizers.SGD(use_ema=True), 1),
+    "accumulation": (lambda: keras.optimizers.SGD(gradient_accumulation_steps=4), 1),
+    "scaled": (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), 2),
+    "schedule": (lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 10)), 2),
+    "clipped": (lambda: keras.optimizers.Adam(global_clipnorm=1.0), 2),
+}
+
+
+@pytest.fixture(scope="module")
+def by_optimizer():
+    return {name: graph(lambda make=make: dense(make())) for name, (make, _) in OPTIMIZERS.items()}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(by_optimizer, name):
+    report = check(by_optimizer[name])
+    slots = OPTIMIZERS[name][1]
+    assert PARAMETERS * 4 <= report.bytes.weights < PARAMETERS * 4 + 100  # and the loss's two numbers
+    if slots is not None:
+        assert 4 * slots * PARAMETERS <= report.bytes.optimizer < 4 * slots * PARAMETERS + 100
+
+
+def test_optimizers_in_a_sane_order(by_optimizer):
+    total = {name: report.bytes.total for name, report in by_optimizer.items()}
+    one = 4 * PARAMETERS
+    assert total["sgd"] < total["adafactor"] < total["adam"]
+    for less, more in (("sgd", "momentum"), ("momentum", "adam"), ("sgd", "average"), ("sgd", "accumulation")):
+        assert total[more] - total[less] > 0.7 * one, (less, more)
+    assert total["lion"] - total["sgd"] > 0.7 * one
+    assert total["schedule"] == pytest.approx(total["adam"], rel=0.1)
+
+
+def image_net():
+    model = keras.Sequential(
+        [
+            keras.Input((32, 32, 3)), layers.Conv2D(32, 3, activation="relu"), layers.BatchNormalization(),
+            layers.Conv2D(32, 3, activation="relu"), layers.GlobalAveragePooling2D(),
+            layers.Dense(4, activation="softmax"),
+        ]
+    )  # fmt: skip
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+def test_mixed_precision_takes_less():
+    full = check(graph(measuring.convnet, 32))
+    for policy in ("mixed_float16", "mixed_bfloat16"):
+        half = check(graph(measuring.convnet, 32, dtype_policy=policy))
+        assert half.settings.dtype_policy == policy
+        assert half.bytes.total < 0.95 * full.bytes.total
+        live = check(graph(measuring.convnet(), 32, dtype_policy=policy))
+        assert live.bytes.weights == half.bytes.weights == full.bytes.weights
+    normalised = check(graph(image_net, dtype_policy="mixed_bfloat16"))  # which the CPU computes in float32
+    assert normalised.bytes.weights == graph(image_net).bytes.weights
+
+
+def test_weights_are_the_models_own_bytes(mnist_cnn):
+    true = sum(math.prod(each.shape) * (1 if each.dtype == "int8" else 4) for each in mnist_cnn.weights)
+    # The loss's running mean is two numbers, the dropout's seed two more.
+    assert 0 <= check(graph(mnist_cnn)).bytes.weights - true <= 24
+
+
+def test_memory_grows_with_the_batch():
+    small, large = graph(image_net, 16), graph(image_net, 64)
+    assert 2.5 < large.bytes.total / small.bytes.total < 4.5
+    assert large.bytes.inputs == 4 * small.bytes.inputs == 64 * (32 * 32 * 3 * 4 + 4)
+    # The last batch of an epoch is another one: its own estimate is that of its size.
+    assert graph(image_net, 7).bytes.total < small.bytes.total
+
+
+def test_inference_needs_less_and_has_no_optimizer():
+    train, inference = check(graph(image_net, 32)), check(graph(image_net, 32, mode="inference"))
+    assert inference.bytes.total < 0.7 * train.bytes.total
+    assert inference.bytes.optimizer == inference.bytes.gradients == 0
+
+
+def test_a_live_compiled_model_is_estimated_like_its_function():
+    live, made = graph(image_net()), graph(image_net)
+    assert live.bytes.weights == made.bytes.weights
+    assert live.bytes.optimizer == made.bytes.optimizer
+    assert live.bytes.total == pytest.approx(made.bytes.total, rel=0.1)
+    assert live.settings.loss == "sparse_categorical_crossentropy"
+
+
+def test_files_are_estimated_like_what_was_saved(tmp_path):
+    model = image_net()
+    expected = graph(model)
+    model.save(tmp_path / "m.keras")
+    (tmp_path / "m.json").write_text(model.to_json())
+    for name in ("m.keras", "m.json"):
+        report = check(graph(tmp_path / name))
+        assert report.bytes.optimizer == expected.bytes.optimizer, name
+        assert report.bytes.total == pytest.approx(expected.bytes.total, rel=0.1)
+        assert not any("assumed" in note for note in report.notes)
+
+
+def test_other_settings_than_the_models():
+    assert graph(image_net, optimizer="sgd").bytes.optimizer < 100
+    report = graph(lambda: keras.Sequential([keras.Input((8,)), layers.Dense(4)]), optimizer="sgd", loss="mse")
+    assert (report.settings.optimizer, report.settings.loss) == ("sgd", "mse")
+    assert not any("assumed" in note for note in report.notes)
+
+
+def test_a_model_with_several_inputs_and_its_own_step():
+    class Pair(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = layers.Dense(64, name="left"), layers.Dense(64, name="right")
+
+        def build(self, shapes):
+            self.left.build(shapes["a"])
+            self.right.build(shapes["b"])
+
+        def call(self, x):
+            return self.left(x["a"]) * self.right(x["b"])
+
+        def train_step(self, data):
+            import tensorflow as tf
+
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(self(data, training=True) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    def build():
+        model = Pair()
+        model.compile("adam")
+        return model
+
+    report = check(graph(build, 64, input_shape={"a": (32,), "b": (16,)}))
+    assert report.bytes.inputs == 64 * 48 * 4
+    true = 4 * (33 * 64 + 17 * 64)
+    assert true <= report.bytes.weights <= true + 8  # and the loss's two numbers
+    assert report.bytes.optimizer >= 2 * true
+
+
+def test_the_peak_is_said_to_be_in_a_layer():
+    report = check(graph(measuring.convnet, 64))
+    assert report.instant.phase in ("forward", "backward", "optimizer")
+    assert report.instant.text.startswith("while ")
+    assert report.instant.operation
+
+
+# Models that are odd: an answer or an error that says why, never anything else.
+
+
+def string_model():
+    text = keras.Input((3,), dtype="string")
+    return keras.Model(text, layers.Dense(1)(layers.Flatten()(layers.Embedding(10, 4)(layers.Hashing(10)(text)))))
+
+
+def stateful():
+    return keras.Sequential([keras.Input(batch_shape=(4, 6, 3)), layers.LSTM(5, stateful=True), layers.Dense(1)])
+
+
+def masked():
+    ids = keras.Input((6,), dtype="int32")
+    return keras.Model(
+        ids, layers.Dense(1)(layers.Bidirectional(layers.GRU(4))(layers.Embedding(9, 3, mask_zero=True)(ids)))
+    )
+
+
+def quantised():
+    model = keras.Sequential([keras.Input((32,)), layers.Dense(16), layers.Dense(4)])
+    model.quantize("int8")
+    return model
+
+
+def frozen():
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(3)])
+    model.trainable = False
+    model.compile("adam", "mse")
+    return model
+
+
+def without_weights():
+    return keras.Sequential([keras.Input((8,)), layers.Flatten()])
+
+
+def mixed():
+    pixels = keras.Input((10, 10, 3), dtype="uint8")
+    x = layers.Conv2D(4, 3, dtype="mixed_bfloat16")(layers.Rescaling(1 / 255, dtype="float32")(pixels))
+    return keras.Model(pixels, layers.Dense(5, dtype="float64")(layers.Flatten(dtype="mixed_float16")(x)))
+
+
+def wrapped():
+    return keras.Sequential(
+        [keras.Input((6, 3)), layers.TimeDistributed(layers.Dense(4)), layers.Lambda(lambda x: x * 2)]
+    )
+
+
+@pytest.mark.parametrize(
+    "build",
+    [string_model, stateful, masked, quantised, frozen, without_weights, mixed, wrapped],
+    ids=lambda f: f.__name__,
+)
+def test_odd_models_have_an_answer(build):
+    check(graph(build, 4 if build is stateful else 8))
+
+
+class Chosen(layers.Layer):
+    def call(self, x):
+        import tensorflow as tf
+
+        return x * tf.reduce_sum(tf.boolean_mask(x, x > 0))
+
+
+class Endless(layers.Layer):
+    def call(self, x):
+        import tensorflow as tf
+
+        return tf.while_loop(lambda value: tf.reduce_sum(value) < 100.0, lambda value: value * 2.0, [x])[0]
+
+
+class NoGradient(layers.Layer):
+    def call(self, x):
+        import tensorflow as tf
+
+        y = tf.numpy_function(lambda value: value, [x], tf.float32)
+        y.set_shape(x.shape)
+        return y
+
+
+@pytest.mark.parametrize("layer", [Chosen, Endless, NoGradient])
+def test_what_cannot_be_simulated_says_why_and_auto_falls_back(layer, monkeypatch):
+    from kerasmem.estimation import choice
+
+    monkeypatch.setattr(choice, "PROBED_SHARE", 0)  # no step is run
+
+    def build():
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, layer()(layers.Dense(4)(inputs)))
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(KerasmemError, match="depends on the data|No gradients"):
+        graph(build)
+    report = estimate(build)
+    assert report.settings.method == "formula"
+    assert any("graph has no answer" in note for note in report.notes)
+
+
+def test_a_giant_batch_allocates_nothing():
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    report = check(graph(image_net, 100_000))
+    assert report.bytes.total > 20 * 2**30
+    assert report.bytes.inputs == 100_000 * (32 * 32 * 3 * 4 + 4)  # 1.2 GB
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 400 * 2**20
+    with pytest.raises(KerasmemError):
+        graph(image_net, 10**12)
+
+
+def test_the_users_random_numbers_are_left_alone():
+    def draw(between):
+        keras.utils.set_random_seed(1)
+        between()
+        layer = layers.Dense(3)
+        layer.build((None, 3))
+        return layer.kernel.numpy()
+
+    assert np.array_equal(draw(lambda: None), draw(lambda: graph(dense)))

@@ -1,0 +1,305 @@
+"""The order in which operations run, and who holds which buffer."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+from kerasmem.estimation.graph.build import build_program
+from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, Executor, Memory
+from kerasmem.estimation.graph.heap import HANDLE_BYTES, Heap
+from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
+from kerasmem.estimation.graph.rules import CPU_RULES, DeviceRules
+from kerasmem.models.inputs import model_inputs
+from kerasmem.models.opening import open_model
+from kerasmem.models.step import prepare_step, trace_step
+
+layers = keras.layers
+ONE = DeviceRules("cpu", workers=1)
+TWO = DeviceRules("cpu", workers=2)
+COST = 10 * EXPENSIVE_SECONDS
+
+
+def program(*nodes, variables=(), results=(), arguments=()):
+    """Write a program: (name, type, inputs ("name" or ("name", output)), bytes, …): outputs are float32 vectors."""
+    number = {name: place for place, (name, *_) in enumerate(nodes)}
+
+    def end(each):
+        name, output = each if isinstance(each, tuple) else (each, 0)
+        return number[name], output
+
+    made = []
+    for name, kind, inputs, size, *rest in nodes:
+        more = dict(rest[0]) if rest else {}
+        sizes = size if isinstance(size, tuple) else (size,)
+        made.append(
+            Node(
+                name, kind, tuple(map(end, inputs)), tuple(number[each] for each in more.pop("after", ())),
+                tuple(Tensor(None if each is None else (each // 4,), "float32", each) for each in sizes),
+                {}, more.pop("variable", None),
+            )
+        )  # fmt: skip
+    return Program(tuple(made), tuple(variables), tuple(number[each] for each in arguments), tuple(map(end, results)))
+
+
+def weight(size, kind="weights"):
+    return Variable("w", size, kind, "filled", (size // 4,), "float32")
+
+
+def starts(made, rules=ONE, costs=None):
+    """The names of nodes in the order in which they start."""
+    costs = costs or {}
+    order = Executor(made, rules, lambda node: costs.get(node.name, 0.0)).order()
+    assert sorted(order) == sorted([(n, end) for n in range(len(made.nodes)) for end in (False, True)])
+    return [made.nodes[number].name for number, end in order if not end]
+
+
+class Run:
+    """One step or several of a program in a heap, and what was in use at each moment."""
+
+    def __init__(self, made, rules=ONE):
+        self.made, self.heap = made, Heap()
+        self.executor = Executor(made, rules, lambda node: 0.0)
+        self.memory = Memory(made, rules, self.executor, self.heap)
+        self.before = self.heap.allocator.in_use
+
+    def step(self):
+        """Return, by name, how many bytes its start added, and assert that nothing is left at the end."""
+        added = {}
+        order = self.executor.order()
+        for number, is_end in order:
+            if is_end:
+                self.memory.end(number)
+            else:
+                requested = self.heap.allocator.requested_in_use
+                self.memory.start(number)
+                added[self.made.nodes[number].name] = self.heap.allocator.requested_in_use - requested
+        self.memory.run([])  # drops what the step returned
+        return added
+
+
+# Order
+
+
+def test_a_node_runs_after_all_that_it_waits_for():
+    made = program(
+        ("a", "Placeholder", [], 4), ("b", "Relu", ["a"], 4), ("c", "Relu", ["a"], 4, {"after": ["d"]}),
+        ("d", "Relu", ["b"], 4), ("e", "AddV2", ["c", "d"], 4),
+    )  # fmt: skip
+    assert starts(made) == ["a", "b", "d", "c", "e"]
+
+
+def test_inexpensive_nodes_run_inline_first_in_first_out():
+    made = program(
+        ("a", "Placeholder", [], 4), ("b", "Identity", ["a"], 4), ("c", "Identity", ["a"], 4),
+        ("b2", "Identity", ["b"], 4), ("c2", "Identity", ["c"], 4),
+    )  # fmt: skip
+    assert starts(made) == ["a", "b", "c", "b2", "c2"]
+
+
+def test_of_expensive_nodes_the_last_is_kept_and_the_others_wait():
+    made = program(
+        ("a", "Placeholder", [], 4), *((name, "Conv2D", ["a"], 4) for name in ("x", "y", "z")),
+        ("z2", "Conv2D", ["z"], 4),
+    )  # fmt: skip
+    costs = dict.fromkeys(("x", "y", "z", "z2"), COST)
+    # z is kept, and what it makes ready goes before what was handed to the queue; there the last handed is first.
+    assert starts(made, costs=costs) == ["a", "z", "z2", "y", "x"]
+
+
+def test_expensive_nodes_wait_for_inexpensive_ones():
+    made = program(
+        ("a", "Placeholder", [], 4), ("x", "Conv2D", ["a"], 4), ("i", "Identity", ["a"], 4),
+        ("i2", "Identity", ["i"], 4),
+    )  # fmt: skip
+    assert starts(made, costs={"x": COST}) == ["a", "i", "i2", "x"]
+
+
+def test_a_cheap_kernel_runs_inline_whatever_its_type():
+    made = program(("a", "Placeholder", [], 4), ("x", "Conv2D", ["a"], 4), ("y", "Conv2D", ["a"], 4))
+    assert starts(made, costs={"x": EXPENSIVE_SECONDS / 2, "y": EXPENSIVE_SECONDS / 2}) == ["a", "x", "y"]
+
+
+def test_the_other_thread_steals_from_the_back():
+    made = program(
+        ("a", "Placeholder", [], 4), *((name, "Conv2D", ["a"], 4) for name in ("x", "y", "z")),
+    )  # fmt: skip
+    costs = dict.fromkeys("xyz", COST)
+    # The first thread keeps z; its queue is y, x from the front; the thief takes x.
+    assert starts(made, TWO, costs) == ["a", "z", "x", "y"]
+
+
+def test_times_may_vary_and_decide_who_is_free_first():
+    made = program(
+        ("a", "Placeholder", [], 4), *((name, "Conv2D", ["a"], 4) for name in ("x", "y", "z")),
+        ("x2", "Conv2D", ["x"], 4), ("z2", "Conv2D", ["z"], 4),
+    )  # fmt: skip
+    quick_z = {"x": 3 * COST, "y": COST, "z": COST, "x2": COST, "z2": COST}
+    quick_x = {**quick_z, "x": COST, "z": 3 * COST}
+    assert starts(made, TWO, quick_z).index("z2") < starts(made, TWO, quick_z).index("x2")
+    assert starts(made, TWO, quick_x).index("x2") < starts(made, TWO, quick_x).index("z2")
+
+
+# Buffers
+
+
+def test_an_output_takes_over_the_buffer_that_nobody_else_holds():
+    made = program(
+        ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Relu", ["a"], 1024),
+        ("c", "AddV2", ["x", "b"], 1024), results=["c"],
+    )  # fmt: skip
+    assert Run(made).step() == {"x": 0, "a": 1024, "b": 0, "c": 0}
+
+
+def test_a_buffer_that_somebody_still_needs_is_not_taken_over():
+    made = program(
+        ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Relu", ["a"], 1024),
+        ("c", "Mul", ["a", "b"], 1024),
+    )  # fmt: skip
+    assert Run(made).step() == {"x": 0, "a": 1024, "b": 1024, "c": 0}
+
+
+def test_nor_one_of_another_size_nor_by_an_operation_that_never_does():
+    made = program(
+        ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Relu", ["a"], 2048),
+        ("c", "Transpose", ["b"], 2048),
+    )  # fmt: skip
+    assert Run(made).step() == {"x": 0, "a": 1024, "b": 2048, "c": 2048}
+
+
+def test_the_callers_batch_is_never_taken_over():
+    made = program(("x", "Placeholder", [], 1024), ("a", "Relu", ["x"], 1024), arguments=["x"])
+    run = Run(made)
+    assert run.step()["a"] in (0, 1024)
+    held = run.heap.allocator.in_use
+    run.step()
+    assert run.heap.allocator.in_use == held == run.before
+
+
+def test_a_view_holds_the_buffer():
+    made = program(
+        ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("v", "Reshape", ["a"], 1024),
+        ("b", "Relu", ["v"], 1024), ("c", "Exp", ["v"], 1024),
+    )  # fmt: skip
+    added = Run(made).step()
+    assert added["v"] == 0
+    assert sorted((added["b"], added["c"])) == [0, 1024]  # the second is the only holder
+
+
+def test_scratch_lives_as_long_as_its_operation():
+    rules = DeviceRules("cpu", {"Conv2D": lambda node, inputs: 4096}, workers=1)
+    made = program(("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Transpose", ["a"], 1024))
+    run = Run(made, rules)
+    assert run.step() == {"x": 0, "a": 1024 + 4096, "b": 1024}
+    assert run.heap.peak_requested - run.before < 1024 + 4096 + 1024
+
+
+def update(read_after):
+    """w -= g, while somebody reads w before and, perhaps, still holds it."""
+    return program(
+        ("h", "VarHandleOp", [], 0, {"variable": 0}), ("x", "Placeholder", [], 0),
+        ("r", "ReadVariableOp", ["h"], 1024, {"variable": 0}), ("g", "Conv2D", ["x"], 1024, {"after": ["r"]}),
+        ("u", "AssignSubVariableOp", ["h", "g"], 0, {"variable": 0}),
+        *([("late", "Transpose", ["r"], 1024, {"after": ["u"]})] if read_after else []),
+        variables=[weight(1024)],
+    )  # fmt: skip
+
+
+def test_a_variable_is_changed_in_place():
+    run = Run(update(read_after=False))
+    old = run.memory.variables[0]
+    assert run.step()["u"] == 0
+    assert run.memory.variables[0] is old
+
+
+def test_a_variable_that_is_being_read_is_copied():
+    run = Run(update(read_after=True))
+    old = run.memory.variables[0]
+    assert run.step()["u"] == 1024
+    assert run.memory.variables[0] is not old
+    assert old.holders == 0
+    assert run.heap.allocator.in_use == run.before
+
+
+def test_an_assignment_gives_the_variable_another_buffer():
+    made = program(
+        ("h", "VarHandleOp", [], 0, {"variable": 0}), ("x", "Placeholder", [], 0),
+        ("new", "Conv2D", ["x"], 1024), ("assign", "AssignVariableOp", ["h", "new"], 0, {"variable": 0}),
+        variables=[weight(1024)],
+    )  # fmt: skip
+    run = Run(made)
+    old = run.memory.variables[0]
+    run.step()
+    assert old.holders == 0
+    assert run.memory.variables[0].holders == 1
+    assert run.heap.allocator.in_use == run.before
+
+
+def test_results_are_kept_until_the_end_of_the_step():
+    made = program(
+        ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Conv2D", ["x"], 2048, {"after": ["a"]}),
+        results=["a", "a", "b"],
+    )  # fmt: skip
+    run = Run(made)
+    for number, is_end in run.executor.order():
+        (run.memory.end if is_end else run.memory.start)(number)
+    assert run.heap.allocator.requested_in_use >= 1024 + 2048
+    run.memory.run([])
+    assert run.heap.allocator.in_use == run.before
+
+
+def test_a_size_that_depends_on_the_data_is_not_modelled():
+    made = program(("x", "Placeholder", [], 4), ("w", "Where", ["x"], None))
+    with pytest.raises(NotModelled, match=r"size of w \(Where\) depends on the data"):
+        Run(made).step()
+
+
+def test_a_variable_that_is_not_known_is_not_modelled():
+    made = program(("h", "VarHandleOp", [], 0), ("r", "ReadVariableOp", ["h"], 4))
+    with pytest.raises(NotModelled, match="which variable"):
+        Run(made).step()
+
+
+# Conservation, on real steps
+
+
+def convnet():
+    model = keras.Sequential(
+        [
+            keras.Input((12, 12, 1)), layers.Conv2D(4, 3, activation="relu"), layers.BatchNormalization(),
+            layers.MaxPooling2D(), layers.Flatten(), layers.Dropout(0.5), layers.Dense(3, activation="softmax"),
+        ]
+    )  # fmt: skip
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def recurrent():
+    model = keras.Sequential(
+        [keras.Input((5,), dtype="int32"), layers.Embedding(20, 4), layers.GRU(6), layers.Dense(1)]
+    )
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.mark.parametrize("build", [convnet, recurrent])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers):
+    with open_model(build) as opened:
+        structure, inputs = model_inputs(opened.model, {})
+        made, _ = build_program(trace_step(prepare_step(opened.model, opened.training, structure, inputs, 8)))
+    heap = Heap()
+    rules = DeviceRules("cpu", CPU_RULES.scratch, workers=workers)
+    executor = Executor(made, rules, lambda node: COST)
+    memory = Memory(made, rules, executor, heap)
+    draw = iter(range(10**9))
+    after = []
+    for _ in range(8):
+        memory.run(executor.order(lambda took: took * (1 + next(draw) * 7 % 5)))
+        after.append(heap.allocator.requested_in_use)
+        assert all(buffer.holders == 1 for buffer in memory.variables) or len(after) == 1
+    assert len(set(after[1:])) == 1, after
+    values = sum(max(each.bytes, 1) for each in made.variables)
+    batch = sum(made.nodes[number].outputs[0].bytes for number in made.arguments)
+    constants = {node.name: max(node.outputs[0].bytes, 1) for node in made.nodes if node.type == "Const"}
+    assert after[-1] - values - batch - sum(constants.values()) == HANDLE_BYTES * len(made.variables)

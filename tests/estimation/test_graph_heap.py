@@ -1,0 +1,96 @@
+"""How a process that trains begins: the variables' first values and the batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from kerasmem.estimation.allocator import FREE
+from kerasmem.estimation.graph.heap import HANDLE_BYTES, Heap, make_variables
+from kerasmem.estimation.graph.program import Variable
+
+
+def variable(size, kind="weights", initial="random", dtype="float32"):
+    return Variable("v", size, kind, initial, (size // 4,), dtype)
+
+
+def allocations(heap):
+    return [buffer.bytes for buffer, is_allocation in heap.log if is_allocation]
+
+
+def test_a_random_value_is_drawn_scaled_and_shifted():
+    heap = Heap()
+    (held,) = make_variables([variable(4096)], [], heap)
+    assert allocations(heap) == [HANDLE_BYTES, 4096, 4096, 4096]
+    made = [buffer for buffer, is_allocation in heap.log if is_allocation]
+    assert held is made[3]
+    assert [buffer.holders for buffer in made] == [1, 0, 0, 1]
+    assert heap.allocator.requested_in_use == HANDLE_BYTES + 4096
+    assert heap.peak_requested == HANDLE_BYTES + 3 * 4096
+
+
+def test_a_filled_value_is_made_once():
+    heap = Heap()
+    make_variables([variable(4096, initial="filled")], [], heap)
+    assert allocations(heap) == [HANDLE_BYTES, 4096]
+
+
+def test_slots_of_one_shape_share_one_filling_until_it_is_written():
+    heap = Heap()
+    slots = [variable(4096, "optimizer", "filled") for _ in range(3)]
+    other = variable(2048, "optimizer", "filled")
+    half = variable(4096, "optimizer", "filled", "float16")
+    held = make_variables([*slots, other, half], [], heap)
+    assert held[0] is held[1] is held[2]
+    assert held[0].holders == 3
+    assert len({id(each) for each in held}) == 3
+    assert heap.allocator.requested_in_use == 5 * HANDLE_BYTES + 4096 + 2048 + 4096
+    for each in held:
+        heap.let_go(each)
+    assert heap.allocator.requested_in_use == 5 * HANDLE_BYTES
+
+
+def test_the_optimizers_numbers_are_not_shared():
+    counters = [Variable("c", 8, "optimizer", "filled", (), "int64") for _ in range(2)]
+    first, second = make_variables(counters, [], Heap())
+    assert first is not second
+
+
+def test_the_batch_lies_between_weights_and_slots():
+    heap = Heap()
+    make_variables([variable(512, initial="filled"), variable(1024, "optimizer", "filled")], [(7, 2048)], heap)
+    order = [size for size in allocations(heap) if size != HANDLE_BYTES]
+    assert order.index(512) < order.index(2048) < order.index(1024)
+    assert [buffer.node for buffer, _ in heap.log if buffer.bytes == 2048] == [7]
+
+
+def test_the_peak_begins_again():
+    heap = Heap()
+    first = heap.allocate(10_000)
+    heap.let_go(first)
+    heap.reset_peak()
+    assert heap.peak == heap.peak_requested == 0
+    held = heap.allocate(1000, node=3)
+    assert (heap.peak, heap.peak_requested, heap.peak_node) == (heap.allocator.in_use, 1000, 3)
+    assert heap.log[: heap.peak_end][-1] == (held, True)
+
+
+def test_what_has_another_holder_stays():
+    heap = Heap()
+    buffer = heap.allocate(1000)
+    buffer.holders += 1
+    heap.let_go(buffer)
+    assert heap.allocator.requested_in_use == 1000
+    heap.let_go(buffer)
+    assert heap.allocator.requested_in_use == 0
+    with pytest.raises(KeyError):
+        buffer.holders = 1
+        heap.let_go(buffer)
+
+
+def test_requests_can_be_replayed():
+    heap = Heap()
+    first, second = heap.allocate(1000), heap.allocate(0)
+    heap.let_go(first)
+    third = heap.allocate(500)
+    assert heap.requests() == [(0, 1000), (1, 1), (0, FREE), (2, 500)]
+    assert {first, second, third} == {buffer for buffer, _ in heap.log}

@@ -1,0 +1,161 @@
+"""Tensor lists: what goes in comes out, and with it the shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kerasmem.estimation.graph.lists import settle
+from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
+
+OPEN, LIST = Tensor(None, "float32", None), Tensor(None, "variant", 0)
+
+
+def unknown(node, inputs, values):
+    """TensorFlow's inference, where it has nothing to say."""
+
+
+def tensor(*shape):
+    return Tensor(shape, "float32", 4 * int(np.prod(shape)))
+
+
+def settled(*nodes):
+    """Settle a program whose nodes are (name, type, inputs by name, output, constant)."""
+    number = {node[0]: place for place, node in enumerate(nodes)}
+    made = [
+        Node(
+            name, kind, tuple((number[each], 0) for each in inputs), (), (output,),
+            {} if value is None else {"value": np.array(value)},
+        )
+        for name, kind, inputs, output, value in ((*node, None)[:5] for node in nodes)
+    ]  # fmt: skip
+    found = settle(Program(tuple(made), (), (), ()), unknown)
+    names = list(number)
+    return {
+        node.name: (
+            [(names[source], output) for source, output in node.inputs],
+            [each.shape for each in node.outputs],
+            node,
+        )
+        for node in found.nodes
+    }
+
+
+def test_without_lists_and_open_shapes_nothing_changes():
+    program = Program((Node("x", "Relu", (), (), (tensor(3),), {}),), (), (), ())
+    assert settle(program, unknown) is program
+
+
+def test_what_was_pushed_last_is_popped_first():
+    found = settled(
+        ("a", "Placeholder", [], tensor(2, 3)),
+        ("b", "Placeholder", [], tensor(5)),
+        ("shape", "Const", [], Tensor((0,), "int32", 0)),
+        ("l0", "EmptyTensorList", ["shape"], LIST),
+        ("l1", "TensorListPushBack", ["l0", "a"], LIST),
+        ("l2", "TensorListPushBack", ["l1", "b"], LIST),
+        ("moved", "Identity", ["l2"], LIST),
+        ("p1", "TensorListPopBack", ["moved", "shape"], LIST),
+    )
+    assert found["p1"][0][-1] == ("b", 0)
+
+
+def pop(first, second=None):
+    two = [LIST, OPEN]
+    return [
+        Node("a", "Placeholder", (), (), (tensor(2, 3),), {}),
+        Node("b", "Placeholder", (), (), (tensor(5),), {}),
+        Node("shape", "Const", (), (), (Tensor((0,), "int32", 0),), {}),
+        Node("l0", "EmptyTensorList", ((2, 0),), (), (LIST,), {}),
+        Node("l1", "TensorListPushBack", ((3, 0), (0, 0)), (), (LIST,), {}),
+        Node("l2", "TensorListPushBack", ((4, 0), (1, 0)), (), (LIST,), {}),
+        Node("p1", "TensorListPopBack", ((5, 0), (2, 0)), (), tuple(two), {}),
+        Node("p2", "TensorListPopBack", ((6, 0), (2, 0)), (), tuple(two), {}),
+        Node("p3", "TensorListPopBack", ((7, 0), (2, 0)), (), tuple(two), {}),
+    ][:first]
+
+
+def test_shapes_of_what_is_popped():
+    found = settle(Program(tuple(pop(8)), (), (), ()), unknown).nodes
+    assert [found[number].inputs[-1] for number in (6, 7)] == [(1, 0), (0, 0)]
+    assert [found[number].outputs[1].shape for number in (6, 7)] == [(5,), (2, 3)]
+    assert [found[number].outputs[1].bytes for number in (6, 7)] == [20, 24]
+
+
+def test_an_empty_list_has_nothing_to_pop():
+    with pytest.raises(NotModelled, match="what p3 takes from its list is not known"):
+        settle(Program(tuple(pop(9)), (), (), ()), unknown)
+
+
+def test_rows_of_a_tensor():
+    found = settled(
+        ("x", "Placeholder", [], tensor(3, 4, 2)),
+        ("shape", "Const", [], Tensor((0,), "int32", 0)),
+        ("l", "TensorListFromTensor", ["x", "shape"], LIST),
+        ("i0", "Const", [], Tensor((), "int32", 4), 0),
+        ("g0", "TensorListGetItem", ["l", "i0", "shape"], OPEN),
+        ("g1", "TensorListGetItem", ["l", "i0", "shape"], OPEN),
+    )
+    assert found["l"][1][1:] == [(4, 2)] * 3
+    assert found["g0"][1] == found["g1"][1] == [(4, 2)]
+    assert found["g0"][2].outputs[0].bytes == 32
+    assert found["g0"][0][3] != found["g1"][0][3], "each reads a row of its own"
+    # All rows are one buffer's: they stay until the last was read.
+    assert {each for each in found["g1"][0] if each[0] == "l"} == {("l", 0), ("l", 1), ("l", 2), ("l", 3)}
+
+
+def test_rows_of_a_tensor_of_unknown_length():
+    with pytest.raises(NotModelled, match="how many rows l has depends on the data"):
+        settled(
+            ("x", "Placeholder", [], OPEN),
+            ("shape", "Const", [], Tensor((0,), "int32", 0)),
+            ("l", "TensorListFromTensor", ["x", "shape"], LIST),
+        )
+
+
+def test_items_set_one_by_one_are_stacked():
+    nodes = [("shape", "Const", [], Tensor((0,), "int32", 0)), ("l0", "TensorListReserve", ["shape", "shape"], LIST)]
+    for place in range(3):
+        nodes += [
+            (f"x{place}", "Placeholder", [], tensor(2, 5)),
+            (f"i{place}", "Const", [], Tensor((), "int32", 4), place),
+            (f"l{place + 1}", "TensorListSetItem", [f"l{place}", f"i{place}", f"x{place}"], LIST),
+        ]
+    found = settled(*nodes, ("all", "TensorListStack", ["l3", "shape"], OPEN))
+    assert [name for name, _ in found["all"][0]] == ["l3", "shape", "x0", "x1", "x2"]
+    assert found["all"][1] == [(3, 2, 5)]
+
+
+def test_an_item_may_be_replaced():
+    found = settled(
+        ("shape", "Const", [], Tensor((0,), "int32", 0)),
+        ("l0", "TensorListReserve", ["shape", "shape"], LIST),
+        ("i", "Const", [], Tensor((), "int32", 4), 0),
+        ("x", "Placeholder", [], tensor(2)),
+        ("y", "Placeholder", [], tensor(2)),
+        ("l1", "TensorListSetItem", ["l0", "i", "x"], LIST),
+        ("l2", "TensorListSetItem", ["l1", "i", "y"], LIST),
+        ("all", "TensorListStack", ["l2", "shape"], OPEN),
+    )
+    assert [name for name, _ in found["all"][0]] == ["l2", "shape", "y"]
+
+
+def test_shapes_left_open_are_inferred_from_inputs_and_constants():
+    asked = []
+
+    def infer(node, inputs, values):
+        asked.append((node.name, [each.shape for each in inputs], [None if v is None else v.tolist() for v in values]))
+        return [(4, 7), None] if node.name == "y" else None
+
+    nodes = (
+        Node("x", "Placeholder", (), (), (tensor(4, 3),), {}),
+        Node("axis", "Const", (), (), (Tensor((), "int32", 4),), {"value": np.array(1)}),
+        Node("y", "Op", ((0, 0), (1, 0)), (), (OPEN, OPEN), {}),
+        Node("z", "Op", ((2, 0),), (), (OPEN,), {}),
+        Node("w", "Op", ((2, 1),), (), (OPEN,), {}),
+    )
+    found = settle(Program(nodes, (), (), ()), infer).nodes
+    assert found[2].outputs == (tensor(4, 7), OPEN)
+    assert found[3].outputs == found[4].outputs == (OPEN,)
+    # Nothing is asked about an operation one of whose inputs is open itself.
+    assert asked == [("y", [(4, 3), ()], [None, 1]), ("z", [(4, 7)], [None])]

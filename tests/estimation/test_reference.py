@@ -1,0 +1,57 @@
+"""Known networks: their figures are what the formula gives today, and a model is placed among them."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import keras
+import pytest
+
+from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.known_networks import NETWORKS
+from kerasmem.estimation.reference import place
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "known_networks.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    specification = importlib.util.spec_from_file_location("known_networks_script", SCRIPT)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["AlexNet", "GoogLeNet", "VGG-16", "MobileNet"])
+def test_figures_are_what_the_script_computes(script, name):
+    stored = {row[0]: row[1:] for row in NETWORKS}
+    assert script.figures(name) == stored[name]
+    assert list(stored) == list(script.BUILDERS)
+
+
+def test_published_counts_of_parameters():
+    """62.4 M (AlexNet as one tower), 138.4 M and 143.7 M (VGG), 25.6 M (ResNet-50)."""
+    millions = {name: round(parameters / 1e6, 1) for name, parameters, _ in NETWORKS}
+    assert (millions["AlexNet"], millions["VGG-16"], millions["VGG-19"]) == (62.4, 138.4, 143.7)
+    assert (millions["ResNet-50"], millions["MobileNet"], millions["GoogLeNet"]) == (25.6, 4.3, 7.0)
+
+
+def test_place():
+    report = estimate(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]), method="formula", batch_size=32)
+
+    def at(total, copies=2):
+        return place(replace(report, formula=replace(report.formula, total_bytes=total, copies=copies)))
+
+    figures = sorted((8 * (p + 32 * e), name) for name, p, e in NETWORKS)
+    assert at(1).below is None
+    assert at(1).above == (figures[0][1], figures[0][0])
+    assert at(10**15).above is None
+    assert at(10**15).below == (figures[-1][1], figures[-1][0])
+    for (small, first), (large, second) in itertools.pairwise(figures):
+        found = at((small + large) // 2)
+        assert (found.below[0], found.above[0]) == (first, second)
+        assert at(small).below == (first, small)
+    assert at(10**15, copies=1).below[1] * 2 == figures[-1][0]

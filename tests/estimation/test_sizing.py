@@ -1,0 +1,120 @@
+"""`kerasmem.max_batch_size`: checked against estimates of the neighbours."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+import kerasmem
+from kerasmem.errors import UsageError
+from kerasmem.estimation import sizing
+from kerasmem.estimation.search import SearchResult
+from kerasmem.rendering.search_table import render_search
+
+layers = keras.layers
+
+
+def deep(n=2, width=64):
+    stack = [layers.Dense(width, activation="relu", name=f"dense_{number}") for number in range(n)]
+    model = keras.Sequential([keras.Input((32,), name="input"), *stack], name="deep")
+    model.compile("sgd", "mse")
+    return model
+
+
+def fits(room, **options):
+    return kerasmem.estimate(deep, device=room, method="formula", **options).device.verdict
+
+
+def test_the_batch():
+    result = kerasmem.max_batch_size(deep, device="2MB", method="formula", exact=True)
+    assert fits("2MB", batch_size=result.largest) == "fits"
+    assert fits("2MB", batch_size=result.largest + 1) == "too close to call"
+    assert fits("2MB", batch_size=result.fails_from - 1) == "too close to call"
+    assert fits("2MB", batch_size=result.fails_from) == "does not fit"
+    assert result.report.settings.batch_size == result.largest
+    assert result.device.verdict == "fits"
+    assert SearchResult.from_dict(result.to_dict()) == result
+
+
+def test_a_layer_of_a_model_in_python():
+    result = kerasmem.max_batch_size(deep(), device="2MB", vary="dense_0.units", method="formula", batch_size=8)
+    assert result.report.settings.batch_size == 8
+    assert result.report.model.source == "Python object"
+    wider = next(row for row in result.report.layers if row.name == "dense_0")
+    assert wider.output_shape == (None, result.largest)
+    assert result.report.bytes.high <= 2_000_000
+
+
+def test_an_argument_of_a_function():
+    result = kerasmem.max_batch_size(
+        deep, device="2MB", vary="n", method="formula", maximum=40, factory_args={"width": 128}
+    )
+    assert result.report.model.layers == result.largest
+    assert result.report.model.parameters == 32 * 128 + 128 + (result.largest - 1) * (128 * 128 + 128)
+    assert fits("2MB", factory_args={"n": result.largest, "width": 128}) == "fits"
+    assert fits("2MB", factory_args={"n": result.largest + 1, "width": 128}) != "fits"
+
+
+def test_auto_keeps_to_the_method_that_answers(monkeypatch):
+    asked = []
+    real = sizing.estimate
+
+    def noted(model, **settings):
+        asked.append(settings["method"])
+        return real(model, **{**settings, "method": "formula"})
+
+    monkeypatch.setattr(sizing, "estimate", noted)
+    result = kerasmem.max_batch_size(deep, device="2MB")
+    assert asked == ["auto"] + ["formula"] * (len(result.evaluations) - 1)
+
+
+def test_the_smallest_does_not_fit_and_no_upper_end():
+    result = kerasmem.max_batch_size(lambda: deep(4, 2048), device="2MB", method="formula")
+    assert (result.largest, result.device.verdict) == (None, "does not fit")
+    assert "batch size 1 does not fit, at least" in render_search(result)
+
+    def recurrent():
+        return keras.Sequential([keras.Input((4, 4)), layers.LSTM(4)])
+
+    result = kerasmem.max_batch_size(recurrent, device="2MB", method="formula")
+    assert (result.largest, result.device.verdict) == (None, "too close to call")
+    assert any("no upper end" in note for note in result.notes)
+
+
+def test_the_maximum_is_said():
+    result = kerasmem.max_batch_size(deep, device="2GB", method="formula", maximum=16)
+    assert result.largest == 16
+    assert "everything up to the maximum fits (batch_size 16)" in result.notes
+
+
+def test_one_percent_is_said():
+    result = kerasmem.max_batch_size(deep, device="700MB", method="formula")
+    if result.largest + 1 not in {each.size for each in result.evaluations}:
+        assert "to within 1 %" in result.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"vary": "depth"}, "has no argument 'depth'"), ({"vary": "a b"}, "write batch_size"), ({"minimum": 0}, "minimum"),
+     ({"vary": "x.units"}, "'x' is no layer"), ({"minimum": 1.5}, "whole number"), ({"method": "magic"}, "magic"),
+     ({"device": "nonsense"}, "catalogue"), ({"maximum": True}, "whole number")],
+)  # fmt: skip
+def test_wrong_usage(options, message):
+    with pytest.raises(UsageError, match=message):
+        kerasmem.max_batch_size(deep, **{"device": "2MB", "method": "formula", **options})
+
+
+def test_a_fixed_batch_is_refused():
+    def fixed():
+        return keras.Sequential([keras.Input((4,), batch_size=32), layers.Dense(2)])
+
+    with pytest.raises(UsageError, match="fixes the batch at 32"):
+        kerasmem.max_batch_size(fixed, device="2MB", method="formula")
+
+
+def test_a_hostile_name_in_the_table():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2, name="[red]\x1b[2J")], name="m\x1b[2J")
+    result = kerasmem.max_batch_size(model, device="2MB", method="formula", vary="[red]\x1b[2J.units", maximum=8)
+    text = render_search(result)
+    assert "\x1b" not in text
+    assert "[red]\\x1b[2J.units 8 fits" in text
