@@ -2,10 +2,10 @@
 
     python examples/estimate_vs_runtime.py [--output estimate_vs_runtime.png]
 
-Draws the plot of "Is my neural network too big to fit into GPU?": the formula's line for the MNIST convnet, the estimate
-of `kerasmem.estimate`, and what TensorFlow's allocator had in use at the peak of a training step. No GPU is needed: with TF_CPU_ALLOCATOR_USE_BFC=true
-the CPU's allocator is the one that a GPU uses. Each batch size runs in a process of its own, since an allocator
-remembers what it was asked for before.
+Draws the plot of "Is my neural network too big to fit into GPU?": the formula's line for the MNIST convnet, the
+estimate of `kerasmem.estimate`, and what TensorFlow's allocator had in use at the peak of a training step. No GPU is
+needed: with TF_CPU_ALLOCATOR_USE_BFC=true the CPU's allocator is the one that a GPU uses. Each batch size runs in a
+process of its own, since an allocator remembers what it was asked for before.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class BFCAllocator:
             raise OutOfMemory(size, self.in_use, self.reserved, self.limit, self.largest_free)
 
     def _extend(self, rounded: int) -> bool:
-        addresses = (self._low if self.descending else _ADDRESS - self._high) - GRAIN  # 64 TiB and more
+        addresses = (self._low if self.descending else _ADDRESS - self._high) - 2 * GRAIN  # never address 0
         available = (addresses if self.limit is None else min(addresses, self.limit - self.reserved)) // GRAIN * GRAIN
         if rounded > available:
             return False

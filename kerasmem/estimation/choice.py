@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kerasmem.devices.catalogue import DeviceTarget, find_card
@@ -125,8 +125,15 @@ def _first(
             notes.append(f"{method}, since {why}")
             if method == "xla" and len(methods) > 2:
                 notes.append("XLA's plan for this machine's CPU stands in for the card's: a GPU's is usually smaller")
+                outcome = replace(outcome, low=_kept(outcome))
             return outcome
     return None
+
+
+def _kept(outcome: Outcome) -> int:
+    """Return what the step holds from beginning to end, whatever is computed in between."""
+    divided = outcome.categories or {}
+    return min(outcome.low, sum(divided.get(name, 0) for name in ("weights", "optimizer", "inputs")))
 
 
 def _too_large(question: Question) -> str | None:
@@ -134,8 +141,8 @@ def _too_large(question: Question) -> str | None:
     if question.formula_bytes <= PROBED_SHARE * free:
         return None
     return (
-        f"no step was run to find out (--method probe): by the formula it needs {question.formula_bytes:,} B, more than "
-        f"a quarter of the {free:,} B that are free here"
+        f"no step was run to find out (--method probe): by the formula it needs {question.formula_bytes:,} B, more "
+        f"than a quarter of the {free:,} B that are free here"
     )
 
 
@@ -144,7 +151,7 @@ def _other(outcome: Outcome, target: DeviceTarget | None, question: Question) ->
     other = "xla" if outcome.execution == "graph" else "graph"
     when = "with jit_compile=True" if other == "xla" else "with jit_compile=False"
     if target is None:
-        return (Alternative(other, other, None, None, None, f"{when}: ask for it with --method {other}"),)
+        return (Alternative(other, other, None, None, None, f"ask for it with --method {other}"),)
     try:
         found = question.ask(other, target)
     except KerasmemError as error:

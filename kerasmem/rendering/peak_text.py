@@ -32,7 +32,8 @@ _HOW = {
     "measure": "measured",
 }
 _SPREAD = {
-    "graph": "the simulated steps, and the smallest limit that they train in",
+    "graph": "the simulated steps, what identical ones differ by, and the smallest limit that they train in",
+    "xla": "the plan, and the smallest limit under which the first step runs",
     "gpu-target": "the variants of the plan, and what lies outside it",
     "probe": "the least and the most of the replayed steps",
     "measure": "the least and the most that a step took",

@@ -72,7 +72,7 @@ def main(name: str, size: str, jit: str = "") -> None:
     def step(x, y):
         return model.train_step((x, y))
 
-    peaks, before, requested = [], [], []
+    peaks, before = [], []
     for _ in range(STEPS + 2):
         tf.config.experimental.reset_memory_stats("CPU:0")
         before.append(tf.config.experimental.get_memory_info("CPU:0")["current"])

@@ -241,3 +241,11 @@ def test_the_smallest_limit_suffices_and_a_little_less_does_not(growth, seed):
 def test_the_smallest_limit_of_a_step_that_wastes_nothing():
     assert smallest_limit([(1, 10 * MIB)]) == 10 * MIB
     assert smallest_limit([]) == GRAIN
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_more_than_there_are_addresses_is_out_of_memory(descending):
+    simulated = BFCAllocator(descending=descending)
+    with pytest.raises(OutOfMemory):
+        for _ in range(40):
+            simulated.allocate(21_632_000_000_000)

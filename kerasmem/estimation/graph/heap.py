@@ -39,8 +39,8 @@ class Buffer:
 
     def variable_at(self, place: int) -> int | None:
         """Return the variable whose value it is at a place in the heap's log, or None."""
-        ended = self.value_to is not None and self.value_to <= place
-        return None if ended or self.value_from > place else self.variable
+        ended = self.value_to is not None and self.value_to < place
+        return None if ended or (self.value_from and self.value_from >= place) else self.variable
 
 
 class Heap:
