@@ -121,6 +121,8 @@ def _first(
             outcome = question.ask(method, target, jit_compile)
         except KerasmemError as error:
             notes.append(f"{method} has no answer: {error}")
+        except Exception as error:  # the next method is a better answer than a traceback
+            notes.append(f"{method} has no answer: unexpected {type(error).__name__}: {error}; a defect in kerasmem")
         else:
             notes.append(f"{method}, since {why}")
             if method == "xla" and len(methods) > 2:
@@ -154,7 +156,7 @@ def _other(outcome: Outcome, target: DeviceTarget | None, question: Question) ->
         return (Alternative(other, other, None, None, None, f"ask for it with --method {other}"),)
     try:
         found = question.ask(other, target)
-    except KerasmemError as error:
+    except Exception as error:  # what is only offered must not stand in the way
         return (Alternative(other, other, None, None, None, str(error)),)
     return (Alternative(other, other, found.total, found.low, found.high, when),)
 

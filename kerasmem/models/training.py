@@ -141,7 +141,9 @@ def make_optimizer(name: str, config: dict[str, Any]) -> Any:
     Raises:
         ValueError: a setting that is not read from files.
     """
-    cls = _optimizer_classes()[name]
+    cls = _optimizer_classes().get(name)
+    if cls is None:
+        raise ValueError(f"{name} is not one of Keras's optimizers; name one (optimizer=…) or give a function")
     if "inner_optimizer" in config:  # LossScaleOptimizer
         inner = config["inner_optimizer"]
         return cls(make_optimizer(inner["class_name"].rpartition(">")[2].lower(), inner["config"]))

@@ -242,7 +242,8 @@ def _add_hidden_outputs(nodes: list[Node]) -> None:
             continue
         source = node.inputs[1][0]
         pool = nodes[source]
-        if HIDDEN_OUTPUT.get(pool.type) != node.type or pool.outputs[0].shape is None:
+        is_half = pool.outputs[0].dtype == "float16"  # which oneDNN's pooling does not take
+        if HIDDEN_OUTPUT.get(pool.type) != node.type or pool.outputs[0].shape is None or is_half:
             continue
         if len(pool.outputs) == 1:
             window = math.prod(pool.attributes.get("ksize", ()))

@@ -142,10 +142,42 @@ def _reduction_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
 
 def _depthwise_filter_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
     """Every sample's filter gradient is kept before they are summed."""
-    out = node.outputs[0].shape
-    if out is None or not inputs or inputs[0].shape is None:
+    if not inputs or inputs[0].shape is None:
         return 0
-    return inputs[0].shape[0] * math.prod(out) * 4
+    return inputs[0].shape[0] * (node.outputs[0].bytes or 0)
+
+
+# float16 goes past oneDNN on a CPU, to kernels of TensorFlow's own.
+def _is_half(node: Node) -> bool:
+    return bool(node.outputs) and node.outputs[0].dtype == "float16"
+
+
+def _product_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
+    """A product of float16 is computed on float32 copies of both factors, into a float32 result."""
+    if not _is_half(node):
+        return 0
+    return 2 * (sum(each.bytes or 0 for each in inputs[:2]) + (node.outputs[0].bytes or 0))
+
+
+_CONVOLUTION_TARGET = 30 << 20  # bytes that a convolution's gradient works on at a time
+
+
+def _convolution_gradient_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
+    """Patches of as many samples as keep patches, filter and result together within a cache, whatever the batch."""
+    result = inputs[2].shape if len(inputs) > 2 else None
+    filters = node.outputs[0].shape if "BackpropFilter" in node.type else inputs[1].shape
+    if not _is_half(node) or result is None or filters is None or len(result) != 4 or len(filters) != 4:
+        return 0
+    places, outputs, patch = math.prod(result[1:3]), filters[3], math.prod(filters[:3])
+    together = places * patch + patch * outputs + places * outputs
+    return math.ceil(_CONVOLUTION_TARGET / (2 * together)) * places * patch * 2
+
+
+def _pooling_gradient_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
+    """Where each maximum was is found again: the pooled values, and a 64-bit number for each."""
+    if not _is_half(node) or len(inputs) < 2 or inputs[1].shape is None:
+        return 0
+    return (inputs[1].bytes or 0) + 8 * math.prod(inputs[1].shape)
 
 
 def _labels_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
@@ -159,6 +191,9 @@ CPU_RULES = DeviceRules(
         **dict.fromkeys(_REDUCTIONS, _reduction_scratch),
         "DepthwiseConv2dNativeBackpropFilter": _depthwise_filter_scratch,
         "SparseSoftmaxCrossEntropyWithLogits": _labels_scratch,
+        **dict.fromkeys(("MatMul", "_FusedMatMul"), _product_scratch),
+        **dict.fromkeys(("Conv2DBackpropInput", "Conv2DBackpropFilter"), _convolution_gradient_scratch),
+        "MaxPoolGrad": _pooling_gradient_scratch,
     },
 )
 # A GPU's kernels are launched from one thread, in the order in which they become ready.
