@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "estimate": "kerasmem.estimation.facade",
     "MemoryReport": "kerasmem.estimation.report",
+    "measure": "kerasmem.estimation.probe.measurement",
     "max_batch_size": "kerasmem.estimation.sizing",
     "SearchResult": "kerasmem.estimation.search",
     "summary": "kerasmem.front",
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from kerasmem.devices.growth import enable_memory_growth as enable_memory_growth
     from kerasmem.errors import KerasmemError as KerasmemError
     from kerasmem.estimation.facade import estimate as estimate
+    from kerasmem.estimation.probe.measurement import measure as measure
     from kerasmem.estimation.report import MemoryReport as MemoryReport
     from kerasmem.estimation.search import SearchResult as SearchResult
     from kerasmem.estimation.sizing import max_batch_size as max_batch_size

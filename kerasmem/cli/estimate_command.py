@@ -29,8 +29,18 @@ input · 3 does not fit · 4 too close to call"""
 
 
 @click.command("estimate", epilog=EXAMPLES)
-@model_options(method_option, cache_option)
-def command(model: str | None, method: str, no_cache: bool, **options: Any) -> int:
+@model_options(
+    method_option,
+    cache_option,
+    click.option(
+        "--replicas",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Devices that share each batch; the answer is for one of them.",
+    ),
+)
+def command(model: str | None, method: str, no_cache: bool, replicas: int, **options: Any) -> int:
     """Say how much memory training MODEL needs, before it runs and without its weights.
 
     MODEL is a .h5 or .keras file, an architecture .json, or package.module:function
@@ -44,5 +54,5 @@ def command(model: str | None, method: str, no_cache: bool, **options: Any) -> i
         from kerasmem.estimation.facade import estimate
 
         ask = estimate if no_cache else cached_estimate
-        report = ask(model, method=method, **call_arguments(options))
+        report = ask(model, method=method, replicas=replicas, **call_arguments(options))
     return show_report(report, options)

@@ -30,9 +30,8 @@ Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or tim
         metavar="SECONDS",
         help="Give up after so long.",
     ),
-    click.option("--xla/--no-xla", "xla", default=None, help="Compile the step with XLA or not [default: as Keras]."),
 )
-def command(model: str | None, steps: int, timeout: float, xla: bool | None, **options: Any) -> int:
+def command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
     """Train MODEL for some steps in a process of its own and say what memory they took.
 
     The weights are real (and random), the batch is zeros; on a machine without a GPU
@@ -44,11 +43,5 @@ def command(model: str | None, steps: int, timeout: float, xla: bool | None, **o
     with quiet_tensorflow():
         from kerasmem.estimation.probe.measurement import measure
 
-        report = measure(
-            model,
-            steps=steps,
-            timeout=timeout,
-            jit_compile="auto" if xla is None else xla,
-            **call_arguments(options),
-        )
+        report = measure(model, steps=steps, timeout=timeout, **call_arguments(options))
     return show_report(report, options)

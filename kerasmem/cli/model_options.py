@@ -43,7 +43,8 @@ _MODEL: tuple[Decorator, ...] = (
     ),
 )
 _TRAINING: tuple[Decorator, ...] = (
-    click.option("--mode", type=click.Choice(["train", "inference"]), default="train", show_default=True),
+    click.option("--mode", type=click.Choice(["train", "evaluate", "inference"]), default="train", show_default=True),
+    click.option("--xla/--no-xla", "xla", default=None, help="Compiled by XLA or not [default: as Keras decides]."),
     click.option("--optimizer", help="An optimizer in place of the one the model was compiled with."),
     click.option("--loss", help="A loss in place of the one the model was compiled with."),
     click.option("--dtype-policy", help="A dtype policy in place of float32, such as mixed_float16."),
@@ -135,6 +136,7 @@ def call_arguments(options: dict[str, Any]) -> dict[str, Any]:
         "factory_args": parse_factory_args(options["factory_args"]),
         "custom_objects": load_custom_objects(options["custom_objects"]) if options["custom_objects"] else None,
         "trust": options["trust_model"],
+        "jit_compile": "auto" if options["xla"] is None else options["xla"],
     }
 
 

@@ -58,8 +58,7 @@ def measure(
 
     Example:
         >>> import kerasmem
-        >>> from kerasmem.estimation.probe.measurement import measure
-        >>> measure("keras.applications:MobileNetV2", batch_size=8).settings.method  # doctest: +SKIP
+        >>> kerasmem.measure("keras.applications:MobileNetV2", batch_size=8).settings.method  # doctest: +SKIP
         'measure'
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
