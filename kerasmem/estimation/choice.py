@@ -14,6 +14,7 @@ from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.report import Alternative
 from kerasmem.estimation.tracing import step_outcome
 from kerasmem.models.inputs import ModelInput
+from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.training import TrainingSettings
 
 # `auto` runs a step for real only where the formula's figure is no more than this share of the memory that is free.
@@ -66,7 +67,17 @@ class Question:
                 return probe_outcome(request, self.is_fixed)
             if target is None or target.source != "catalogue":
                 raise UsageError("method 'gpu-target' plans for a card: name one with --device (device=…)")
-            return gpu_target_outcome(request, find_card(target.name))
+            return gpu_target_outcome(
+                request, find_card(target.name), [row.name for row in self.inferred.layers], self._weights()
+            )
+
+    def _weights(self) -> dict[str, list[tuple[int, str | None]]]:
+        """Return each weight's bytes and the row that counts it, in the model's order."""
+        groups = {"trainable": self.model.trainable_variables, "non_trainable": self.model.non_trainable_variables}
+        return {
+            name: [(variable_bytes(each), self.inferred.owners.get(id(each))) for each in group]
+            for name, group in groups.items()
+        }
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from kerasmem.devices.cards import Card
-from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.allocator import BFCAllocator, smallest_limit
 from kerasmem.estimation.gpu_target.need import gpu_need
-from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, gpu_target_plan
+from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, gpu_target_plan, instant_of
 from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.probe.probing import probe
-from kerasmem.estimation.report import Pool
+from kerasmem.estimation.report import Instant, Pool
 from kerasmem.models.request import ModelRequest
 
 _KINDS = {"forward": "activations", "backward": "gradients", "optimizer": "workspace"}
 
 
-def gpu_target_outcome(request: ModelRequest, card: Card) -> Outcome:
+def gpu_target_outcome(
+    request: ModelRequest,
+    card: Card,
+    rows: Collection[str] = (),
+    weights: Mapping[str, Sequence[tuple[int, str | None]]] | None = None,
+) -> Outcome:
     """Return what the step needs on a card by XLA's plan for it, its buffers put through the allocator's rules.
+
+    Args:
+        request: the model and its training.
+        card: a card of the catalogue.
+        rows: names of the layers in the report; what belongs to another one counts as the row that has it inside.
+        weights: for "trainable" and "non_trainable" each weight's bytes and row, in the model's order.
 
     Raises:
         MissingExtraError: the compiler for NVIDIA's GPUs is not installed.
@@ -26,12 +38,14 @@ def gpu_target_outcome(request: ModelRequest, card: Card) -> Outcome:
     plan = gpu_target_plan(request, card)
     need = gpu_need(plan, lambda variant: _in_allocator(plan, variant).peak - variant.total)
     allocator = _in_allocator(plan, plan.likely)
-    categories, layers = _divide(plan)
+    limit = max(smallest_limit(_requests(plan, each)) for each in plan.variants)
+    categories, layers = _divide(plan, frozenset(rows))
+    _add_weights(plan, weights or {}, layers)
     categories["allocator"] = need.total - sum(categories.values())
     return Outcome(
-        "gpu-target", "xla", need.total, need.low, need.high,
-        Pool(plan.likely.total, need.total, allocator.reserved),
-        categories, layers, plan.instant,
+        "gpu-target", "xla", need.total, need.low, max(need.high, limit),
+        Pool(plan.likely.total, need.total, allocator.reserved, None, limit),
+        categories, layers, _with_row(plan.instant, frozenset(rows)),
         need.unmodelled,
         (*need.notes, *(f"{each.what}: up to {each.high:,} B more ({each.why})" for each in need.intervals)),
     )  # fmt: skip
@@ -40,16 +54,46 @@ def gpu_target_outcome(request: ModelRequest, card: Card) -> Outcome:
 def _in_allocator(plan: GpuPlan, variant: Variant) -> BFCAllocator:
     """Return the allocator after the state, the batch and the step's own buffers were asked of it."""
     allocator = BFCAllocator()
-    for group in ("trainable", "non_trainable", "metrics", "optimizer", "inputs"):
-        for size in plan.arguments.get(group, ()):
-            allocator.allocate(size)
-    for size in (variant.output - variant.alias, variant.temp):
-        if size > 0:
-            allocator.allocate(size)
+    for _, size in _requests(plan, variant):
+        allocator.allocate(size)
     return allocator
 
 
-def _divide(plan: GpuPlan) -> tuple[dict[str, int], dict[str, int]]:
+def _requests(plan: GpuPlan, variant: Variant) -> list[tuple[int, int]]:
+    """Return what is asked of the allocator, one after another: a number and bytes."""
+    groups = ("trainable", "non_trainable", "metrics", "optimizer", "inputs")
+    sizes = [size for group in groups for size in plan.arguments.get(group, ())]
+    sizes += [size for size in (variant.output - variant.alias, variant.temp) if size > 0]
+    return list(enumerate(sizes))
+
+
+def _row(path: str | None, rows: frozenset[str]) -> str | None:
+    """Return the deepest row that a path of layers leads through; the path itself where no rows are known."""
+    if path is None or not rows:
+        return path
+    parts = path.split("/")
+    return next((row for end in range(len(parts), 0, -1) if (row := "/".join(parts[:end])) in rows), None)
+
+
+def _with_row(instant: Instant | None, rows: frozenset[str]) -> Instant | None:
+    if instant is None or _row(instant.layer, rows) == instant.layer:
+        return instant
+    return instant_of(instant.operation, _row(instant.layer, rows), instant.phase)
+
+
+def _add_weights(
+    plan: GpuPlan, weights: Mapping[str, Sequence[tuple[int, str | None]]], layers: dict[str, int]
+) -> None:
+    """Add to the layers their weights, where the plan has the same ones."""
+    for group, known in weights.items():
+        if [size for size, _ in known] != list(plan.arguments.get(group, ())):
+            continue
+        for size, row in known:
+            if row is not None:
+                layers[row] = layers.get(row, 0) + size
+
+
+def _divide(plan: GpuPlan, rows: frozenset[str]) -> tuple[dict[str, int], dict[str, int]]:
     groups = {name: sum(sizes) for name, sizes in plan.arguments.items()}
     categories = {
         "weights": groups.get("trainable", 0) + groups.get("non_trainable", 0) + groups.get("metrics", 0),
@@ -69,8 +113,8 @@ def _divide(plan: GpuPlan) -> tuple[dict[str, int], dict[str, int]]:
             break
         known += each.bytes
         categories[_KINDS[each.phase]] += each.bytes
-        if each.layer is not None:
-            layers[each.layer] += each.bytes
+        if (row := _row(each.layer, rows)) is not None:
+            layers[row] += each.bytes
     categories["workspace"] += within - known
     return categories, dict(layers)
 

@@ -27,7 +27,7 @@ from kerasmem.estimation.report import (
 from kerasmem.estimation.verdict import verdict
 from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
 from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel, open_model
-from kerasmem.models.training import TrainingSettings, check_optimizer, optimizer_slot_bytes
+from kerasmem.models.training import TrainingSettings, optimizer_slot_bytes, with_replaced
 
 METHODS = ("auto", "graph", "xla", "gpu-target", "probe", "formula")
 MODES = ("train", "evaluate", "inference")
@@ -112,7 +112,7 @@ def estimate(
                 raise
             reason, looks_at_step = str(error), False
             opened = stack.enter_context(open_model(model, **options))
-        training = _training(opened.training, optimizer, loss)
+        training = with_replaced(opened.training, optimizer, loss)
         structure, inputs = _inputs(opened, input_shape)
         batch, notes = _settle_batch(-(-batch_size // replicas), [each.shape[0] for each in inputs])
         if replicas > 1:
@@ -223,12 +223,6 @@ def _inputs(opened: OpenedModel, input_shape: Any) -> tuple[Any, list[ModelInput
         if opened.source == OBJECT_SOURCE:
             raise
         raise UsageError(f"{opened.source}: {error}") from error
-
-
-def _training(own: TrainingSettings, optimizer: str | None, loss: str | None) -> TrainingSettings:
-    if optimizer is not None and check_optimizer(optimizer) != own.optimizer:
-        own = replace(own, optimizer=optimizer.lower(), optimizer_config=None, keeps_optimizer=False)
-    return own if loss is None else replace(own, loss=loss, loss_config=loss, keeps_loss=False)
 
 
 def _settle_batch(asked: int, declared: list[int | None]) -> tuple[int, list[str]]:

@@ -35,7 +35,7 @@ def step_outcome(
         inputs: those.
         inferred: the rows of the report, and which of them has which weight.
         batch_size: samples.
-        mode: "train" or "inference".
+        mode: "train", "evaluate" or "inference".
 
     Raises:
         KerasmemError: the step cannot be prepared, traced, compiled or simulated; the message says why.

@@ -40,7 +40,7 @@ class ModelRequest:
         optimizer: a Keras optimizer's name in place of the model's own.
         loss: a loss's name in place of the model's own.
         batch_size: samples in a batch.
-        mode: "train" or "inference".
+        mode: "train", "evaluate" or "inference".
         jit_compile: True, False or "auto".
         paths: folders that Python must look for modules in, beside those it knows.
     """
@@ -116,7 +116,7 @@ def request_for(
         optimizer: a Keras optimizer's name in place of the model's own.
         loss: a loss's name in place of the model's own.
         batch_size: samples in a batch.
-        mode: "train" or "inference".
+        mode: "train", "evaluate" or "inference".
         jit_compile: True, False or "auto".
 
     Raises:

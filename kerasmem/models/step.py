@@ -19,8 +19,9 @@ from unittest import mock
 
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.compiling import compile_model, has_own_step, sparse_losses
-from kerasmem.models.inputs import ByKeyword, ModelInput
+from kerasmem.models.batch import output_spec, pack_inputs, target_spec
+from kerasmem.models.compiling import compile_model, has_own_step
+from kerasmem.models.inputs import ModelInput
 from kerasmem.models.training import TrainingSettings
 from kerasmem.models.weightless import with_stand_ins
 
@@ -100,20 +101,20 @@ def prepare_step(
         ModelError: Keras cannot compile or build it.
     """
     import tensorflow as tf
-    from keras.src.backend import compute_output_spec
 
     keras = import_keras()
     flat = [tf.TensorSpec((batch_size, *each.shape[1:]), each.dtype) for each in inputs]
-    x = _pack(structure, flat)
+    x = pack_inputs(structure, flat)
     try:
-        outputs = compute_output_spec(
-            lambda *tensors: _call(model, structure, tensors),
-            *[keras.KerasTensor(spec.shape, spec.dtype.name) for spec in flat],
-        )
+        symbolic = [keras.KerasTensor(spec.shape, spec.dtype.name) for spec in flat]
+        outputs = output_spec(model, structure, symbolic)
         if mode == "inference":
             return PreparedStep(model, x, None, mode, jit_compile)
         compiled = compile_model(model, training, outputs, jit_compile)
-        y = None if has_own_step(model) and model.loss is None else _targets(model.loss, outputs, batch_size)
+        y = None
+        if model.loss is not None or not has_own_step(model):
+            labels = target_spec(model.loss, outputs, batch_size)
+            y = keras.tree.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), labels)
         prepared = PreparedStep(model, x, y, mode, jit_compile, compiled.notes)
         _build(prepared)
     except KerasmemError:
@@ -267,31 +268,3 @@ def _untouched(variable: Any) -> Any:
             lambda: tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False),
             trainable=variable.trainable, name=variable.name, dtype=dtype,
         )  # fmt: skip
-
-
-def _call(model: Any, structure: Any, tensors: Any) -> Any:
-    if isinstance(structure, ByKeyword):
-        return model(**dict(zip(structure, tensors, strict=True)))
-    return model(_pack(structure, list(tensors)))
-
-
-def _pack(structure: Any, flat: list[Any]) -> Any:
-    if isinstance(structure, ByKeyword):
-        return dict(zip(structure, flat, strict=True))
-    nested = isinstance(structure, (list, tuple, dict))
-    return import_keras().tree.pack_sequence_as(structure, flat) if nested else flat[0]
-
-
-def _targets(loss: Any, outputs: Any, batch_size: int) -> Any:
-    """Return specs of the labels: class numbers for sparse losses, else one value for each output."""
-    import tensorflow as tf
-
-    keras = import_keras()
-    flat = keras.tree.flatten(outputs)
-    specs = []
-    for tensor, is_sparse in zip(flat, sparse_losses(loss, outputs), strict=True):
-        shape = tuple(batch_size if number == 0 and size is None else size for number, size in enumerate(tensor.shape))
-        is_float = tensor.dtype.startswith(("float", "bfloat"))
-        dtype = "int32" if is_sparse else "float32" if is_float else tensor.dtype
-        specs.append(tf.TensorSpec(shape[:-1] if is_sparse else shape, dtype))
-    return keras.tree.pack_sequence_as(outputs, specs)

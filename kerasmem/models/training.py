@@ -78,6 +78,17 @@ def training_of_copy(model: Any, own: TrainingSettings) -> TrainingSettings:
     return replace(own, loss_config=loss, metrics_config=metrics, keeps_optimizer=False, keeps_loss=False)
 
 
+def with_replaced(own: TrainingSettings, optimizer: str | None, loss: str | None) -> TrainingSettings:
+    """Return the model's own settings with those that were asked for in their place.
+
+    Raises:
+        UsageError: Keras has no such optimizer.
+    """
+    if optimizer is not None and check_optimizer(optimizer) != own.optimizer:
+        own = replace(own, optimizer=optimizer.lower(), optimizer_config=None, keeps_optimizer=False)
+    return own if loss is None else replace(own, loss=loss, loss_config=loss, keeps_loss=False)
+
+
 def _name_of(loss: Any) -> str | None:
     if isinstance(loss, str) or loss is None:
         return loss

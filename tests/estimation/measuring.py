@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from pathlib import Path
 
 import keras
 import tensorflow as tf
@@ -97,7 +98,7 @@ def largest_requests(step, data):
         step(*data)
         tf.profiler.experimental.stop()
         (path,) = glob.glob(folder + "/**/*.xplane.pb", recursive=True)
-        space = xplane_pb2.XSpace.FromString(open(path, "rb").read())
+        space = xplane_pb2.XSpace.FromString(Path(path).read_bytes())
     found = []
     for plane in space.planes:
         stats = {number: each.name for number, each in plane.stat_metadata.items()}

@@ -150,7 +150,7 @@ def test_fits_that_cannot_be_trusted_are_refused_with_a_way_out():
     request = ModelRequest("m.keras", batch_size=512)
     with pytest.raises(KerasmemError, match=r"16% .* proportion .* 8, 16, 24 \(graph mode\).*measure batch 512 itself"):
         _check(fitted((24, 16, 8), extra=square), answer(1), request)
-    with pytest.raises(KerasmemError, match="7% .* are not the same at batches 8, 16, 24"):
+    with pytest.raises(KerasmemError, match=r"7% .* are not the same at batches 8, 16, 24"):
         _check(fitted((24, 16, 8), extra=renamed), answer(1), request)
     fit = fitted((24, 16, 8))
     with pytest.raises(KerasmemError, match="cannot be complete"):

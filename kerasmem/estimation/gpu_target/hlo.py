@@ -18,6 +18,7 @@ _SHAPE = re.compile(r"\b(pred|token|opaque|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([\w\-]+)\(([^)]*)\)(.*)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CONVOLUTION = re.compile(r'custom_call_target="__cudnn\$conv')
+_FUNCTION = re.compile(r"\bp?jit\([^()]*\)")
 _PEAK = re.compile(r"\s*Live ranges at (\d+) \(peak\):")
 _LIVE = re.compile(r"\s+(\S+?)\{[\d,]*\}: (\d+) bytes")
 _SEQUENCE = re.compile(r"\s+(\d+):([\w.\-]+)\s*$")
@@ -139,7 +140,7 @@ def origin(operation: str, layers: Collection[str], optimizer: str | None) -> tu
     """Return the layer and the phase of an operation by its name.
 
     JAX wraps the scope of a layer's call in what is done to it: `jvp(conv1)` going forward, `transpose(jvp(conv1))`
-    going back.
+    going back. What comes last is the operation itself, and `jit(relu)` a function of JAX's: neither is a layer.
 
     Example:
         >>> origin("jit(train_step)/transpose(jvp(encoder))/dense/dot_general", {"encoder", "dense"}, "adam")
@@ -147,7 +148,8 @@ def origin(operation: str, layers: Collection[str], optimizer: str | None) -> tu
     """
     if "/" not in operation:
         return None, None
-    pieces = re.sub(r"\b(?:jit|jvp|transpose|vmap|checkpoint|remat)\(", "", operation).replace(")", "").split("/")
+    scopes = _FUNCTION.sub("", operation.rpartition("/")[0])
+    pieces = re.sub(r"\b(?:jvp|transpose|vmap|checkpoint|remat)\(", "", scopes).replace(")", "").split("/")
     if optimizer is not None and any(re.fullmatch(rf"{re.escape(optimizer)}(_\d+)?", piece) for piece in pieces):
         return None, OPTIMIZER
     path = [piece for piece in pieces if piece in layers]

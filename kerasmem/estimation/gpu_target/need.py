@@ -34,7 +34,8 @@ class GpuNeed:
 
     Attributes:
         total: bytes of the plan that XLA makes by itself.
-        low: the least: of all variants, with the lower ends of the intervals.
+        low: the least: of all variants, with the lower ends of the intervals, and none of it wasted by the allocator
+            (where it holds all of the card's memory from the start, its waste is next to nothing).
         high: the most: of all variants, with the upper ends.
         plan_low: the least of the variants alone.
         plan_high: the most of the variants alone.
@@ -65,7 +66,7 @@ def gpu_need(plan: GpuPlan, allocator_bytes: Callable[[Variant], int] | None = N
     intervals = tuple(each for each in (workspace_interval(plan),) if each is not None)
     return GpuNeed(
         total=sizes[0],
-        low=min(sizes) + sum(each.low for each in intervals),
+        low=min(each.total for each in plan.variants) + sum(each.low for each in intervals),
         high=max(sizes) + sum(each.high for each in intervals),
         plan_low=min(sizes),
         plan_high=max(sizes),

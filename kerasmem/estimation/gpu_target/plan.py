@@ -110,15 +110,15 @@ class GpuPlan:
         """
         try:
             instant = data.get("instant")
-            if instant is not None and "text" not in instant:
-                instant = {**instant, "text": _words(instant)}
             return cls(
                 card=data["card"],
                 memory_bytes=data["memory_bytes"],
                 variants=tuple(Variant(**each) for each in data["variants"]),
                 arguments={name: tuple(sizes) for name, sizes in data["arguments"].items()},
                 live=tuple(LiveBuffer(**each) for each in data.get("live", ())),
-                instant=None if instant is None else Instant(**instant),
+                instant=None
+                if instant is None
+                else instant_of(instant["operation"], instant["layer"], instant["phase"]),
                 convolutions=tuple((size, operation) for size, operation in data.get("convolutions", ())),
                 notes=tuple(data.get("notes", ())),
                 seconds=data.get("seconds", 0.0),
@@ -166,10 +166,10 @@ def gpu_target_plan(
     return GpuPlan.from_dict({"card": card.key, "memory_bytes": memory, **answer})
 
 
-def _words(instant: Mapping[str, Any]) -> str:
-    """Return when the peak is, for people."""
-    layer, phase = instant["layer"], instant["phase"]
+def instant_of(operation: str, layer: str | None, phase: str | None) -> Instant:
+    """Return the moment at which an operation runs, with its words for people."""
+    what = layer or operation.rpartition("/")[2]
+    text = f"while computing the gradient of {what}" if phase == BACKWARD else f"while computing {what}"
     if phase == OPTIMIZER:
-        return "while the optimizer updates the weights"
-    what = layer or instant["operation"].rpartition("/")[2]
-    return f"while computing the gradient of {what}" if phase == BACKWARD else f"while computing {what}"
+        text = "while the optimizer updates the weights"
+    return Instant(text, operation, layer, phase)

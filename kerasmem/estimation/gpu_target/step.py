@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.compiling import compile_model, has_own_step, sparse_losses
-from kerasmem.models.inputs import ByKeyword, model_inputs
+from kerasmem.models.batch import output_spec, pack_inputs, target_spec
+from kerasmem.models.compiling import compile_model, has_own_step
+from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import OpenedModel
 from kerasmem.models.request import ModelRequest
-from kerasmem.models.training import TrainingSettings, check_optimizer
+from kerasmem.models.training import with_replaced
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class JaxStep:
     Attributes:
         function: of the state and the batch; the state is given up (donated) to it.
         state: shapes and dtypes (Keras tensors) of variables, in the groups that Keras's step takes.
-        groups: the names of those groups.
+        groups: the names of those groups: "trainable", "non_trainable", "optimizer", "metrics", as far as it has them.
         data: likewise of the batch.
         keeps_state: the step leaves the state as it is, so nothing is donated.
         optimizer: the optimizer's name as it appears in names of operations, or None.
@@ -59,38 +60,37 @@ def jax_step(opened: OpenedModel, request: ModelRequest) -> JaxStep:
         )
     keras = import_keras()
     flat = [keras.KerasTensor((request.batch_size, *each.shape[1:]), each.dtype) for each in inputs]
-    x = _pack(structure, flat)
+    x = pack_inputs(structure, flat)
     try:
-        outputs = _output_spec(model, structure, flat)
+        outputs = output_spec(model, structure, flat)
         if request.mode == "inference":
             return _predict(model, x)
-        compiled = compile_model(model, training_of(opened.training, request), outputs, jit_compile=True)
-        y = _targets(model.loss, outputs, request.batch_size)
+        compiled = compile_model(
+            model, with_replaced(opened.training, request.optimizer, request.loss), outputs, jit_compile=True
+        )
+        y = target_spec(model.loss, outputs, request.batch_size)
         model._symbolic_build(data_batch=(x, y))
     except KerasmemError:
         raise
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be prepared on JAX: {keras_reason(error)}") from error
-    state = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
+    trains = request.mode == "train"
+    groups = {
+        "trainable": model.trainable_variables,
+        "non_trainable": model.non_trainable_variables,
+        **({"optimizer": model.optimizer.variables} if trains else {}),
+        "metrics": model.metrics_variables,
+    }
     return JaxStep(
-        function=model.train_step,
-        state=tuple(_shapes(group) for group in (*state, model.metrics_variables)),
-        groups=("trainable", "non_trainable", "optimizer", "metrics"),
+        function=model.train_step if trains else model.test_step,
+        state=tuple(_shapes(group) for group in groups.values()),
+        groups=tuple(groups),
         data=(x, y),
         keeps_state=False,
-        optimizer=str(model.optimizer.name),
+        optimizer=str(model.optimizer.name) if trains else None,
         layers=_layer_names(model),
         notes=compiled.notes,
     )
-
-
-def training_of(own: TrainingSettings, request: ModelRequest) -> TrainingSettings:
-    """Return the model's settings with those that the request puts in their place."""
-    if request.optimizer is not None and check_optimizer(request.optimizer) != own.optimizer:
-        own = replace(own, optimizer=request.optimizer.lower(), optimizer_config=None, keeps_optimizer=False)
-    if request.loss is not None:
-        own = replace(own, loss=request.loss, loss_config=request.loss, metrics_config=None, keeps_loss=False)
-    return own
 
 
 def _predict(model: Any, x: Any) -> JaxStep:
@@ -110,34 +110,3 @@ def _shapes(variables: list[Any]) -> list[Any]:
     """Return shapes alone: reading a variable's value would make one."""
     tensor = import_keras().KerasTensor
     return [tensor(tuple(variable.shape), str(variable._dtype)) for variable in variables]
-
-
-def _output_spec(model: Any, structure: Any, flat: list[Any]) -> Any:
-    from keras.src.backend import compute_output_spec
-
-    if isinstance(structure, ByKeyword):
-        return compute_output_spec(
-            lambda *tensors: model(**dict(zip(structure, tensors, strict=True))),
-            *flat,
-        )
-    return compute_output_spec(model, _pack(structure, flat))
-
-
-def _pack(structure: Any, flat: list[Any]) -> Any:
-    if isinstance(structure, ByKeyword):
-        return dict(zip(structure, flat, strict=True))
-    nested = isinstance(structure, (list, tuple, dict))
-    return import_keras().tree.pack_sequence_as(structure, flat) if nested else flat[0]
-
-
-def _targets(loss: Any, outputs: Any, batch_size: int) -> Any:
-    """Return the shapes of the labels: class numbers for sparse losses, else one value for each output."""
-    keras = import_keras()
-    flat = keras.tree.flatten(outputs)
-    labels = []
-    for tensor, is_sparse in zip(flat, sparse_losses(loss, outputs), strict=True):
-        shape = tuple(batch_size if number == 0 and size is None else size for number, size in enumerate(tensor.shape))
-        is_float = tensor.dtype.startswith(("float", "bfloat"))
-        dtype = "int32" if is_sparse else "float32" if is_float else tensor.dtype
-        labels.append(keras.KerasTensor(shape[:-1] if is_sparse else shape, dtype))
-    return keras.tree.pack_sequence_as(outputs, labels)

@@ -9,7 +9,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from kerasmem.errors import KerasmemError, ModelError
@@ -17,7 +16,7 @@ from kerasmem.estimation.child import serve
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.step import PreparedStep, prepare_step
-from kerasmem.models.training import TrainingSettings, check_optimizer
+from kerasmem.models.training import with_replaced
 
 # Names of the marks in the recording, with the batch's place in the request as their number.
 MARKS = "kerasmem-"
@@ -126,7 +125,7 @@ class _Session:
                 self.device != "CPU:0" and model_supports_jit(model) if wanted == "auto" else bool(wanted)
             )
             self.prepared = prepare_step(
-                model, _settings(self.training, request.optimizer, request.loss), self.structure, self.inputs,
+                model, with_replaced(self.training, request.optimizer, request.loss), self.structure, self.inputs,
                 batch_size, request.mode, self.jit_compile,
             )  # fmt: skip
             self.prepared_size = batch_size
@@ -178,12 +177,6 @@ class _Session:
         import tensorflow as tf
 
         return tf.config.experimental.get_memory_info(self.device)
-
-
-def _settings(own: TrainingSettings, optimizer: str | None, loss: str | None) -> TrainingSettings:
-    if optimizer is not None and check_optimizer(optimizer) != own.optimizer:
-        own = replace(own, optimizer=optimizer.lower(), optimizer_config=None, keeps_optimizer=False)
-    return own if loss is None else replace(own, loss=loss, loss_config=loss, keeps_loss=False)
 
 
 def _give_values(model: Any) -> None:

@@ -1,0 +1,41 @@
+"""One batch of a model, in shapes: how inputs are put together, and what the labels look like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kerasmem.models.backend import import_keras
+from kerasmem.models.compiling import sparse_losses
+from kerasmem.models.inputs import ByKeyword
+
+
+def pack_inputs(structure: Any, flat: list[Any]) -> Any:
+    """Return flat inputs in the structure in which the model takes them (from `model_inputs`)."""
+    if isinstance(structure, ByKeyword):
+        return dict(zip(structure, flat, strict=True))
+    nested = isinstance(structure, (list, tuple, dict))
+    return import_keras().tree.pack_sequence_as(structure, flat) if nested else flat[0]
+
+
+def output_spec(model: Any, structure: Any, flat: list[Any]) -> Any:
+    """Return what the model puts out for inputs of these shapes (Keras tensors), without computing it."""
+    from keras.src.backend import compute_output_spec
+
+    def call(*tensors: Any) -> Any:
+        packed = pack_inputs(structure, list(tensors))
+        return model(**packed) if isinstance(structure, ByKeyword) else model(packed)
+
+    return compute_output_spec(call, *flat)
+
+
+def target_spec(loss: Any, outputs: Any, batch_size: int) -> Any:
+    """Return the labels (Keras tensors): class numbers for sparse losses, else one value for each output."""
+    keras = import_keras()
+    flat = keras.tree.flatten(outputs)
+    labels = []
+    for tensor, is_sparse in zip(flat, sparse_losses(loss, outputs), strict=True):
+        shape = tuple(batch_size if number == 0 and size is None else size for number, size in enumerate(tensor.shape))
+        is_float = tensor.dtype.startswith(("float", "bfloat"))
+        dtype = "int32" if is_sparse else "float32" if is_float else tensor.dtype
+        labels.append(keras.KerasTensor(shape[:-1] if is_sparse else shape, dtype))
+    return keras.tree.pack_sequence_as(outputs, labels)
