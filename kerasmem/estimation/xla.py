@@ -18,6 +18,8 @@ from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.report import Pool
 from kerasmem.models.step import TracedStep
 
+# The plan is exact; what chunks the variables lie in is not, as it depends on all that the process did before.
+SPREAD = 0.01
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
@@ -224,7 +226,7 @@ def outcome(
     categories["workspace"] += plan.requested - known
     categories["allocator"] = total - sum(categories.values())
     return Outcome(
-        "xla", "xla", total, total, max(total, limit),
+        "xla", "xla", total, int(total * (1 - SPREAD)), max(int(total * (1 + SPREAD)), limit),
         Pool(requested, total, allocator.reserved, None, limit),
         categories, layers,
         None if plan.at is None else attribution.instant(plan.at),

@@ -5,7 +5,8 @@
 
 The ResNet50 of keras.applications at 224² and batch 32, by each method that looks at the step, and a decoder of seven
 billion parameters (decoder.py) by graph. Each is a fresh process, one after another. Memory is what the process and
-its children have resident together, looked at while they run.
+its children have resident together, looked at while they run. Rows that are not asked for stay as they were. On a busy
+machine seconds are too many: each row has the load average and the seconds that cores worked for it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from environment import ROOT, environment, write_results
+from environment import RESULTS, ROOT, environment, write_results
 
 RESNET = [
     "keras.applications:ResNet50", "--batch-size", "32", "--optimizer", "adam",
@@ -37,14 +39,12 @@ COMMANDS = {
 }  # fmt: skip
 MODELS = {"decoder": "decoder, 32 layers of width 4096, length 512, batch 4"}
 METHODS = {"decoder": "graph"}
-POLL_SECONDS = 0.05
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+POLL_SECONDS = 0.1
 
 
 def cost(arguments: list[str], timeout: float = 1800) -> dict[str, Any]:
     """Run `kerasmem estimate` in a process of its own and return what it took and what it said."""
-    begin = time.perf_counter()
+    load, worked, begin = os.getloadavg(), _core_seconds(), time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "kerasmem", "estimate", *arguments, "--no-cache", "--json"],
         stdout=subprocess.PIPE,
@@ -68,16 +68,23 @@ def cost(arguments: list[str], timeout: float = 1800) -> dict[str, Any]:
     report = json.loads(out)
     return {
         "seconds": round(seconds, 1),
+        "core_seconds": round(_core_seconds() - worked, 1),
         "host_bytes": most,
-        "load_average": [round(each, 2) for each in os.getloadavg()],
+        "load_average": {"before": round(load[0], 2), "after": round(os.getloadavg()[0], 2)},
         "parameters": report["model"]["parameters"],
         "method": report["settings"]["method"],
         "total_bytes": report["bytes"]["total"],
     }
 
 
+def _core_seconds() -> float:
+    """Return the seconds that cores worked for processes which this one started and which have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def resident(root: int) -> int:
-    """Return the bytes that a process and all below it have resident; pages that they share count in each."""
+    """Return the bytes that a process and all below it have resident, pages that they share counted once."""
     return sum(_resident(each) for each in family(root))
 
 
@@ -99,8 +106,9 @@ def family(root: int) -> list[int]:
 
 def _resident(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    except (OSError, StopIteration):  # it has just ended
         return 0
 
 
@@ -108,25 +116,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS), help="run these rows alone")
     options = parser.parse_args()
-    settings = {"load_average": [round(each, 2) for each in os.getloadavg()], "poll_seconds": POLL_SECONDS}
-    rows = []
+    rows = _earlier()
     for name in options.only:
-        row = {
+        rows[name] = row = {
+            "name": name,
             "model": MODELS.get(name, "ResNet50, 224 × 224, batch 32"),
             "asked": METHODS.get(name, name),
             **cost(COMMANDS[name]),
         }
-        rows.append(row)
         print(_line(row), file=sys.stderr)
+        _write(rows)
+
+
+def _write(rows: dict[str, dict[str, Any]]) -> None:
     packages = ["tensorflow", "keras", *(each for each in ("jax",) if _is_installed(each))]
-    write_results("estimate_cost", {"environment": environment(*packages), "settings": settings, "rows": rows})
+    data = {
+        "environment": environment(*packages),
+        "settings": {"poll_seconds": POLL_SECONDS},
+        "rows": [rows[name] for name in COMMANDS if name in rows],
+    }
+    write_results("estimate_cost", data)
+
+
+def _earlier() -> dict[str, dict[str, Any]]:
+    """Return the rows of the last run, by name."""
+    path = RESULTS / "estimate_cost.json"
+    return {row["name"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
 
 
 def _line(row: dict[str, Any]) -> str:
     what = f"{row['model']}, {row['asked']}"
     if "seconds" not in row:
         return f"{what}: {row.get('skipped') or row['failed']}"
-    return f"{what:70} {row['seconds']:6.1f} s {row['host_bytes'] / 2**30:6.2f} GiB"
+    taken = f"{row['seconds']:6.1f} s ({row['core_seconds']:.1f} s of cores)"
+    return f"{what:62} {taken} {row['host_bytes'] / 2**30:6.2f} GiB"
 
 
 def _is_installed(package: str) -> bool:

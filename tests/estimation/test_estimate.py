@@ -424,7 +424,7 @@ def test_an_output_whose_size_depends_on_the_data_is_unknown():
         ({"batch_size": 2.5}, "batch_size 2.5"),
         ({"batch_size": True}, "batch_size True"),
         ({"method": "xlaa"}, "this version has auto, graph, xla, gpu-target, probe, formula"),
-        ({"mode": "fit"}, "train, inference"),
+        ({"mode": "fit"}, "train, evaluate, inference"),
         ({"jit_compile": "yes"}, "jit_compile"),
         ({"device": "t5"}, "t5"),
         ({"input_shape": (28, 28, 3)}, "the model takes"),

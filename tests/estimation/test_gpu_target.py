@@ -133,6 +133,8 @@ def test_the_peak_is_read():
     [
         ("jit(train_step)/jvp(conv1)/jit(relu6)/min", ("conv1", "forward")),
         ("jit(train_step)/transpose(jvp(encoder))/dense/dot_general", ("encoder/dense", "backward")),
+        ("jit(train_step)/transpose(jvp(encoder))/dense", ("encoder", "backward")),  # the operation itself is no layer
+        ("jit(train_step)/jvp(encoder)/jit(dense)/mul", ("encoder", "forward")),  # nor is a function of JAX's
         ("jit(train_step)/adam_1/sub", (None, "optimizer")),
         ("jit(train_step)/adamant/sub", (None, "forward")),
         ("state[0][3]", (None, None)),
@@ -175,7 +177,7 @@ def test_the_workspace_of_the_largest_convolution_widens_the_interval_upwards():
 def test_the_allocator_is_asked_for_each_variant():
     variants = [Variant(True, True, 0, 0, 0, 1000), Variant(True, False, 0, 0, 0, 2000)]
     need = gpu_need(made(variants), allocator_bytes=lambda each: each.temp // 10)
-    assert (need.total, need.low, need.high) == (1100, 1100, 2200)
+    assert (need.total, need.low, need.high) == (1100, 1000, 2200)  # the waste may be nothing
     assert "allocator" not in [each.what for each in need.unmodelled]
 
 
@@ -342,6 +344,9 @@ def test_settings_reach_the_step(planned):
     forward = planned("dense", mode="inference")
     assert set(forward.arguments) == {"trainable", "non_trainable", "inputs"}
     assert forward.likely.alias == 0 and forward.likely.output == 64 * 10 * 4
+    evaluated = planned("dense", mode="evaluate")
+    assert set(evaluated.arguments) == {"trainable", "non_trainable", "metrics", "inputs"}
+    assert evaluated.likely.total < plain.likely.total
 
 
 @needs_jax

