@@ -99,3 +99,20 @@ def test_figures_of_the_formula_table_are_the_benchs():
             assert [batch, formula, measured, ratio] == [str(row["batch_size"]), *mib, f"{row['ratio']:.2f}"]
             shown += 1
     assert shown >= 6
+
+
+def test_figures_of_the_estimates_table_are_the_benchs():
+    summary = json.loads((RESULTS / "estimates.json").read_text())["summary"]
+    for name in ("xla", "graph", "probe", "formula", "grappler", "model-profiler"):
+        found = (summary["methods"].get(name) or summary["rivals"].get(name)) if name != "formula" else None
+        found = found or summary["rivals"][name]
+        line = re.search(rf"^\| {name} \| (\d+) \| ([\d.]+) % \| ([\d.]+) % \|", README, re.MULTILINE)
+        figures = [found["rows"], found["median_absolute_error_percent"], found["p95_absolute_error_percent"]]
+        assert line and [float(each) for each in line.groups()] == figures, name
+    assert f"{summary['measured']} of the 215 designed rows" in README
+
+
+def test_figures_of_the_cost_table_are_the_benchs():
+    rows = json.loads((RESULTS / "estimate_cost.json").read_text())["rows"]
+    for row in rows:
+        assert f"| {row['seconds']:.0f} | {row['host_bytes'] / 1e9:.2f} GB |" in README, row["name"]
