@@ -80,7 +80,7 @@ def _heading(report: MemoryReport) -> Text:
         title.append(f"  {printable(model.source, 120)}", style="dim")
     words = [
         f"batch {settings.batch_size:,}",
-        "training" if settings.mode == "train" else "inference",
+        {"train": "training", "evaluate": "evaluation"}.get(settings.mode, "inference"),
         printable(settings.dtype_policy, 30),
         *([printable(settings.optimizer, 30)] if settings.optimizer else []),
         f"method: {settings.method}",

@@ -38,7 +38,7 @@ def _contents(result: SearchResult, *, terminal: int | None) -> RenderableType:
         title.append(f"  {printable(report.model.source, 120)}", style="dim")
     words = [
         *([] if result.vary == "batch_size" else [f"batch {settings.batch_size:,}"]),
-        "training" if settings.mode == "train" else "inference",
+        {"train": "training", "evaluate": "evaluation"}.get(settings.mode, "inference"),
         printable(settings.dtype_policy, 30),
         *([printable(settings.optimizer, 30)] if settings.optimizer else []),
         f"method: {printable(settings.method, 30)} ({how(report)})",
