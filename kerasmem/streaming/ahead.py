@@ -137,6 +137,8 @@ class BatchesAhead:
         self._lock = threading.Lock()
         self._run: _Run | None = None
         self._closed = False
+        self._gathering = 0
+        self._gathered = threading.Condition()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="kerasmem-batches")
 
     def get(self, whose: object, epoch: int, place: int) -> Batch:
@@ -163,10 +165,16 @@ class BatchesAhead:
                 self._drop()
 
     def close(self) -> None:
-        """Drop what is prepared and let the threads end."""
+        """Drop what is prepared and let the threads end; a batch that is being gathered is waited for.
+
+        Whoever closes the file next would otherwise see it opened again by the rest of that batch.
+        """
         with self._lock:
             self._closed = True
             self._drop()
+        with self._gathered:
+            while self._gathering:
+                self._gathered.wait()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, whose: object, epoch: int, place: int) -> _Run:
@@ -189,9 +197,14 @@ class BatchesAhead:
                 run.moved.wait()
             if run.over:
                 return None
+            with self._gathered:
+                self._gathering += 1
         try:
             batch = self._gather(run.epoch, place)
         finally:
+            with self._gathered:
+                self._gathering -= 1
+                self._gathered.notify_all()
             with run.moved:
                 run.turn = place + 1
                 run.moved.notify_all()

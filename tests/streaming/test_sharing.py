@@ -51,14 +51,29 @@ def test_leaving_a_with_block_gives_all_back(numbered):
         assert path in open_files()
         live = stream._here()
         assert live.store.nbytes
+    assert path not in open_files()
     assert live.store.nbytes == 0
-    deadline = time.monotonic() + 5  # a thread that is reading ends its read first
-    while (threading.active_count() > before or path in open_files()) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before
-    assert path not in open_files()
     assert live.ahead.get("one", 0, 1)[1].tolist() == stream.batch(1)[1].tolist(), "a late request hangs nobody"
     stream.close()
+
+
+def test_closing_waits_for_the_batch_that_is_being_gathered():
+    reading, seen = threading.Event(), []
+
+    def gather(epoch, place):
+        reading.set()
+        time.sleep(0.2)
+        seen.append(place)
+
+    ahead = BatchesAhead(gather, lambda epoch, place, batch: batch, workers=2, depth=4, batches=20)
+    threading.Thread(target=ahead.get, args=("one", 0, 0), daemon=True).start()
+    assert reading.wait(5)
+    ahead.close()
+    assert seen, "the file would be opened again after it was closed"
 
 
 def test_passes_that_take_turns_get_their_own_batches():
