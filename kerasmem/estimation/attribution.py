@@ -14,7 +14,8 @@ from kerasmem.estimation.report import Instant
 
 BACKWARD = "gradient_tape"
 _SUM = re.compile(r"AddN(_\d+)?")
-PHASES = ("forward", "backward", "optimizer")
+# phase → the category of the report that what it makes belongs to
+CATEGORIES = {"forward": "activations", "backward": "gradients", "optimizer": "workspace"}
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def _first(
             notes.append(f"{method} has no answer: unexpected {type(error).__name__}: {error}; a defect in kerasmem")
         else:
             notes.append(f"{method}, since {why}")
-            if method == "xla" and len(methods) > 2:
+            if method == "xla" and "gpu-target" in methods:
                 notes.append("XLA's plan for this machine's CPU stands in for the card's: a GPU's is usually smaller")
                 outcome = replace(outcome, low=_kept(outcome))
             return outcome

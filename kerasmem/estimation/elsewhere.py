@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from kerasmem.devices.cards import Card
-from kerasmem.estimation.allocator import BFCAllocator, smallest_limit
+from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.attribution import CATEGORIES
 from kerasmem.estimation.gpu_target.need import gpu_need
 from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, gpu_target_plan, instant_of
 from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.probe.probing import probe
+from kerasmem.estimation.replay import smallest_limit
 from kerasmem.estimation.report import Instant, Pool
 from kerasmem.models.request import ModelRequest
-
-_KINDS = {"forward": "activations", "backward": "gradients", "optimizer": "workspace"}
 
 
 def gpu_target_outcome(
@@ -112,7 +112,7 @@ def _divide(plan: GpuPlan, rows: frozenset[str]) -> tuple[dict[str, int], dict[s
         if known + each.bytes > within:
             break
         known += each.bytes
-        categories[_KINDS[each.phase]] += each.bytes
+        categories[CATEGORIES[each.phase]] += each.bytes
         if (row := _row(each.layer, rows)) is not None:
             layers[row] += each.bytes
     categories["workspace"] += within - known

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kerasmem.errors import InputError
-from kerasmem.estimation.allocator import FREE, Step
+from kerasmem.estimation.replay import FREE, Step
 
 ALLOCATE, DEALLOCATE = "allocate", "free"
 _KINDS = {"MemoryAllocation": ALLOCATE, "MemoryDeallocation": DEALLOCATE}
@@ -161,7 +161,7 @@ def check_complete(events: Iterable[AllocatorEvent]) -> int:
 
 
 def replay_steps(events: Iterable[AllocatorEvent]) -> list[Step]:
-    """Return the events as `kerasmem.estimation.allocator.replay` takes them; frees of what was not seen are left out.
+    """Return the events as `kerasmem.estimation.replay.replay` takes them; frees of what was not seen are left out.
 
     Keys count the allocations from 0.
     """

@@ -131,18 +131,9 @@ def estimate(
         if looks_at_step:
             how = {**options, "input_shape": input_shape, "optimizer": optimizer, "loss": loss}
             question = Question(
-                opened.model,
-                training,
-                structure,
-                inputs,
-                inferred,
-                batch,
-                mode,
-                plain.total_bytes,
-                model,
-                how,
-                is_fixed,
-            )
+                opened.model, training, structure, inputs, inferred, batch, mode,
+                formula_bytes=plain.total_bytes, source=model, options=how, is_fixed=is_fixed,
+            )  # fmt: skip
             chosen = choose(method, jit_compile, target, question)
     notes = [*opened.notes, *notes, *chosen.notes]
     if chosen.outcome is None:

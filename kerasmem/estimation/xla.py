@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.allocator import smallest_limit
-from kerasmem.estimation.attribution import Attribution
+from kerasmem.estimation.attribution import CATEGORIES, Attribution
 from kerasmem.estimation.graph.heap import Heap, make_variables
 from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.replay import smallest_limit
 from kerasmem.estimation.report import Pool
 from kerasmem.models.step import TracedStep
 
@@ -217,8 +217,7 @@ def outcome(
     known = 0
     for size, name in plan.live:
         origin = attribution.origin(name)
-        kind = {"forward": "activations", "backward": "gradients", "optimizer": "workspace"}[origin.phase]
-        categories[kind] += size
+        categories[CATEGORIES[origin.phase]] += size
         known += size
         if origin.layer is not None:
             layers[origin.layer] = layers.get(origin.layer, 0) + size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.errors import KerasmemError, ModelError
@@ -12,21 +11,8 @@ from kerasmem.models.training import TrainingSettings, make_optimizer
 ASSUMED_OPTIMIZER = "adam"
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """A model that is ready to train.
-
-    Attributes:
-        loss: the loss's name, as it was used.
-        notes: what was assumed.
-    """
-
-    loss: str | None
-    notes: tuple[str, ...] = field(default=())
-
-
-def compile_model(model: Any, training: TrainingSettings, outputs: Any, jit_compile: bool) -> Compiled:
-    """Compile the model in place with the optimizer, loss and metrics that the settings name.
+def compile_model(model: Any, training: TrainingSettings, outputs: Any, jit_compile: bool) -> tuple[str, ...]:
+    """Compile the model in place with the optimizer, loss and metrics that the settings name; return what was assumed.
 
     A model that its own code compiled keeps what it was given there, but for what `training` replaces. Where no loss
     is known one is assumed by the last activation.
@@ -66,7 +52,7 @@ def compile_model(model: Any, training: TrainingSettings, outputs: Any, jit_comp
         raise
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be compiled for training: {keras_reason(error)}") from error
-    return Compiled(training.loss or (loss if isinstance(loss, str) else None), tuple(notes))
+    return tuple(notes)
 
 
 def has_own_step(model: Any) -> bool:

@@ -110,12 +110,12 @@ def prepare_step(
         outputs = output_spec(model, structure, symbolic)
         if mode == "inference":
             return PreparedStep(model, x, None, mode, jit_compile)
-        compiled = compile_model(model, training, outputs, jit_compile)
+        notes = compile_model(model, training, outputs, jit_compile)
         y = None
         if model.loss is not None or not has_own_step(model):
             labels = target_spec(model.loss, outputs, batch_size)
             y = keras.tree.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), labels)
-        prepared = PreparedStep(model, x, y, mode, jit_compile, compiled.notes)
+        prepared = PreparedStep(model, x, y, mode, jit_compile, notes)
         _build(prepared)
     except KerasmemError:
         raise

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from kerasmem.estimation.allocator import FREE, GRAIN, BFCAllocator, OutOfMemory, replay, smallest_limit
+from kerasmem.estimation.allocator import GRAIN, BFCAllocator, OutOfMemory
+from kerasmem.estimation.replay import FREE, replay, smallest_limit
 
 MIB = 1 << 20
 

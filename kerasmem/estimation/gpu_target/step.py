@@ -65,7 +65,7 @@ def jax_step(opened: OpenedModel, request: ModelRequest) -> JaxStep:
         outputs = output_spec(model, structure, flat)
         if request.mode == "inference":
             return _predict(model, x)
-        compiled = compile_model(
+        notes = compile_model(
             model, with_replaced(opened.training, request.optimizer, request.loss), outputs, jit_compile=True
         )
         y = target_spec(model.loss, outputs, request.batch_size)
@@ -89,7 +89,7 @@ def jax_step(opened: OpenedModel, request: ModelRequest) -> JaxStep:
         keeps_state=False,
         optimizer=str(model.optimizer.name) if trains else None,
         layers=_layer_names(model),
-        notes=compiled.notes,
+        notes=notes,
     )
 
 

@@ -45,7 +45,7 @@ class Executor:
         nodes = program.nodes
         self._seconds = [seconds(node) for node in nodes]
         self._expensive = [
-            rules.expensive and node.type not in INEXPENSIVE and took > EXPENSIVE_SECONDS
+            node.type not in INEXPENSIVE and took > EXPENSIVE_SECONDS
             for node, took in zip(nodes, self._seconds, strict=True)
         ]
         self.consumers: list[list[list[int]]] = [[[] for _ in node.outputs] for node in nodes]

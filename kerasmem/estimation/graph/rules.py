@@ -20,7 +20,7 @@ _VIEWS = """
     Enter Exit RefEnter RefExit NextIteration LoopCond Switch CheckNumerics
     PlaceholderWithDefault ReadVariableOp _Retval _Arg Assign AssignAdd AssignSub DestroyTemporaryVariable
     """
-ALIASES = dict.fromkeys(_VIEWS.split(), 0)
+ALIASES = frozenset(_VIEWS.split())
 
 # Nothing is allocated while a step runs: handles, persistent values, control.
 NOTHING = frozenset(
@@ -112,13 +112,11 @@ class DeviceRules:
         name: "cpu" or "gpu".
         scratch: operation → bytes of scratch for a node and its inputs.
         workers: threads that execute operations at once; 1 where the device's kernels are only launched.
-        expensive: whether kernels count as expensive, and so move between threads.
     """
 
     name: str
     scratch: dict[str, Scratch] = field(default_factory=dict)
     workers: int = 2
-    expensive: bool = True
 
 
 def is_known(type_name: str) -> bool:
@@ -196,5 +194,3 @@ CPU_RULES = DeviceRules(
         "MaxPoolGrad": _pooling_gradient_scratch,
     },
 )
-# A GPU's kernels are launched from one thread, in the order in which they become ready.
-GPU_RULES = DeviceRules("gpu", dict(CPU_RULES.scratch), workers=1, expensive=False)

@@ -7,14 +7,14 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
-from kerasmem.estimation.allocator import smallest_limit
-from kerasmem.estimation.attribution import Attribution
+from kerasmem.estimation.attribution import CATEGORIES, Attribution
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor, Memory
 from kerasmem.estimation.graph.heap import Buffer, Heap
 from kerasmem.estimation.graph.program import Node, Program
 from kerasmem.estimation.graph.rules import CPU_RULES, DeviceRules, is_known
 from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.replay import smallest_limit
 from kerasmem.estimation.report import Pool, Unmodelled
 
 WARM_UP_STEPS, STEPS, FEWEST_STEPS = 3, 15, 3
@@ -123,7 +123,7 @@ def _divide(
             kind = "workspace"
         else:
             origin = attribution.origin(program.nodes[buffer.node].name)
-            kind = {"forward": "activations", "backward": "gradients", "optimizer": "workspace"}[origin.phase]
+            kind = CATEGORIES[origin.phase]
             layer = origin.layer
             if buffer.is_scratch:
                 kind = "workspace"
