@@ -55,6 +55,7 @@ def truth(row: dict[str, Any]) -> dict[str, Any]:
         "loss_is_finite": all(math.isfinite(each) for each in (loss if isinstance(loss, list) else [loss])),
         "max_rss_bytes": _max_rss(),
         "load_average": round(os.getloadavg()[0], 1),  # what else ran meanwhile changes the order of operations
+        "nice": os.nice(0),
         "warm_up_seconds": round(warmed - began, 2),
         "step_seconds": round((ended - warmed) / row["steps"], 3),
     }

@@ -517,16 +517,19 @@ def batch_of(name: str, model: Any, batch: int) -> tuple[Any, Any]:
 
     entry = ZOO[name]
 
-    def filled(shape: tuple[int, ...], dtype: str) -> Any:
-        # Drawn by TensorFlow: a tensor made of a NumPy array may stay in NumPy's memory, outside the allocator.
-        if dtype.startswith("int"):
-            return tf.random.stateless_uniform(shape, (1, 2), maxval=4000, dtype=dtype)  # spread over the vocabulary
-        return tf.random.stateless_uniform(shape, (1, 2), dtype=dtype)
+    # Drawn by one operation of TensorFlow: a tensor made of a NumPy array may stay in NumPy's memory, outside the
+    # allocator, and `tf.random` scales what it draws in buffers of the batch's size, which a limit would have to hold.
+    def filled(shape: tuple[int, ...], dtype: str, most: int = 4000) -> Any:
+        drawn = {"shape": shape, "key": tf.constant([1], tf.uint64), "counter": tf.zeros(2, tf.uint64), "alg": 1}
+        if dtype.startswith("int"):  # spread over the vocabulary
+            zero, end = tf.constant(0, dtype), tf.constant(most, dtype)
+            return tf.raw_ops.StatelessRandomUniformIntV2(minval=zero, maxval=end, **drawn)
+        return tf.raw_ops.StatelessRandomUniformV2(dtype=dtype, **drawn)
 
     def target(shape: tuple[int, ...], loss: str) -> Any:
         if loss == "sparse":
-            return tf.random.stateless_uniform((batch, *shape[1:-1]), (3, 4), maxval=4, dtype="int32")
-        return tf.random.stateless_uniform((batch, *shape[1:]), (3, 4))
+            return filled((batch, *shape[1:-1]), "int32", 4)
+        return filled((batch, *shape[1:]), "float32")
 
     if entry.input_shape is not None:
         return filled((batch, *entry.input_shape), "float32"), target((batch, 10), entry.losses[0])

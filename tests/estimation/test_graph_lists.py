@@ -159,3 +159,55 @@ def test_shapes_left_open_are_inferred_from_inputs_and_constants():
     assert found[3].outputs == found[4].outputs == (OPEN,)
     # Nothing is asked about an operation one of whose inputs is open itself.
     assert asked == [("y", [(4, 3), ()], [None, 1]), ("z", [(4, 7)], [None])]
+
+
+def rows_of_a_gradient():
+    """A loop's gradient: rows of zeros, and at each iteration a list with one row is added to them."""
+    return settled(
+        ("a", "Placeholder", [], tensor(2, 3)),
+        ("whole", "Placeholder", [], tensor(2, 3)),
+        ("shape", "Const", [], Tensor((1,), "int32", 4)),
+        ("at", "Placeholder", [], Tensor((), "int32", 4)),
+        ("forward", "TensorListFromTensor", ["whole", "shape"], LIST),
+        ("zeros", "ZerosLike", ["forward"], LIST),
+        ("empty", "TensorListReserve", ["shape", "at"], LIST),
+        ("one", "TensorListSetItem", ["empty", "at", "a"], LIST),
+        ("sum", "AddN", ["one", "zeros"], LIST),
+        ("stacked", "TensorListStack", ["sum", "shape"], OPEN),
+    )
+
+
+def test_zeros_like_a_list_makes_each_of_its_rows():
+    found = rows_of_a_gradient()
+    assert found["zeros"][1] == [None, (3,), (3,)]
+
+
+def test_adding_lists_makes_a_row_where_both_have_one_and_passes_on_the_others():
+    found = rows_of_a_gradient()
+    assert found["sum"][1][1:] == [(2, 3)]  # as large as what was added to the first row
+    assert ("a", 0) in found["sum"][0] and ("zeros", 1) in found["sum"][0]
+    assert found["stacked"][0][-2:] == [("sum", 1), ("zeros", 2)]
+
+
+def test_rows_of_a_list_that_no_other_is_made_of_live_until_its_last_use():
+    found = rows_of_a_gradient()
+    assert [each for each in found["zeros"][0] if each[0] == "forward"] == [
+        ("forward", 0),
+        ("forward", 1),
+        ("forward", 2),
+    ]
+
+
+def test_an_item_lives_until_another_takes_its_place():
+    found = settled(
+        ("a", "Placeholder", [], tensor(3)),
+        ("b", "Placeholder", [], tensor(3)),
+        ("shape", "Const", [], Tensor((1,), "int32", 4)),
+        ("zero", "Const", [], Tensor((), "int32", 4), 0),
+        ("l0", "TensorListReserve", ["shape", "zero"], LIST),
+        ("l1", "TensorListSetItem", ["l0", "zero", "a"], LIST),
+        ("l2", "TensorListSetItem", ["l1", "zero", "b"], LIST),
+        ("stacked", "TensorListStack", ["l2", "shape"], OPEN),
+    )
+    assert found["l2"][0][-1] == ("a", 0)
+    assert found["stacked"][0][-1] == ("b", 0)

@@ -1,8 +1,8 @@
 """How long an operation takes, roughly: it decides only which of two threads is free first. Pure arithmetic.
 
-The rates were read off real steps of a convnet, a transformer and a MobileNet on two cores of a server
-(`scripts/bench/op_costs.py` prints them for any machine). The peak depends on which operation ends first, not on when,
-so ratios count and another machine's are much the same.
+The rates were read off real steps of a convnet, a transformer and a MobileNet, and off single products, on two idle
+cores of a server (`scripts/bench/op_costs.py` prints them for any machine). The peak depends on which operation ends
+first, not on when, so ratios count and another machine's are much the same.
 """
 
 from __future__ import annotations
@@ -13,28 +13,41 @@ from collections.abc import Sequence
 from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.estimation.graph.rules import ALIASES, NOTHING, UPDATES
 
-OVERHEAD_SECONDS = 0.3e-6
-BYTES_PER_SECOND = 12e9  # of operations that work element by element
-FORWARD, BACKWARD, PRODUCT, DEPTHWISE = 100e9, 50e9, 100e9, 10e9  # floating-point operations per second
-# A matrix that is read or written across its rows, as the gradients of a dense layer do.
-TRANSPOSED_READ, TRANSPOSED_WRITE = 0.85e9, 2.4e9  # bytes per second
+OVERHEAD_SECONDS = 1e-6
+BYTES_PER_SECOND = 40e9  # of operations that work element by element
+PRODUCT_BYTES_PER_SECOND = 16e9  # of matrix products with few rows, which wait for the weights
+SLOWER_BYTES_PER_SECOND = {
+    **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin"), 10e9),
+    **dict.fromkeys(("BiasAddGrad", "L2Loss", "EuclideanNorm"), 5e9),
+    **dict.fromkeys(
+        ("UnsortedSegmentSum", "SegmentSum", "SparseSegmentSum", "ScatterNd", "TensorScatterAdd", "ResourceScatterAdd"),
+        3e9,
+    ),
+}  # of operations that gather many values into one or put them here and there
+FORWARD, BACKWARD, PRODUCT, DEPTHWISE = 400e9, 150e9, 400e9, 25e9  # floating-point operations per second
+# A second factor that is read across its rows, as in the gradient of a dense layer's input, is put in order first:
+# with few rows not quite, with many it is lost in the arithmetic.
+TRANSPOSED_BYTES_PER_SECOND, FEW_ROWS, MANY_ROWS = 4.2e9, 16, 512
 
 # Identical operations vary about this much from step to step: standard deviation of the logarithm of their time.
-VARIATION = 0.35
+VARIATION = 0.2
 
 
 def seconds(node: Node, inputs: Sequence[Tensor]) -> float:
-    """Return the time that a node takes, by its arithmetic and the bytes it moves."""
+    """Return the time that a node takes alone: by its arithmetic or the bytes it moves, whichever holds it up."""
     if node.type in UPDATES:
         return OVERHEAD_SECONDS + 3 * sum(each.bytes or 0 for each in inputs) / BYTES_PER_SECOND
     if node.type in NOTHING or node.type in ALIASES:
-        return OVERHEAD_SECONDS / 2
+        return OVERHEAD_SECONDS / 3
+    is_product = "MatMul" in node.type
     moved = sum(each.bytes or 0 for each in inputs) + sum(each.bytes or 0 for each in node.outputs)
-    took = OVERHEAD_SECONDS + moved / BYTES_PER_SECOND + operations(node, inputs) / _rate(node)
-    if node.attributes.get("transpose_b") and len(inputs) > 1:
-        took += (inputs[1].bytes or 0) / TRANSPOSED_READ
-    elif node.attributes.get("transpose_a"):
-        took += (node.outputs[0].bytes or 0) / TRANSPOSED_WRITE
+    usual = PRODUCT_BYTES_PER_SECOND if is_product else BYTES_PER_SECOND
+    moving = moved / SLOWER_BYTES_PER_SECOND.get(node.type, usual)
+    took = OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node))
+    rows = inputs[0].shape[0] if inputs and inputs[0].shape else 0
+    if is_product and node.attributes.get("transpose_b") and len(inputs) > 1 and rows <= MANY_ROWS:
+        share = 1.0 if rows >= FEW_ROWS else rows / (2 * FEW_ROWS)
+        took += share * (inputs[1].bytes or 0) / TRANSPOSED_BYTES_PER_SECOND
     return took
 
 

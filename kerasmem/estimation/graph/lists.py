@@ -7,8 +7,10 @@ its own, so that it lives from where it was made to where it is used.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,16 +39,13 @@ def settle(program: Program, infer: Infer) -> Program:
     if not any(_is_open(node) for node in program.nodes):
         return program
     nodes: list[Node] = []
-    lists: dict[_Source, _Items | _Stack] = {}
-    readers: dict[int, list[int]] = {}  # the node that made a list's rows → the nodes that read one
+    lists = _Lists()
     for number, node in enumerate(program.nodes):
-        settled = _with_lists(number, node, nodes, lists, readers)
+        settled = _with_lists(number, node, nodes, lists)
         inputs = [nodes[source].outputs[output] for source, output in settled.inputs]
         nodes.append(_with_shapes(settled, inputs, nodes, infer))
-    for maker, reading in readers.items():
-        rows = tuple((maker, output) for output in range(1, len(nodes[maker].outputs)))
-        last = nodes[reading[-1]]
-        nodes[reading[-1]] = replace(last, inputs=(*last.inputs, *rows))
+    for number, items in lists.last_holders():
+        nodes[number] = replace(nodes[number], inputs=(*nodes[number].inputs, *items))
     return replace(program, nodes=tuple(nodes))
 
 
@@ -62,62 +61,132 @@ class _Stack:
 _EMPTY = _Stack((-1, 0), None)
 
 
+class _Lists:
+    """What is known of the lists of a program, each by the output that it is."""
+
+    def __init__(self) -> None:
+        self.contents: dict[_Source, _Items | _Stack] = {}
+        self.origin: dict[_Source, _Source] = {}  # list → the list that it became of
+        self.written: Counter[_Source] = Counter()  # by origin
+        self.read: Counter[_Source] = Counter()
+        self._user: dict[_Source, int] = {}  # list → the last operation that takes it
+        self._goes_on: set[_Source] = set()  # lists that others are made of
+
+    def items(self, source: _Source) -> _Items:
+        """Return the items of a list with numbered places; none for a stack."""
+        contents = self.contents.get(source, ())
+        return contents if isinstance(contents, tuple) else ()
+
+    def use(self, number: int, source: _Source, becomes: _Source | None = None) -> _Source:
+        """Note that an operation takes a list, and what it makes of it; return where the list comes from."""
+        origin = self.origin.get(source, source)
+        self._user[source] = number
+        if becomes is not None:
+            self.origin.setdefault(becomes, origin)
+            self._goes_on.add(source)
+        return origin
+
+    def last_holders(self) -> Iterator[tuple[int, list[_Source]]]:
+        """Return the last operation that takes a list of which no other list is made, and what dies with that list."""
+        for source, number in self._user.items():
+            items = [item for item in self.items(source) if item is not None]
+            if source not in self._goes_on and items:
+                yield number, items
+
+
 def _is_open(node: Node) -> bool:
     return node.type.startswith("TensorList") or any(
         each.bytes is None and each.dtype != "variant" for each in node.outputs
     )
 
 
-def _with_lists(
-    number: int, node: Node, nodes: Sequence[Node], lists: dict[_Source, _Items | _Stack],
-    readers: dict[int, list[int]],
-) -> Node:  # fmt: skip
-    """Note what lists a node makes; return it with what it takes out of one as a further input."""
+def _with_lists(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+    """Note what lists a node makes; return it with what it takes out of one as a further input.
+
+    Which place is read or written at which time is often not known and matters little: rows are as large as each
+    other. The k-th reading or writing is taken to be of the k-th place.
+    """
     kind, here = node.type, (number, 0)
     source = node.inputs[0] if node.inputs else None
+    contents = lists.contents
     if kind in ("EmptyTensorList", "TensorListReserve"):
-        lists[here] = _EMPTY if kind == "EmptyTensorList" else ()
+        contents[here] = _EMPTY if kind == "EmptyTensorList" else ()
     elif kind == "TensorListPushBack":
-        below = lists.get(node.inputs[0])
-        lists[here] = _Stack(node.inputs[1], below if isinstance(below, _Stack) else None)
+        below = contents.get(node.inputs[0])
+        contents[here] = _Stack(node.inputs[1], below if isinstance(below, _Stack) else None)
     elif kind == "TensorListPopBack":
-        stack = lists.get(node.inputs[0])
+        stack = contents.get(node.inputs[0])
         if not isinstance(stack, _Stack) or stack.top[0] < 0 or stack.rest is None:
             raise NotModelled(f"what {node.name} takes from its list is not known")
-        lists[here] = stack.rest
+        contents[here] = stack.rest
         return replace(node, inputs=(*node.inputs, stack.top))
     elif kind == "TensorListSetItem":
-        items, place = lists.get(node.inputs[0], ()), _number(node.inputs[1], nodes)
-        known = items if isinstance(items, tuple) else ()
-        if place is None:
-            place = len(known)
-        known = known + (None,) * (place + 1 - len(known))
-        lists[here] = (*known[:place], node.inputs[2], *known[place + 1 :])
+        return _with_item(number, node, nodes, lists)
     elif kind == "TensorListFromTensor":
         whole = nodes[node.inputs[0][0]].outputs[node.inputs[0][1]]
         if whole.shape is None or not whole.shape:
             raise NotModelled(f"how many rows {node.name} has depends on the data")
         row = Tensor(whole.shape[1:], whole.dtype, (whole.bytes or 0) // max(whole.shape[0], 1))
-        lists[here] = tuple((number, 1 + index) for index in range(whole.shape[0]))
-        readers[number] = []
-        return replace(node, outputs=(node.outputs[0], *[row] * whole.shape[0]))
-    elif kind in ("TensorListGetItem", "TensorListStack"):
-        items = lists.get(node.inputs[0], ())
-        known = items if isinstance(items, tuple) else ()
-        if kind == "TensorListStack":
-            return replace(node, inputs=(*node.inputs, *(each for each in known if each is not None)))
-        rows = next((each for each in known if each is not None), None)
-        if rows is not None and rows[0] in readers:
-            # Which row is read at which time matters little: they are as large and all stay until the last was read.
-            reading = readers[rows[0]]
-            read = known[min(len(reading), len(known) - 1)]
-            reading.append(number)
-            return replace(node, inputs=(*node.inputs, read or rows))
-        if rows is not None:
-            return replace(node, inputs=(*node.inputs, rows))
-    elif source in lists and (kind in ALIASES or kind in ("ZerosLike", "AddN")):
-        lists[here] = lists[source]
+        return _with_rows(number, node, [row] * whole.shape[0], lists)
+    elif kind == "TensorListGetItem":
+        items, origin = lists.items(node.inputs[0]), lists.use(number, node.inputs[0])
+        read = items[min(lists.read[origin], len(items) - 1)] if items else None
+        lists.read[origin] += 1
+        known = read or next((each for each in items if each is not None), None)
+        return node if known is None else replace(node, inputs=(*node.inputs, known))
+    elif kind == "TensorListStack":
+        items = lists.items(node.inputs[0])
+        return replace(node, inputs=(*node.inputs, *(each for each in items if each is not None)))
+    elif kind == "ZerosLike" and source is not None and lists.items(source):
+        lists.use(number, source)
+        of = [nodes[item[0]].outputs[item[1]] for item in lists.items(source) if item is not None]
+        return _with_rows(number, node, of, lists)
+    elif kind == "AddN" and source is not None and all(isinstance(contents.get(each), tuple) for each in node.inputs):
+        return _with_sums(number, node, nodes, lists)
+    elif source in contents and (kind in ALIASES or kind in ("ZerosLike", "AddN")):
+        contents[here] = contents[source]
+        lists.use(number, source, here)
     return node
+
+
+def _with_rows(number: int, node: Node, rows: Sequence[Tensor], lists: _Lists) -> Node:
+    """Return the node with the rows of the list that it makes as further outputs."""
+    lists.contents[number, 0] = tuple((number, 1 + place) for place in range(len(rows)))
+    return replace(node, outputs=(node.outputs[0], *rows))
+
+
+def _with_item(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+    """Return the node that writes an item; the one that was there before lives until then."""
+    here, items = (number, 0), lists.items(node.inputs[0])
+    origin = lists.use(number, node.inputs[0], here)
+    place = _number(node.inputs[1], nodes)
+    if place is None:
+        place = lists.written[origin]
+    lists.written[origin] += 1
+    items += (None,) * (place + 1 - len(items))
+    lists.contents[here] = (*items[:place], node.inputs[2], *items[place + 1 :])
+    before = items[place]
+    return node if before is None else replace(node, inputs=(*node.inputs, before))
+
+
+def _with_sums(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+    """Return the node that adds lists: a new row where several have one, else the one that there is."""
+    here = (number, 0)
+    rows: list[Tensor] = []
+    items: list[_Source | None] = []
+    added: list[_Source] = []
+    for place in itertools.zip_longest(*(lists.items(each) for each in node.inputs)):
+        there = [item for item in place if item is not None]
+        if len(there) > 1:
+            added += there
+            rows.append(nodes[there[0][0]].outputs[there[0][1]])
+            items.append((number, len(rows)))
+        else:
+            items.append(there[0] if there else None)
+    for each in node.inputs:
+        lists.use(number, each, here)
+    lists.contents[here] = tuple(items)
+    return replace(node, inputs=(*node.inputs, *added), outputs=(node.outputs[0], *rows))
 
 
 def _number(source: _Source, nodes: Sequence[Node]) -> int | None:
