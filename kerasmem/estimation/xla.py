@@ -13,13 +13,11 @@ from typing import Any
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.attribution import CATEGORIES, Attribution
 from kerasmem.estimation.graph.heap import Heap, make_variables
-from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.outcome import SPREAD, Outcome
 from kerasmem.estimation.replay import smallest_limit
 from kerasmem.estimation.report import Pool
 from kerasmem.models.step import TracedStep
 
-# The plan is exact; what chunks the variables lie in is not, as it depends on all that the process did before.
-SPREAD = 0.01
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
@@ -225,7 +223,7 @@ def outcome(
     categories["workspace"] += plan.requested - known
     categories["allocator"] = total - sum(categories.values())
     return Outcome(
-        "xla", "xla", total, int(total * (1 - SPREAD)), max(int(total * (1 + SPREAD)), limit),
+        "xla", "xla", total, int(total * (1 - SPREAD["xla"])), max(int(total * (1 + SPREAD["xla"])), limit),
         Pool(requested, total, allocator.reserved, None, limit),
         categories, layers,
         None if plan.at is None else attribution.instant(plan.at),

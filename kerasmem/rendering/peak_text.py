@@ -35,7 +35,7 @@ _SPREAD = {
     "graph": "the simulated steps, what identical ones differ by, and the smallest limit that they train in",
     "xla": "the plan, and the smallest limit under which the first step runs",
     "gpu-target": "the variants of the plan, and what lies outside it",
-    "probe": "the least and the most of the replayed steps",
+    "probe": "the replayed steps, and what identical ones differ by",
     "measure": "the least and the most that a step took",
 }
 

@@ -162,6 +162,8 @@ def test_fits_that_cannot_be_trusted_are_refused_with_a_way_out():
 def test_batch_sizes():
     assert default_batch_sizes(25) == (8, 16, 24)
     assert default_batch_sizes(100) == (12, 24, 36)
+    assert default_batch_sizes(4096) == (16, 32, 48)
+    assert default_batch_sizes(4096, is_xla=True) == (512, 1024, 1536)
     for wrong in ((8,), (8, 8), (16, 8), (0, 8), (1, 2, 3, 4)):
         with pytest.raises(UsageError, match="rising"):
             probe(ModelRequest("m.keras"), batch_sizes=wrong)

@@ -184,6 +184,19 @@ def test_of_unknown_branches_the_heavier_is_taken_and_it_is_said(heavy):
     assert "maybe" in notes[0]
 
 
+def test_a_branch_whose_sizes_depend_on_the_data_gives_way():
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+    sketch.add("maybe", "Placeholder")
+    sketch.add("switch", "Switch", ["x", "maybe"], outputs=2)
+    sketch.add("no", "Exp", [("switch", 0)], size=4)
+    sketch.add("yes", "Where", [("switch", 1)], size=4000)
+    sketch.add("merge", "Merge", ["no", "yes"], outputs=2)
+    straight, notes = straighten(sketch.program(sketch.add("y", "Relu", ["merge"])))
+    assert chain(straight, straight.results[0]) == ["y", "no", "x"]
+    assert "whose sizes are known" in notes[0]
+
+
 @pytest.mark.parametrize(("value", "taken"), [(True, "yes"), (False, "no")])
 def test_a_known_branch_is_taken_without_a_note(value, taken):
     straight, notes = straighten(branches("sure", "yes", value))

@@ -10,6 +10,7 @@ import measuring
 import numpy as np
 import pytest
 
+from kerasmem import measure
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import MemoryReport
@@ -258,13 +259,49 @@ def wrapped():
     )
 
 
+def looked_up():
+    words = layers.StringLookup(vocabulary=["a", "b"])
+    return keras.Sequential(
+        [keras.Input((4,), dtype="string"), words, layers.Embedding(5, 8), layers.Flatten(), layers.Dense(10)]
+    )
+
+
 @pytest.mark.parametrize(
     "build",
-    [string_model, stateful, masked, quantised, frozen, without_weights, mixed, wrapped],
+    [string_model, stateful, masked, quantised, frozen, without_weights, mixed, wrapped, looked_up],
     ids=lambda f: f.__name__,
 )
 def test_odd_models_have_an_answer(build):
     check(graph(build, 4 if build is stateful else 8))
+
+
+def convolutional_recurrence():
+    return keras.Sequential([keras.Input((6, 16, 16, 3)), layers.ConvLSTM2D(8, 3), layers.Flatten(), layers.Dense(10)])
+
+
+def embedded():
+    return keras.Sequential(
+        [keras.Input((16,), dtype="int32"), layers.Embedding(5000, 64), layers.GlobalAveragePooling1D(),
+         layers.Dense(10)]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("build", "optimizer", "batch_size"),
+    [
+        (convolutional_recurrence, "adam", 256),
+        (embedded, "rmsprop", 2048),
+        (embedded, "adafactor", 2048),
+        (embedded, keras.optimizers.Adam(gradient_accumulation_steps=4), 2048),
+    ],
+    ids=["loop", "branch", "branch for adafactor", "sizes in constants"],
+)
+def test_sizes_that_only_constants_tell_are_found(build, optimizer, batch_size):
+    model = build()
+    model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
+    report = check(graph(model, batch_size))
+    measured = measure(model, batch_size=batch_size, jit_compile=False)
+    assert report.bytes.total == pytest.approx(measured.bytes.total, rel=0.15)
 
 
 class Chosen(layers.Layer):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from kerasmem.estimation.graph.control import straighten
-from kerasmem.estimation.graph.lists import Infer, settle
+from kerasmem.estimation.graph.lists import Evaluate, Infer, settle
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import HIDDEN_OUTPUT
 from kerasmem.models.sizes import element_bytes
@@ -50,7 +50,9 @@ def build_program(traced: TracedStep) -> tuple[Program, tuple[str, ...]]:
         except ValueError as error:
             raise NotModelled(f"the optimised graph cannot be read: {str(error).splitlines()[0][:200]}") from error
     program, notes = straighten(_plain(imported, traced, [each.name for each in graph.outputs]))
-    return settle(program, _inference(optimised)), notes
+    by_name = {node.name: node for node in optimised.node}
+    infer, evaluate = _inference(by_name, optimised.versions), _evaluation(by_name, optimised.versions)
+    return settle(program, infer, evaluate), notes
 
 
 def _fold_large(graph: Any, definition: Any) -> None:
@@ -105,47 +107,68 @@ def _value_of(operation: Any, node: Any, values: dict[str, str]) -> str:
     return digest.hexdigest()
 
 
-def _inference(definition: Any) -> Infer:
+def _inference(by_name: dict[str, Any], versions: Any) -> Infer:
     """Return TensorFlow's own shape inference for an operation whose inputs have become known."""
-    import tensorflow as tf
-
-    by_name = {node.name: node for node in definition.node}
     known: dict[Any, list[tuple[int, ...] | None] | None] = {}
 
     def infer(node: Node, inputs: Sequence[Tensor], values: Sequence[Any]) -> list[tuple[int, ...] | None] | None:
         if node.name not in by_name:
             return None
-        key = (node.name, tuple(each.shape for each in inputs))
+        key = (node.name, tuple(each.shape for each in inputs), tuple(map(_as_key, values)))
         if key not in known:
-            with tf.Graph().as_default() as graph:
-                small = tf.compat.v1.GraphDef(versions=definition.versions)
-                small.node.add().CopyFrom(by_name[node.name])
-                del small.node[0].input[:]
-                small.node[0].attr.pop("_class", None)
-                for place, (tensor, value) in enumerate(zip(inputs, values, strict=True)):
-                    name = f"kerasmem_input_{place}"
-                    if value is not None:
-                        tf.constant(value, tensor.dtype, name=name)
-                    else:
-                        tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=name)
-                    small.node[0].input.append(name)
-                small.node.extend(graph.as_graph_def().node)
-                known[key] = _outputs(small, node.name)
+            made = _alone(by_name[node.name], versions, inputs, values)
+            shapes = None if made is None else [tensor.shape for tensor in made.outputs]
+            known[key] = shapes and [tuple(each.as_list()) if each.is_fully_defined() else None for each in shapes]
         return known[key]
 
     return infer
 
 
-def _outputs(definition: Any, name: str) -> list[tuple[int, ...] | None] | None:
+def _evaluation(by_name: dict[str, Any], versions: Any) -> Evaluate:
+    """Return TensorFlow's own evaluation of an operation on constants."""
+    known: dict[Any, Any] = {}
+
+    def evaluate(node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
+        from tensorflow.python.framework import smart_cond
+
+        if node.name not in by_name:
+            return None
+        key = (node.name, output, tuple(each.shape for each in inputs), tuple(map(_as_key, values)))
+        if key not in known:
+            made = _alone(by_name[node.name], versions, inputs, values)
+            known[key] = None if made is None else smart_cond.smart_constant_value(made.outputs[output])
+        return known[key]
+
+    return evaluate
+
+
+def _as_key(value: Any) -> Any:
+    return None if value is None else (value.shape, value.tobytes())
+
+
+def _alone(definition: Any, versions: Any, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
+    """Return an operation in a graph of its own, on constants where its inputs' values are known; None if refused."""
     import tensorflow as tf
 
     with tf.Graph().as_default() as graph:
+        small = tf.compat.v1.GraphDef(versions=versions)
+        small.node.add().CopyFrom(definition)
+        del small.node[0].input[:]
+        small.node[0].attr.pop("_class", None)
+        for place, (tensor, value) in enumerate(zip(inputs, values, strict=True)):
+            name = f"kerasmem_input_{place}"
+            if value is not None:
+                tf.constant(value, tensor.dtype, name=name)
+            else:
+                tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=name)
+            small.node[0].input.append(name)
+        small.node.extend(graph.as_graph_def().node)
+    with tf.Graph().as_default() as graph:
         try:
-            tf.import_graph_def(definition, name="")
+            tf.import_graph_def(small, name="")
         except ValueError:
             return None
-    shapes = [tensor.shape for tensor in graph.get_operation_by_name(name).outputs]
-    return [tuple(shape.as_list()) if shape.is_fully_defined() else None for shape in shapes]
+    return graph.get_operation_by_name(definition.name)
 
 
 def _runnable(traced: TracedStep) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 from kerasmem.estimation.graph.program import Node, NotModelled, Program
 
 CONTROL = frozenset({"Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond"})
+SIZED_BY_DATA = frozenset({"Where", "Unique", "UniqueV2", "ListDiff", "DynamicPartition", "BooleanMask"})
 LONGEST = 400_000  # nodes; a longer step is not worth simulating
 
 _Context = tuple[tuple[str, int], ...]
@@ -87,6 +88,7 @@ class _Walk:
         self._iterations: dict[_Context, int] = {}
         self._ready: deque[_Instance] = deque()
         self._branches: dict[tuple[int, int], bool] = {}
+        self._reasons: dict[tuple[int, int], str] = {}
         self._new: list[Node] = []
         self._place: dict[int, int] = {}  # nodes outside frames: old number → new
         self._tokens: dict[tuple[int, int], _Token] = {}
@@ -217,12 +219,16 @@ class _Walk:
         if key not in self._branches:
             self._branches[key] = self._heavier(key)
             name = self._program.nodes[key[0]].name
-            self.notes.append(f"a branch of the step depends on the data ({name}): the one that makes more is counted")
+            self.notes.append(f"a branch of the step depends on the data ({name}): {self._reasons[key]}")
         return self._branches[key]
 
     def _heavier(self, condition: tuple[int, int]) -> bool:
-        """Return whether what hangs on the branch for "true" makes at least as many bytes as the other."""
+        """Return whether what hangs on the branch for "true" makes at least as many bytes as the other.
+
+        A branch whose sizes depend on the data too, as of places that are looked for, gives way to one whose do not.
+        """
         weights = []
+        known = []
         for branch in (0, 1):
             seen: set[int] = set()
             pending = [
@@ -241,6 +247,11 @@ class _Walk:
                 pending += [consumer for _, consumer, _ in self._consumers[number]] + self._after[number]
             nodes = [self._program.nodes[number] for number in seen]
             weights.append((sum(out.bytes or 0 for node in nodes for out in node.outputs), len(nodes)))
+            known.append(not any(node.type in SIZED_BY_DATA for node in nodes))
+        if known[0] != known[1]:
+            self._reasons[condition] = "the one whose sizes are known is counted"
+            return known[1]
+        self._reasons[condition] = "the one that makes more is counted"
         return weights[1] >= weights[0]
 
     def _emit(self, number: int, node: Node, context: _Context, inputs: Sequence[_Token], controls: list[int]) -> None:

@@ -14,24 +14,31 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
 from kerasmem.estimation.graph.rules import ALIASES
 from kerasmem.models.sizes import element_bytes
 
+SMALL, DEEPEST = 64, 40  # elements of a value that a shape depends on; operations that lead to it
+
 Shape = tuple[int, ...]
 Infer = Callable[[Node, Sequence[Tensor], Sequence[Any]], "list[Shape | None] | None"]
+Evaluate = Callable[[Node, int, Sequence[Tensor], Sequence[Any]], Any]
 
 _Source = tuple[int, int]
 _Items = tuple[_Source | None, ...]
 
 
-def settle(program: Program, infer: Infer) -> Program:
+def settle(program: Program, infer: Infer, evaluate: Evaluate = lambda *_: None) -> Program:
     """Return the program with the contents of lists as inputs and all shapes filled in.
 
     Args:
         program: without control flow, each node after those it takes from.
         infer: from a node, its inputs and their values where they are constants to the shapes of its outputs (None
             for one that depends on the data), or None where that is not known.
+        evaluate: from a node, the number of an output, the node's inputs and their values to the output's value, or
+            None where that depends on the data. It is asked only for what a shape depends on.
 
     Raises:
         NotModelled: a list's contents or a shape depend on the data.
@@ -40,10 +47,11 @@ def settle(program: Program, infer: Infer) -> Program:
         return program
     nodes: list[Node] = []
     lists = _Lists()
+    values = _Values(nodes, evaluate)
     for number, node in enumerate(program.nodes):
         settled = _with_lists(number, node, nodes, lists)
         inputs = [nodes[source].outputs[output] for source, output in settled.inputs]
-        nodes.append(_with_shapes(settled, inputs, nodes, infer))
+        nodes.append(_with_shapes(settled, inputs, values, infer))
     for number, items in lists.last_holders():
         nodes[number] = replace(nodes[number], inputs=(*nodes[number].inputs, *items))
     return replace(program, nodes=tuple(nodes))
@@ -194,12 +202,42 @@ def _number(source: _Source, nodes: Sequence[Node]) -> int | None:
     return None if value is None or value.size != 1 else int(value.reshape(()))
 
 
-def _with_shapes(node: Node, inputs: Sequence[Tensor], nodes: Sequence[Node], infer: Infer) -> Node:
+class _Values:
+    """Values of small tensors, computed where a shape depends on them."""
+
+    def __init__(self, nodes: Sequence[Node], evaluate: Evaluate) -> None:
+        self._nodes, self._evaluate = nodes, evaluate
+        self._known: dict[_Source, Any] = {}
+
+    def of(self, source: _Source, depth: int = 0) -> Any:
+        """Return the value of an output, or None where it depends on the data or takes too much to find."""
+        node = self._nodes[source[0]]
+        if node.type == "Const":
+            return node.attributes.get("value")
+        if source not in self._known:
+            self._known[source] = self._find(node, source[1], depth) if depth < DEEPEST else None
+        return self._known[source]
+
+    def _find(self, node: Node, output: int, depth: int) -> Any:
+        made = node.outputs[output]
+        if made.dtype not in ("int32", "int64", "bool") or math.prod(made.shape or ()) > SMALL:
+            return None
+        if node.type == "TensorListPopBack":
+            return self.of(node.inputs[2], depth + 1)
+        inputs = [self._nodes[source].outputs[place] for source, place in node.inputs]
+        if node.type in ("Shape", "ShapeN"):
+            shape = inputs[output].shape
+            return None if shape is None else np.array(shape, made.dtype)
+        values = [self.of(each, depth + 1) for each in node.inputs]
+        return None if any(each is None for each in values) else self._evaluate(node, output, inputs, values)
+
+
+def _with_shapes(node: Node, inputs: Sequence[Tensor], values: _Values, infer: Infer) -> Node:
     if not any(each.bytes is None and each.dtype != "variant" for each in node.outputs):
         return node
     shapes = _of_list(node, inputs)
     if shapes is None and all(each.shape is not None or each.dtype in ("variant", "resource") for each in inputs):
-        shapes = infer(node, inputs, [nodes[source].attributes.get("value") for source, _ in node.inputs])
+        shapes = infer(node, inputs, [values.of(source) for source in node.inputs])
     if shapes is None:
         return node
     outputs = tuple(
@@ -214,6 +252,8 @@ def _with_shapes(node: Node, inputs: Sequence[Tensor], nodes: Sequence[Node], in
 def _of_list(node: Node, inputs: Sequence[Tensor]) -> list[Shape | None] | None:
     """Return the shapes of what comes out of a list, by what went in."""
     kind = node.type
+    if kind == "LookupTableFindV2" and len(inputs) > 2 and inputs[2].shape == ():
+        return [inputs[1].shape]
     if kind == "TensorListPopBack":
         return [None, inputs[-1].shape]
     if kind == "TensorListGetItem" and len(inputs) > 3:

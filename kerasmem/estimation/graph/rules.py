@@ -26,6 +26,7 @@ ALIASES = frozenset(_VIEWS.split())
 NOTHING = frozenset(
     """
     NoOp VarHandleOp Const Placeholder AssignVariableOp AssignAddVariableOp AssignSubVariableOp ControlTrigger
+    ResourceScatterAdd ResourceScatterSub ResourceScatterUpdate
     Assert DestroyResourceOp VarIsInitializedOp HostConst
     """.split()
 )
@@ -34,7 +35,9 @@ NOTHING = frozenset(
 TAKEN_FROM_LIST = {"TensorListPopBack": 2, "TensorListGetItem": 3}
 
 # A variable is changed in place: value and change are read, the value is written.
-UPDATES = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
+UPDATES = frozenset(
+    """AssignAddVariableOp AssignSubVariableOp ResourceScatterAdd ResourceScatterSub ResourceScatterUpdate""".split()
+)
 
 # The output may take over the buffer of one of these inputs: `None` for any.
 _UNARY = """
@@ -85,6 +88,7 @@ ALLOCATES = frozenset(
     TensorListReserve TensorListStack TensorListGetItem TensorListLength TensorListElementShape EmptyTensorList
     TensorListFromTensor TensorListPushBack TensorListPopBack TensorListSetItem
     Qr Cholesky MatrixInverse Svd Betainc Bincount DenseBincount Empty DynamicStitch DynamicPartition
+    LookupTableFindV2 StringToHashBucketFast ImageProjectiveTransformV3
     _MklSwish TemporaryVariable AccumulateNV2 Cast ListDiff EinsumGrad HistogramFixedWidth Merge
     """.split()
 )

@@ -13,14 +13,11 @@ from kerasmem.estimation.graph.executor import Executor, Memory
 from kerasmem.estimation.graph.heap import Buffer, Heap
 from kerasmem.estimation.graph.program import Node, Program
 from kerasmem.estimation.graph.rules import CPU_RULES, DeviceRules, is_known
-from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.outcome import SPREAD, Outcome
 from kerasmem.estimation.replay import smallest_limit
 from kerasmem.estimation.report import Pool, Unmodelled
 
 WARM_UP_STEPS, STEPS, FEWEST_STEPS = 3, 15, 3
-# Real processes that train the same model differ in their medians, and steps within one by up to 15 %, as threads race;
-# what the simulation varies is part of that, so no narrower interval is claimed.
-SPREAD = 0.08
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
 
 
@@ -60,8 +57,8 @@ def graph_outcome(
     at = program.nodes[usual.node].name
     return Outcome(
         "graph", "graph", total,
-        low=min(by_size[0].in_use, int(total * (1 - SPREAD))),
-        high=max(by_size[-1].in_use, limit, int(total * (1 + SPREAD))),
+        low=min(by_size[0].in_use, int(total * (1 - SPREAD["graph"]))),
+        high=max(by_size[-1].in_use, limit, int(total * (1 + SPREAD["graph"]))),
         pool=Pool(usual.requested, total, heap.allocator.reserved, None, limit),
         categories=categories,
         layers=layers,

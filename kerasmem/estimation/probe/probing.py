@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.events import read_recording
+from kerasmem.estimation.outcome import SPREAD
 from kerasmem.estimation.probe.fitting import Fit, fit_recording, replay_fit, split_recording
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, Run, run_steps
 from kerasmem.models.request import ModelRequest
 
 # The smallest of the batches that are run by default is this share of the target, within these bounds; the others are
 # twice and three times as large. Larger ones foretell better, since at a small batch what does not depend on it (the
-# optimizer's updates) takes a larger part of the time and overlaps with more; smaller ones cost less.
+# optimizer's updates) takes a larger part of the time and overlaps with more; smaller ones cost less. XLA makes another
+# plan for each batch, so that only batches near the target tell whether sizes grow in proportion.
 SHARE, LEAST_UNIT, MOST_UNIT = 8, 8, 16
 PATTERN_STEPS, OTHER_STEPS = 12, 2  # of the largest batch, whose order is replayed, and of those that tell sizes only
 DIRECT_STEPS = 10
@@ -31,8 +33,8 @@ class ProbeResult:
 
     Attributes:
         total: the peak in use at the batch asked for: the median over the steps.
-        low: the least of the steps.
-        high: the most.
+        low: the least of the steps, or less (`SPREAD`) where they were foretold.
+        high: the most, or more.
         requested: what the step's tensors ask for at the peak; None where the batch was measured itself.
         reserved: the allocator's regions, under memory growth; None likewise.
         smallest_limit: the smallest memory limit that suffices; None likewise.
@@ -88,7 +90,7 @@ def probe(
         KerasmemError: the process gave no answer, or memory does not grow in proportion to the batch.
     """
     target = request.batch_size
-    sizes = default_batch_sizes(target) if batch_sizes is None else tuple(batch_sizes)
+    sizes = default_batch_sizes(target, request.jit_compile is True) if batch_sizes is None else tuple(batch_sizes)
     if len(sizes) not in (2, 3) or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
         raise UsageError(f"batch_sizes {sizes}: give two or three rising numbers, such as (8, 16, 24)")
     if is_fixed or target <= sizes[-1]:
@@ -113,14 +115,15 @@ def probe(
     return _extrapolated(fit, answer, target, with_limit)
 
 
-def default_batch_sizes(target: int) -> tuple[int, int, int]:
+def default_batch_sizes(target: int, is_xla: bool = False) -> tuple[int, int, int]:
     """Return the batches that are run to foretell a target.
 
     Example:
         >>> default_batch_sizes(64), default_batch_sizes(1024)
         ((8, 16, 24), (16, 32, 48))
     """
-    unit = min(max(target // SHARE, LEAST_UNIT), MOST_UNIT)
+    unit = max(target // SHARE, LEAST_UNIT)
+    unit = unit if is_xla else min(unit, MOST_UNIT)
     return unit, 2 * unit, 3 * unit
 
 
@@ -160,13 +163,13 @@ def _check(fit: Fit, answer: Answer, request: ModelRequest) -> None:
 
 def _extrapolated(fit: Fit, answer: Answer, target: int, with_limit: bool) -> ProbeResult:
     found = replay_fit(fit, target, descending=_descends(answer), with_limit=with_limit)
-    pattern = answer.runs[0]
+    pattern, spread = answer.runs[0], SPREAD[answer.execution]
     sizes = " and ".join(str(run.batch_size) for run in answer.runs[::-1])
     at_peak = found.requested[min(range(len(found.peaks)), key=lambda index: abs(found.peaks[index] - found.total))]
     return ProbeResult(
         total=found.total,
-        low=min(found.peaks),
-        high=max(found.peaks),
+        low=min(*found.peaks, int(found.total * (1 - spread))),
+        high=max(*found.peaks, int(found.total * (1 + spread))),
         requested=at_peak,
         reserved=found.reserved,
         smallest_limit=found.smallest_limit,
