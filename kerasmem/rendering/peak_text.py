@@ -32,7 +32,7 @@ _HOW = {
     "measure": "measured",
 }
 _SPREAD = {
-    "graph": "the simulated steps, what identical ones differ by, and the smallest limit that they train in",
+    "graph": "the simulated steps, what identical ones differ by, and what their chunks may waste",
     "xla": "the plan, and the smallest limit under which the first step runs",
     "gpu-target": "the variants of the plan, and what lies outside it",
     "probe": "the replayed steps, and what identical ones differ by",

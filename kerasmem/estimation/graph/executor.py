@@ -38,9 +38,13 @@ class Executor:
         program: the step.
         rules: of the device.
         seconds: how long an operation takes; decides the order between threads.
+        is_reversed: operations that become ready together come in the reverse of the graph's order. TensorFlow's own
+            order depends on how often a graph was rewritten after Grappler.
     """
 
-    def __init__(self, program: Program, rules: DeviceRules, seconds: Callable[[Node], float]) -> None:
+    def __init__(
+        self, program: Program, rules: DeviceRules, seconds: Callable[[Node], float], is_reversed: bool = False
+    ) -> None:
         self._program, self._rules = program, rules
         nodes = program.nodes
         self._seconds = [seconds(node) for node in nodes]
@@ -51,7 +55,7 @@ class Executor:
         self.consumers: list[list[list[int]]] = [[[] for _ in node.outputs] for node in nodes]
         self._after: list[list[int]] = [[] for _ in nodes]
         self._waits = [len(node.inputs) + len(node.controls) for node in nodes]
-        for number, node in enumerate(nodes):
+        for number, node in (reversed(list(enumerate(nodes))) if is_reversed else enumerate(nodes)):
             for source, output in node.inputs:
                 self.consumers[source][output].append(number)
             for source in node.controls:

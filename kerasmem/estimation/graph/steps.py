@@ -17,7 +17,7 @@ from kerasmem.estimation.outcome import SPREAD, Outcome
 from kerasmem.estimation.replay import smallest_limit
 from kerasmem.estimation.report import Pool, Unmodelled
 
-WARM_UP_STEPS, STEPS, FEWEST_STEPS = 3, 15, 3
+WARM_UP_STEPS, STEPS, OTHER_STEPS, FEWEST_STEPS = 3, 15, 5, 3
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
 
 
@@ -44,6 +44,7 @@ def graph_outcome(
         NotModelled: the step holds something without a rule.
     """
     heap, peaks = _simulate(program, rules)
+    _, others = _simulate(program, rules, OTHER_STEPS, is_reversed=True)
     by_size = sorted(peaks, key=lambda each: each.in_use)
     usual = by_size[(len(by_size) - 1) // 2]
     total = int(statistics.median(each.in_use for each in peaks))
@@ -51,6 +52,8 @@ def graph_outcome(
     categories, layers = _divide(program, live, usual, layer_of, attribution)
     categories["allocator"] += total - usual.in_use
     limit = smallest_limit(heap.requests(), descending=True)
+    # A chunk may be nearly twice as large as what lies in it; whether the largest one's is, depends on the past.
+    wasted = max((buffer.bytes for buffer in live), default=0)
     unknown = Counter(
         node.type for node in program.nodes if not is_known(node.type) and "scratch" not in node.attributes
     )
@@ -58,7 +61,9 @@ def graph_outcome(
     return Outcome(
         "graph", "graph", total,
         low=min(by_size[0].in_use, int(total * (1 - SPREAD["graph"]))),
-        high=max(by_size[-1].in_use, limit, int(total * (1 + SPREAD["graph"]))),
+        high=max(
+            *(each.in_use for each in (*peaks, *others)), limit, int(total * (1 + SPREAD["graph"])), total + wasted
+        ),
         pool=Pool(usual.requested, total, heap.allocator.reserved, None, limit),
         categories=categories,
         layers=layers,
@@ -71,17 +76,19 @@ def graph_outcome(
     )  # fmt: skip
 
 
-def _simulate(program: Program, rules: DeviceRules) -> tuple[Heap, list[_Peak]]:
+def _simulate(
+    program: Program, rules: DeviceRules, most: int = STEPS, is_reversed: bool = False
+) -> tuple[Heap, list[_Peak]]:
     draw = random.Random(0)
 
     def usual_seconds(node: Node) -> float:
         return seconds(node, [program.nodes[source].outputs[output] for source, output in node.inputs])
 
-    executor = Executor(program, rules, usual_seconds)
+    executor = Executor(program, rules, usual_seconds, is_reversed)
     heap = Heap()
     memory = Memory(program, rules, executor, heap)
     peaks = []
-    steps = max(FEWEST_STEPS, min(STEPS, MOST_OPERATIONS // max(len(program.nodes), 1) - WARM_UP_STEPS))
+    steps = max(FEWEST_STEPS, min(most, MOST_OPERATIONS // max(len(program.nodes), 1) - WARM_UP_STEPS))
     for step in range(WARM_UP_STEPS + steps):
         heap.reset_peak()
         memory.run(executor.order(lambda took: took * draw.lognormvariate(0, VARIATION)))
