@@ -23,9 +23,7 @@ from kerasmem.errors import KerasmemError
 GRAIN = 256  # every size and address is a multiple
 FIRST_REGION = 2 << 20
 LARGEST_WASTE = 128 << 20  # a chunk that exceeds the request by as much is split
-BACKPEDAL = struct.unpack("f", struct.pack("f", 0.9))[
-    0
-]  # the original computes in float32
+BACKPEDAL = struct.unpack("f", struct.pack("f", 0.9))[0]  # the original computes in float32
 
 _SHIFT = 48  # a free chunk is one integer, size << 48 | address: sorted, they are in the allocator's order
 _ADDRESS = (1 << _SHIFT) - 1
@@ -42,14 +40,7 @@ class OutOfMemory(KerasmemError):
         largest_free: the largest free chunk in bytes; more may be free in smaller ones.
     """
 
-    def __init__(
-        self,
-        requested: int,
-        in_use: int,
-        reserved: int,
-        limit: int | None,
-        largest_free: int,
-    ) -> None:
+    def __init__(self, requested: int, in_use: int, reserved: int, limit: int | None, largest_free: int) -> None:
         self.requested, self.in_use, self.reserved = requested, in_use, reserved
         self.limit, self.largest_free = limit, largest_free
         within = "" if limit is None else f" within a limit of {limit:,} B"
@@ -103,17 +94,9 @@ class BFCAllocator:
             raise ValueError("without growth the one region is the limit: give a limit")
         self.limit, self.growth, self.device_bytes = limit, growth, device_bytes
         self.collect, self.coalesce, self.descending = collect, coalesce, descending
-        self.in_use = self.peak = self.reserved = self.requested_in_use = (
-            self.requested_at_peak
-        ) = 0
-        self.next_address: int | None = (
-            None  # where the next region lies, for replays of recorded addresses
-        )
-        first = (
-            limit
-            if not growth and limit is not None
-            else min(limit or FIRST_REGION, FIRST_REGION)
-        )
+        self.in_use = self.peak = self.reserved = self.requested_in_use = self.requested_at_peak = 0
+        self.next_address: int | None = None  # where the next region lies, for replays of recorded addresses
+        first = limit if not growth and limit is not None else min(limit or FIRST_REGION, FIRST_REGION)
         self._next_bytes = max(_round(first), GRAIN)
         self._free: list[int] = []  # size << 48 | address, sorted
         self._starts: dict[int, int] = {}  # free chunks: address -> size
@@ -204,12 +187,7 @@ class BFCAllocator:
     def chunks(self) -> tuple[tuple[int, int, bool], ...]:
         """Return all chunks by address: address, bytes, whether it is in use."""
         used = [(address, chunk, True) for address, (chunk, _) in self._used.items()]
-        return tuple(
-            sorted(
-                used
-                + [(address, size, False) for address, size in self._starts.items()]
-            )
-        )
+        return tuple(sorted(used + [(address, size, False) for address, size in self._starts.items()]))
 
     def reset_peak(self) -> None:
         """Let the peak begin again at what is in use, as `reset_memory_stats` does."""
@@ -220,45 +198,25 @@ class BFCAllocator:
         other = BFCAllocator.__new__(BFCAllocator)
         for name in self.__slots__:
             value = getattr(self, name)
-            setattr(
-                other, name, value.copy() if isinstance(value, (list, dict)) else value
-            )
+            setattr(other, name, value.copy() if isinstance(value, (list, dict)) else value)
         return other
 
     def _make_room(self, rounded: int, size: int) -> None:
         """Grow until a free chunk has `rounded` bytes."""
-        if not self._extend(rounded) and not (
-            self._collect_regions(rounded) and self._extend(rounded)
-        ):
-            raise OutOfMemory(
-                size, self.in_use, self.reserved, self.limit, self.largest_free
-            )
+        if not self._extend(rounded) and not (self._collect_regions(rounded) and self._extend(rounded)):
+            raise OutOfMemory(size, self.in_use, self.reserved, self.limit, self.largest_free)
 
     def _extend(self, rounded: int) -> bool:
-        addresses = (
-            self._low if self.descending else _ADDRESS - self._high
-        ) - 2 * GRAIN  # never address 0
-        available = (
-            (
-                addresses
-                if self.limit is None
-                else min(addresses, self.limit - self.reserved)
-            )
-            // GRAIN
-            * GRAIN
-        )
+        addresses = (self._low if self.descending else _ADDRESS - self._high) - 2 * GRAIN  # never address 0
+        available = (addresses if self.limit is None else min(addresses, self.limit - self.reserved)) // GRAIN * GRAIN
         if rounded > available:
             return False
         is_increased = rounded > self._next_bytes
         while rounded > self._next_bytes:
             self._next_bytes *= 2
         size = min(self._next_bytes, available)
-        while (
-            self.device_bytes is not None and size > self.device_bytes - self.reserved
-        ):
-            size = min(
-                _round(int(_float32(_float32(float(size)) * BACKPEDAL))), size - GRAIN
-            )
+        while self.device_bytes is not None and size > self.device_bytes - self.reserved:
+            size = min(_round(int(_float32(_float32(float(size)) * BACKPEDAL))), size - GRAIN)
             if size < rounded:
                 return False
         if not is_increased:
@@ -267,19 +225,14 @@ class BFCAllocator:
         return True
 
     def _add_region(self, size: int) -> None:
-        gap = (
-            0 if self.coalesce else GRAIN
-        )  # so that chunks of different regions never touch
+        gap = 0 if self.coalesce else GRAIN  # so that chunks of different regions never touch
         address = self.next_address
         if address is None:
             address = self._low - gap - size if self.descending else self._high + gap
         self.next_address = None
         self._low, self._high = min(self._low, address), max(self._high, address + size)
         self.reserved += size
-        below = next(
-            (start for start, span in self._regions.items() if start + span == address),
-            None,
-        )
+        below = next((start for start, span in self._regions.items() if start + span == address), None)
         if self.coalesce and below is not None:
             self._regions[below] += size
         else:
@@ -293,15 +246,9 @@ class BFCAllocator:
         """Hand back the regions that are wholly free, where the request could then fit."""
         if not self.collect:
             return False
-        unused = [
-            each
-            for each, size in self._regions.items()
-            if self._starts.get(each) == size
-        ]
+        unused = [each for each, size in self._regions.items() if self._starts.get(each) == size]
         total = sum(self._regions[each] for each in unused)
-        if not unused or (
-            self.limit is not None and rounded > self.limit - self.reserved + total
-        ):
+        if not unused or (self.limit is not None and rounded > self.limit - self.reserved + total):
             return False
         for address in unused:
             size = self._regions.pop(address)

@@ -15,11 +15,7 @@ from kerasmem.estimation.report import Instant
 BACKWARD = "gradient_tape"
 _SUM = re.compile(r"AddN(_\d+)?")
 # phase → the category of the report that what it makes belongs to
-CATEGORIES = {
-    "forward": "activations",
-    "backward": "gradients",
-    "optimizer": "workspace",
-}
+CATEGORIES = {"forward": "activations", "backward": "gradients", "optimizer": "workspace"}
 
 
 @dataclass(frozen=True)
@@ -73,9 +69,7 @@ class Attribution:
             for end in range(len(parts), begin, -1):
                 scope = "/".join(parts[begin:end])
                 if scope in self._layers:
-                    return Origin(
-                        self._layers[scope], "backward" if backward else "forward"
-                    )
+                    return Origin(self._layers[scope], "backward" if backward else "forward")
         return Origin(None, "backward" if backward else "forward")
 
     def _is_optimizer(self, part: str) -> bool:

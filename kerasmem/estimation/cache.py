@@ -83,8 +83,7 @@ def cache_key(model: Any, settings: Mapping[str, Any]) -> str | None:
     if not isinstance(model, (str, os.PathLike)) or is_factory_name(os.fspath(model)):
         return None
     if settings.get("method", "auto") not in CACHED_METHODS or any(
-        settings.get(name)
-        for name in ("factory", "factory_args", "custom_objects", "trust")
+        settings.get(name) for name in ("factory", "factory_args", "custom_objects", "trust")
     ):
         return None
     try:
@@ -99,12 +98,7 @@ def cache_key(model: Any, settings: Mapping[str, Any]) -> str | None:
             ],
             sort_keys=True,
         )  # fmt: skip
-    except (
-        KerasmemError,
-        TypeError,
-        ValueError,
-        RecursionError,
-    ):  # the estimate itself will say what is wrong
+    except (KerasmemError, TypeError, ValueError, RecursionError):  # the estimate itself will say what is wrong
         return None
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -146,10 +140,7 @@ def write_entry(folder: Path, key: str, report: MemoryReport) -> None:
 
 def _shrink(folder: Path) -> None:
     """Remove the least recently used entries beyond the bound, and what interrupted writers left."""
-    files = sorted(
-        ((entry.stat(), entry.path) for entry in os.scandir(folder)),
-        key=lambda each: -each[0].st_mtime,
-    )
+    files = sorted(((entry.stat(), entry.path) for entry in os.scandir(folder)), key=lambda each: -each[0].st_mtime)
     total = 0
     for status, path in files:
         total += status.st_size
@@ -168,10 +159,7 @@ def _digest(key: str, text: str) -> str:
 
 def _is_worth_keeping(report: MemoryReport) -> bool:
     """Return whether the report is by a method that takes time, and no method failed that may not fail again."""
-    failed = any(
-        each.total is None and "--method" not in each.why
-        for each in report.alternatives
-    )
+    failed = any(each.total is None and "--method" not in each.why for each in report.alternatives)
     return (
         report.settings.method in CACHED_METHODS
         and not failed
@@ -209,14 +197,8 @@ def _surroundings() -> list[Any]:
     state = []
     for path in sorted(package.rglob("*.py")):
         status = path.stat()
-        state.append(
-            [str(path.relative_to(package)), status.st_size, status.st_mtime_ns]
-        )
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(_VARIABLES) and name != SWITCH
-    }
+        state.append([str(path.relative_to(package)), status.st_size, status.st_mtime_ns])
+    environment = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES) and name != SWITCH}
     return [
         state, platform.python_version(), [_version(name) for name in _LIBRARIES], platform.machine(), os.cpu_count(),
         _processor(), environment, _keras_settings(),
@@ -235,9 +217,7 @@ def _processor() -> list[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except (OSError, ValueError):
         return [platform.processor()]
-    return sorted(
-        {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    )
+    return sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
 
 
 def _keras_settings() -> str | None:

@@ -27,9 +27,7 @@ from kerasmem.units import format_size
 _POLL_SECONDS = 0.1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # Lines of a log that say nothing of what went wrong: I0000, W0000, "2026-01-01 10:00:00.1: I …", "WARNING:…".
-_NOISE = re.compile(
-    r"\s*([IW]\d{4} |WARNING\b|INFO\b|\d{4}-\d\d-\d\d [\d:.]+: [IW] |\^|File \"|Traceback|[~^]+$)"
-)
+_NOISE = re.compile(r"\s*([IW]\d{4} |WARNING\b|INFO\b|\d{4}-\d\d-\d\d [\d:.]+: [IW] |\^|File \"|Traceback|[~^]+$)")
 
 
 class ChildFailure(KerasmemError):
@@ -74,25 +72,14 @@ def run_child(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": _python_path(),
-            "PYTHONSAFEPATH": "1",
-            **(env or {}),
-        },
+        env={**os.environ, "PYTHONPATH": _python_path(), "PYTHONSAFEPATH": "1", **(env or {})},
     )
     try:
-        out, err = _communicate(
-            process, json.dumps(request).encode(), timeout, memory_limit
-        )
+        out, err = _communicate(process, json.dumps(request).encode(), timeout, memory_limit)
     except BaseException:  # also on Ctrl-C
         _end_group(process)
         raise
-    return _answer(
-        process.returncode,
-        out.decode("utf-8", "replace"),
-        err.decode("utf-8", "replace"),
-    )
+    return _answer(process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
 
 def serve(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -107,11 +94,7 @@ def serve(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         data: dict[str, Any] = {"result": function(json.load(sys.stdin))}
         text = json.dumps(data)
     except KerasmemError as error:
-        names = [
-            each.__name__
-            for each in type(error).__mro__
-            if issubclass(each, KerasmemError)
-        ]
+        names = [each.__name__ for each in type(error).__mro__ if issubclass(each, KerasmemError)]
         text = json.dumps({"error": {"classes": names, "message": str(error)}})
     except MemoryError:
         text = json.dumps({"crash": "out of host memory (MemoryError)"})
@@ -123,10 +106,7 @@ def serve(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 
 
 def _communicate(
-    process: subprocess.Popen[bytes],
-    request: bytes,
-    timeout: float,
-    memory_limit: int | None,
+    process: subprocess.Popen[bytes], request: bytes, timeout: float, memory_limit: int | None
 ) -> tuple[bytes, bytes]:
     deadline = time.monotonic() + timeout
     given: bytes | None = request
@@ -150,29 +130,15 @@ def _answer(code: int, out: str, err: str) -> dict[str, Any]:
         raise _rebuilt(data["error"])
     if "crash" in data:
         raise ChildFailure(str(data["crash"]))
-    if isinstance(
-        data.get("result"), dict
-    ):  # even where the libraries then fail to shut down
+    if isinstance(data.get("result"), dict):  # even where the libraries then fail to shut down
         result: dict[str, Any] = data["result"]
         return result
     said = _last_meaningful(err)
     if code < 0:
-        name = (
-            signal.Signals(-code).name
-            if -code in set(signal.Signals)
-            else f"signal {-code}"
-        )
-        hint = (
-            ", as the system does when memory runs out"
-            if code == -signal.SIGKILL
-            else ""
-        )
-        raise ChildFailure(
-            f"it was ended by {name}{hint}" + (f": {said}" if said else "")
-        )
-    raise ChildFailure(
-        f"it ended with exit code {code} and no answer" + (f": {said}" if said else "")
-    )
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        hint = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+        raise ChildFailure(f"it was ended by {name}{hint}" + (f": {said}" if said else ""))
+    raise ChildFailure(f"it ended with exit code {code} and no answer" + (f": {said}" if said else ""))
 
 
 def _last_object(out: str) -> dict[str, Any]:
@@ -190,19 +156,14 @@ def _rebuilt(error: Mapping[str, Any]) -> KerasmemError:
     names = [str(name) for name in error["classes"]]
     if ChildFailure.__name__ in names:
         return ChildFailure(message)
-    cls = next(
-        (getattr(errors, name) for name in names if hasattr(errors, name)),
-        KerasmemError,
-    )
+    cls = next((getattr(errors, name) for name in names if hasattr(errors, name)), KerasmemError)
     rebuilt: KerasmemError = cls.__new__(cls)
     rebuilt.args = (message,)
     return rebuilt
 
 
 def _last_meaningful(text: str) -> str:
-    lines = [
-        line for line in text.splitlines() if line.strip() and not _NOISE.match(line)
-    ]
+    lines = [line for line in text.splitlines() if line.strip() and not _NOISE.match(line)]
     return _one_line(lines[-1]) if lines else ""
 
 
@@ -212,9 +173,7 @@ def _one_line(text: str) -> str:
 
 
 def _python_path() -> str:
-    return os.pathsep.join(
-        os.path.abspath(path) for path in sys.path if isinstance(path, str)
-    )
+    return os.pathsep.join(os.path.abspath(path) for path in sys.path if isinstance(path, str))
 
 
 def _resident_bytes(pid: int) -> int:

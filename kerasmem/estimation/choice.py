@@ -45,9 +45,7 @@ class Question:
     options: Mapping[str, Any] = field(default_factory=dict)
     is_fixed: bool = False
 
-    def ask(
-        self, method: str, target: DeviceTarget | None, jit_compile: bool | str = "auto"
-    ) -> Outcome:
+    def ask(self, method: str, target: DeviceTarget | None, jit_compile: bool | str = "auto") -> Outcome:
         """Return what a method that looks at the step finds.
 
         Raises:
@@ -63,36 +61,21 @@ class Question:
 
         compiles = True if method == "gpu-target" else jit_compile
         with request_for(
-            self.source,
-            **self.options,
-            batch_size=self.batch_size,
-            mode=self.mode,
-            jit_compile=compiles,
+            self.source, **self.options, batch_size=self.batch_size, mode=self.mode, jit_compile=compiles
         ) as request:
             if method == "probe":
                 return probe_outcome(request, self.is_fixed)
             if target is None or target.source != "catalogue":
-                raise UsageError(
-                    "method 'gpu-target' plans for a card: name one with --device (device=…)"
-                )
+                raise UsageError("method 'gpu-target' plans for a card: name one with --device (device=…)")
             return gpu_target_outcome(
-                request,
-                find_card(target.name),
-                [row.name for row in self.inferred.layers],
-                self._weights(),
+                request, find_card(target.name), [row.name for row in self.inferred.layers], self._weights()
             )
 
     def _weights(self) -> dict[str, list[tuple[int, str | None]]]:
         """Return each weight's bytes and the row that counts it, in the model's order."""
-        groups = {
-            "trainable": self.model.trainable_variables,
-            "non_trainable": self.model.non_trainable_variables,
-        }
+        groups = {"trainable": self.model.trainable_variables, "non_trainable": self.model.non_trainable_variables}
         return {
-            name: [
-                (variable_bytes(each), self.inferred.owners.get(id(each)))
-                for each in group
-            ]
+            name: [(variable_bytes(each), self.inferred.owners.get(id(each))) for each in group]
             for name, group in groups.items()
         }
 
@@ -106,12 +89,7 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def choose(
-    method: str,
-    jit_compile: bool | str,
-    target: DeviceTarget | None,
-    question: Question,
-) -> Choice:
+def choose(method: str, jit_compile: bool | str, target: DeviceTarget | None, question: Question) -> Choice:
     """Ask the method that was named, or those that match how Keras would run the step, one after another.
 
     Args:
@@ -127,9 +105,7 @@ def choose(
         return Choice(question.ask(method, target, jit_compile))
     execution, why = _as_keras_would(jit_compile, target, question.model)
     notes: list[str] = []
-    outcome = _first(
-        _methods(execution, target), target, jit_compile, why, question, notes
-    )
+    outcome = _first(_methods(execution, target), target, jit_compile, why, question, notes)
     if outcome is None:
         notes.append("the formula answers in their place")
         return Choice(None, (), tuple(notes))
@@ -156,18 +132,12 @@ def _first(
             outcome = question.ask(method, target, jit_compile)
         except KerasmemError as error:
             notes.append(f"{method} has no answer: {error}")
-        except (
-            Exception
-        ) as error:  # the next method is a better answer than a traceback
-            notes.append(
-                f"{method} has no answer: unexpected {type(error).__name__}: {error}; a defect in kerasmem"
-            )
+        except Exception as error:  # the next method is a better answer than a traceback
+            notes.append(f"{method} has no answer: unexpected {type(error).__name__}: {error}; a defect in kerasmem")
         else:
             notes.append(f"{method}, since {why}")
             if method == "xla" and "gpu-target" in methods:
-                notes.append(
-                    "XLA's plan for this machine's CPU stands in for the card's: a GPU's is usually smaller"
-                )
+                notes.append("XLA's plan for this machine's CPU stands in for the card's: a GPU's is usually smaller")
                 outcome = replace(outcome, low=_kept(outcome))
             return outcome
     return None
@@ -176,10 +146,7 @@ def _first(
 def _kept(outcome: Outcome) -> int:
     """Return what the step holds from beginning to end, whatever is computed in between."""
     divided = outcome.categories or {}
-    return min(
-        outcome.low,
-        sum(divided.get(name, 0) for name in ("weights", "optimizer", "inputs")),
-    )
+    return min(outcome.low, sum(divided.get(name, 0) for name in ("weights", "optimizer", "inputs")))
 
 
 def _too_large(question: Question) -> str | None:
@@ -192,18 +159,12 @@ def _too_large(question: Question) -> str | None:
     )
 
 
-def _other(
-    outcome: Outcome, target: DeviceTarget | None, question: Question
-) -> tuple[Alternative, ...]:
+def _other(outcome: Outcome, target: DeviceTarget | None, question: Question) -> tuple[Alternative, ...]:
     """Return what the other way of running the step would need; only offered where no device is named."""
     other = "xla" if outcome.execution == "graph" else "graph"
     when = "with jit_compile=True" if other == "xla" else "with jit_compile=False"
     if target is None:
-        return (
-            Alternative(
-                other, other, None, None, None, f"ask for it with --method {other}"
-            ),
-        )
+        return (Alternative(other, other, None, None, None, f"ask for it with --method {other}"),)
     try:
         found = question.ask(other, target)
     except Exception as error:  # what is only offered must not stand in the way
@@ -211,22 +172,14 @@ def _other(
     return (Alternative(other, other, found.total, found.low, found.high, when),)
 
 
-def _as_keras_would(
-    jit_compile: bool | str, target: DeviceTarget | None, model: Any
-) -> tuple[str, str]:
+def _as_keras_would(jit_compile: bool | str, target: DeviceTarget | None, model: Any) -> tuple[str, str]:
     """Return "xla" or "graph", and why."""
     if jit_compile != "auto":
         return ("xla" if jit_compile else "graph"), f"jit_compile={jit_compile}"
     if target is None or target.source != "catalogue":
-        reason = (
-            "no card is named"
-            if target is None
-            else "a size does not say that it is a GPU's"
-        )
+        reason = "no card is named" if target is None else "a size does not say that it is a GPU's"
         return "graph", f"Keras compiles with XLA on a GPU only, and {reason}"
     if not all(layer.supports_jit for layer in model._flatten_layers()):
-        without = next(
-            layer.name for layer in model._flatten_layers() if not layer.supports_jit
-        )
+        without = next(layer.name for layer in model._flatten_layers() if not layer.supports_jit)
         return "graph", f"layer {without!r} cannot be compiled by XLA"
     return "xla", "Keras compiles with XLA on a GPU"

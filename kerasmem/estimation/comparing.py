@@ -97,9 +97,9 @@ class Comparison:
 
 def _row(difference: Difference) -> dict[str, Any]:
     row = asdict(difference)
-    return {
-        "class" if key == "class_name" else key: value for key, value in row.items()
-    } | {"change": difference.change}
+    return {"class" if key == "class_name" else key: value for key, value in row.items()} | {
+        "change": difference.change
+    }
 
 
 def compare_reports(
@@ -120,64 +120,36 @@ def compare_reports(
         max_increase_ratio: the same as a share of the first: 0.05 is 5 %.
     """
     categories = [
-        Difference(name, "", getattr(before.bytes, name), getattr(after.bytes, name))
-        for name in Bytes.CATEGORIES
+        Difference(name, "", getattr(before.bytes, name), getattr(after.bytes, name)) for name in Bytes.CATEGORIES
     ]
     known = [each for each in categories if (each.before, each.after) != (None, None)]
     known.append(Difference("total", "", before.bytes.total, after.bytes.total))
-    layers = sorted(
-        _layers(before.layers, after.layers), key=lambda each: -abs(each.change or 0)
-    )
+    layers = sorted(_layers(before.layers, after.layers), key=lambda each: -abs(each.change or 0))
     limits = []
     if budget is not None:
         need = after.bytes
         low = need.total if need.low is None else need.low
         high = need.high if need.low is not None else need.total
-        limits.append(
-            LimitVerdict("budget", budget, low, high, _WORDS[verdict(need, budget)])
-        )
+        limits.append(LimitVerdict("budget", budget, low, high, _WORDS[verdict(need, budget)]))
     if max_increase is not None:
         limits.append(_increase(before.bytes, after.bytes, max_increase))
     if max_increase_ratio is not None:
-        limits.append(
-            _increase(
-                before.bytes, after.bytes, int(before.bytes.total * max_increase_ratio)
-            )
-        )
-    return Comparison(
-        before,
-        after,
-        tuple(known),
-        tuple(layers),
-        tuple(limits),
-        tuple(_notes(before, after)),
-    )
+        limits.append(_increase(before.bytes, after.bytes, int(before.bytes.total * max_increase_ratio)))
+    return Comparison(before, after, tuple(known), tuple(layers), tuple(limits), tuple(_notes(before, after)))
 
 
 def _increase(before: Bytes, after: Bytes, limit: int) -> LimitVerdict:
     """Compare each end with the same end: one method errs the same way on two variants of a model."""
-    ends = [
-        (before.total, after.total),
-        (before.low, after.low),
-        (before.high, after.high),
-    ]
+    ends = [(before.total, after.total), (before.low, after.low), (before.high, after.high)]
     changes = [b - a for a, b in ends if a is not None and b is not None]
     low = min(changes)
     high = None if (before.high is None) != (after.high is None) else max(changes)
     if low > limit:
         return LimitVerdict("increase", limit, low, high, EXCEEDED)
-    return LimitVerdict(
-        "increase",
-        limit,
-        low,
-        high,
-        TOO_CLOSE if high is None or high > limit else WITHIN,
-    )
+    return LimitVerdict("increase", limit, low, high, TOO_CLOSE if high is None or high > limit else WITHIN)
 
 
-def _layers(
-    before: Iterable[LayerMemory], after: Iterable[LayerMemory]
-) -> Iterator[Difference]:
+def _layers(before: Iterable[LayerMemory], after: Iterable[LayerMemory]) -> Iterator[Difference]:
     """Pair layers of the same name and class; then, in order, those that differ in Keras's number only."""
     first, second = list(before), list(after)
     pairs: list[tuple[LayerMemory, LayerMemory]] = []
@@ -196,12 +168,7 @@ def _layers(
         paired = {id(a) for a, _ in pairs}
         first = [row for row in first if id(row) not in paired]
     for a, b in pairs:
-        yield Difference(
-            a.name if a.name == b.name else f"{a.name} → {b.name}",
-            b.class_name,
-            a.bytes,
-            b.bytes,
-        )
+        yield Difference(a.name if a.name == b.name else f"{a.name} → {b.name}", b.class_name, a.bytes, b.bytes)
     for row in first:
         yield Difference(row.name, row.class_name, row.bytes, None, "first")
     for row in second:

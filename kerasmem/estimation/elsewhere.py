@@ -9,12 +9,7 @@ from kerasmem.devices.cards import Card
 from kerasmem.estimation.allocator import BFCAllocator
 from kerasmem.estimation.attribution import CATEGORIES
 from kerasmem.estimation.gpu_target.need import gpu_need
-from kerasmem.estimation.gpu_target.plan import (
-    GpuPlan,
-    Variant,
-    gpu_target_plan,
-    instant_of,
-)
+from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, gpu_target_plan, instant_of
 from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.probe.probing import probe
 from kerasmem.estimation.replay import smallest_limit
@@ -41,9 +36,7 @@ def gpu_target_outcome(
         KerasmemError: there is no plan; the message says why.
     """
     plan = gpu_target_plan(request, card)
-    need = gpu_need(
-        plan, lambda variant: _in_allocator(plan, variant).peak - variant.total
-    )
+    need = gpu_need(plan, lambda variant: _in_allocator(plan, variant).peak - variant.total)
     allocator = _in_allocator(plan, plan.likely)
     limit = max(smallest_limit(_requests(plan, each)) for each in plan.variants)
     categories, layers = _divide(plan, frozenset(rows))
@@ -70,9 +63,7 @@ def _requests(plan: GpuPlan, variant: Variant) -> list[tuple[int, int]]:
     """Return what is asked of the allocator, one after another: a number and bytes."""
     groups = ("trainable", "non_trainable", "metrics", "optimizer", "inputs")
     sizes = [size for group in groups for size in plan.arguments.get(group, ())]
-    sizes += [
-        size for size in (variant.output - variant.alias, variant.temp) if size > 0
-    ]
+    sizes += [size for size in (variant.output - variant.alias, variant.temp) if size > 0]
     return list(enumerate(sizes))
 
 
@@ -81,14 +72,7 @@ def _row(path: str | None, rows: frozenset[str]) -> str | None:
     if path is None or not rows:
         return path
     parts = path.split("/")
-    return next(
-        (
-            row
-            for end in range(len(parts), 0, -1)
-            if (row := "/".join(parts[:end])) in rows
-        ),
-        None,
-    )
+    return next((row for end in range(len(parts), 0, -1) if (row := "/".join(parts[:end])) in rows), None)
 
 
 def _with_row(instant: Instant | None, rows: frozenset[str]) -> Instant | None:
@@ -98,9 +82,7 @@ def _with_row(instant: Instant | None, rows: frozenset[str]) -> Instant | None:
 
 
 def _add_weights(
-    plan: GpuPlan,
-    weights: Mapping[str, Sequence[tuple[int, str | None]]],
-    layers: dict[str, int],
+    plan: GpuPlan, weights: Mapping[str, Sequence[tuple[int, str | None]]], layers: dict[str, int]
 ) -> None:
     """Add to the layers their weights, where the plan has the same ones."""
     for group, known in weights.items():
@@ -111,14 +93,10 @@ def _add_weights(
                 layers[row] = layers.get(row, 0) + size
 
 
-def _divide(
-    plan: GpuPlan, rows: frozenset[str]
-) -> tuple[dict[str, int], dict[str, int]]:
+def _divide(plan: GpuPlan, rows: frozenset[str]) -> tuple[dict[str, int], dict[str, int]]:
     groups = {name: sum(sizes) for name, sizes in plan.arguments.items()}
     categories = {
-        "weights": groups.get("trainable", 0)
-        + groups.get("non_trainable", 0)
-        + groups.get("metrics", 0),
+        "weights": groups.get("trainable", 0) + groups.get("non_trainable", 0) + groups.get("metrics", 0),
         "optimizer": groups.get("optimizer", 0),
         "gradients": 0,
         "activations": 0,

@@ -17,12 +17,7 @@ _NUMBERS = {
     "addr": "address", "requested_bytes": "requested", "allocation_bytes": "allocated", "id": "step",
     "bytes_allocated": "in_use", "peak_bytes_in_use": "peak",
 }  # fmt: skip
-_TEXTS = {
-    "allocator_name": "allocator",
-    "tf_op": "op",
-    "region_type": "region",
-    "shape": "shape",
-}
+_TEXTS = {"allocator_name": "allocator", "tf_op": "op", "region_type": "region", "shape": "shape"}
 
 
 class AllocatorEvent(NamedTuple):
@@ -65,9 +60,7 @@ class Mark(NamedTuple):
     number: int
 
 
-def read_allocator_events(
-    source: str | os.PathLike[str] | bytes,
-) -> tuple[AllocatorEvent, ...]:
+def read_allocator_events(source: str | os.PathLike[str] | bytes) -> tuple[AllocatorEvent, ...]:
     """Return the allocator's events in the order in which they happened, across threads.
 
     The recording comes from `tf.profiler.experimental` with `ProfilerOptions(host_tracer_level=3)`. Only allocators of
@@ -102,29 +95,19 @@ def read_recording(
     space = xplane_pb2.XSpace()
     try:
         space.ParseFromString(data)
-    except (
-        Exception
-    ) as error:  # protobuf's DecodeError, in whatever module this version has it
-        raise InputError(
-            f"{name}: not a recording of TensorFlow's profiler (an .xplane.pb file): {error}"
-        ) from error
+    except Exception as error:  # protobuf's DecodeError, in whatever module this version has it
+        raise InputError(f"{name}: not a recording of TensorFlow's profiler (an .xplane.pb file): {error}") from error
     found = [event for plane in space.planes for event in _events_of(plane)]
     # Events are recorded under the allocator's lock, so that their clock has their order; a sort keeps that of equals.
     found.sort(key=lambda event: event.time)
-    marks = (
-        []
-        if mark_prefix is None
-        else [mark for plane in space.planes for mark in _marks_of(plane, mark_prefix)]
-    )
+    marks = [] if mark_prefix is None else [mark for plane in space.planes for mark in _marks_of(plane, mark_prefix)]
     return tuple(found), tuple(sorted(marks))
 
 
 def _find(path: Path) -> Path:
     if not path.is_dir():
         if not path.is_file():
-            raise InputError(
-                f"{path}: no such file; give an .xplane.pb file or the profiler's folder"
-            )
+            raise InputError(f"{path}: no such file; give an .xplane.pb file or the profiler's folder")
         return path
     files = sorted(path.rglob("*.xplane.pb"), key=lambda each: each.stat().st_mtime_ns)
     if not files:
@@ -133,11 +116,7 @@ def _find(path: Path) -> Path:
 
 
 def _events_of(plane: Any) -> Iterator[AllocatorEvent]:
-    kinds = {
-        key: _KINDS[item.name]
-        for key, item in plane.event_metadata.items()
-        if item.name in _KINDS
-    }
+    kinds = {key: _KINDS[item.name] for key, item in plane.event_metadata.items() if item.name in _KINDS}
     names = {key: item.name for key, item in plane.stat_metadata.items()}
     numbers = {key: _NUMBERS[name] for key, name in names.items() if name in _NUMBERS}
     texts = {key: _TEXTS[name] for key, name in names.items() if name in _TEXTS}
@@ -153,33 +132,19 @@ def _events_of(plane: Any) -> Iterator[AllocatorEvent]:
                 if key in numbers:
                     fields[numbers[key]] = stat.int64_value or stat.uint64_value
                 elif key in texts:
-                    fields[texts[key]] = (
-                        names.get(stat.ref_value, "")
-                        if stat.ref_value
-                        else stat.str_value
-                    )
+                    fields[texts[key]] = names.get(stat.ref_value, "") if stat.ref_value else stat.str_value
             yield AllocatorEvent(**fields)
 
 
 def _marks_of(plane: Any, prefix: str) -> Iterator[Mark]:
-    wanted = {
-        key: item.name
-        for key, item in plane.event_metadata.items()
-        if item.name.startswith(prefix)
-    }
+    wanted = {key: item.name for key, item in plane.event_metadata.items() if item.name.startswith(prefix)}
     names = {key: item.name for key, item in plane.stat_metadata.items()}
     for line in plane.lines:
         for event in line.events:
             if event.metadata_id in wanted:
-                numbers = [
-                    stat.int64_value
-                    for stat in event.stats
-                    if names[stat.metadata_id] == "step_num"
-                ]
+                numbers = [stat.int64_value for stat in event.stats if names[stat.metadata_id] == "step_num"]
                 time = line.timestamp_ns * 1000 + event.offset_ps
-                yield Mark(
-                    time, wanted[event.metadata_id], numbers[0] if numbers else 0
-                )
+                yield Mark(time, wanted[event.metadata_id], numbers[0] if numbers else 0)
 
 
 def check_complete(events: Iterable[AllocatorEvent]) -> int:

@@ -26,17 +26,8 @@ from kerasmem.estimation.report import (
 )
 from kerasmem.estimation.verdict import verdict
 from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
-from kerasmem.models.opening import (
-    OBJECT_SOURCE,
-    NotRebuiltError,
-    OpenedModel,
-    open_model,
-)
-from kerasmem.models.training import (
-    TrainingSettings,
-    optimizer_slot_bytes,
-    with_replaced,
-)
+from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel, open_model
+from kerasmem.models.training import TrainingSettings, optimizer_slot_bytes, with_replaced
 
 METHODS = ("auto", "graph", "xla", "gpu-target", "probe", "formula")
 MODES = ("train", "evaluate", "inference")
@@ -115,9 +106,7 @@ def estimate(
         }  # fmt: skip
         reason = None
         try:
-            opened = stack.enter_context(
-                open_model(model, **options, shapes_only=looks_at_step)
-            )
+            opened = stack.enter_context(open_model(model, **options, shapes_only=looks_at_step))
         except NotRebuiltError as error:
             if method != "auto" or dtype_policy is not None:
                 raise
@@ -125,13 +114,9 @@ def estimate(
             opened = stack.enter_context(open_model(model, **options))
         training = with_replaced(opened.training, optimizer, loss)
         structure, inputs = _inputs(opened, input_shape)
-        batch, notes = _settle_batch(
-            -(-batch_size // replicas), [each.shape[0] for each in inputs]
-        )
+        batch, notes = _settle_batch(-(-batch_size // replicas), [each.shape[0] for each in inputs])
         if replicas > 1:
-            notes.append(
-                f"one of {replicas} replicas: {batch:,} of the {batch_size:,} samples of a batch"
-            )
+            notes.append(f"one of {replicas} replicas: {batch:,} of the {batch_size:,} samples of a batch")
         # A sample's figures do not depend on the batch, and TensorFlow counts elements in 31 bits.
         is_fixed = any(each.shape[0] is not None for each in inputs)
         traced = batch if is_fixed else min(batch, LARGEST_TRACED_BATCH)
@@ -142,16 +127,9 @@ def estimate(
         need = formula_bytes(layers, batch, mode, slots)
         plain = formula(layers, batch, mode)
         facts, policy = _facts(opened, layers), _policy(opened.model)
-        chosen = Choice(
-            None, (), () if reason is None else (f"the formula, since {reason}",)
-        )
+        chosen = Choice(None, (), () if reason is None else (f"the formula, since {reason}",))
         if looks_at_step:
-            how = {
-                **options,
-                "input_shape": input_shape,
-                "optimizer": optimizer,
-                "loss": loss,
-            }
+            how = {**options, "input_shape": input_shape, "optimizer": optimizer, "loss": loss}
             question = Question(
                 opened.model, training, structure, inputs, inferred, batch, mode,
                 formula_bytes=plain.total_bytes, source=model, options=how, is_fixed=is_fixed,
@@ -167,12 +145,7 @@ def estimate(
             unmodelled = (*unmodelled, Unmodelled("exchange of gradients", why))
         at_peak = chosen.outcome.layers
         layers = tuple(
-            replace(
-                row,
-                bytes=at_peak.get(row.name, 0),
-                bytes_at_peak=at_peak.get(row.name, 0),
-            )
-            for row in layers
+            replace(row, bytes=at_peak.get(row.name, 0), bytes_at_peak=at_peak.get(row.name, 0)) for row in layers
         )
         notes += chosen.outcome.notes
     return MemoryReport(
@@ -210,28 +183,17 @@ def estimate(
 
 def _bytes(outcome: Outcome) -> Bytes:
     divided = outcome.categories or {}
-    return Bytes(
-        outcome.total,
-        outcome.low,
-        outcome.high,
-        **{name: divided.get(name) for name in Bytes.CATEGORIES},
-    )
+    return Bytes(outcome.total, outcome.low, outcome.high, **{name: divided.get(name) for name in Bytes.CATEGORIES})
 
 
-def _check(
-    method: str, modes: tuple[str, ...], mode: str, batch_size: Any, jit_compile: Any
-) -> None:
+def _check(method: str, modes: tuple[str, ...], mode: str, batch_size: Any, jit_compile: Any) -> None:
     if method not in METHODS:
         raise UsageError(f"method {method!r}: this version has {', '.join(METHODS)}")
     if mode not in modes:
         raise UsageError(f"mode {mode!r}: choose from {', '.join(modes)}")
     if jit_compile not in (True, False, "auto"):
         raise UsageError(f"jit_compile {jit_compile!r}: choose True, False or 'auto'")
-    if (
-        isinstance(batch_size, bool)
-        or not isinstance(batch_size, int)
-        or batch_size < 1
-    ):
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UsageError(f"batch_size {batch_size!r}: must be a whole number from 1")
 
 
@@ -261,9 +223,7 @@ def _settle_batch(asked: int, declared: list[int | None]) -> tuple[int, list[str
     if not fixed or fixed[0] == asked:
         return asked, []
     if asked != DEFAULT_BATCH_SIZE:
-        raise UsageError(
-            f"batch_size {asked}: the model's input fixes the batch at {fixed[0]}"
-        )
+        raise UsageError(f"batch_size {asked}: the model's input fixes the batch at {fixed[0]}")
     return fixed[0], [f"the model's input fixes the batch at {fixed[0]}"]
 
 
@@ -279,11 +239,7 @@ def _facts(opened: OpenedModel, layers: tuple[LayerMemory, ...]) -> ModelFacts:
 
 def _policy(model: Any) -> str:
     """Return the policy that most layers with weights compute in."""
-    names = [
-        layer.dtype_policy.name
-        for layer in model._flatten_layers()
-        if layer.weights or layer is model
-    ]
+    names = [layer.dtype_policy.name for layer in model._flatten_layers() if layer.weights or layer is model]
     return str(max(set(names), key=names.count))
 
 
@@ -296,30 +252,15 @@ def _not_in_the_formula(
     if mode == "train":
         assumed = training if training.optimizer else TrainingSettings("adam")
         slots = optimizer_slot_bytes(assumed, list(model.trainable_variables))
-        name = f"slots of {assumed.optimizer}" + (
-            "" if training.optimizer else " (assumed: the model is not compiled)"
-        )
+        name = f"slots of {assumed.optimizer}" + ("" if training.optimizer else " (assumed: the model is not compiled)")
         why = "what the optimizer keeps for each weight; the formula has weights and gradients only"
         missing.append(Unmodelled(f"optimizer {name}", why, slots))
-    missing.append(
-        Unmodelled("workspace", "scratch memory of convolutions and matrix products")
-    )
-    missing.append(
-        Unmodelled(
-            "allocator", "rounding and waste in the chunks that the allocator hands out"
-        )
-    )
-    missing.append(
-        Unmodelled(
-            "buffer reuse",
-            "buffers are freed and reused within the step: deep networks need less",
-        )
-    )
+    missing.append(Unmodelled("workspace", "scratch memory of convolutions and matrix products"))
+    missing.append(Unmodelled("allocator", "rounding and waste in the chunks that the allocator hands out"))
+    missing.append(Unmodelled("buffer reuse", "buffers are freed and reused within the step: deep networks need less"))
     unknown = [row.name for row in layers if row.activation_elements is None]
     if unknown:
-        missing.append(
-            Unmodelled(f"outputs of {_some(unknown)}", "their size depends on the data")
-        )
+        missing.append(Unmodelled(f"outputs of {_some(unknown)}", "their size depends on the data"))
     if opaque := opaque_layers(layers):
         why = "gates, states and attention scores, often many times the output, so no upper end is given"
         missing.append(Unmodelled(f"the inside of {_some(opaque)}", why))
@@ -327,9 +268,7 @@ def _not_in_the_formula(
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (
-        f" and {len(names) - 5} more" if len(names) > 5 else ""
-    )
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _notes(layers: tuple[LayerMemory, ...], need: Bytes, plain: int) -> list[str]:
@@ -341,9 +280,7 @@ def _notes(layers: tuple[LayerMemory, ...], need: Bytes, plain: int) -> list[str
         )
     frozen = sum(row.parameters - row.trainable_parameters for row in layers)
     if frozen and need.gradients:
-        notes.append(
-            f"the formula counts a gradient for {frozen:,} parameters that are not trained"
-        )
+        notes.append(f"the formula counts a gradient for {frozen:,} parameters that are not trained")
     if any(row.dtype == "string" for row in layers):
         notes.append("text is counted as 24 bytes an element; longer text takes more")
     return notes

@@ -34,9 +34,7 @@ def copies(mode: str) -> int:
     return 2 if mode == "train" else 1
 
 
-def formula(
-    layers: Iterable[LayerMemory], batch_size: int, mode: str = "train"
-) -> Formula:
+def formula(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train") -> Formula:
     """Return the formula's figures for a model.
 
     Args:
@@ -63,16 +61,10 @@ def formula(
     )
 
 
-def share_out(
-    layers: Iterable[LayerMemory], batch_size: int, mode: str = "train"
-) -> tuple[LayerMemory, ...]:
+def share_out(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train") -> tuple[LayerMemory, ...]:
     """Return the rows with `bytes` filled in: what each adds to the total, at the true sizes of its dtypes."""
     return tuple(
-        replace(
-            row,
-            bytes=copies(mode)
-            * (row.weight_bytes + batch_size * (row.activation_bytes or 0)),
-        )
+        replace(row, bytes=copies(mode) * (row.weight_bytes + batch_size * (row.activation_bytes or 0)))
         for row in layers
     )
 
@@ -83,10 +75,7 @@ def opaque_layers(layers: Iterable[LayerMemory]) -> list[str]:
 
 
 def formula_bytes(
-    layers: Iterable[LayerMemory],
-    batch_size: int,
-    mode: str = "train",
-    optimizer_bytes: int | None = None,
+    layers: Iterable[LayerMemory], batch_size: int, mode: str = "train", optimizer_bytes: int | None = None
 ) -> Bytes:
     """Return the formula by category, at the true sizes of the dtypes, with the interval that was measured.
 
@@ -105,17 +94,13 @@ def formula_bytes(
     weights = sum(row.weight_bytes for row in rows)
     activations = [0, 0]
     for row in rows:
-        activations[row.kind == "input"] += (
-            copies(mode) * batch_size * (row.activation_bytes or 0)
-        )
+        activations[row.kind == "input"] += copies(mode) * batch_size * (row.activation_bytes or 0)
     total = copies(mode) * weights + sum(activations)
     unseen = opaque_layers(rows) or any(row.activation_elements is None for row in rows)
     return Bytes(
         total=total,
         low=max(int(total * MEASURED_LOW), weights) if mode == "train" else weights,
-        high=None
-        if unseen or mode != "train"
-        else int(total * MEASURED_HIGH) + (optimizer_bytes or 0),
+        high=None if unseen or mode != "train" else int(total * MEASURED_HIGH) + (optimizer_bytes or 0),
         weights=weights,
         optimizer=None,
         gradients=(copies(mode) - 1) * weights,

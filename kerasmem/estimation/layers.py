@@ -51,13 +51,7 @@ class _Record:
     uses: int = 0
 
 
-def infer_layers(
-    model: Any,
-    structure: Any,
-    inputs: list[ModelInput],
-    batch_size: int,
-    source: str = "",
-) -> Inferred:
+def infer_layers(model: Any, structure: Any, inputs: list[ModelInput], batch_size: int, source: str = "") -> Inferred:
     """Return a row for every input and every layer, in the order in which the model calls them.
 
     Args:
@@ -72,20 +66,14 @@ def infer_layers(
     """
     keras = import_keras()
     flat = [
-        keras.KerasTensor(
-            (batch_size, *each.shape[1:]),
-            dtype=each.dtype,
-            name=f"kerasmem_input_{number}",
-        )
+        keras.KerasTensor((batch_size, *each.shape[1:]), dtype=each.dtype, name=f"kerasmem_input_{number}")
         for number, each in enumerate(inputs)
     ]
     recorder = _Recorder(model, [each.name for each in inputs])
     try:
         with recorder.listening():
             if isinstance(structure, ByKeyword):
-                _Call(
-                    lambda *tensors: model(**dict(zip(structure, tensors, strict=True)))
-                ).compute_output_spec(*flat)
+                _Call(lambda *tensors: model(**dict(zip(structure, tensors, strict=True)))).compute_output_spec(*flat)
             else:
                 _Call(model).compute_output_spec(_pack(structure, flat))
     except KerasmemError:
@@ -93,18 +81,12 @@ def infer_layers(
     except Exception as error:
         shapes = ", ".join(f"{each.name} {each.shape[1:]}" for each in inputs)
         where = f"{source}: " if source else ""
-        raise ModelError(
-            f"{where}model {model.name!r} cannot be called on {shapes}: {keras_reason(error)}"
-        ) from error
+        raise ModelError(f"{where}model {model.name!r} cannot be called on {shapes}: {keras_reason(error)}") from error
     counted: dict[int, str] = {}
     rows = [_input_row(each) for each in inputs]
     rows += [_layer_row(record, batch_size, counted) for record in recorder.records]
     rows += _unused_rows(model, counted)
-    return Inferred(
-        tuple(rows),
-        tuple(_nested(record, batch_size) for record in recorder.nested),
-        counted,
-    )
+    return Inferred(tuple(rows), tuple(_nested(record, batch_size) for record in recorder.nested), counted)
 
 
 def _Call(function: Any) -> Any:
@@ -118,11 +100,7 @@ def _Call(function: Any) -> Any:
 
 
 def _pack(structure: Any, flat: list[Any]) -> Any:
-    return (
-        import_keras().tree.pack_sequence_as(structure, flat)
-        if _is_nest(structure)
-        else flat[0]
-    )
+    return import_keras().tree.pack_sequence_as(structure, flat) if _is_nest(structure) else flat[0]
 
 
 def _is_nest(structure: Any) -> bool:
@@ -155,10 +133,7 @@ class _Recorder:
         keras = import_keras()
         call_layer, call_operation = keras.Layer.__call__, keras.Operation.__call__
         open_scope = keras.Layer._open_name_scope
-        recorder, owner = (
-            self,
-            threading.get_ident(),
-        )  # a model that another thread trains is none of ours
+        recorder, owner = self, threading.get_ident()  # a model that another thread trains is none of ours
 
         def layer_call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != owner:
@@ -186,15 +161,10 @@ class _Recorder:
     def _call(self, call: Any, layer: Any, args: Any, kwargs: Any) -> Any:
         given = _tensors((args, kwargs))
         # Calls on Keras's own symbolic tensors put a model together (a Sequential that builds itself late).
-        if self._inside_leaf or any(
-            isinstance(each, import_keras().KerasTensor) for each in given
-        ):
+        if self._inside_leaf or any(isinstance(each, import_keras().KerasTensor) for each in given):
             return call(layer, *args, **kwargs)
         if layer is self._model:
-            self._made.update(
-                (id(each), (each, name))
-                for each, name in zip(given, self._input_names, strict=False)
-            )
+            self._made.update((id(each), (each, name)) for each, name in zip(given, self._input_names, strict=False))
         if self._is_container(layer):
             path = self._path(layer)
             self._containers.append(layer)
@@ -205,9 +175,7 @@ class _Recorder:
             if layer is not self._model:
                 _note(self._nested, layer, path, _tensors(outputs))
             # What it computes itself shows as an output that none of its layers made, or as weights of its own.
-            own = [
-                tensor for tensor in _tensors(outputs) if id(tensor) not in self._made
-            ]
+            own = [tensor for tensor in _tensors(outputs) if id(tensor) not in self._made]
             if (own and not _is_graph(layer)) or _own_weights(layer):
                 self._add(layer, path, own, given)
             return outputs
@@ -220,20 +188,12 @@ class _Recorder:
         return outputs
 
     def _path(self, layer: Any) -> str:
-        names = [
-            container.name
-            for container in self._containers
-            if container is not self._model
-        ]
+        names = [container.name for container in self._containers if container is not self._model]
         return "/".join([*names, layer.name])
 
     def _add(self, layer: Any, path: str, outputs: list[Any], given: list[Any]) -> None:
         record = _note(self._seen, layer, path, outputs)
-        record.inputs.update(
-            dict.fromkeys(
-                self._made[id(each)][1] for each in given if id(each) in self._made
-            )
-        )
+        record.inputs.update(dict.fromkeys(self._made[id(each)][1] for each in given if id(each) in self._made))
         self._made.update((id(each), (each, record.path)) for each in outputs)
 
     def _is_container(self, layer: Any) -> bool:
@@ -242,33 +202,20 @@ class _Recorder:
         if isinstance(layer, keras.Model):
             return True
         of_keras = type(layer).__module__.split(".")[0] == "keras"
-        return (
-            not of_keras and isinstance(layer, keras.Layer) and bool(_sublayers(layer))
-        )
+        return not of_keras and isinstance(layer, keras.Layer) and bool(_sublayers(layer))
 
 
-def _note(
-    records: dict[int, _Record], layer: Any, path: str, outputs: list[Any]
-) -> _Record:
+def _note(records: dict[int, _Record], layer: Any, path: str, outputs: list[Any]) -> _Record:
     record = records.setdefault(id(layer), _Record(layer, path))
     record.uses += 1
     for tensor in outputs:
         dtype = import_keras().backend.standardize_dtype(tensor.dtype)
-        record.outputs.append(
-            (
-                tuple(tensor.shape) if tensor.shape.rank is not None else (None, None),
-                dtype,
-            )
-        )
+        record.outputs.append((tuple(tensor.shape) if tensor.shape.rank is not None else (None, None), dtype))
     return record
 
 
 def _tensors(outputs: Any) -> list[Any]:
-    return [
-        item
-        for item in import_keras().tree.flatten(outputs)
-        if hasattr(item, "shape") and hasattr(item, "dtype")
-    ]
+    return [item for item in import_keras().tree.flatten(outputs) if hasattr(item, "shape") and hasattr(item, "dtype")]
 
 
 def _sublayers(layer: Any) -> list[Any]:
@@ -281,9 +228,7 @@ def _is_graph(layer: Any) -> bool:
 
 
 def _own_weights(layer: Any) -> list[Any]:
-    inner = {
-        id(weight) for sublayer in _sublayers(layer) for weight in sublayer.weights
-    }
+    inner = {id(weight) for sublayer in _sublayers(layer) for weight in sublayer.weights}
     return [weight for weight in layer.weights if id(weight) not in inner]
 
 
@@ -304,55 +249,32 @@ def _input_row(each: ModelInput) -> LayerMemory:
     )
 
 
-def _layer_row(
-    record: _Record, batch_size: int, counted: dict[int, str]
-) -> LayerMemory:
+def _layer_row(record: _Record, batch_size: int, counted: dict[int, str]) -> LayerMemory:
     layer = record.layer
-    weights = [
-        weight for weight in getattr(layer, "weights", ()) if id(weight) not in counted
-    ]
+    weights = [weight for weight in getattr(layer, "weights", ()) if id(weight) not in counted]
     counted.update((id(weight), record.path) for weight in weights)
     view = type(layer).__name__ in VIEWS
     # TensorFlow forgets the batch in some operations on text. A lone open dimension depends on the data.
     shapes = [
-        (
-            (batch_size, *shape[1:]) if len(shape) > 1 and shape[0] is None else shape,
-            dtype,
-        )
+        ((batch_size, *shape[1:]) if len(shape) > 1 and shape[0] is None else shape, dtype)
         for shape, dtype in record.outputs
     ]
     sizes = [
-        None
-        if None in shape
-        else (math.prod(shape), math.prod(shape) * element_bytes(dtype))  # type: ignore[arg-type]
+        None if None in shape else (math.prod(shape), math.prod(shape) * element_bytes(dtype))  # type: ignore[arg-type]
         for shape, dtype in shapes
     ]
     known = [size for size in sizes if size is not None]
     shape, dtype = shapes[0] if shapes else (None, None)
     # An output that does not grow with the batch is shared out over the samples, rounded up.
-    elements = (
-        0
-        if view
-        else None
-        if len(known) < len(sizes)
-        else -(-sum(size[0] for size in known) // batch_size)
-    )
-    octets = (
-        0
-        if view
-        else None
-        if len(known) < len(sizes)
-        else -(-sum(size[1] for size in known) // batch_size)
-    )
+    elements = 0 if view else None if len(known) < len(sizes) else -(-sum(size[0] for size in known) // batch_size)
+    octets = 0 if view else None if len(known) < len(sizes) else -(-sum(size[1] for size in known) // batch_size)
     trained = {id(weight) for weight in getattr(layer, "trainable_weights", ())}
     return LayerMemory(
         name=record.path,
         class_name=type(layer).__name__,
         output_shape=None if shape is None else _batchless(shape, batch_size),
         parameters=sum(math.prod(weight.shape) for weight in weights),
-        trainable_parameters=sum(
-            math.prod(weight.shape) for weight in weights if id(weight) in trained
-        ),
+        trainable_parameters=sum(math.prod(weight.shape) for weight in weights if id(weight) in trained),
         activation_elements=elements,
         activation_bytes=octets,
         weight_bytes=sum(variable_bytes(weight) for weight in weights),
@@ -368,9 +290,7 @@ def _nested(record: _Record, batch_size: int) -> NestedModel:
     return NestedModel(record.path, type(record.layer).__name__, shape, record.uses)
 
 
-def _batchless(
-    shape: tuple[int | None, ...], batch_size: int
-) -> tuple[int | None, ...]:
+def _batchless(shape: tuple[int | None, ...], batch_size: int) -> tuple[int | None, ...]:
     return (None, *shape[1:]) if shape and shape[0] == batch_size else shape
 
 
@@ -379,8 +299,6 @@ def _unused_rows(model: Any, counted: dict[int, str]) -> list[LayerMemory]:
     rows = []
     for layer in (*_sublayers(model), model):
         left = [weight for weight in layer.weights if id(weight) not in counted]
-        if left and not (
-            isinstance(layer, import_keras().Model) and layer is not model
-        ):
+        if left and not (isinstance(layer, import_keras().Model) and layer is not model):
             rows.append(_layer_row(_Record(layer, layer.name), 1, counted))
     return rows

@@ -11,11 +11,7 @@ Step = tuple[int, int]
 FREE = -1
 
 
-def replay(
-    allocator: BFCAllocator,
-    steps: Iterable[Step],
-    handles: dict[int, int] | None = None,
-) -> dict[int, int]:
+def replay(allocator: BFCAllocator, steps: Iterable[Step], handles: dict[int, int] | None = None) -> dict[int, int]:
     """Put allocations and frees through an allocator, and return the handles of what stays in use, by key.
 
     Args:
@@ -69,10 +65,7 @@ def smallest_limit(
 
     def suffices(limit: int) -> bool:
         try:
-            replay(
-                BFCAllocator(limit, growth, collect=collect, descending=descending),
-                steps,
-            )
+            replay(BFCAllocator(limit, growth, collect=collect, descending=descending), steps)
         except OutOfMemory:
             return False
         return True

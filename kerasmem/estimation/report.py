@@ -223,9 +223,7 @@ class MemoryReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready data, sizes in integer bytes."""
         data: dict[str, Any] = _plain(asdict(self))
-        data["layers"] = [
-            {key: layer[key] for key in _LAYER_ORDER} for layer in data["layers"]
-        ]
+        data["layers"] = [{key: layer[key] for key in _LAYER_ORDER} for layer in data["layers"]]
         return {"format_version": FORMAT_VERSION, **data}
 
     @classmethod
@@ -246,28 +244,16 @@ class MemoryReport:
                 bytes=_build(Bytes, data["bytes"]),
                 formula=_build(Formula, data["formula"]),
                 layers=tuple(_shaped(LayerMemory, item) for item in data["layers"]),
-                nested=tuple(
-                    _shaped(NestedModel, item) for item in data.get("nested", [])
-                ),
-                device=_build(DeviceVerdict, data["device"])
-                if data.get("device")
-                else None,
-                unmodelled=tuple(
-                    _build(Unmodelled, item) for item in data.get("unmodelled", [])
-                ),
+                nested=tuple(_shaped(NestedModel, item) for item in data.get("nested", [])),
+                device=_build(DeviceVerdict, data["device"]) if data.get("device") else None,
+                unmodelled=tuple(_build(Unmodelled, item) for item in data.get("unmodelled", [])),
                 notes=tuple(data.get("notes", [])),
                 pool=_build(Pool, data["pool"]) if data.get("pool") else None,
-                instant=_build(Instant, data["instant"])
-                if data.get("instant")
-                else None,
-                alternatives=tuple(
-                    _build(Alternative, item) for item in data.get("alternatives", [])
-                ),
+                instant=_build(Instant, data["instant"]) if data.get("instant") else None,
+                alternatives=tuple(_build(Alternative, item) for item in data.get("alternatives", [])),
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"report: not a kerasmem estimate ({type(error).__name__}: {error})"
-            ) from error
+            raise InputError(f"report: not a kerasmem estimate ({type(error).__name__}: {error})") from error
 
 
 _LAYER_ORDER = (
@@ -280,22 +266,14 @@ _LAYER_ORDER = (
 def _plain(value: Any) -> Any:
     """Return the value as JSON has it: lists for tuples, and `class` for what Python cannot call so."""
     if isinstance(value, dict):
-        return {
-            "class" if key == "class_name" else key: _plain(item)
-            for key, item in value.items()
-        }
-    return (
-        [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-    )
+        return {"class" if key == "class_name" else key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _shaped(cls: Any, data: Mapping[str, Any]) -> Any:
     shape, inputs = data["output_shape"], tuple(data.get("inputs", ()))
     shape = None if shape is None else tuple(shape)
-    return _build(
-        cls,
-        {**data, "class_name": data["class"], "output_shape": shape, "inputs": inputs},
-    )
+    return _build(cls, {**data, "class_name": data["class"], "output_shape": shape, "inputs": inputs})
 
 
 def _build(cls: Any, data: Mapping[str, Any]) -> Any:

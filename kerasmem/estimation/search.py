@@ -12,12 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kerasmem.errors import InputError, UsageError
-from kerasmem.estimation.report import (
-    FORMAT_VERSION,
-    Bytes,
-    DeviceVerdict,
-    MemoryReport,
-)
+from kerasmem.estimation.report import FORMAT_VERSION, Bytes, DeviceVerdict, MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
 
 MOST_EVALUATIONS = 40
@@ -63,11 +58,7 @@ class Found:
         """Whether any size fits: "fits", "does not fit", or "too close to call"."""
         if self.largest is not None:
             return FITS
-        return (
-            DOES_NOT_FIT
-            if all(each.verdict == DOES_NOT_FIT for each in self.evaluations)
-            else TOO_CLOSE
-        )
+        return DOES_NOT_FIT if all(each.verdict == DOES_NOT_FIT for each in self.evaluations) else TOO_CLOSE
 
 
 def search(
@@ -99,9 +90,7 @@ def search(
         128
     """
     if minimum < 1 or step < 1:
-        raise UsageError(
-            f"minimum {minimum}, step {step}: both must be whole numbers from 1"
-        )
+        raise UsageError(f"minimum {minimum}, step {step}: both must be whole numbers from 1")
     top = LARGEST if maximum is None else maximum
     if top < minimum:
         raise UsageError(f"maximum {top} is less than minimum {minimum}")
@@ -121,32 +110,14 @@ def search(
 
     second = min(max((guess - minimum) // step, 1), last)
     if does_not_surely_fit(0):
-        second = min(
-            second, 1
-        )  # it will hardly get better: look only whether the next says so too
+        second = min(second, 1)  # it will hardly get better: look only whether the next says so too
 
     def is_close(false: int, true: int) -> bool:
         return true - false <= max(1, int((minimum + step * false) * tolerance / step))
 
-    _first_true(
-        does_not_surely_fit,
-        lambda index: _upper(need(index)),
-        available_bytes,
-        second,
-        last,
-        asked,
-        is_close,
-    )
+    _first_true(does_not_surely_fit, lambda index: _upper(need(index)), available_bytes, second, last, asked, is_close)
     if any(not surely_fails(index) for index in list(asked)):
-        _first_true(
-            surely_fails,
-            lambda index: _lower(need(index)),
-            available_bytes,
-            second,
-            last,
-            asked,
-            is_close,
-        )
+        _first_true(surely_fails, lambda index: _lower(need(index)), available_bytes, second, last, asked, is_close)
     return _found(asked, available_bytes, minimum, step, last)
 
 
@@ -170,19 +141,10 @@ def _first_true(
     """Ask until the first index at which `holds` is true lies close to one at which it is not, or is not there."""
     holds(0)
     width: int | None = None
-    short = slow = (
-        0  # extrapolations that fell short, steps that did not halve what is left
-    )
+    short = slow = 0  # extrapolations that fell short, steps that did not halve what is left
     while len(asked) < MOST_EVALUATIONS:
         true = min((index for index in asked if holds(index)), default=None)
-        false = max(
-            (
-                index
-                for index in asked
-                if not holds(index) and (true is None or index < true)
-            ),
-            default=None,
-        )
+        false = max((index for index in asked if not holds(index) and (true is None or index < true)), default=None)
         if false is None:  # the smallest does not hold out
             return
         if true is None:
@@ -192,9 +154,7 @@ def _first_true(
                 index = second
             else:  # on the line through the smallest and the largest, at most sixteen times as far
                 index = _on_the_line(0, bytes_of(0), false, bytes_of(false), limit) + 1
-                index = min(
-                    max(index, false + 1, 2 * false if short else 0), 16 * false + 16
-                )
+                index = min(max(index, false + 1, 2 * false if short else 0), 16 * false + 16)
                 short += 1
             holds(min(index, last))
             continue
@@ -203,11 +163,7 @@ def _first_true(
         slow += width is not None and true - false > width // 2
         width = true - false
         index = _on_the_line(false, bytes_of(false), true, bytes_of(true), limit)
-        holds(
-            (true + false) // 2
-            if slow >= MOST_SLOW
-            else min(max(index, false + 1), true - 1)
-        )
+        holds((true + false) // 2 if slow >= MOST_SLOW else min(max(index, false + 1), true - 1))
 
 
 def _on_the_line(x0: int, y0: int, x1: int, y1: int, limit: int) -> int:
@@ -217,17 +173,9 @@ def _on_the_line(x0: int, y0: int, x1: int, y1: int, limit: int) -> int:
     return x0 + (limit - y0) * (x1 - x0) // (y1 - y0)
 
 
-def _found(
-    asked: Mapping[int, Bytes], available_bytes: int, minimum: int, step: int, last: int
-) -> Found:
+def _found(asked: Mapping[int, Bytes], available_bytes: int, minimum: int, step: int, last: int) -> Found:
     evaluations = tuple(
-        Evaluation(
-            minimum + step * index,
-            need.total,
-            need.low,
-            need.high,
-            verdict(need, available_bytes),
-        )
+        Evaluation(minimum + step * index, need.total, need.low, need.high, verdict(need, available_bytes))
         for index, need in sorted(asked.items())
     )
     fitting = [each.size for each in evaluations if each.verdict == FITS]
@@ -240,13 +188,8 @@ def _found(
         largest=largest,
         fails_from=min(failing, default=None),
         is_exact=largest is None or beyond or largest + step in sizes,
-        next_asked=None
-        if largest is None
-        else min((size for size in sizes if size > largest), default=None),
-        is_steady=not any(
-            each.verdict != FITS and largest is not None and each.size < largest
-            for each in evaluations
-        ),
+        next_asked=None if largest is None else min((size for size in sizes if size > largest), default=None),
+        is_steady=not any(each.verdict != FITS and largest is not None and each.size < largest for each in evaluations),
         evaluations=evaluations,
     )
 
@@ -308,6 +251,4 @@ class SearchResult:
                 tuple(data["notes"]),
             )
         except (KeyError, TypeError) as error:
-            raise InputError(
-                f"search: not a kerasmem result ({type(error).__name__}: {error})"
-            ) from error
+            raise InputError(f"search: not a kerasmem result ({type(error).__name__}: {error})") from error

@@ -12,13 +12,7 @@ from kerasmem.errors import UsageError
 from kerasmem.estimation.cache import cached_estimate
 from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
-from kerasmem.estimation.search import (
-    MOST_EVALUATIONS,
-    TOLERANCE,
-    Found,
-    SearchResult,
-    search,
-)
+from kerasmem.estimation.search import MOST_EVALUATIONS, TOLERANCE, Found, SearchResult, search
 from kerasmem.models.opening import OBJECT_SOURCE
 from kerasmem.models.variation import reshaping
 
@@ -77,9 +71,7 @@ def max_batch_size(
     """
     target = resolve_device(str(device))
     for name, number in (("minimum", minimum), ("maximum", maximum), ("step", step)):
-        if (name != "maximum" or number is not None) and (
-            isinstance(number, bool) or not isinstance(number, int)
-        ):
+        if (name != "maximum" or number is not None) and (isinstance(number, bool) or not isinstance(number, int)):
             raise UsageError(f"{name} {number!r}: must be a whole number")
     asker = _asker(model, vary, batch_size, str(device), cache, options)
     reports: dict[int, MemoryReport] = {}
@@ -88,9 +80,7 @@ def max_batch_size(
     def ask(size: int) -> Bytes:
         nonlocal first_method
         report = asker(size, first_method)
-        first_method = (
-            report.settings.method
-        )  # all sizes by the same one, and no other is asked beside it
+        first_method = report.settings.method  # all sizes by the same one, and no other is asked beside it
         reports[size] = report
         if vary == BATCH and report.settings.batch_size != size:
             raise UsageError(
@@ -103,9 +93,7 @@ def max_batch_size(
         ask, target.available_bytes, minimum=minimum, maximum=maximum, step=step,
         guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1, tolerance=0 if exact else TOLERANCE,
     )  # fmt: skip
-    shown = reports[
-        found.evaluations[0].size if found.largest is None else found.largest
-    ]
+    shown = reports[found.evaluations[0].size if found.largest is None else found.largest]
     return SearchResult(
         vary=vary,
         largest=found.largest,
@@ -117,14 +105,7 @@ def max_batch_size(
     )
 
 
-def _asker(
-    model: Any,
-    vary: str,
-    batch_size: int,
-    device: str,
-    cache: bool,
-    options: Mapping[str, Any],
-) -> Ask:
+def _asker(model: Any, vary: str, batch_size: int, device: str, cache: bool, options: Mapping[str, Any]) -> Ask:
     """Return what estimates one size by a method."""
     ask = cached_estimate if cache else estimate
     common = {**options, "device": device}
@@ -133,39 +114,25 @@ def _asker(
     common["batch_size"] = batch_size
     if "." not in vary:
         if not vary.isidentifier():
-            raise UsageError(
-                f"vary {vary!r}: write batch_size, layer.units, or an argument of the model's function"
-            )
+            raise UsageError(f"vary {vary!r}: write batch_size, layer.units, or an argument of the model's function")
         given = dict(common.pop("factory_args", None) or {})
-        return lambda size, method: ask(
-            model, method=method, factory_args={**given, vary: size}, **common
-        )
+        return lambda size, method: ask(model, method=method, factory_args={**given, vary: size}, **common)
     names = ("factory", "factory_args", "custom_objects", "trust")
-    reshaped = reshaping(
-        model, vary, **{name: common[name] for name in names if name in common}
-    )
+    reshaped = reshaping(model, vary, **{name: common[name] for name in names if name in common})
     for name in ("factory", "factory_args"):
         common.pop(name, None)
 
     def ask_reshaped(size: int, method: str) -> MemoryReport:
         with reshaped(size) as source:
             report = ask(source, method=method, **common)
-        name = (
-            os.fspath(model) if isinstance(model, (str, os.PathLike)) else OBJECT_SOURCE
-        )
+        name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else OBJECT_SOURCE
         return replace(report, model=replace(report.model, source=name))
 
     return ask_reshaped
 
 
 def _device(target: DeviceTarget, found: Found) -> DeviceVerdict:
-    return DeviceVerdict(
-        target.name,
-        target.memory_bytes,
-        target.available_bytes,
-        found.verdict,
-        target.note,
-    )
+    return DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, found.verdict, target.note)
 
 
 def _notes(found: Found, vary: str, maximum: int | None) -> Iterator[str]:

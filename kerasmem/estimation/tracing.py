@@ -41,14 +41,10 @@ def step_outcome(
         KerasmemError: the step cannot be prepared, traced, compiled or simulated; the message says why.
     """
     is_xla = method == "xla"
-    prepared = prepare_step(
-        model, training, structure, inputs, batch_size, mode, jit_compile=is_xla
-    )
+    prepared = prepare_step(model, training, structure, inputs, batch_size, mode, jit_compile=is_xla)
     keep_alive: list[Any] = []
     traced = trace_step(prepared, keep_alive if is_xla else None)
-    attribution = Attribution(
-        traced.scopes, [row.name for row in inferred.layers], traced.optimizers
-    )
+    attribution = Attribution(traced.scopes, [row.name for row in inferred.layers], traced.optimizers)
     layer_of = {
         number: inferred.owners[id(variable)]
         for number, variable in enumerate(traced.variables)
@@ -58,13 +54,8 @@ def step_outcome(
         from kerasmem.estimation.graph.build import variables_of
         from kerasmem.estimation.xla import compile_plan, outcome
 
-        batch = tuple(
-            math.prod(spec.shape) * element_bytes(spec.dtype.name)
-            for spec in traced.flat
-        )
-        found = outcome(
-            compile_plan(traced), variables_of(traced), batch, layer_of, attribution
-        )
+        batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
+        found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
     else:
         from kerasmem.estimation.graph.build import build_program
         from kerasmem.estimation.graph.steps import graph_outcome

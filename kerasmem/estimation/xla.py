@@ -56,21 +56,12 @@ def compile_plan(traced: TracedStep) -> Plan:
     from tensorflow.python.eager.polymorphic_function import compiler_ir
 
     try:
-        generate = compiler_ir.from_concrete_function(
-            traced.function, list(traced.flat)
-        )
+        generate = compiler_ir.from_concrete_function(traced.function, list(traced.flat))
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # it announces that `device_name` will go; `platform_name` has no CPU yet
-            serialised = generate(
-                stage="optimized_hlo_proto_serialized", device_name=CPU
-            )
+            warnings.simplefilter("ignore")  # it announces that `device_name` will go; `platform_name` has no CPU yet
+            serialised = generate(stage="optimized_hlo_proto_serialized", device_name=CPU)
     except Exception as error:
-        reason = next(
-            (line for line in str(error).splitlines() if line.strip()),
-            type(error).__name__,
-        )
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise XlaRefused(f"XLA cannot compile the step: {reason[:300]}") from error
     return read_plan(serialised)
 
@@ -100,9 +91,7 @@ def compile_function(name: str, inputs: list[tuple[tuple[int, ...], str]]) -> Pl
                 stage="optimized_hlo_proto_serialized",
             )
     except Exception as error:
-        raise XlaRefused(
-            f"XLA cannot compile {name} alone: {str(error).splitlines()[0][:200]}"
-        ) from error
+        raise XlaRefused(f"XLA cannot compile {name} alone: {str(error).splitlines()[0][:200]}") from error
     return read_plan(serialised)
 
 
@@ -113,11 +102,7 @@ def read_plan(serialised: bytes) -> Plan:
     module = hlo_pb2.HloProto.FromString(serialised)
     outputs, temporary = [], 0
     for buffer in module.buffer_assignment.buffer_allocations:
-        if (
-            buffer.is_entry_computation_parameter
-            or buffer.is_constant
-            or buffer.is_thread_local
-        ):
+        if buffer.is_entry_computation_parameter or buffer.is_constant or buffer.is_thread_local:
             continue
         if buffer.maybe_live_out:
             outputs.append(int(buffer.size))
@@ -134,11 +119,7 @@ def _fullest(module: Any) -> tuple[tuple[tuple[int, str], ...], str | None]:
 
     def made_by(number: int) -> str:
         defined = buffers[number].defined_at
-        return str(
-            names.get(defined.instruction_name)
-            or names.get(defined.instruction_id)
-            or defined.instruction_name
-        )
+        return str(names.get(defined.instruction_name) or names.get(defined.instruction_id) or defined.instruction_name)
 
     traces = module.buffer_assignment.heap_simulator_traces
     if not traces:
@@ -165,22 +146,13 @@ def _operations(module: Any) -> dict[str | int, str]:
 
     Of a fusion it is the last one inside that says so; an instruction that XLA added counts as what it takes from.
     """
-    inside = {
-        computation.id: computation for computation in module.hlo_module.computations
-    }
+    inside = {computation.id: computation for computation in module.hlo_module.computations}
     names: dict[str | int, str] = {}
     for computation in module.hlo_module.computations:
         of_number: dict[int, str] = {}
         for instruction in computation.instructions:  # each after those it takes from
-            called = [
-                each
-                for number in instruction.called_computation_ids
-                for each in inside[number].instructions
-            ]
-            said = [
-                instruction.metadata.op_name,
-                *(each.metadata.op_name for each in reversed(called)),
-            ]
+            called = [each for number in instruction.called_computation_ids for each in inside[number].instructions]
+            said = [instruction.metadata.op_name, *(each.metadata.op_name for each in reversed(called))]
             taken = (of_number.get(number) for number in instruction.operand_ids)
             name = next((each for each in (*said, *taken) if each), "")
             of_number[instruction.id] = name
@@ -206,15 +178,8 @@ def simulate(plan: Plan, variables: Any, batch: tuple[int, ...]) -> Heap:
         temporary = [heap.allocate(size) for size in plan.outputs[:1]]
         temporary.append(heap.allocate(plan.temporary))
         # What variables share (first fillings) is no longer the same once it was written: each gets its own.
-        shared = (
-            [number for number, buffer in enumerate(buffers) if buffer.holders > 1]
-            if step == 0
-            else []
-        )
-        fresh = {
-            number: heap.allocate(buffers[number].bytes, -1, number)
-            for number in shared
-        }
+        shared = [number for number, buffer in enumerate(buffers) if buffer.holders > 1] if step == 0 else []
+        fresh = {number: heap.allocate(buffers[number].bytes, -1, number) for number in shared}
         temporary += [heap.allocate(size) for size in plan.outputs[1:]]
         for buffer in temporary:
             heap.let_go(buffer)
@@ -225,11 +190,7 @@ def simulate(plan: Plan, variables: Any, batch: tuple[int, ...]) -> Heap:
 
 
 def outcome(
-    plan: Plan,
-    variables: Any,
-    batch: tuple[int, ...],
-    layer_of: dict[int, str],
-    attribution: Attribution,
+    plan: Plan, variables: Any, batch: tuple[int, ...], layer_of: dict[int, str], attribution: Attribution
 ) -> Outcome:
     """Return the peak of the planned step, divided by category and layer.
 
@@ -244,14 +205,10 @@ def outcome(
     allocator = heap.allocator
     total = allocator.peak
     limit = smallest_limit(heap.requests(), descending=True)
-    categories = dict.fromkeys(
-        ("weights", "optimizer", "gradients", "activations", "inputs", "workspace"), 0
-    )
+    categories = dict.fromkeys(("weights", "optimizer", "gradients", "activations", "inputs", "workspace"), 0)
     layers: dict[str, int] = {}
     for number, variable in enumerate(variables):
-        categories["optimizer" if variable.kind == "optimizer" else "weights"] += (
-            variable.bytes
-        )
+        categories["optimizer" if variable.kind == "optimizer" else "weights"] += variable.bytes
         if number in layer_of:
             layers[layer_of[number]] = layers.get(layer_of[number], 0) + variable.bytes
     categories["inputs"] = sum(batch)

@@ -38,9 +38,7 @@ def import_keras() -> ModuleType:
     """
     wanted = os.environ.get("KERAS_BACKEND", _SERVED)
     if wanted not in _allowed:
-        raise UsageError(
-            f"KERAS_BACKEND is {wanted!r}, and kerasmem works on the TensorFlow backend: {_REMEDY}"
-        )
+        raise UsageError(f"KERAS_BACKEND is {wanted!r}, and kerasmem works on the TensorFlow backend: {_REMEDY}")
     try:
         import keras
     except ImportError as error:
@@ -66,9 +64,7 @@ def keras_reason(error: BaseException) -> str:
     text = (
         emphasised[-1]
         if emphasised
-        else text.rpartition("xception encountered:")[2].rpartition(
-            "Error encountered:"
-        )[2]
+        else text.rpartition("xception encountered:")[2].rpartition("Error encountered:")[2]
     )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

@@ -37,28 +37,17 @@ def _declared_outputs(model: Any, flat: list[Any]) -> Any:
 
     keras = import_keras()
     owner = getattr(model, "_functional", None) or model
-    struct, declared = (
-        getattr(owner, "_outputs_struct", None),
-        getattr(owner, "inputs", None),
-    )
+    struct, declared = getattr(owner, "_outputs_struct", None), getattr(owner, "inputs", None)
     if struct is None or not declared or len(declared) != len(flat):
         return None
     if type(model).call not in (keras.Sequential.call, Functional.call):
         return None
     batch = flat[0].shape[0]
-    if any(
-        tuple(one.shape[1:]) != tuple(other.shape[1:])
-        for one, other in zip(declared, flat, strict=True)
-    ):
+    if any(tuple(one.shape[1:]) != tuple(other.shape[1:]) for one, other in zip(declared, flat, strict=True)):
         return None
-    if any(
-        None in tensor.shape[1:] or tensor.shape[:1] != (None,)
-        for tensor in keras.tree.flatten(struct)
-    ):
+    if any(None in tensor.shape[1:] or tensor.shape[:1] != (None,) for tensor in keras.tree.flatten(struct)):
         return None
-    return keras.tree.map_structure(
-        lambda each: keras.KerasTensor((batch, *each.shape[1:]), each.dtype), struct
-    )
+    return keras.tree.map_structure(lambda each: keras.KerasTensor((batch, *each.shape[1:]), each.dtype), struct)
 
 
 def target_spec(loss: Any, outputs: Any, batch_size: int) -> Any:
@@ -67,10 +56,7 @@ def target_spec(loss: Any, outputs: Any, batch_size: int) -> Any:
     flat = keras.tree.flatten(outputs)
     labels = []
     for tensor, is_sparse in zip(flat, sparse_losses(loss, outputs), strict=True):
-        shape = tuple(
-            batch_size if number == 0 and size is None else size
-            for number, size in enumerate(tensor.shape)
-        )
+        shape = tuple(batch_size if number == 0 and size is None else size for number, size in enumerate(tensor.shape))
         is_float = tensor.dtype.startswith(("float", "bfloat"))
         dtype = "int32" if is_sparse else "float32" if is_float else tensor.dtype
         labels.append(keras.KerasTensor(shape[:-1] if is_sparse else shape, dtype))

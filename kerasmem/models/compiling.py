@@ -11,9 +11,7 @@ from kerasmem.models.training import TrainingSettings, make_optimizer
 ASSUMED_OPTIMIZER = "adam"
 
 
-def compile_model(
-    model: Any, training: TrainingSettings, outputs: Any, jit_compile: bool
-) -> tuple[str, ...]:
+def compile_model(model: Any, training: TrainingSettings, outputs: Any, jit_compile: bool) -> tuple[str, ...]:
     """Compile the model in place with the optimizer, loss and metrics that the settings name; return what was assumed.
 
     A model that its own code compiled keeps what it was given there, but for what `training` replaces. Where no loss
@@ -42,37 +40,25 @@ def compile_model(
             loss, metrics = model.loss, _metrics_of(model)
         elif training.loss_config is not None:
             loss = _loss(training.loss_config)
-            metrics = _metrics(
-                training.metrics_config, len(import_keras().tree.flatten(outputs))
-            )
+            metrics = _metrics(training.metrics_config, len(import_keras().tree.flatten(outputs)))
         if loss is None and not own and not has_own_step(model):
             loss = _assumed_loss(model, outputs)
             notes.append(f"no loss is given: {loss} is assumed, by the outputs")
         if own and training.keeps_optimizer and training.keeps_loss:
             model.jit_compile = jit_compile
         else:
-            model.compile(
-                optimizer=optimizer,
-                loss=loss,
-                metrics=metrics or None,
-                jit_compile=jit_compile,
-            )
+            model.compile(optimizer=optimizer, loss=loss, metrics=metrics or None, jit_compile=jit_compile)
     except KerasmemError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"model {model.name!r} cannot be compiled for training: {keras_reason(error)}"
-        ) from error
+        raise ModelError(f"model {model.name!r} cannot be compiled for training: {keras_reason(error)}") from error
     return tuple(notes)
 
 
 def has_own_step(model: Any) -> bool:
     """Return whether the model's class brings a training step of its own."""
     keras = import_keras()
-    return type(model).train_step not in (
-        keras.Model.train_step,
-        keras.Sequential.train_step,
-    )
+    return type(model).train_step not in (keras.Model.train_step, keras.Sequential.train_step)
 
 
 def sparse_losses(loss: Any, outputs: Any) -> list[bool]:
@@ -91,11 +77,7 @@ def sparse_losses(loss: Any, outputs: Any) -> list[bool]:
 
 
 def _name(loss: Any) -> str:
-    found = (
-        loss
-        if isinstance(loss, str)
-        else (getattr(loss, "name", None) or getattr(loss, "__name__", ""))
-    )
+    found = loss if isinstance(loss, str) else (getattr(loss, "name", None) or getattr(loss, "__name__", ""))
     return str(found).lower() + type(loss).__name__.lower()
 
 
@@ -110,11 +92,7 @@ def _loss(config: Any) -> Any:
     if isinstance(config, keras.losses.Loss) or callable(config):  # of a live model
         return config
     if isinstance(config, str):
-        return (
-            config
-            if callable(getattr(keras.losses, config, None)) or _is_known(config)
-            else None
-        )
+        return config if callable(getattr(keras.losses, config, None)) or _is_known(config) else None
     if isinstance(config, (list, tuple)):
         found = [_loss(each) for each in config]
         return None if any(each is None for each in found) else found
@@ -129,18 +107,8 @@ def _loss(config: Any) -> Any:
     cls = getattr(keras.losses, str(config["class_name"]).rpartition(">")[2], None)
     if not (isinstance(cls, type) and issubclass(cls, keras.losses.Loss)):
         return None
-    known = (
-        "from_logits",
-        "label_smoothing",
-        "ignore_class",
-        "axis",
-        "delta",
-        "alpha",
-        "gamma",
-    )
-    return cls(
-        **{key: inner[key] for key in known if isinstance(inner, dict) and key in inner}
-    )
+    known = ("from_logits", "label_smoothing", "ignore_class", "axis", "delta", "alpha", "gamma")
+    return cls(**{key: inner[key] for key in known if isinstance(inner, dict) and key in inner})
 
 
 def _is_known(name: str) -> bool:
@@ -160,11 +128,7 @@ def _metrics(config: Any, outputs: int) -> Any:
     if not isinstance(config, (list, tuple)):
         return _metric(config)
     found = [_metrics(each, 1) for each in config]
-    return (
-        found
-        if outputs > 1 and len(found) == outputs
-        else [each for each in found if each is not None]
-    )
+    return found if outputs > 1 and len(found) == outputs else [each for each in found if each is not None]
 
 
 def _metric(config: Any) -> Any:
@@ -182,13 +146,7 @@ def _metric(config: Any) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, keras.metrics.Metric)):
         return None
     try:
-        return cls(
-            **{
-                key: value
-                for key, value in config["config"].items()
-                if key not in ("dtype", "fn")
-            }
-        )
+        return cls(**{key: value for key, value in config["config"].items() if key not in ("dtype", "fn")})
     except (TypeError, ValueError):
         return None
 
@@ -202,8 +160,4 @@ def _assumed_loss(model: Any, outputs: Any) -> Any:
     name = getattr(activation, "__name__", "")
     if len(flat) == 1 and name == "softmax":
         return "sparse_categorical_crossentropy"
-    return (
-        "binary_crossentropy"
-        if len(flat) == 1 and name == "sigmoid"
-        else "mean_squared_error"
-    )
+    return "binary_crossentropy" if len(flat) == 1 and name == "sigmoid" else "mean_squared_error"

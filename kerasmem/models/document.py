@@ -54,9 +54,7 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
         WeightsOnlyError: it holds weights without an architecture.
     """
     if "://" in os.fspath(path):
-        raise ModelFileError(
-            f"{os.fspath(path)}: addresses are not opened; download the file and give its path"
-        )
+        raise ModelFileError(f"{os.fspath(path)}: addresses are not opened; download the file and give its path")
     if not os.fspath(path):
         raise ModelFileError("the path of the model file is empty")
     path = Path(path)
@@ -64,9 +62,7 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
         if path.is_dir():
             raise ModelFileError(_describe_folder(path))
         if path.exists() and not path.is_file():  # a pipe would wait for ever
-            raise ModelFileError(
-                f"{path}: is not a regular file; name a .h5, .keras or .json file"
-            )
+            raise ModelFileError(f"{path}: is not a regular file; name a .h5, .keras or .json file")
         with path.open("rb") as file:
             head = file.read(4096)
     except FileNotFoundError:
@@ -138,32 +134,20 @@ def _attribute(file: Any, name: str, path: Path) -> str | None:
         return None
     size = file.attrs.get_id(name).get_storage_size()
     if size > MAX_CONFIG_BYTES:
-        raise ModelFileError(
-            f"{path}: {name} takes {format_size(size)}, too much for a configuration; not opened"
-        )
+        raise ModelFileError(f"{path}: {name} takes {format_size(size)}, too much for a configuration; not opened")
     value = file.attrs[name]
-    if (
-        isinstance(value, (bytes, str)) and len(value) > MAX_CONFIG_BYTES
-    ):  # text of variable length lies elsewhere
-        raise ModelFileError(
-            f"{path}: {name} takes {format_size(len(value))}, too much for a configuration"
-        )
+    if isinstance(value, (bytes, str)) and len(value) > MAX_CONFIG_BYTES:  # text of variable length lies elsewhere
+        raise ModelFileError(f"{path}: {name} takes {format_size(len(value))}, too much for a configuration")
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if not isinstance(value, str):
-        raise ModelFileError(
-            f"{path}: {name} is not text, so this is not a Keras model"
-        )
+        raise ModelFileError(f"{path}: {name} is not text, so this is not a Keras model")
     return value
 
 
-def _no_config_in_h5(
-    path: Path, groups: set[str], attributes: set[str]
-) -> ModelFileError:
+def _no_config_in_h5(path: Path, groups: set[str], attributes: set[str]) -> ModelFileError:
     weights_only = (
-        "layer_names" in attributes
-        or groups & {"layers", "_layer_checkpoint_dependencies"}
-        or "vars" in groups
+        "layer_names" in attributes or groups & {"layers", "_layer_checkpoint_dependencies"} or "vars" in groups
     )
     if weights_only:
         return WeightsOnlyError(
@@ -179,9 +163,7 @@ def _no_config_in_h5(
 def _count_stored(file: Any) -> int | None:
     import h5py
 
-    group = (
-        file.get("model_weights", getlink=False) if "model_weights" in file else None
-    )
+    group = file.get("model_weights", getlink=False) if "model_weights" in file else None
     if not isinstance(group, h5py.Group):
         return None
     total = 0
@@ -202,18 +184,10 @@ def _read_keras_archive(path: Path) -> ModelDocument:
             if "config.json" not in names:
                 raise ModelFileError(
                     f"{path}: a zip archive without config.json is not a .keras model"
-                    + (
-                        "; it looks like a SavedModel: unpack it"
-                        if "saved_model.pb" in names
-                        else ""
-                    )
+                    + ("; it looks like a SavedModel: unpack it" if "saved_model.pb" in names else "")
                 )
             config = _member(archive, "config.json", path)
-            metadata = (
-                _member(archive, "metadata.json", path)
-                if "metadata.json" in names
-                else "{}"
-            )
+            metadata = _member(archive, "metadata.json", path) if "metadata.json" in names else "{}"
     except ModelFileError:
         raise
     except (
@@ -235,12 +209,8 @@ def _read_keras_archive(path: Path) -> ModelDocument:
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
     declared = archive.getinfo(name).file_size
-    with archive.open(
-        name
-    ) as member:  # the declared size may lie: read no further than the limit
-        data = (
-            member.read(MAX_CONFIG_BYTES + 1) if declared <= MAX_CONFIG_BYTES else b""
-        )
+    with archive.open(name) as member:  # the declared size may lie: read no further than the limit
+        data = member.read(MAX_CONFIG_BYTES + 1) if declared <= MAX_CONFIG_BYTES else b""
     if declared > MAX_CONFIG_BYTES or len(data) > MAX_CONFIG_BYTES:
         raise ModelFileError(
             f"{path}: {name} unpacks to {format_size(max(declared, len(data)))}, too much for a "
@@ -252,12 +222,8 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
 def _read_json(path: Path) -> ModelDocument:
     size = path.stat().st_size
     if size > MAX_CONFIG_BYTES:
-        raise ModelFileError(
-            f"{path}: {format_size(size)} is too much for an architecture; not opened"
-        )
-    document = _parse(
-        path.read_bytes().decode("utf-8-sig", "replace"), path, "the file"
-    )
+        raise ModelFileError(f"{path}: {format_size(size)} is too much for an architecture; not opened")
+    document = _parse(path.read_bytes().decode("utf-8-sig", "replace"), path, "the file")
     if "class_name" not in document or "config" not in document:
         raise ModelFileError(
             f"{path}: JSON, but not a Keras architecture (no class_name and config); model.to_json() writes one"
@@ -276,17 +242,11 @@ def _parse(text: str, path: Path, field: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except RecursionError:
-        raise ModelFileError(
-            f"{path}: {field} is nested too deeply to be a model"
-        ) from None
+        raise ModelFileError(f"{path}: {field} is nested too deeply to be a model") from None
     except ValueError as error:
-        raise ModelFileError(
-            f"{path}: {field} is not valid JSON ({_reason(error)})"
-        ) from error
+        raise ModelFileError(f"{path}: {field} is not valid JSON ({_reason(error)})") from error
     if not isinstance(value, dict):
-        raise ModelFileError(
-            f"{path}: {field} holds a {type(value).__name__}, not a model's configuration"
-        )
+        raise ModelFileError(f"{path}: {field} holds a {type(value).__name__}, not a model's configuration")
     return value
 
 

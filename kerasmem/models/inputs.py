@@ -58,20 +58,14 @@ def parse_input_shapes(texts: Sequence[str]) -> dict[str, GivenShape]:
     for text in texts:
         name, _, rest = text.rpartition("=")
         dimensions, _, dtype = rest.partition(":")
-        pieces = (
-            dimensions.replace("x", ",").strip("()[] ,").split(",")
-            if dimensions.strip("()[] ,")
-            else []
-        )
+        pieces = dimensions.replace("x", ",").strip("()[] ,").split(",") if dimensions.strip("()[] ,") else []
         try:
             sizes = tuple(int(piece) for piece in pieces)
         except ValueError:
             raise UsageError(
                 f"--input-shape {text!r}: write name=224,224,3 (whole numbers, without the batch), or name=128:int32"
             ) from None
-        shapes[name.strip()] = _checked(
-            sizes, dtype.strip() or None, f"--input-shape {text!r}"
-        )
+        shapes[name.strip()] = _checked(sizes, dtype.strip() or None, f"--input-shape {text!r}")
     return shapes
 
 
@@ -87,11 +81,7 @@ def normalise_input_shapes(given: Any) -> dict[str, GivenShape]:
         return parse_input_shapes([given])
     if isinstance(given, Mapping):
         return {str(name): _whole(shape, str(name)) for name, shape in given.items()}
-    if (
-        isinstance(given, (list, tuple))
-        and given
-        and all(isinstance(item, str) for item in given)
-    ):
+    if isinstance(given, (list, tuple)) and given and all(isinstance(item, str) for item in given):
         return parse_input_shapes(given)
     return {"": _whole(given, "")}
 
@@ -112,22 +102,16 @@ def _whole(shape: Any, name: str) -> GivenShape:
 
 def _checked(sizes: tuple[int, ...], dtype: str | None, where: str) -> GivenShape:
     if any(size < 1 for size in sizes):
-        raise UsageError(
-            f"{where}: has a size below 1; write the sizes without the batch"
-        )
+        raise UsageError(f"{where}: has a size below 1; write the sizes without the batch")
     if dtype is not None:
         try:
             dtype = import_keras().backend.standardize_dtype(dtype)
         except (ValueError, TypeError):
-            raise UsageError(
-                f"{where}: {dtype!r} is not a dtype such as int32 or float32"
-            ) from None
+            raise UsageError(f"{where}: {dtype!r} is not a dtype such as int32 or float32") from None
     return GivenShape(sizes, dtype)
 
 
-def model_inputs(
-    model: Any, given: Mapping[str, GivenShape]
-) -> tuple[Any, list[ModelInput]]:
+def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list[ModelInput]]:
     """Return the model's inputs as it structures them (a list, a dict, one) and flat, with the given shapes put in.
 
     Args:
@@ -143,16 +127,10 @@ def model_inputs(
     else:
         structure, flat = declared
         flat = [_settle(each, given, alone=len(flat) == 1) for each in flat]
-        unknown = (
-            set(given)
-            - {each.name for each in flat}
-            - ({""} if len(flat) == 1 else set())
-        )
+        unknown = set(given) - {each.name for each in flat} - ({""} if len(flat) == 1 else set())
         if unknown:
             wrong = next(iter(sorted(unknown))) or "a shape without a name"
-            raise UsageError(
-                f"--input-shape: {wrong!r} is no input of the model; it has {_list(flat)}"
-            )
+            raise UsageError(f"--input-shape: {wrong!r} is no input of the model; it has {_list(flat)}")
     for each in flat:
         if None in each.shape[1:]:
             example = ",".join(str(size or 224) for size in each.shape[1:])
@@ -171,10 +149,7 @@ def _declared_inputs(model: Any) -> tuple[Any, list[ModelInput]] | None:
         return None
     if not tensors:
         return None
-    flat = [
-        ModelInput(_input_name(each), tuple(each.shape), str(each.dtype))
-        for each in tensors
-    ]
+    flat = [ModelInput(_input_name(each), tuple(each.shape), str(each.dtype)) for each in tensors]
     structure = getattr(model, "_inputs_struct", None)
     return (structure if structure is not None else tensors[0]), flat
 
@@ -185,40 +160,23 @@ def _input_name(tensor: Any) -> str:
     return str(history.operation.name if history else tensor.name)
 
 
-def _undeclared_inputs(
-    model: Any, given: Mapping[str, GivenShape]
-) -> tuple[Any, list[ModelInput]]:
+def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list[ModelInput]]:
     """Return the inputs of a subclassed model, from the shapes given or those that it was built with."""
     if given:
         flat = [
-            ModelInput(name or "input", (None, *each.sizes), each.dtype or "float32")
-            for name, each in given.items()
+            ModelInput(name or "input", (None, *each.sizes), each.dtype or "float32") for name, each in given.items()
         ]
         return (None if list(given) == [""] else _named(model, given)), flat
     config: Any = (model.get_build_config() or {}) if model.built else {}
-    shapes = config.get(
-        "shapes_dict"
-    )  # of a `call` with several arguments: "a_shape", "b_shape", …
-    named = {
-        str(key).removesuffix("_shape"): shape for key, shape in (shapes or {}).items()
-    }
+    shapes = config.get("shapes_dict")  # of a `call` with several arguments: "a_shape", "b_shape", …
+    named = {str(key).removesuffix("_shape"): shape for key, shape in (shapes or {}).items()}
     built: Any = named if len(named) > 1 else config.get("input_shape")
     if _is_shape(built):
         return None, [ModelInput("input", (None, *built[1:]), "float32")]
     if isinstance(built, dict) and all(_is_shape(shape) for shape in built.values()):
-        return _named(model, built), [
-            ModelInput(name, (None, *shape[1:]), "float32")
-            for name, shape in built.items()
-        ]
-    if (
-        isinstance(built, (list, tuple))
-        and built
-        and all(_is_shape(shape) for shape in built)
-    ):
-        flat = [
-            ModelInput(f"input_{i}", (None, *shape[1:]), "float32")
-            for i, shape in enumerate(built)
-        ]
+        return _named(model, built), [ModelInput(name, (None, *shape[1:]), "float32") for name, shape in built.items()]
+    if isinstance(built, (list, tuple)) and built and all(_is_shape(shape) for shape in built):
+        flat = [ModelInput(f"input_{i}", (None, *shape[1:]), "float32") for i, shape in enumerate(built)]
         return [None] * len(flat), flat
     raise UsageError(
         f"model {model.name!r} does not say what shape its input has: give it without the batch, "
@@ -229,11 +187,7 @@ def _undeclared_inputs(
 def _named(model: Any, names: Mapping[str, Any]) -> Any:
     """Return the structure of named inputs: arguments of `call` where it has all those names, else one dict."""
     arguments = list(inspect.signature(model.call).parameters)
-    return (
-        ByKeyword(names)
-        if len(names) > 1 and all(name in arguments for name in names)
-        else dict.fromkeys(names)
-    )
+    return ByKeyword(names) if len(names) > 1 and all(name in arguments for name in names) else dict.fromkeys(names)
 
 
 def _is_shape(value: Any) -> bool:
@@ -244,19 +198,14 @@ def _is_shape(value: Any) -> bool:
     )
 
 
-def _settle(
-    declared: ModelInput, given: Mapping[str, GivenShape], alone: bool
-) -> ModelInput:
+def _settle(declared: ModelInput, given: Mapping[str, GivenShape], alone: bool) -> ModelInput:
     shape = given.get(declared.name, given.get("") if alone else None)
     if shape is None:
         return declared
     if shape.dtype not in (None, declared.dtype):
-        raise UsageError(
-            f"--input-shape {declared.name}: the model takes {declared.dtype} there, not {shape.dtype}"
-        )
+        raise UsageError(f"--input-shape {declared.name}: the model takes {declared.dtype} there, not {shape.dtype}")
     fits = len(shape.sizes) == len(declared.shape) - 1 and all(
-        own in (None, size)
-        for own, size in zip(declared.shape[1:], shape.sizes, strict=True)
+        own in (None, size) for own, size in zip(declared.shape[1:], shape.sizes, strict=True)
     )
     if not fits:
         raise UsageError(

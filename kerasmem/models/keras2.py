@@ -24,31 +24,10 @@ TENSORFLOW_CALLS = ("TFOpLambda", "SlicingOpLambda")
 # Renamed without a change of meaning for shapes and sizes.
 _RENAMED = {"SyncBatchNormalization": "BatchNormalization", "CuDNNGRU": "GRU"}
 # Arguments that Keras 3 lost and that change shapes, weights or meaning where they are set.
-_MEANINGFUL = (
-    "time_major",
-    "ragged",
-    "renorm",
-    "virtual_batch_size",
-    "adjustment",
-    "num_constants",
-)
-_KERAS2_MODULES = (
-    "keras.",
-    "tf_keras.",
-    "tensorflow.keras.",
-    "tensorflow.python.keras.",
-)
+_MEANINGFUL = ("time_major", "ragged", "renorm", "virtual_batch_size", "adjustment", "num_constants")
+_KERAS2_MODULES = ("keras.", "tf_keras.", "tensorflow.keras.", "tensorflow.python.keras.")
 # Layers that Keras 2 gave their initial states as further inputs.
-RECURRENT = (
-    "RNN",
-    "SimpleRNN",
-    "LSTM",
-    "GRU",
-    "ConvLSTM1D",
-    "ConvLSTM2D",
-    "ConvLSTM3D",
-    "Bidirectional",
-)
+RECURRENT = ("RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "Bidirectional")
 
 
 def is_keras2(version: str | None, config: dict[str, Any]) -> bool:
@@ -92,9 +71,7 @@ class _Translator:
             return [self.value(item) for item in value.get("items", [])]
         if not isinstance(class_name, str) or "config" not in value:
             return {key: self.value(item) for key, item in value.items()}
-        if class_name in ("Policy", "PolicyV1") and isinstance(
-            value["config"].get("name"), str
-        ):
+        if class_name in ("Policy", "PolicyV1") and isinstance(value["config"].get("name"), str):
             return value["config"]["name"]
         if class_name in _MODELS:
             return self._model(value)
@@ -105,9 +82,7 @@ class _Translator:
     def _object(self, value: dict[str, Any]) -> dict[str, Any]:
         class_name = value["class_name"]
         if not self._vocabulary.is_custom(class_name, value.get("registered_name")):
-            bare = class_name.rpartition(">")[
-                2
-            ]  # Keras 2 registered some of its own as "Custom>…"
+            bare = class_name.rpartition(">")[2]  # Keras 2 registered some of its own as "Custom>…"
             class_name = _RENAMED.get(bare, bare)
         if class_name != value["class_name"]:
             value = {"config": value["config"]}
@@ -127,11 +102,7 @@ class _Translator:
             config["axis"] = config["axis"][0]
         if isinstance(config.get("name"), str):
             config["name"] = _slashless(config["name"])
-        rest = {
-            key: item
-            for key, item in value.items()
-            if key in ("module", "registered_name")
-        }
+        rest = {key: item for key, item in value.items() if key in ("module", "registered_name")}
         # Modules of Keras 2 that Keras 3 has elsewhere: the bare name is looked up again.
         if (
             str(rest.get("module")).startswith(_KERAS2_MODULES)
@@ -159,9 +130,7 @@ class _Translator:
 
     def _model(self, value: dict[str, Any]) -> dict[str, Any]:
         config = value["config"]
-        if isinstance(
-            config, list
-        ):  # Keras 1 and early 2 wrote a Sequential as the list of its layers
+        if isinstance(config, list):  # Keras 1 and early 2 wrote a Sequential as the list of its layers
             config = {"layers": config}
         if not isinstance(config, dict) or not isinstance(config.get("layers"), list):
             return value  # a subclassed model: its own from_config knows what to do
@@ -179,17 +148,12 @@ class _Translator:
         return _functional(self, config)
 
     def _sequential_layers(self, layers: list[Any]) -> list[Any]:
-        shape = (
-            (layers[0].get("config") or {}).get("batch_input_shape") if layers else None
-        )
+        shape = (layers[0].get("config") or {}).get("batch_input_shape") if layers else None
         translated = [self.value(layer) for layer in layers]
         if shape is not None and layers[0].get("class_name") != "InputLayer":
             dtype = "int32" if layers[0].get("class_name") == "Embedding" else None
             given = {"batch_shape": self.value(shape), "dtype": dtype}
-            translated.insert(
-                0,
-                {"module": "keras.layers", "class_name": "InputLayer", "config": given},
-            )
+            translated.insert(0, {"module": "keras.layers", "class_name": "InputLayer", "config": given})
         return translated
 
 
@@ -202,15 +166,11 @@ def _functional(translator: _Translator, config: dict[str, Any]) -> dict[str, An
     names = {layer["name"] for layer in config["layers"]}
     layers = []
     for layer in config["layers"]:
-        translated = translator.value(
-            {key: layer[key] for key in layer if key != "inbound_nodes"}
-        )
+        translated = translator.value({key: layer[key] for key in layer if key != "inbound_nodes"})
         translated["name"] = _slashless(layer["name"])
         translated["config"]["name"] = translated["name"]
         translated["inbound_nodes"] = [
-            node
-            if isinstance(node, dict)
-            else _Node(translator, names, nested, layer["class_name"]).read(node)
+            node if isinstance(node, dict) else _Node(translator, names, nested, layer["class_name"]).read(node)
             for node in layer.get("inbound_nodes") or []
         ]
         layers.append(translated)
@@ -221,9 +181,7 @@ def _functional(translator: _Translator, config: dict[str, Any]) -> dict[str, An
             index = value[1] - (1 if nested.get(value[0]) == "Sequential" else 0)
             return [_slashless(value[0]), index, value[2]]
         if isinstance(value, dict):
-            return {
-                key: tensors(item) for key, item in value.items() if key != "class_name"
-            }
+            return {key: tensors(item) for key, item in value.items() if key != "class_name"}
         return [tensors(item) for item in value] if isinstance(value, list) else value
 
     kept = {key: config[key] for key in ("name", "trainable") if key in config}
@@ -241,25 +199,13 @@ def _functional(translator: _Translator, config: dict[str, Any]) -> dict[str, An
 
 def _alone(tensors: Any) -> Any:
     """Return the tensor of a list of one: Keras 2 gave such a model's output without the list."""
-    return (
-        tensors[0]
-        if isinstance(tensors, list)
-        and len(tensors) == 1
-        and isinstance(tensors[0], list)
-        else tensors
-    )
+    return tensors[0] if isinstance(tensors, list) and len(tensors) == 1 and isinstance(tensors[0], list) else tensors
 
 
 class _Node:
     """One stored call of a layer: `[[layer, node, tensor, kwargs], …]`, perhaps nested or bare."""
 
-    def __init__(
-        self,
-        translator: _Translator,
-        names: set[str],
-        nested: dict[str, str],
-        class_name: str,
-    ) -> None:
+    def __init__(self, translator: _Translator, names: set[str], nested: dict[str, str], class_name: str) -> None:
         self._translator, self._names, self._nested = translator, names, nested
         self._class_name = class_name
         self._kwargs: dict[str, Any] = {}
@@ -268,11 +214,7 @@ class _Node:
         if not node:
             return {"args": [], "kwargs": {}}
         inputs = self._inputs(node)
-        if (
-            isinstance(inputs, list)
-            and len(inputs) == 1
-            and self._class_name not in TENSORFLOW_CALLS
-        ):
+        if isinstance(inputs, list) and len(inputs) == 1 and self._class_name not in TENSORFLOW_CALLS:
             inputs = inputs[0]
         kwargs = {key: self._argument(value) for key, value in self._kwargs.items()}
         if kwargs.get("name", "") is None:
@@ -282,11 +224,7 @@ class _Node:
         return {"args": [inputs], "kwargs": kwargs}
 
     def _inputs(self, value: Any) -> Any:
-        if (
-            isinstance(value, list)
-            and len(value) == 4
-            and value[0] == "_CONSTANT_VALUE"
-        ):
+        if isinstance(value, list) and len(value) == 4 and value[0] == "_CONSTANT_VALUE":
             self._kwargs.update(value[3] or {})
             return self._translator.value(value[2])
         if _is_tensor(value, self._names):
@@ -295,9 +233,7 @@ class _Node:
             return self._tensor(value)
         if isinstance(value, dict):
             return {key: self._inputs(item) for key, item in value.items()}
-        return (
-            [self._inputs(item) for item in value] if isinstance(value, list) else value
-        )
+        return [self._inputs(item) for item in value] if isinstance(value, list) else value
 
     def _argument(self, value: Any) -> Any:
         if _is_tensor(value, self._names):

@@ -13,25 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kerasmem.errors import (
-    KerasmemError,
-    ModelError,
-    ModelFileError,
-    UnknownLayerError,
-    UsageError,
-)
+from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UnknownLayerError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
 from kerasmem.models.keras2 import RECURRENT, is_keras2, translate
 from kerasmem.models.policy import with_dtype_policy
 from kerasmem.models.safety import check_graph, check_names, check_trust
 from kerasmem.models.tensorflow_ops import tensorflow_call_classes
-from kerasmem.models.training import (
-    TrainingSettings,
-    training_of_copy,
-    training_of_document,
-    training_of_model,
-)
+from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
 from kerasmem.models.vocabulary import Vocabulary, import_user_module
 from kerasmem.models.weightless import weightless
 
@@ -98,34 +87,19 @@ def open_model(
         return
     with weightless():
         if inspect.isroutine(source) or isinstance(source, (type, functools.partial)):
-            yield _open_factory(
-                source,
-                getattr(source, "__qualname__", repr(source)),
-                factory_args,
-                dtype_policy,
-            )
+            yield _open_factory(source, getattr(source, "__qualname__", repr(source)), factory_args, dtype_policy)
         elif factory is not None:
-            opened = _open_factory(
-                _find_factory(factory, "--factory"), factory, factory_args, dtype_policy
-            )
+            opened = _open_factory(_find_factory(factory, "--factory"), factory, factory_args, dtype_policy)
             yield _beside_file(opened, source) if source is not None else opened
         elif isinstance(source, (str, os.PathLike)):
             text = os.fspath(source)
             if is_factory_name(text):
-                yield _open_factory(
-                    _find_factory(text, "model"), text, factory_args, dtype_policy
-                )
+                yield _open_factory(_find_factory(text, "model"), text, factory_args, dtype_policy)
             else:
-                yield _open_document(
-                    read_document(text), custom_objects, trust, dtype_policy
-                )
+                yield _open_document(read_document(text), custom_objects, trust, dtype_policy)
         else:
             kind = f"{type(source).__module__}.{type(source).__qualname__}"
-            hint = (
-                " (save it as .h5 and give the path)"
-                if kind.startswith("tf_keras.")
-                else ""
-            )
+            hint = " (save it as .h5 and give the path)" if kind.startswith("tf_keras.") else ""
             raise UsageError(
                 f"a {kind} is no model{hint}; give a path, 'package.module:function', a function or a Keras model"
             )
@@ -136,16 +110,11 @@ def is_factory_name(text: str) -> bool:
     module, colon, function = text.rpartition(":")
     if not colon or not function.isidentifier() or Path(text).exists():
         return False
-    return module.endswith(".py") or all(
-        part.isidentifier() for part in module.split(".")
-    )
+    return module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
 
 
 def _open_document(
-    document: ModelDocument,
-    custom_objects: Mapping[str, Any] | None,
-    trust: bool,
-    dtype_policy: str | None,
+    document: ModelDocument, custom_objects: Mapping[str, Any] | None, trust: bool, dtype_policy: str | None
 ) -> OpenedModel:
     keras = import_keras()
     from keras.src.saving import serialization_lib
@@ -168,43 +137,22 @@ def _open_document(
         if dtype_policy is not None:
             config = with_dtype_policy(config, dtype_policy)
         objects = {**tensorflow_call_classes(), **vocabulary.custom_objects}
-        with (
-            _quiet_keras(),
-            serialization_lib.SafeModeScope(not trust),
-        ):  # also where it is switched off globally
-            model = keras.saving.deserialize_keras_object(
-                config, custom_objects=objects, safe_mode=not trust
-            )
+        with _quiet_keras(), serialization_lib.SafeModeScope(not trust):  # also where it is switched off globally
+            model = keras.saving.deserialize_keras_object(config, custom_objects=objects, safe_mode=not trust)
         training = training_of_document(document)
     except UnknownLayerError as error:
-        raise UnknownLayerError(
-            str(error) if where in str(error) else f"{where}: {error}"
-        ) from error
+        raise UnknownLayerError(str(error) if where in str(error) else f"{where}: {error}") from error
     except ModelFileError as error:
-        raise type(error)(
-            str(error) if where in str(error) else f"{where}: {error}"
-        ) from error
+        raise type(error)(str(error) if where in str(error) else f"{where}: {error}") from error
     except KerasmemError:
         raise
     except RecursionError as error:
-        raise ModelFileError(
-            f"{where}: the configuration is nested too deeply to be a model"
-        ) from error
+        raise ModelFileError(f"{where}: the configuration is nested too deeply to be a model") from error
     except Exception as error:
-        raise ModelFileError(
-            f"{where}: Keras cannot build the model it describes: {keras_reason(error)}"
-        ) from error
+        raise ModelFileError(f"{where}: Keras cannot build the model it describes: {keras_reason(error)}") from error
     if not isinstance(model, keras.Model):
-        raise ModelFileError(
-            f"{where}: describes a {type(model).__name__}, not a model"
-        )
-    return OpenedModel(
-        model,
-        str(model.name),
-        where,
-        training,
-        tuple(_compare_weights(model, document)),
-    )
+        raise ModelFileError(f"{where}: describes a {type(model).__name__}, not a model")
+    return OpenedModel(model, str(model.name), where, training, tuple(_compare_weights(model, document)))
 
 
 def _with_modules(value: Any, vocabulary: Vocabulary) -> Any:
@@ -222,19 +170,12 @@ def _with_modules(value: Any, vocabulary: Vocabulary) -> Any:
         and not vocabulary.is_custom(class_name, result.get("registered_name"))
     ):
         # A node of a graph whose configuration does not say whether it trains is no layer.
-        is_operation = (
-            "inbound_nodes" in result
-            and isinstance(config, dict)
-            and "trainable" not in config
-        )
+        is_operation = "inbound_nodes" in result and isinstance(config, dict) and "trainable" not in config
         module = vocabulary.module_of(class_name, is_operation)
         if module is not None:
             result["module"], result["registered_name"] = module, None
     if class_name in RECURRENT and isinstance(config, dict) and config.get("unroll"):
-        result["config"] = {
-            **result["config"],
-            "unroll": False,
-        }  # the same model, without a call for each time step
+        result["config"] = {**result["config"], "unroll": False}  # the same model, without a call for each time step
     return result
 
 
@@ -250,23 +191,16 @@ def _compare_weights(model: Any, document: ModelDocument) -> Iterator[str]:
 def _find_factory(text: str, option: str) -> Callable[..., Any]:
     module_name, _, function = text.rpartition(":")
     if not module_name or not function.isidentifier():
-        raise UsageError(
-            f"{option} {text!r}: write package.module:function or file.py:function"
-        )
+        raise UsageError(f"{option} {text!r}: write package.module:function or file.py:function")
     found = getattr(import_user_module(module_name, option), function, None)
     if not callable(found):
-        raise UsageError(
-            f"{option} {text!r}: {module_name} has no function {function!r}"
-        )
+        raise UsageError(f"{option} {text!r}: {module_name} has no function {function!r}")
     result: Callable[..., Any] = found
     return result
 
 
 def _open_factory(
-    build: Callable[..., Any],
-    source: str,
-    arguments: Mapping[str, Any] | None,
-    dtype_policy: str | None,
+    build: Callable[..., Any], source: str, arguments: Mapping[str, Any] | None, dtype_policy: str | None
 ) -> OpenedModel:
     keras = import_keras()
     given = dict(arguments or {})
@@ -285,15 +219,11 @@ def _open_factory(
     finally:
         keras.config.set_dtype_policy(before)
     if not isinstance(model, keras.Model):
-        raise ModelError(
-            f"{source} returned a {type(model).__name__}, not a Keras model"
-        )
+        raise ModelError(f"{source} returned a {type(model).__name__}, not a Keras model")
     return OpenedModel(model, str(model.name), source, training_of_model(model))
 
 
-def _check_arguments(
-    build: Callable[..., Any], source: str, given: dict[str, Any]
-) -> None:
+def _check_arguments(build: Callable[..., Any], source: str, given: dict[str, Any]) -> None:
     """Refuse arguments that the function does not take, and give Keras's own functions no weights to load."""
     try:
         parameters = inspect.signature(build).parameters
@@ -302,13 +232,8 @@ def _check_arguments(
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     unknown = [name for name in given if name not in parameters and not takes_any]
     if unknown:
-        raise UsageError(
-            f"{source} has no argument {unknown[0]!r}; it takes {', '.join(parameters) or 'none'}"
-        )
-    if (
-        str(getattr(build, "__module__", "")).startswith("keras.")
-        and "weights" in parameters
-    ):
+        raise UsageError(f"{source} has no argument {unknown[0]!r}; it takes {', '.join(parameters) or 'none'}")
+    if str(getattr(build, "__module__", "")).startswith("keras.") and "weights" in parameters:
         given.setdefault("weights", None)
     missing = [
         name
@@ -318,9 +243,7 @@ def _check_arguments(
         and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
     ]
     if missing:
-        raise UsageError(
-            f"{source} needs {', '.join(missing)}: --factory-arg {missing[0]}=…"
-        )
+        raise UsageError(f"{source} needs {', '.join(missing)}: --factory-arg {missing[0]}=…")
 
 
 def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:
@@ -334,9 +257,7 @@ def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:
     )  # fmt: skip
 
 
-def _open_object(
-    model: Any, dtype_policy: str | None, shapes_only: bool, stack: contextlib.ExitStack
-) -> OpenedModel:
+def _open_object(model: Any, dtype_policy: str | None, shapes_only: bool, stack: contextlib.ExitStack) -> OpenedModel:
     training = training_of_model(model)
     if not model.built and not isinstance(model, import_keras().Sequential):
         raise UsageError(
@@ -345,11 +266,7 @@ def _open_object(
         )
     if shapes_only:
         training = training_of_copy(model, training)
-    if (
-        shapes_only
-        or dtype_policy is not None
-        or (not model.built and isinstance(model, import_keras().Sequential))
-    ):
+    if shapes_only or dtype_policy is not None or (not model.built and isinstance(model, import_keras().Sequential)):
         stack.enter_context(weightless())
         model = _rebuild(model, dtype_policy)
     return OpenedModel(model, str(model.name), OBJECT_SOURCE, training)
@@ -364,9 +281,7 @@ def _rebuild(model: Any, dtype_policy: str | None) -> Any:
         if dtype_policy is not None:
             config = with_dtype_policy(config, dtype_policy)
         with _quiet_keras(), keras.saving.custom_object_scope(_classes_of(model)):
-            return keras.saving.deserialize_keras_object(
-                config, safe_mode=False
-            )  # the user's own live object
+            return keras.saving.deserialize_keras_object(config, safe_mode=False)  # the user's own live object
     except Exception as error:
         raise NotRebuiltError(
             f"model {model.name!r} cannot be rebuilt from its configuration ({keras_reason(error)}); "
@@ -375,9 +290,7 @@ def _rebuild(model: Any, dtype_policy: str | None) -> Any:
 
 
 def _classes_of(model: Any) -> dict[str, Any]:
-    return {
-        type(layer).__name__: type(layer) for layer in (model, *model._flatten_layers())
-    }
+    return {type(layer).__name__: type(layer) for layer in (model, *model._flatten_layers())}
 
 
 @contextlib.contextmanager

@@ -20,9 +20,7 @@ def check_dtype_policy(name: str) -> None:
             f"dtype policy {name!r} is not one of Keras's: float32, mixed_float16, mixed_bfloat16, …"
         ) from error
     if hasattr(policy, "quantization_mode") and policy.quantization_mode is not None:
-        raise UsageError(
-            f"dtype policy {name!r} quantises: call model.quantize(…) and give the model or its file"
-        )
+        raise UsageError(f"dtype policy {name!r} quantises: call model.quantize(…) and give the model or its file")
 
 
 def with_dtype_policy(config: dict[str, Any], policy: str) -> dict[str, Any]:
@@ -45,17 +43,10 @@ def with_dtype_policy(config: dict[str, Any], policy: str) -> dict[str, Any]:
 def _replace(value: Any, policy: str) -> Any:
     if isinstance(value, list):
         return [_replace(item, policy) for item in value]
-    if not isinstance(value, dict) or value.get("class_name") in (
-        "InputLayer",
-        "__keras_tensor__",
-    ):
+    if not isinstance(value, dict) or value.get("class_name") in ("InputLayer", "__keras_tensor__"):
         return value
     replaced = {key: _replace(item, policy) for key, item in value.items()}
-    if (
-        "dtype" in replaced
-        and "name" in replaced
-        and _policy_name(replaced["dtype"]) == _DEFAULT
-    ):
+    if "dtype" in replaced and "name" in replaced and _policy_name(replaced["dtype"]) == _DEFAULT:
         replaced["dtype"] = policy
     return replaced
 

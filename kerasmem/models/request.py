@@ -61,11 +61,7 @@ class ModelRequest:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the request as JSON-ready data."""
-        return {
-            **asdict(self),
-            "input_shape": list(self.input_shape),
-            "paths": list(self.paths),
-        }
+        return {**asdict(self), "input_shape": list(self.input_shape), "paths": list(self.paths)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelRequest:
@@ -81,9 +77,7 @@ class ModelRequest:
             values["paths"] = tuple(values.get("paths", ()))
             return cls(**values)
         except (TypeError, AttributeError) as error:
-            raise InputError(
-                f"model request: not what kerasmem writes ({error})"
-            ) from error
+            raise InputError(f"model request: not what kerasmem writes ({error})") from error
 
     def input_shapes(self) -> dict[str, GivenShape]:
         """Return the shapes given, by the name of the input ("" for the only one)."""
@@ -132,9 +126,7 @@ def request_for(
     common: dict[str, Any] = {
         "factory": factory,
         "dtype_policy": dtype_policy,
-        "input_shape": tuple(
-            _shape_text(name, shape) for name, shape in shapes.items()
-        ),
+        "input_shape": tuple(_shape_text(name, shape) for name, shape in shapes.items()),
         "optimizer": optimizer,
         "loss": loss,
         "batch_size": batch_size,
@@ -142,31 +134,22 @@ def request_for(
         "jit_compile": jit_compile,
         "paths": (os.getcwd(),),
     }
-    given = {
-        name: reference(value, f"custom object {name!r}")
-        for name, value in (custom_objects or {}).items()
-    }
+    given = {name: reference(value, f"custom object {name!r}") for name, value in (custom_objects or {}).items()}
     if isinstance(source, import_keras().Model):
         with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
             path, own = _write_architecture(source, Path(folder))
-            yield ModelRequest(
-                source=path, custom_objects={**own, **given}, trust=True, **common
-            )
+            yield ModelRequest(source=path, custom_objects={**own, **given}, trust=True, **common)
         return
     arguments = dict(factory_args or {})
     if isinstance(source, functools.partial):
         if source.args:
-            raise UsageError(
-                f"{source!r} binds arguments by position; bind them by keyword, or {_WAY_OUT}"
-            )
+            raise UsageError(f"{source!r} binds arguments by position; bind them by keyword, or {_WAY_OUT}")
         source, arguments = source.func, {**source.keywords, **arguments}
     if inspect.isroutine(source) or isinstance(source, type):
         source = _factory_reference(source)
     elif source is not None and not isinstance(source, (str, os.PathLike)):
         kind = f"{type(source).__module__}.{type(source).__qualname__}"
-        raise UsageError(
-            f"a {kind} is no model; give a path, 'module:function', a function or a Keras model"
-        )
+        raise UsageError(f"a {kind} is no model; give a path, 'module:function', a function or a Keras model")
     yield ModelRequest(
         source=None if source is None else os.fspath(source),
         factory_args=_as_json(arguments),
@@ -201,14 +184,9 @@ def reference(value: Any, what: str) -> str:
     Raises:
         UsageError: another process cannot import it.
     """
-    module, name = (
-        getattr(value, "__module__", None),
-        getattr(value, "__qualname__", None),
-    )
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
-        raise UsageError(
-            f"{what} is a {type(value).__name__}, which another process cannot import; {_WAY_OUT}"
-        )
+        raise UsageError(f"{what} is a {type(value).__name__}, which another process cannot import; {_WAY_OUT}")
     if module == "__main__":
         raise UsageError(
             f"{what} is defined in the script or notebook itself (__main__), which another process cannot import; "
@@ -220,9 +198,7 @@ def reference(value: Any, what: str) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not value:
-        raise UsageError(
-            f"{what}: {module}.{name} is another object than the one given; {_WAY_OUT}"
-        )
+        raise UsageError(f"{what}: {module}.{name} is another object than the one given; {_WAY_OUT}")
     return f"{_module_text(module)}:{name}"
 
 
@@ -237,15 +213,11 @@ def load_references(references: Mapping[str, str]) -> dict[str, Any]:
     for key, text in references.items():
         module, _, name = text.rpartition(":")
         if module not in modules:
-            modules[module] = sys.modules.get(module) or import_user_module(
-                module, f"custom object {key!r}:"
-            )
+            modules[module] = sys.modules.get(module) or import_user_module(module, f"custom object {key!r}:")
         try:
             objects[key] = functools.reduce(getattr, name.split("."), modules[module])
         except AttributeError:
-            raise UsageError(
-                f"custom object {key!r}: {module} has no {name!r}"
-            ) from None
+            raise UsageError(f"custom object {key!r}: {module} has no {name!r}") from None
     return objects
 
 
@@ -255,11 +227,7 @@ def _module_text(module: str) -> str:
     if "." in module or not file or not file.endswith(".py"):
         return module
     specification = importlib.machinery.PathFinder.find_spec(module)
-    return (
-        module
-        if specification is not None and specification.origin == file
-        else os.path.abspath(file)
-    )
+    return module if specification is not None and specification.origin == file else os.path.abspath(file)
 
 
 def _factory_reference(build: Any) -> str:
@@ -303,22 +271,13 @@ def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
             f"model {model.name!r} cannot be described to another process ({keras_reason(error)}); {_WAY_OUT}"
         ) from error
     known = _known_objects([model, *model._flatten_layers()])
-    own = {
-        name: reference(value, f"{name!r} of the model")
-        for name, value in _found_objects(config, known)
-    }
-    with contextlib.suppress(
-        TypeError, ValueError
-    ):  # settings of `compile` that JSON does not have are left out
-        text = json.dumps(
-            {**config, "keras_version": keras.__version__, "compile_config": compiled}
-        )
+    own = {name: reference(value, f"{name!r} of the model") for name, value in _found_objects(config, known)}
+    with contextlib.suppress(TypeError, ValueError):  # settings of `compile` that JSON does not have are left out
+        text = json.dumps({**config, "keras_version": keras.__version__, "compile_config": compiled})
         losses = keras.tree.flatten(getattr(model, "loss", None))
         known = _by_name([each for each in losses if callable(each)])
         for name, value in _found_objects(compiled, known):
-            with contextlib.suppress(
-                UsageError
-            ):  # a loss or metric: the child says that it does not know it
+            with contextlib.suppress(UsageError):  # a loss or metric: the child says that it does not know it
                 own.setdefault(name, reference(value, name))
     path = folder / "model.json"
     path.write_text(text)
@@ -327,9 +286,7 @@ def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
 
 def _known_objects(layers: list[Any]) -> dict[str, Any]:
     """Return the classes of layers and of what they hold, and the functions that they hold, by name."""
-    return _by_name(
-        [*layers, *(value for layer in layers for value in vars(layer).values())]
-    )
+    return _by_name([*layers, *(value for layer in layers for value in vars(layer).values())])
 
 
 def _by_name(values: list[Any]) -> dict[str, Any]:
@@ -354,14 +311,9 @@ def _found_objects(config: Any, known: Mapping[str, Any]) -> Iterator[tuple[str,
         pending.extend(value.values())
         name, registered = value.get("class_name"), value.get("registered_name")
         name = value.get("config") if name == "function" else name
-        if (
-            not isinstance(name, str)
-            or str(value.get("module")).split(".")[0] == "keras"
-        ):
+        if not isinstance(name, str) or str(value.get("module")).split(".")[0] == "keras":
             continue
-        found = (
-            registry(registered) if isinstance(registered, str) else None
-        ) or known.get(name)
+        found = (registry(registered) if isinstance(registered, str) else None) or known.get(name)
         if found is not None and not _is_of_keras(found):
             yield name, found
             if isinstance(registered, str) and registered not in (name, "function"):

@@ -16,20 +16,9 @@ from kerasmem.models.tensorflow_ops import check_function
 from kerasmem.models.vocabulary import Vocabulary
 
 # Data, not classes: Keras's own marks for tensors, tuples, slices and the like.
-_DATA = frozenset(
-    {
-        "__keras_tensor__",
-        "__tensor__",
-        "__numpy__",
-        "__bytes__",
-        "__ellipsis__",
-        "__slice__",
-    }
-)
+_DATA = frozenset({"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"})
 # Layers of Keras that load a program of another kind.
-_FOREIGN_PROGRAMS = frozenset(
-    {"TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer"}
-)
+_FOREIGN_PROGRAMS = frozenset({"TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer"})
 # Settings that name a file to read.
 _FILE_SETTINGS = ("vocabulary", "filepath")
 
@@ -53,15 +42,9 @@ def check_trust(config: dict[str, Any], where: str) -> None:
     for node in _dictionaries(config):
         class_name, inner = node.get("class_name"), node.get("config")
         name = inner.get("name") if isinstance(inner, dict) else None
-        if class_name == "__lambda__" or (
-            class_name == "Lambda" and _holds_code(inner)
-        ):
-            layer = (
-                f"layer {name!r} is a Lambda with" if name else "it holds a lambda with"
-            )
-            raise UntrustedModelError(
-                f"{where}: {layer} serialised Python code, which opening would run; {_TRUST}"
-            )
+        if class_name == "__lambda__" or (class_name == "Lambda" and _holds_code(inner)):
+            layer = f"layer {name!r} is a Lambda with" if name else "it holds a lambda with"
+            raise UntrustedModelError(f"{where}: {layer} serialised Python code, which opening would run; {_TRUST}")
         if class_name in _FOREIGN_PROGRAMS:
             raise UntrustedModelError(
                 f"{where}: layer {name!r} ({class_name}) loads a program from outside the configuration; {_TRUST}"
@@ -92,16 +75,12 @@ def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> N
     for node in _dictionaries(config):
         class_name = node.get("class_name")
         if "class_name" in node and not isinstance(class_name, str):
-            raise ModelFileError(
-                f"{where}: class_name is {class_name!r}, not the name of a class"
-            )
+            raise ModelFileError(f"{where}: class_name is {class_name!r}, not the name of a class")
         if class_name is None or "config" not in node or class_name in _DATA:
             continue
         if class_name == "function":
             name = node["config"]
-            if not vocabulary.is_custom(
-                name, node.get("registered_name")
-            ) and not vocabulary.keras_function(str(name)):
+            if not vocabulary.is_custom(name, node.get("registered_name")) and not vocabulary.keras_function(str(name)):
                 unknown[f"function {name}"] = None
             continue
         if class_name == "__lambda__":
@@ -116,12 +95,8 @@ def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> N
         if vocabulary.keras_class(class_name, node.get("module")) is None:
             unknown[class_name] = None
     if unknown:
-        shown = ", ".join(list(unknown)[:8]) + (
-            f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
-        )
-        raise UnknownLayerError(
-            f"{where}: uses classes or functions that Keras does not have: {shown}; {_NAME_THEM}"
-        )
+        shown = ", ".join(list(unknown)[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
+        raise UnknownLayerError(f"{where}: uses classes or functions that Keras does not have: {shown}; {_NAME_THEM}")
 
 
 def check_graph(config: dict[str, Any], where: str) -> None:
@@ -133,13 +108,8 @@ def check_graph(config: dict[str, Any], where: str) -> None:
     for node in _dictionaries(config):
         calls = node.get("inbound_nodes")
         for call in calls if isinstance(calls, list) else ():
-            if call and not any(
-                each.get("class_name") == "__keras_tensor__"
-                for each in _dictionaries(call)
-            ):
-                raise ModelFileError(
-                    f"{where}: layer {node.get('name')!r} is called on no tensor of the model"
-                )
+            if call and not any(each.get("class_name") == "__keras_tensor__" for each in _dictionaries(call)):
+                raise ModelFileError(f"{where}: layer {node.get('name')!r} is called on no tensor of the model")
 
 
 def _dictionaries(config: Any) -> Iterator[dict[str, Any]]:

@@ -7,14 +7,7 @@ from typing import Any
 
 # tf.string: an element is a small structure, the text beyond 22 bytes lies elsewhere.
 _STRING_BYTES = 24
-_SPECIAL = {
-    "bool": 1,
-    "string": _STRING_BYTES,
-    "complex64": 8,
-    "complex128": 16,
-    "int4": 1,
-    "uint4": 1,
-}
+_SPECIAL = {"bool": 1, "string": _STRING_BYTES, "complex64": 8, "complex128": 16, "int4": 1, "uint4": 1}
 
 
 def element_bytes(dtype: str) -> int:

@@ -114,23 +114,17 @@ def prepare_step(
         y = None
         if model.loss is not None or not has_own_step(model):
             labels = target_spec(model.loss, outputs, batch_size)
-            y = keras.tree.map_structure(
-                lambda each: tf.TensorSpec(each.shape, each.dtype), labels
-            )
+            y = keras.tree.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), labels)
         prepared = PreparedStep(model, x, y, mode, jit_compile, notes)
         _build(prepared, outputs)
     except KerasmemError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"model {model.name!r} cannot be prepared for training: {keras_reason(error)}"
-        ) from error
+        raise ModelError(f"model {model.name!r} cannot be prepared for training: {keras_reason(error)}") from error
     return prepared
 
 
-def trace_step(
-    prepared: PreparedStep, keep_alive: list[Any] | None = None
-) -> TracedStep:
+def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> TracedStep:
     """Trace the step into a TensorFlow graph; nothing is computed and no weight is allocated.
 
     Args:
@@ -149,9 +143,7 @@ def trace_step(
     kept: list[Any] = [] if keep_alive is None else keep_alive
 
     def make(variable: Any) -> Any:
-        stand_in = (
-            _untouched(variable) if keep_alive is not None else _handle_only(variable)
-        )
+        stand_in = _untouched(variable) if keep_alive is not None else _handle_only(variable)
         kept.append(stand_in)
         stand_ins[id(stand_in.handle)] = variable
         return stand_in
@@ -169,9 +161,7 @@ def trace_step(
                 stand_ins.setdefault(id(variable._value.handle), variable)
         try:
             # A batch dimension of its own for each argument: what the step computes from shapes becomes constant.
-            function = tf.function(
-                step, jit_compile=prepared.jit_compile or None
-            ).get_concrete_function(*flat)
+            function = tf.function(step, jit_compile=prepared.jit_compile or None).get_concrete_function(*flat)
         except Exception as error:
             raise ModelError(
                 f"the step of model {prepared.model.name!r} cannot be traced: {keras_reason(error)}"
@@ -183,15 +173,11 @@ def trace_step(
     }
     variables = _own_variables(prepared.model, prepared.mode)
     kinds = _kinds(prepared.model, variables)
-    for variable in (
-        captures.values()
-    ):  # states that Keras keeps out of a layer's weights, as a stateful RNN's are
+    for variable in captures.values():  # states that Keras keeps out of a layer's weights, as a stateful RNN's are
         if id(variable) not in kinds:
             kinds[id(variable)] = "weights"
             variables.append(variable)
-    optimizer = (
-        getattr(prepared.model, "optimizer", None) if prepared.mode == "train" else None
-    )
+    optimizer = getattr(prepared.model, "optimizer", None) if prepared.mode == "train" else None
     inner = getattr(optimizer, "inner_optimizer", None)
     return TracedStep(
         function, flat, captures, tuple(variables), kinds, scopes,
@@ -238,9 +224,7 @@ def _build(prepared: PreparedStep, outputs: Any) -> None:
     """Create what the first step would create: metrics, the optimizer's slots."""
     model = prepared.model
     if not has_own_step(model):
-        if prepared.y is not None and all(
-            layer.built for layer in model._flatten_layers()
-        ):
+        if prepared.y is not None and all(layer.built for layer in model._flatten_layers()):
             _build_loss_and_metrics(prepared, outputs)
         model._symbolic_build(data_batch=prepared.data)
     optimizer = getattr(model, "optimizer", None)
@@ -254,42 +238,27 @@ def _build_loss_and_metrics(prepared: PreparedStep, outputs: Any) -> None:
 
     keras, model = import_keras(), prepared.model
     x, y = keras.tree.map_structure(
-        lambda each: keras.KerasTensor(each.shape, each.dtype.name),
-        (prepared.x, prepared.y),
+        lambda each: keras.KerasTensor(each.shape, each.dtype.name), (prepared.x, prepared.y)
     )
     if model._compile_metrics is not None and not model._compile_metrics.built:
         compute_output_spec(model.compute_metrics, x, y, outputs, sample_weight=None)
     if model._compile_loss is not None and not model._compile_loss.built:
-        compute_output_spec(
-            model._compute_loss, x, y, outputs, sample_weight=None, training=False
-        )
+        compute_output_spec(model._compute_loss, x, y, outputs, sample_weight=None, training=False)
 
 
 def _own_variables(model: Any, mode: str) -> list[Any]:
     """Return the variables of the model, its metrics and, where it trains, its optimizer, each once."""
     optimizer = getattr(model, "optimizer", None) if mode == "train" else None
-    found = [
-        *model.variables,
-        *model.metrics_variables,
-        *(optimizer.variables if optimizer is not None else ()),
-    ]
+    found = [*model.variables, *model.metrics_variables, *(optimizer.variables if optimizer is not None else ())]
     return list({id(variable): variable for variable in found}.values())
 
 
 def _kinds(model: Any, variables: list[Any]) -> dict[int, str]:
     optimizer = getattr(model, "optimizer", None)
-    slots = {
-        id(each) for each in (optimizer.variables if optimizer is not None else ())
-    }
-    weights = {id(each) for each in model.variables} - {
-        id(each) for each in model.metrics_variables
-    }
+    slots = {id(each) for each in (optimizer.variables if optimizer is not None else ())}
+    weights = {id(each) for each in model.variables} - {id(each) for each in model.metrics_variables}
     return {
-        id(each): "weights"
-        if id(each) in weights
-        else "optimizer"
-        if id(each) in slots
-        else "metrics"
+        id(each): "weights" if id(each) in weights else "optimizer" if id(each) in slots else "metrics"
         for each in variables
     }
 
@@ -301,10 +270,7 @@ def _handle_only(variable: Any) -> Any:
 
     with tf.init_scope():
         return UninitializedVariable(
-            trainable=variable.trainable,
-            name=variable.name,
-            dtype=variable._dtype,
-            shape=tuple(variable.shape),
+            trainable=variable.trainable, name=variable.name, dtype=variable._dtype, shape=tuple(variable.shape)
         )
 
 

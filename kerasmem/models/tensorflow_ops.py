@@ -14,9 +14,7 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.keras2 import TENSORFLOW_CALLS
 
 # Whole modules of pure tensor functions, and single names from `tf`.
-_PURE_MODULE = re.compile(
-    r"(?:__operators__|math|nn|linalg|signal|image|bitwise)\.(?!decode|is_jpeg)[a-z]\w*\Z"
-)
+_PURE_MODULE = re.compile(r"(?:__operators__|math|nn|linalg|signal|image|bitwise)\.(?!decode|is_jpeg)[a-z]\w*\Z")
 _PURE_NAMES = frozenset(
     """
     abs add add_n argmax argmin argsort boolean_mask broadcast_to cast clip_by_norm clip_by_value concat cos
@@ -75,15 +73,8 @@ def _look_up(function: str) -> Any:
 def _slices(specification: Any) -> Any:
     if isinstance(specification, list):
         return tuple(_slices(item) for item in specification)
-    if (
-        isinstance(specification, dict)
-        and specification.get("class_name") == "__ellipsis__"
-    ):
+    if isinstance(specification, dict) and specification.get("class_name") == "__ellipsis__":
         return ...
     if isinstance(specification, dict):
-        return slice(
-            specification.get("start"),
-            specification.get("stop"),
-            specification.get("step"),
-        )
+        return slice(specification.get("start"), specification.get("stop"), specification.get("step"))
     return specification

@@ -61,13 +61,7 @@ def training_of_model(model: Any) -> TrainingSettings:
     except NotImplementedError:
         config = None
     loss = _name_of(getattr(model, "loss", None))
-    return TrainingSettings(
-        type(optimizer).__name__.lower(),
-        config,
-        loss,
-        keeps_optimizer=True,
-        keeps_loss=True,
-    )
+    return TrainingSettings(type(optimizer).__name__.lower(), config, loss, keeps_optimizer=True, keeps_loss=True)
 
 
 def training_of_copy(model: Any, own: TrainingSettings) -> TrainingSettings:
@@ -77,43 +71,22 @@ def training_of_copy(model: Any, own: TrainingSettings) -> TrainingSettings:
     metrics = None
     if compiled is not None:
         metrics = keras.tree.map_structure(
-            lambda each: (
-                keras.saving.serialize_keras_object(each)
-                if isinstance(each, keras.Metric)
-                else each
-            ),
+            lambda each: keras.saving.serialize_keras_object(each) if isinstance(each, keras.Metric) else each,
             compiled._user_metrics,
         )
     loss = getattr(model, "loss", None)
-    return replace(
-        own,
-        loss_config=loss,
-        metrics_config=metrics,
-        keeps_optimizer=False,
-        keeps_loss=False,
-    )
+    return replace(own, loss_config=loss, metrics_config=metrics, keeps_optimizer=False, keeps_loss=False)
 
 
-def with_replaced(
-    own: TrainingSettings, optimizer: str | None, loss: str | None
-) -> TrainingSettings:
+def with_replaced(own: TrainingSettings, optimizer: str | None, loss: str | None) -> TrainingSettings:
     """Return the model's own settings with those that were asked for in their place.
 
     Raises:
         UsageError: Keras has no such optimizer.
     """
     if optimizer is not None and check_optimizer(optimizer) != own.optimizer:
-        own = replace(
-            own,
-            optimizer=optimizer.lower(),
-            optimizer_config=None,
-            keeps_optimizer=False,
-        )
-    return (
-        own
-        if loss is None
-        else replace(own, loss=loss, loss_config=loss, keeps_loss=False)
-    )
+        own = replace(own, optimizer=optimizer.lower(), optimizer_config=None, keeps_optimizer=False)
+    return own if loss is None else replace(own, loss=loss, loss_config=loss, keeps_loss=False)
 
 
 def _name_of(loss: Any) -> str | None:
@@ -128,9 +101,7 @@ def _name_of(loss: Any) -> str | None:
         return ", ".join(f"{key}: {_name_of(value)}" for key, value in loss.items())
     if isinstance(loss, (list, tuple)):
         return ", ".join(str(_name_of(item)) for item in loss)
-    return str(
-        getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__)
-    )
+    return str(getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__))
 
 
 def check_optimizer(name: str) -> str:
@@ -141,9 +112,7 @@ def check_optimizer(name: str) -> str:
     """
     known = _optimizer_classes()
     if name.lower() not in known:
-        raise UsageError(
-            f"optimizer {name!r} is not one of Keras's: {', '.join(sorted(known))}"
-        )
+        raise UsageError(f"optimizer {name!r} is not one of Keras's: {', '.join(sorted(known))}")
     return name.lower()
 
 
@@ -152,15 +121,11 @@ def _optimizer_classes() -> dict[str, Any]:
     return {
         name.lower(): value
         for name, value in vars(keras.optimizers).items()
-        if isinstance(value, type)
-        and issubclass(value, keras.Optimizer)
-        and value is not keras.Optimizer
+        if isinstance(value, type) and issubclass(value, keras.Optimizer) and value is not keras.Optimizer
     }
 
 
-def optimizer_slot_bytes(
-    settings: TrainingSettings, variables: list[Any]
-) -> int | None:
+def optimizer_slot_bytes(settings: TrainingSettings, variables: list[Any]) -> int | None:
     """Return the bytes that an optimizer keeps beside the weights (moments, accumulators, its counters).
 
     Args:
@@ -174,9 +139,7 @@ def optimizer_slot_bytes(
         return None
     try:
         with weightless():
-            optimizer = make_optimizer(
-                settings.optimizer, settings.optimizer_config or {}
-            )
+            optimizer = make_optimizer(settings.optimizer, settings.optimizer_config or {})
             optimizer.build(variables)
             return sum(variable_bytes(variable) for variable in optimizer.variables)
     except Exception:  # a custom or misconfigured optimizer: the estimate goes on and says that it does not know
@@ -191,28 +154,14 @@ def make_optimizer(name: str, config: dict[str, Any]) -> Any:
     """
     cls = _optimizer_classes().get(name)
     if cls is None:
-        raise ValueError(
-            f"{name} is not one of Keras's optimizers; name one (optimizer=…) or give a function"
-        )
+        raise ValueError(f"{name} is not one of Keras's optimizers; name one (optimizer=…) or give a function")
     if "inner_optimizer" in config:  # LossScaleOptimizer
         inner = config["inner_optimizer"]
-        return cls(
-            make_optimizer(
-                inner["class_name"].rpartition(">")[2].lower(), inner["config"]
-            )
-        )
-    if config.get(
-        "exclude_layers"
-    ):  # patterns of Muon's, from a file perhaps, that are not worth matching
+        return cls(make_optimizer(inner["class_name"].rpartition(">")[2].lower(), inner["config"]))
+    if config.get("exclude_layers"):  # patterns of Muon's, from a file perhaps, that are not worth matching
         raise ValueError("exclude_layers")
     known = cls().get_config()
-    kept = {
-        key: value
-        for key, value in config.items()
-        if key in known and key != "learning_rate"
-    }
-    if isinstance(
-        config.get("learning_rate"), dict
-    ):  # a schedule, perhaps a custom one: it has no variable
+    kept = {key: value for key, value in config.items() if key in known and key != "learning_rate"}
+    if isinstance(config.get("learning_rate"), dict):  # a schedule, perhaps a custom one: it has no variable
         kept["learning_rate"] = lambda: 0.001
     return cls.from_config(kept)

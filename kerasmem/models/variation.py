@@ -66,33 +66,19 @@ def with_number(config: Mapping[str, Any], vary: str, number: int) -> dict[str, 
     name, _, wanted = vary.rpartition(".")
     changed = copy.deepcopy(dict(config))
     found = list(_layers(changed, ""))
-    matching = [
-        layer for path, layer in found if name in (path, path.rpartition("/")[2])
-    ]
+    matching = [layer for path, layer in found if name in (path, path.rpartition("/")[2])]
     if len(matching) > 1:
         matching = [layer for path, layer in found if path == name]
     if len(matching) != 1:
         names = [path for path, _ in found]
         near = difflib.get_close_matches(name, names, n=3) or names[:8]
         is_there = name in {path.rpartition("/")[2] for path in names}
-        what = (
-            "is the name of several layers; write its path"
-            if is_there
-            else "is no layer of the model"
-        )
-        raise UsageError(
-            f"--vary {vary}: {name!r} {what} (there are: {', '.join(near) or 'none by name'})"
-        )
-    fields = {
-        key
-        for key, value in matching[0].items()
-        if isinstance(value, int) and not isinstance(value, bool)
-    }
+        what = "is the name of several layers; write its path" if is_there else "is no layer of the model"
+        raise UsageError(f"--vary {vary}: {name!r} {what} (there are: {', '.join(near) or 'none by name'})")
+    fields = {key for key, value in matching[0].items() if isinstance(value, int) and not isinstance(value, bool)}
     if wanted not in fields:
         known = ", ".join(sorted(fields)) or "none"
-        raise UsageError(
-            f"--vary {vary}: layer {name!r} has no whole number {wanted!r}; it has: {known}"
-        )
+        raise UsageError(f"--vary {vary}: layer {name!r} has no whole number {wanted!r}; it has: {known}")
     matching[0][wanted] = number
     for node in _dictionaries(changed):
         node.pop("build_config", None)
@@ -103,13 +89,7 @@ def with_number(config: Mapping[str, Any], vary: str, number: int) -> dict[str, 
 def _layers(node: Any, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the layers of a model's configuration with their paths, those of nested models after them."""
     inner = node.get("config") if isinstance(node, dict) else None
-    listed = (
-        inner.get("layers")
-        if isinstance(inner, dict)
-        else inner
-        if isinstance(inner, list)
-        else None
-    )
+    listed = inner.get("layers") if isinstance(inner, dict) else inner if isinstance(inner, list) else None
     for each in listed if isinstance(listed, list) else ():
         config = each.get("config") if isinstance(each, dict) else None
         if not isinstance(config, dict):
@@ -131,9 +111,7 @@ def _dictionaries(value: Any) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _as_file(
-    source: str, described: dict[str, Any], vary: str, number: int
-) -> Iterator[str]:
+def _as_file(source: str, described: dict[str, Any], vary: str, number: int) -> Iterator[str]:
     """Write the changed architecture to a file of its own, which is opened with all the care that a file gets."""
     with tempfile.TemporaryDirectory(prefix="kerasmem-vary-") as folder:
         path = Path(folder) / "model.json"
@@ -141,22 +119,15 @@ def _as_file(
         try:
             yield os.fspath(path)
         except KerasmemError as error:
-            shown = str(error).replace(
-                os.fspath(path), f"{source} with {vary} = {number}"
-            )
+            shown = str(error).replace(os.fspath(path), f"{source} with {vary} = {number}")
             raise type(error)(shown) from error
 
 
-def _configuration(
-    model: Any, options: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _configuration(model: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the configuration of a model in Python, and its classes."""
     keras = import_keras()
     with open_model(model, **options, shapes_only=False) as opened:
-        classes = {
-            type(layer).__name__: type(layer)
-            for layer in (opened.model, *opened.model._flatten_layers())
-        }
+        classes = {type(layer).__name__: type(layer) for layer in (opened.model, *opened.model._flatten_layers())}
         try:
             return keras.saving.serialize_keras_object(opened.model), classes
         except Exception as error:
@@ -166,24 +137,14 @@ def _configuration(
             ) from error
 
 
-def _builder(
-    config: dict[str, Any], classes: dict[str, Any], vary: str, number: int
-) -> Callable[[], Any]:
+def _builder(config: dict[str, Any], classes: dict[str, Any], vary: str, number: int) -> Callable[[], Any]:
     def build() -> Any:
         keras = import_keras()
         try:
-            with keras.saving.custom_object_scope(
-                classes
-            ):  # the user's own live object
-                return keras.saving.deserialize_keras_object(
-                    with_number(config, vary, number), safe_mode=False
-                )
+            with keras.saving.custom_object_scope(classes):  # the user's own live object
+                return keras.saving.deserialize_keras_object(with_number(config, vary, number), safe_mode=False)
         except Exception as error:
-            raise ModelFileError(
-                f"the model with {vary} = {number} cannot be built: {keras_reason(error)}"
-            ) from error
+            raise ModelFileError(f"the model with {vary} = {number} cannot be built: {keras_reason(error)}") from error
 
-    build.__qualname__ = (
-        f"{config.get('config', {}).get('name', 'model')} with {vary} = {number}"
-    )
+    build.__qualname__ = f"{config.get('config', {}).get('name', 'model')} with {vary} = {number}"
     return build

@@ -20,19 +20,11 @@ _CLASS_MODULES = (
     "layers", "models", "initializers", "regularizers", "constraints", "dtype_policies", "quantizers",
     "losses", "metrics", "optimizers", "optimizers.schedules",
 )  # fmt: skip
-_FUNCTION_MODULES = (
-    "activations",
-    "initializers",
-    "regularizers",
-    "constraints",
-    "losses",
-    "metrics",
-)
+_FUNCTION_MODULES = ("activations", "initializers", "regularizers", "constraints", "losses", "metrics")
 
 # Where the classes of `keras.ops` live, which a graph has where a function was called between layers.
 _OPERATION_MODULES = tuple(
-    f"keras.src.ops.{name}"
-    for name in ("numpy", "nn", "core", "math", "linalg", "image", "einops")
+    f"keras.src.ops.{name}" for name in ("numpy", "nn", "core", "math", "linalg", "image", "einops")
 )
 
 # Classes of Keras that it does not export, and that its own `keras.applications` put into files by bare name.
@@ -60,9 +52,7 @@ class Vocabulary:
 
     def is_custom(self, *names: object) -> bool:
         """Return whether one of the names was given or registered by the user."""
-        return any(
-            isinstance(name, str) and name in self.custom_objects for name in names
-        )
+        return any(isinstance(name, str) and name in self.custom_objects for name in names)
 
     def module_of(self, class_name: str, is_operation: bool = False) -> str | None:
         """Return the module of a Keras class known by its bare name, such as "keras.layers" for "Dense".
@@ -70,11 +60,7 @@ class Vocabulary:
         Layers, metrics and operations share names (Add, Mean, …): `is_operation` puts the operations first.
         """
         layers_and_more = [f"keras.{module}" for module in _CLASS_MODULES]
-        order = (
-            (*_OPERATION_MODULES, *layers_and_more)
-            if is_operation
-            else (*layers_and_more, *_OPERATION_MODULES)
-        )
+        order = (*_OPERATION_MODULES, *layers_and_more) if is_operation else (*layers_and_more, *_OPERATION_MODULES)
         for module in order:
             if self._is_building_block(self._attribute(module, class_name)):
                 return module
@@ -90,10 +76,7 @@ class Vocabulary:
 
     def keras_function(self, name: str) -> bool:
         """Return whether Keras has an activation, loss, metric, … function of that name."""
-        return any(
-            callable(self._attribute(f"keras.{module}", name))
-            for module in _FUNCTION_MODULES
-        )
+        return any(callable(self._attribute(f"keras.{module}", name)) for module in _FUNCTION_MODULES)
 
     def _attribute(self, module: str, name: str) -> Any:
         try:
@@ -131,8 +114,7 @@ def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
         objects.update(
             (key, value)
             for key, value in vars(module).items()
-            if not key.startswith("_")
-            and (inspect.isclass(value) or inspect.isfunction(value))
+            if not key.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value))
         )
     objects.update(keras.saving.get_custom_objects())
     return objects
@@ -148,9 +130,7 @@ def parse_factory_args(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(
-                f"--factory-arg {text!r}: write name=value, for example depth=5"
-            )
+            raise UsageError(f"--factory-arg {text!r}: write name=value, for example depth=5")
         try:
             arguments[name] = json.loads(value)
         except ValueError:
@@ -170,14 +150,10 @@ def import_user_module(name: str, option: str) -> ModuleType:
         if not name.endswith(".py"):
             return importlib.import_module(name)
         specification = importlib.util.spec_from_file_location(Path(name).stem, name)
-        assert (
-            specification is not None and specification.loader is not None
-        )  # it ends with .py
+        assert specification is not None and specification.loader is not None  # it ends with .py
         module = importlib.util.module_from_spec(specification)
         sys.modules[module.__name__] = module
         specification.loader.exec_module(module)
         return module
     except Exception as error:
-        raise UsageError(
-            f"{option} {name}: cannot be imported ({type(error).__name__}: {error})"
-        ) from error
+        raise UsageError(f"{option} {name}: cannot be imported ({type(error).__name__}: {error})") from error

@@ -32,45 +32,25 @@ def weightless() -> Iterator[None]:
     from keras.src.optimizers.base_optimizer import BaseOptimizer
 
     owner = threading.get_ident()
-    add_from_reference, var_key = (
-        keras.Optimizer.add_variable_from_reference,
-        keras.Optimizer._var_key,
-    )
+    add_from_reference, var_key = keras.Optimizer.add_variable_from_reference, keras.Optimizer._var_key
 
-    def add_shaped(
-        self: Any, reference_variable: Any, *args: Any, **options: Any
-    ) -> Any:
-        add = (
-            BaseOptimizer.add_variable_from_reference
-            if threading.get_ident() == owner
-            else add_from_reference
-        )
+    def add_shaped(self: Any, reference_variable: Any, *args: Any, **options: Any) -> Any:
+        add = BaseOptimizer.add_variable_from_reference if threading.get_ident() == owner else add_from_reference
         return add(self, reference_variable, *args, **options)
 
     def key_without_value(self: Any, variable: Any) -> Any:
         # A step that is traced hands its optimizer the stand-ins of `with_stand_ins`.
         return (
-            _STANDS_FOR.get(id(variable), id(variable))
-            if threading.get_ident() == owner
-            else var_key(self, variable)
+            _STANDS_FOR.get(id(variable), id(variable)) if threading.get_ident() == owner else var_key(self, variable)
         )
 
     create = keras.Variable.__init__
 
-    def create_deferred(
-        self: Any,
-        initializer: Any,
-        shape: Any = None,
-        dtype: Any = None,
-        **options: Any,
-    ) -> None:
+    def create_deferred(self: Any, initializer: Any, shape: Any = None, dtype: Any = None, **options: Any) -> None:
         deferred = threading.get_ident() == owner
         if deferred and not callable(initializer) and not isinstance(initializer, str):
             value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
-            shape, dtype = (
-                tuple(value.shape),
-                keras.backend.standardize_dtype(value.dtype),
-            )
+            shape, dtype = tuple(value.shape), keras.backend.standardize_dtype(value.dtype)
 
             def initializer(shape: Any, dtype: Any = None) -> Any:
                 return keras.ops.convert_to_tensor(value, dtype=dtype)
@@ -85,9 +65,7 @@ def weightless() -> Iterator[None]:
         with (
             keras.StatelessScope(initialize_variables=False),
             mock.patch.object(keras.Variable, "__init__", create_deferred),
-            mock.patch.object(
-                keras.Optimizer, "add_variable_from_reference", add_shaped
-            ),
+            mock.patch.object(keras.Optimizer, "add_variable_from_reference", add_shaped),
             mock.patch.object(keras.Optimizer, "_var_key", key_without_value),
         ):
             yield

@@ -13,7 +13,7 @@ from rich.text import Text
 from kerasmem.estimation.comparing import Comparison, Difference, LimitVerdict
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.peak_text import VERDICT_STYLES, claim, how, verdict_line
+from kerasmem.rendering.peak_text import VERDICT_STYLES, claim, how, settings_line, verdict_line
 from kerasmem.units import format_size
 
 _WIDTH_FOR_PERCENT = 72
@@ -80,11 +80,7 @@ def _heading(letter: str, report: MemoryReport) -> Text:
     line = Text(f"{letter}: ").append(printable(report.model.name, 60), style="bold")
     if report.model.source != report.model.name:
         line.append(f"  {printable(report.model.source, 120)}", style="dim")
-    optimizer = f" · {printable(settings.optimizer, 30)}" if settings.optimizer else ""
-    return line.append(
-        f"\n   batch {settings.batch_size:,} · {'training' if settings.mode == 'train' else 'inference'} · "
-        f"{printable(settings.dtype_policy, 30)}{optimizer} · method: {printable(settings.method, 30)} ({how(report)})"
-    )
+    return line.append(f"\n   {settings_line(settings)} · method: {printable(settings.method, 30)} ({how(report)})")
 
 
 def _table(first: str, rows: Iterable[Difference], rest: list[Difference], terminal: int | None) -> Table:

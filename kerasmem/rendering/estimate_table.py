@@ -14,7 +14,7 @@ from rich.text import Text
 
 from kerasmem.estimation.report import LayerMemory, MemoryReport
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.peak_text import claim, formula_terms, peak, reference_line, verdict_line
+from kerasmem.rendering.peak_text import claim, formula_terms, peak, reference_line, settings_line, verdict_line
 from kerasmem.units import format_count, format_size
 
 SORTS = ("order", "size")
@@ -78,14 +78,7 @@ def _heading(report: MemoryReport) -> Text:
     title = Text(printable(model.name, 60), style="bold")
     if model.source != model.name:
         title.append(f"  {printable(model.source, 120)}", style="dim")
-    words = [
-        f"batch {settings.batch_size:,}",
-        {"train": "training", "evaluate": "evaluation"}.get(settings.mode, "inference"),
-        printable(settings.dtype_policy, 30),
-        *([printable(settings.optimizer, 30)] if settings.optimizer else []),
-        f"method: {settings.method}",
-    ]
-    title.append("\n" + " · ".join(words))
+    title.append(f"\n{settings_line(settings)} · method: {settings.method}")
     return title
 
 

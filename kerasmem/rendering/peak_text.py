@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kerasmem.estimation.reference import place
-from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
+from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport, Settings
 from kerasmem.rendering.escape import printable
 from kerasmem.units import format_size
 
@@ -38,6 +38,17 @@ _SPREAD = {
     "probe": "the replayed steps, and what identical ones differ by",
     "measure": "the least and the most that a step took",
 }
+
+
+def settings_line(settings: Settings, *, with_batch: bool = True) -> str:
+    """Return batch, mode, dtype policy and optimizer of a report."""
+    words = [
+        *([f"batch {settings.batch_size:,}"] if with_batch else []),
+        {"train": "training", "evaluate": "evaluation"}.get(settings.mode, "inference"),
+        printable(settings.dtype_policy, 30),
+        *([printable(settings.optimizer, 30)] if settings.optimizer else []),
+    ]
+    return " · ".join(words)
 
 
 def how(report: MemoryReport) -> str:

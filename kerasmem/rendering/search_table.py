@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kerasmem.estimation.search import SearchResult
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.peak_text import VERDICT_STYLES, how
+from kerasmem.rendering.peak_text import VERDICT_STYLES, how, settings_line
 from kerasmem.units import format_size
 
 _WIDTH_FOR_ENDS = 72
@@ -36,14 +36,10 @@ def _contents(result: SearchResult, *, terminal: int | None) -> RenderableType:
     title = Text(printable(report.model.name, 60), style="bold")
     if report.model.source != report.model.name:
         title.append(f"  {printable(report.model.source, 120)}", style="dim")
-    words = [
-        *([] if result.vary == "batch_size" else [f"batch {settings.batch_size:,}"]),
-        {"train": "training", "evaluate": "evaluation"}.get(settings.mode, "inference"),
-        printable(settings.dtype_policy, 30),
-        *([printable(settings.optimizer, 30)] if settings.optimizer else []),
-        f"method: {printable(settings.method, 30)} ({how(report)})",
-    ]
-    title.append("\n" + " · ".join(words))
+    title.append(
+        f"\n{settings_line(settings, with_batch=result.vary != 'batch_size')} · "
+        f"method: {printable(settings.method, 30)} ({how(report)})"
+    )
     parts: list[RenderableType] = [title, "", _table(result, terminal)]
     parts += [Text(f"Note: {printable(note)}.") for note in result.notes]
     parts += ["", *_answer(result)]

@@ -15,9 +15,7 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128}
 _SHAPE = re.compile(r"\b(pred|token|opaque|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
-_INSTRUCTION = re.compile(
-    r"\s*(?:ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([\w\-]+)\(([^)]*)\)(.*)"
-)
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([\w\-]+)\(([^)]*)\)(.*)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CONVOLUTION = re.compile(r'custom_call_target="__cudnn\$conv')
 _FUNCTION = re.compile(r"\bp?jit\([^()]*\)")
@@ -83,12 +81,7 @@ def convolution_bytes(module: str) -> tuple[tuple[int, str], ...]:
         names = [each.rpartition("%")[2].strip() for each in operands.split(",")]
         operand_bytes = sum(shape_bytes(shapes.get(each, "")) for each in names)
         operation = _OP_NAME.search(rest)
-        found.append(
-            (
-                shape_bytes(shape) + operand_bytes,
-                operation.group(1) if operation else name,
-            )
-        )
+        found.append((shape_bytes(shape) + operand_bytes, operation.group(1) if operation else name))
     return tuple(found)
 
 
@@ -125,10 +118,7 @@ def _listed(lines: Iterator[str]) -> Iterator[tuple[str, int]]:
 
 
 def live_buffers(
-    live: Collection[tuple[str, int]],
-    operations: dict[str, str],
-    layers: Collection[str],
-    optimizer: str | None,
+    live: Collection[tuple[str, int]], operations: dict[str, str], layers: Collection[str], optimizer: str | None
 ) -> tuple[LiveBuffer, ...]:
     """Name the values that live at the peak.
 
@@ -146,9 +136,7 @@ def live_buffers(
     return tuple(found)
 
 
-def origin(
-    operation: str, layers: Collection[str], optimizer: str | None
-) -> tuple[str | None, str | None]:
+def origin(operation: str, layers: Collection[str], optimizer: str | None) -> tuple[str | None, str | None]:
     """Return the layer and the phase of an operation by its name.
 
     JAX wraps the scope of a layer's call in what is done to it: `jvp(conv1)` going forward, `transpose(jvp(conv1))`
@@ -161,14 +149,8 @@ def origin(
     if "/" not in operation:
         return None, None
     scopes = _FUNCTION.sub("", operation.rpartition("/")[0])
-    pieces = (
-        re.sub(r"\b(?:jvp|transpose|vmap|checkpoint|remat)\(", "", scopes)
-        .replace(")", "")
-        .split("/")
-    )
-    if optimizer is not None and any(
-        re.fullmatch(rf"{re.escape(optimizer)}(_\d+)?", piece) for piece in pieces
-    ):
+    pieces = re.sub(r"\b(?:jvp|transpose|vmap|checkpoint|remat)\(", "", scopes).replace(")", "").split("/")
+    if optimizer is not None and any(re.fullmatch(rf"{re.escape(optimizer)}(_\d+)?", piece) for piece in pieces):
         return None, OPTIMIZER
     path = [piece for piece in pieces if piece in layers]
     return "/".join(path) or None, BACKWARD if "transpose(" in operation else FORWARD

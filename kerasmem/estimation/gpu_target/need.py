@@ -54,9 +54,7 @@ class GpuNeed:
     notes: tuple[str, ...]
 
 
-def gpu_need(
-    plan: GpuPlan, allocator_bytes: Callable[[Variant], int] | None = None
-) -> GpuNeed:
+def gpu_need(plan: GpuPlan, allocator_bytes: Callable[[Variant], int] | None = None) -> GpuNeed:
     """Return the bytes that the step needs by the plan, and their interval.
 
     Args:
@@ -64,15 +62,11 @@ def gpu_need(
         allocator_bytes: for a variant the bytes that the allocator takes beyond what it is asked for (rounding and
             waste in its chunks); None leaves them out and says so.
     """
-    sizes = [
-        each.total + (allocator_bytes(each) if allocator_bytes else 0)
-        for each in plan.variants
-    ]
+    sizes = [each.total + (allocator_bytes(each) if allocator_bytes else 0) for each in plan.variants]
     intervals = tuple(each for each in (workspace_interval(plan),) if each is not None)
     return GpuNeed(
         total=sizes[0],
-        low=min(each.total for each in plan.variants)
-        + sum(each.low for each in intervals),
+        low=min(each.total for each in plan.variants) + sum(each.low for each in intervals),
         high=max(sizes) + sum(each.high for each in intervals),
         plan_low=min(sizes),
         plan_high=max(sizes),
@@ -106,48 +100,20 @@ def _unmodelled(plan: GpuPlan, has_allocator: bool) -> tuple[Unmodelled, ...]:
     inputs = sum(plan.arguments.get("inputs", ()))
     found = [
         Unmodelled(
-            "CUDA context and libraries",
-            "outside the allocator; they depend on the driver, the card and the version",
+            "CUDA context and libraries", "outside the allocator; they depend on the driver, the card and the version"
         ),
-        Unmodelled(
-            "autotuning",
-            "while the first step is compiled on the card; freed before it runs",
-        ),
-        Unmodelled(
-            "prefetched batches",
-            "each batch that the data pipeline puts on the card ahead of time",
-            inputs,
-        ),
+        Unmodelled("autotuning", "while the first step is compiled on the card; freed before it runs"),
+        Unmodelled("prefetched batches", "each batch that the data pipeline puts on the card ahead of time", inputs),
     ]
     if not has_allocator:
-        found.append(
-            Unmodelled(
-                "allocator",
-                "rounding and waste in the chunks that the allocator hands out",
-            )
-        )
+        found.append(Unmodelled("allocator", "rounding and waste in the chunks that the allocator hands out"))
     return tuple(found)
 
 
 def _notes(plan: GpuPlan) -> tuple[str, ...]:
-    notes = [
-        f"XLA's plan for {plan.card}, made without the card; not compared with a measurement on it"
-    ]
+    notes = [f"XLA's plan for {plan.card}, made without the card; not compared with a measurement on it"]
     if plan.likely.recomputed:
-        free = next(
-            (
-                each
-                for each in plan.variants
-                if not each.limited and each.triton == plan.likely.triton
-            ),
-            None,
-        )
-        wanted = (
-            ""
-            if free is None
-            else f"; without that limit it would take {free.total:,} B"
-        )
-        notes.append(
-            f"XLA recomputes values to keep within {plan.memory_bytes:,} B{wanted}"
-        )
+        free = next((each for each in plan.variants if not each.limited and each.triton == plan.likely.triton), None)
+        wanted = "" if free is None else f"; without that limit it would take {free.total:,} B"
+        notes.append(f"XLA recomputes values to keep within {plan.memory_bytes:,} B{wanted}")
     return (*notes, *plan.notes)

@@ -114,27 +114,18 @@ class GpuPlan:
                 card=data["card"],
                 memory_bytes=data["memory_bytes"],
                 variants=tuple(Variant(**each) for each in data["variants"]),
-                arguments={
-                    name: tuple(sizes) for name, sizes in data["arguments"].items()
-                },
+                arguments={name: tuple(sizes) for name, sizes in data["arguments"].items()},
                 live=tuple(LiveBuffer(**each) for each in data.get("live", ())),
                 instant=None
                 if instant is None
-                else instant_of(
-                    instant["operation"], instant["layer"], instant["phase"]
-                ),
-                convolutions=tuple(
-                    (size, operation)
-                    for size, operation in data.get("convolutions", ())
-                ),
+                else instant_of(instant["operation"], instant["layer"], instant["phase"]),
+                convolutions=tuple((size, operation) for size, operation in data.get("convolutions", ())),
                 notes=tuple(data.get("notes", ())),
                 seconds=data.get("seconds", 0.0),
                 host_bytes=data.get("host_bytes", 0),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InputError(
-                f"GPU plan: not what kerasmem writes ({type(error).__name__}: {error})"
-            ) from error
+            raise InputError(f"GPU plan: not what kerasmem writes ({type(error).__name__}: {error})") from error
 
 
 def gpu_target_plan(
@@ -171,20 +162,14 @@ def gpu_target_plan(
         "target": target_text(card, memory),
         "has_triton": card.compute_capability >= _TRITON_CAPABILITY,
     }
-    answer = run_child(
-        WORKER, data, timeout=timeout, memory_limit=memory_limit, env=_ENVIRONMENT
-    )
+    answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=_ENVIRONMENT)
     return GpuPlan.from_dict({"card": card.key, "memory_bytes": memory, **answer})
 
 
 def instant_of(operation: str, layer: str | None, phase: str | None) -> Instant:
     """Return the moment at which an operation runs, with its words for people."""
     what = layer or operation.rpartition("/")[2]
-    text = (
-        f"while computing the gradient of {what}"
-        if phase == BACKWARD
-        else f"while computing {what}"
-    )
+    text = f"while computing the gradient of {what}" if phase == BACKWARD else f"while computing {what}"
     if phase == OPTIMIZER:
         text = "while the optimizer updates the weights"
     return Instant(text, operation, layer, phase)

@@ -52,38 +52,28 @@ def jax_step(opened: OpenedModel, request: ModelRequest) -> JaxStep:
     structure, inputs = model_inputs(model, request.input_shapes())
     fixed = {each.shape[0] for each in inputs if each.shape[0] is not None}
     if len(fixed) > 1 or fixed - {request.batch_size}:
-        raise UsageError(
-            f"batch_size {request.batch_size}: the model's inputs fix the batch at {sorted(fixed)}"
-        )
+        raise UsageError(f"batch_size {request.batch_size}: the model's inputs fix the batch at {sorted(fixed)}")
     if request.mode != "inference" and has_own_step(model):
         raise UsageError(
             f"model {model.name!r} has a train_step of its own, which was written for TensorFlow and does not run on "
             "JAX, through which gpu-target compiles; use method='xla' or 'graph'"
         )
     keras = import_keras()
-    flat = [
-        keras.KerasTensor((request.batch_size, *each.shape[1:]), each.dtype)
-        for each in inputs
-    ]
+    flat = [keras.KerasTensor((request.batch_size, *each.shape[1:]), each.dtype) for each in inputs]
     x = pack_inputs(structure, flat)
     try:
         outputs = output_spec(model, structure, flat)
         if request.mode == "inference":
             return _predict(model, x)
         notes = compile_model(
-            model,
-            with_replaced(opened.training, request.optimizer, request.loss),
-            outputs,
-            jit_compile=True,
+            model, with_replaced(opened.training, request.optimizer, request.loss), outputs, jit_compile=True
         )
         y = target_spec(model.loss, outputs, request.batch_size)
         model._symbolic_build(data_batch=(x, y))
     except KerasmemError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"model {model.name!r} cannot be prepared on JAX: {keras_reason(error)}"
-        ) from error
+        raise ModelError(f"model {model.name!r} cannot be prepared on JAX: {keras_reason(error)}") from error
     trains = request.mode == "train"
     groups = {
         "trainable": model.trainable_variables,
@@ -109,27 +99,14 @@ def _predict(model: Any, x: Any) -> JaxStep:
 
     groups = (model.trainable_variables, model.non_trainable_variables)
     state = tuple(_shapes(group) for group in groups)
-    return JaxStep(
-        predict,
-        state,
-        ("trainable", "non_trainable"),
-        x,
-        True,
-        None,
-        _layer_names(model),
-        (),
-    )
+    return JaxStep(predict, state, ("trainable", "non_trainable"), x, True, None, _layer_names(model), ())
 
 
 def _layer_names(model: Any) -> frozenset[str]:
-    return frozenset(
-        str(layer.name) for layer in model._flatten_layers(include_self=False)
-    )
+    return frozenset(str(layer.name) for layer in model._flatten_layers(include_self=False))
 
 
 def _shapes(variables: list[Any]) -> list[Any]:
     """Return shapes alone: reading a variable's value would make one."""
     tensor = import_keras().KerasTensor
-    return [
-        tensor(tuple(variable.shape), str(variable._dtype)) for variable in variables
-    ]
+    return [tensor(tuple(variable.shape), str(variable._dtype)) for variable in variables]

@@ -53,30 +53,18 @@ def target_text(card: Card, memory_bytes: int | None = None) -> str:
         "threads_per_core_limit": shared.threads_per_sm,
         "core_count": own.sms,
         "fpus_per_core": shared.fpus_per_sm,
-        **{
-            f"block_dim_limit_{axis}": limit
-            for axis, limit in zip("xyz", GRID_LIMITS, strict=True)
-        },
-        **{
-            f"thread_dim_limit_{axis}": limit
-            for axis, limit in zip("xyz", BLOCK_LIMITS, strict=True)
-        },
+        **{f"block_dim_limit_{axis}": limit for axis, limit in zip("xyz", GRID_LIMITS, strict=True)},
+        **{f"thread_dim_limit_{axis}": limit for axis, limit in zip("xyz", BLOCK_LIMITS, strict=True)},
         "memory_bandwidth": own.bandwidth,
         "l2_cache_size": own.l2_bytes,
         "clock_rate_ghz": own.clock_ghz,
-        "device_memory_size": card.memory_bytes
-        if memory_bytes is None
-        else memory_bytes,
+        "device_memory_size": card.memory_bytes if memory_bytes is None else memory_bytes,
         "registers_per_core_limit": REGISTERS_PER_SM,
         "registers_per_block_limit": REGISTERS_PER_SM,
     }
-    extension = (
-        " feature_extension: ACCELERATED_FEATURES" if shared.is_accelerated else ""
-    )
+    extension = " feature_extension: ACCELERATED_FEATURES" if shared.is_accelerated else ""
     lines = [f"  {name}: {value}" for name, value in info.items()]
-    lines.append(
-        f"  cuda_compute_capability {{ major: {major} minor: {minor}{extension} }}"
-    )
+    lines.append(f"  cuda_compute_capability {{ major: {major} minor: {minor}{extension} }}")
     return "\n".join(
         [
             "gpu_device_info {",

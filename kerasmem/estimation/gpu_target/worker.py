@@ -67,9 +67,7 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
 def missing_parts() -> bool:
     """Return whether a package that the compiler needs is not installed; nothing is imported."""
     try:
-        return importlib.util.find_spec("jax") is None or not any(
-            map(importlib.util.find_spec, PLUGINS)
-        )
+        return importlib.util.find_spec("jax") is None or not any(map(importlib.util.find_spec, PLUGINS))
     except ModuleNotFoundError:  # no jax_plugins at all
         return True
 
@@ -84,18 +82,11 @@ def cuda_folder() -> str:
         specification = importlib.util.find_spec("nvidia.cuda_nvcc")
     except ModuleNotFoundError:
         specification = None
-    for folder in (
-        (specification.submodule_search_locations or ())
-        if specification is not None
-        else ()
-    ):
-        if (Path(folder) / "bin" / "ptxas").exists() and (
-            Path(folder) / "nvvm" / "libdevice"
-        ).is_dir():
+    for folder in (specification.submodule_search_locations or ()) if specification is not None else ():
+        if (Path(folder) / "bin" / "ptxas").exists() and (Path(folder) / "nvvm" / "libdevice").is_dir():
             return folder
     raise MissingExtraError(
-        "NVIDIA's assembler ptxas (nvidia-cuda-nvcc-cu12), with which XLA compiles for a GPU,",
-        EXTRA,
+        "NVIDIA's assembler ptxas (nvidia-cuda-nvcc-cu12), with which XLA compiles for a GPU,", EXTRA
     )
 
 
@@ -103,13 +94,9 @@ def _device(target: str) -> Any:
     from jax.experimental import topologies
 
     try:
-        return topologies.get_topology_desc(
-            "target", "cuda", target_config=target, topology="1x1x1"
-        ).devices[0]
+        return topologies.get_topology_desc("target", "cuda", target_config=target, topology="1x1x1").devices[0]
     except NotImplementedError as error:
-        raise ChildFailure(
-            f"this version of JAX does not compile without a device ({_first_line(error)})"
-        ) from error
+        raise ChildFailure(f"this version of JAX does not compile without a device ({_first_line(error)})") from error
 
 
 def _lower(step: JaxStep, device: Any) -> tuple[Any, dict[str, list[int]]]:
@@ -128,68 +115,40 @@ def _lower(step: JaxStep, device: Any) -> tuple[Any, dict[str, list[int]]]:
         for name, group in zip((*step.groups, "inputs"), (*state, data), strict=True)
     }
     try:
-        lowered = jax.jit(
-            step.function, donate_argnums=() if step.keeps_state else 0
-        ).lower(state, data)
+        lowered = jax.jit(step.function, donate_argnums=() if step.keeps_state else 0).lower(state, data)
     except KerasmemError:
         raise
     except Exception as error:
-        raise ChildFailure(
-            f"the step cannot be traced on JAX: {type(error).__name__}: {_first_line(error)}"
-        ) from error
+        raise ChildFailure(f"the step cannot be traced on JAX: {type(error).__name__}: {_first_line(error)}") from error
     return lowered, sizes
 
 
-def _compile_all(
-    lowered: Any, options: dict[str, Any], has_triton: bool, step: JaxStep
-) -> dict[str, Any]:
+def _compile_all(lowered: Any, options: dict[str, Any], has_triton: bool, step: JaxStep) -> dict[str, Any]:
     """Compile the variants that differ: two at a time, as XLA's compiler spends most of its time in one thread."""
     details: dict[str, Any] = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="kerasmem-") as folder,
-        ThreadPoolExecutor(2) as pool,
-    ):
+    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, ThreadPoolExecutor(2) as pool:
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         first = pool.submit(_compile, lowered, {**options, **dump})
-        second = (
-            pool.submit(_compile, lowered, {**options, **_NO_TRITON})
-            if has_triton
-            else None
-        )
+        second = pool.submit(_compile, lowered, {**options, **_NO_TRITON}) if has_triton else None
         compiled, seconds = first.result()
         module = compiled.as_text()
         details = _details(module, Path(folder), step)
-        variants = [
-            _variant(compiled, seconds, module, limited=True, triton=has_triton)
-        ]
+        variants = [_variant(compiled, seconds, module, limited=True, triton=has_triton)]
         del compiled
         if second is not None:
             other, seconds = second.result()
-            variants.append(
-                _variant(other, seconds, other.as_text(), limited=True, triton=False)
-            )
+            variants.append(_variant(other, seconds, other.as_text(), limited=True, triton=False))
             del other, second
         if any(each["recomputed"] for each in variants):
             for each, (free, seconds) in zip(
                 list(variants),
                 pool.map(
-                    lambda triton: _compile(
-                        lowered,
-                        {**options, **_NO_LIMIT, **({} if triton else _NO_TRITON)},
-                    ),
+                    lambda triton: _compile(lowered, {**options, **_NO_LIMIT, **({} if triton else _NO_TRITON)}),
                     [each["triton"] or not has_triton for each in variants],
                 ),
                 strict=True,
             ):
-                variants.append(
-                    _variant(
-                        free,
-                        seconds,
-                        free.as_text(),
-                        limited=False,
-                        triton=each["triton"],
-                    )
-                )
+                variants.append(_variant(free, seconds, free.as_text(), limited=False, triton=each["triton"]))
     return {"variants": variants, **details}
 
 
@@ -198,14 +157,10 @@ def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, float]:
     try:
         return lowered.compile(compiler_options=options), time.monotonic() - begin
     except Exception as error:
-        raise ChildFailure(
-            f"XLA does not compile the step for this target: {_first_line(error)}"
-        ) from error
+        raise ChildFailure(f"XLA does not compile the step for this target: {_first_line(error)}") from error
 
 
-def _variant(
-    compiled: Any, seconds: float, module: str, limited: bool, triton: bool
-) -> dict[str, Any]:
+def _variant(compiled: Any, seconds: float, module: str, limited: bool, triton: bool) -> dict[str, Any]:
     memory = compiled.memory_analysis()
     return {
         "limited": limited,
@@ -225,19 +180,10 @@ def _details(module: str, folder: Path, step: JaxStep) -> dict[str, Any]:
     instruction, live = peak_of(dumps[-1].read_text()) if dumps else (None, ())
     names = operation_names(module)
     operation = names.get(instruction or "")
-    layer, phase = (
-        (None, None)
-        if operation is None
-        else origin(operation, step.layers, step.optimizer)
-    )
+    layer, phase = (None, None) if operation is None else origin(operation, step.layers, step.optimizer)
     return {
-        "live": [
-            asdict(each)
-            for each in live_buffers(live, names, step.layers, step.optimizer)
-        ],
-        "instant": None
-        if operation is None
-        else {"operation": operation, "layer": layer, "phase": phase},
+        "live": [asdict(each) for each in live_buffers(live, names, step.layers, step.optimizer)],
+        "instant": None if operation is None else {"operation": operation, "layer": layer, "phase": phase},
         "convolutions": [list(each) for each in convolution_bytes(module)],
     }
 

@@ -10,13 +10,7 @@ from typing import Any
 
 from kerasmem.estimation.graph.control import straighten
 from kerasmem.estimation.graph.lists import Evaluate, Infer, settle
-from kerasmem.estimation.graph.program import (
-    Node,
-    NotModelled,
-    Program,
-    Tensor,
-    Variable,
-)
+from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import HIDDEN_OUTPUT
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
@@ -43,12 +37,7 @@ def build_program(traced: TracedStep) -> tuple[Program, tuple[str, ...]]:
     """
     graph = traced.function.graph
     definition = _runnable(traced)
-    fetches = list(
-        dict.fromkeys(
-            [each.name for each in graph.outputs]
-            + [each.name for each in graph.control_outputs]
-        )
-    )
+    fetches = list(dict.fromkeys([each.name for each in graph.outputs] + [each.name for each in graph.control_outputs]))
     if len(definition.node) > DEEP:
         _fold_large(graph, definition)
     optimised = _optimise(definition, fetches)
@@ -59,17 +48,10 @@ def build_program(traced: TracedStep) -> tuple[Program, tuple[str, ...]]:
         try:
             imported = _imported(optimised)
         except ValueError as error:
-            raise NotModelled(
-                f"the optimised graph cannot be read: {str(error).splitlines()[0][:200]}"
-            ) from error
-    program, notes = straighten(
-        _plain(imported, traced, [each.name for each in graph.outputs])
-    )
+            raise NotModelled(f"the optimised graph cannot be read: {str(error).splitlines()[0][:200]}") from error
+    program, notes = straighten(_plain(imported, traced, [each.name for each in graph.outputs]))
     by_name = {node.name: node for node in optimised.node}
-    infer, evaluate = (
-        _inference(by_name, optimised.versions),
-        _evaluation(by_name, optimised.versions),
-    )
+    infer, evaluate = _inference(by_name, optimised.versions), _evaluation(by_name, optimised.versions)
     return settle(program, infer, evaluate), notes
 
 
@@ -80,32 +62,20 @@ def _fold_large(graph: Any, definition: Any) -> None:
     same, in memory and time that grow with the depth.
     """
     nodes = {node.name: node for node in definition.node}
-    values: dict[
-        str, str
-    ] = {}  # operations on constants alone → what stands for their value
+    values: dict[str, str] = {}  # operations on constants alone → what stands for their value
     large: dict[str, str] = {}
     for operation in graph.get_operations():
         sizes = [_tensor(each) for each in operation.outputs]
         on_shapes = operation.type in ("Shape", "ShapeN", "Size", "Rank") and all(
             tensor.shape.is_fully_defined() for tensor in operation.inputs
         )
-        on_constants = bool(operation.inputs) and all(
-            tensor.op.name in values for tensor in operation.inputs
-        )
-        if not (
-            operation.type == "Const"
-            or on_shapes
-            or (on_constants and not operation.op_def.is_stateful)
-        ):
+        on_constants = bool(operation.inputs) and all(tensor.op.name in values for tensor in operation.inputs)
+        if not (operation.type == "Const" or on_shapes or (on_constants and not operation.op_def.is_stateful)):
             continue
         if not sizes or any(each.bytes is None for each in sizes):
             continue
         values[operation.name] = _value_of(operation, nodes[operation.name], values)
-        if (
-            operation.type != "Const"
-            and len(sizes) == 1
-            and (sizes[0].bytes or 0) > LARGE
-        ):
+        if operation.type != "Const" and len(sizes) == 1 and (sizes[0].bytes or 0) > LARGE:
             large[operation.name] = values[operation.name]
     first: dict[str, str] = {}
     for name, value in large.items():
@@ -130,9 +100,7 @@ def _value_of(operation: Any, node: Any, values: dict[str, str]) -> str:
     digest = hashlib.sha256(operation.type.encode())
     for key in sorted(node.attr):
         if not key.startswith("_"):
-            digest.update(
-                key.encode() + node.attr[key].SerializeToString(deterministic=True)
-            )
+            digest.update(key.encode() + node.attr[key].SerializeToString(deterministic=True))
     for tensor in operation.inputs:
         known = values.get(tensor.op.name) or str(tensor.shape)
         digest.update(f"{known}:{tensor.value_index}".encode())
@@ -143,23 +111,14 @@ def _inference(by_name: dict[str, Any], versions: Any) -> Infer:
     """Return TensorFlow's own shape inference for an operation whose inputs have become known."""
     known: dict[Any, list[tuple[int, ...] | None] | None] = {}
 
-    def infer(
-        node: Node, inputs: Sequence[Tensor], values: Sequence[Any]
-    ) -> list[tuple[int, ...] | None] | None:
+    def infer(node: Node, inputs: Sequence[Tensor], values: Sequence[Any]) -> list[tuple[int, ...] | None] | None:
         if node.name not in by_name:
             return None
-        key = (
-            node.name,
-            tuple(each.shape for each in inputs),
-            tuple(map(_as_key, values)),
-        )
+        key = (node.name, tuple(each.shape for each in inputs), tuple(map(_as_key, values)))
         if key not in known:
             made = _alone(by_name[node.name], versions, inputs, values)
             shapes = None if made is None else [tensor.shape for tensor in made.outputs]
-            known[key] = shapes and [
-                tuple(each.as_list()) if each.is_fully_defined() else None
-                for each in shapes
-            ]
+            known[key] = shapes and [tuple(each.as_list()) if each.is_fully_defined() else None for each in shapes]
         return known[key]
 
     return infer
@@ -169,26 +128,15 @@ def _evaluation(by_name: dict[str, Any], versions: Any) -> Evaluate:
     """Return TensorFlow's own evaluation of an operation on constants."""
     known: dict[Any, Any] = {}
 
-    def evaluate(
-        node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]
-    ) -> Any:
+    def evaluate(node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
         from tensorflow.python.framework import smart_cond
 
         if node.name not in by_name:
             return None
-        key = (
-            node.name,
-            output,
-            tuple(each.shape for each in inputs),
-            tuple(map(_as_key, values)),
-        )
+        key = (node.name, output, tuple(each.shape for each in inputs), tuple(map(_as_key, values)))
         if key not in known:
             made = _alone(by_name[node.name], versions, inputs, values)
-            known[key] = (
-                None
-                if made is None
-                else smart_cond.smart_constant_value(made.outputs[output])
-            )
+            known[key] = None if made is None else smart_cond.smart_constant_value(made.outputs[output])
         return known[key]
 
     return evaluate
@@ -198,9 +146,7 @@ def _as_key(value: Any) -> Any:
     return None if value is None else (value.shape, value.tobytes())
 
 
-def _alone(
-    definition: Any, versions: Any, inputs: Sequence[Tensor], values: Sequence[Any]
-) -> Any:
+def _alone(definition: Any, versions: Any, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
     """Return an operation in a graph of its own, on constants where its inputs' values are known; None if refused."""
     import tensorflow as tf
 
@@ -238,9 +184,7 @@ def _runnable(traced: TracedStep) -> Any:
             del node.input[:]
             node.attr.clear()
             node.attr["dtype"].type = tf.as_dtype(variable._dtype).as_datatype_enum
-            node.attr["shape"].shape.CopyFrom(
-                tf.TensorShape(tuple(variable.shape)).as_proto()
-            )
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(tuple(variable.shape)).as_proto())
             node.attr["shared_name"].s = node.name.encode()
         elif node.op == "Placeholder" and _is_large(node.attr["shape"].shape):
             node.op = _UNFED
@@ -270,32 +214,22 @@ def _optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
     options = config_pb2.ConfigProto()
     options.graph_options.rewrite_options.min_graph_nodes = -1
     if not fuses:
-        options.graph_options.rewrite_options.remapping = (
-            rewriter_config_pb2.RewriterConfig.OFF
-        )
+        options.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     try:
         return tf_optimizer.OptimizeGraph(options, whole)
     except Exception as error:
-        raise NotModelled(
-            f"Grappler refuses the step's graph: {str(error).splitlines()[0][:200]}"
-        ) from error
+        raise NotModelled(f"Grappler refuses the step's graph: {str(error).splitlines()[0][:200]}") from error
 
 
 def _plain(graph: Any, traced: TracedStep, results: list[str]) -> Program:
     operations = graph.get_operations()
     number = {operation.name: index for index, operation in enumerate(operations)}
     place = {id(each): index for index, each in enumerate(traced.variables)}
-    of_capture = {
-        name: place[id(each)]
-        for name, each in traced.captures.items()
-        if id(each) in place
-    }
+    of_capture = {name: place[id(each)] for name, each in traced.captures.items() if id(each) in place}
     nodes = []
     behind: dict[int, int] = {}  # node → the variable whose handle it passes on
     for index, operation in enumerate(operations):
-        inputs = tuple(
-            (number[tensor.op.name], tensor.value_index) for tensor in operation.inputs
-        )
+        inputs = tuple((number[tensor.op.name], tensor.value_index) for tensor in operation.inputs)
         if operation.type == "VarHandleOp" and operation.name in of_capture:
             behind[index] = of_capture[operation.name]
         elif inputs and inputs[0][0] in behind:
@@ -314,9 +248,7 @@ def _plain(graph: Any, traced: TracedStep, results: list[str]) -> Program:
     _add_hidden_outputs(nodes)
     _add_compiled_scratch(nodes)
     arguments = tuple(
-        number[each.op.name]
-        for each in traced.function.graph.inputs[: len(traced.flat)]
-        if each.op.name in number
+        number[each.op.name] for each in traced.function.graph.inputs[: len(traced.flat)] if each.op.name in number
     )
     ends: list[tuple[int, int]] = []
     for name in results:
@@ -333,14 +265,8 @@ def _add_hidden_outputs(nodes: list[Node]) -> None:
             continue
         source = node.inputs[1][0]
         pool = nodes[source]
-        is_half = (
-            pool.outputs[0].dtype == "float16"
-        )  # which oneDNN's pooling does not take
-        if (
-            HIDDEN_OUTPUT.get(pool.type) != node.type
-            or pool.outputs[0].shape is None
-            or is_half
-        ):
+        is_half = pool.outputs[0].dtype == "float16"  # which oneDNN's pooling does not take
+        if HIDDEN_OUTPUT.get(pool.type) != node.type or pool.outputs[0].shape is None or is_half:
             continue
         if len(pool.outputs) == 1:
             window = math.prod(pool.attributes.get("ksize", ()))
@@ -360,21 +286,14 @@ def _add_compiled_scratch(nodes: list[Node]) -> None:
         if "compiled_function" not in node.attributes:
             continue
         inputs = [nodes[source].outputs[output] for source, output in node.inputs]
-        key = (
-            node.attributes["compiled_function"],
-            tuple(each.shape for each in inputs),
-        )
+        key = (node.attributes["compiled_function"], tuple(each.shape for each in inputs))
         if key not in known and all(each.shape is not None for each in inputs):
             try:
-                known[key] = compile_function(
-                    key[0], [(each.shape or (), each.dtype) for each in inputs]
-                ).temporary
+                known[key] = compile_function(key[0], [(each.shape or (), each.dtype) for each in inputs]).temporary
             except XlaRefused:
                 continue
         if key in known:
-            nodes[number] = replace(
-                node, attributes={**node.attributes, "scratch": known[key]}
-            )
+            nodes[number] = replace(node, attributes={**node.attributes, "scratch": known[key]})
 
 
 def variables_of(traced: TracedStep) -> tuple[Variable, ...]:
@@ -414,11 +333,7 @@ def _attributes(operation: Any) -> dict[str, Any]:
     for key in _KEPT_ATTRIBUTES:
         if key in definition.attr:
             found[key] = operation.get_attr(key)
-    if (
-        "_XlaMustCompile" in definition.attr
-        and definition.attr["_XlaMustCompile"].b
-        and "f" in definition.attr
-    ):
+    if "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b and "f" in definition.attr:
         found["compiled_function"] = definition.attr["f"].func.name
     if operation.type == "Const":
         value = definition.attr["value"].tensor

@@ -15,9 +15,7 @@ from typing import Any
 from kerasmem.estimation.graph.program import Node, NotModelled, Program
 
 CONTROL = frozenset({"Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond"})
-SIZED_BY_DATA = frozenset(
-    {"Where", "Unique", "UniqueV2", "ListDiff", "DynamicPartition", "BooleanMask"}
-)
+SIZED_BY_DATA = frozenset({"Where", "Unique", "UniqueV2", "ListDiff", "DynamicPartition", "BooleanMask"})
 LONGEST = 400_000  # nodes; a longer step is not worth simulating
 
 _Context = tuple[tuple[str, int], ...]
@@ -72,9 +70,7 @@ def straighten(program: Program) -> tuple[Program, tuple[str, ...]]:
 class _Walk:
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._consumers: list[list[tuple[int, int, int]]] = [
-            [] for _ in program.nodes
-        ]  # (output, consumer, input)
+        self._consumers: list[list[tuple[int, int, int]]] = [[] for _ in program.nodes]  # (output, consumer, input)
         self._after: list[list[int]] = [[] for _ in program.nodes]
         for number, node in enumerate(program.nodes):
             for place, (source, output) in enumerate(node.inputs):
@@ -106,9 +102,7 @@ class _Walk:
         while self._ready:
             self._fire(self._ready.popleft())
             if len(self._new) > LONGEST:
-                raise NotModelled(
-                    f"the step's loops run for more than {LONGEST:,} operations"
-                )
+                raise NotModelled(f"the step's loops run for more than {LONGEST:,} operations")
 
     def result(self) -> Program:
         """Return the straight program."""
@@ -118,9 +112,7 @@ class _Walk:
             for end in program.results
             if (token := self._tokens.get(end)) is not None and token.source is not None
         )
-        arguments = tuple(
-            self._place[number] for number in program.arguments if number in self._place
-        )
+        arguments = tuple(self._place[number] for number in program.arguments if number in self._place)
         return Program(tuple(self._new), program.variables, arguments, results)
 
     def _needed(self, number: int) -> int:
@@ -128,9 +120,7 @@ class _Walk:
         data = 1 if node.type == "Merge" else len(node.inputs)
         return data + len(node.controls)
 
-    def _deliver(
-        self, number: int, context: _Context, place: int, token: _Token
-    ) -> None:
+    def _deliver(self, number: int, context: _Context, place: int, token: _Token) -> None:
         instance = (number, context)
         node = self._program.nodes[number]
         if instance in self._fired:
@@ -154,9 +144,7 @@ class _Walk:
         if waits == 1:
             self._ready.append(instance)
 
-    def _signal(
-        self, number: int, context: _Context, source: int | None, dead: bool
-    ) -> None:
+    def _signal(self, number: int, context: _Context, source: int | None, dead: bool) -> None:
         """Deliver a control edge."""
         instance = (number, context)
         if instance in self._fired:
@@ -179,15 +167,11 @@ class _Walk:
         self._waits.pop(instance, None)
         dead = instance in self._killed
         if node.type == "Merge":
-            alive = next(
-                ((place, each) for place, each in tokens.items() if not each.dead), None
-            )
+            alive = next(((place, each) for place, each in tokens.items() if not each.dead), None)
             if alive is None:
                 self._send(number, context, [_DEAD, _DEAD], True, None)
             else:
-                self._send(
-                    number, context, [alive[1], _Token(None, alive[0])], False, None
-                )
+                self._send(number, context, [alive[1], _Token(None, alive[0])], False, None)
             return
         if dead:
             if node.type not in ("NextIteration", "Exit"):
@@ -199,9 +183,7 @@ class _Walk:
         else:
             self._emit(number, node, context, inputs, controls)
 
-    def _control(
-        self, number: int, node: Node, context: _Context, inputs: list[_Token]
-    ) -> None:
+    def _control(self, number: int, node: Node, context: _Context, inputs: list[_Token]) -> None:
         token = inputs[0]
         if node.type == "Enter":
             frame = str(node.attributes.get("frame_name"))
@@ -209,19 +191,14 @@ class _Walk:
             if node.attributes.get("is_constant"):
                 self._constants[inner].append((number, token))
                 for iteration in range(self._iterations.get(inner, 0) + 1):
-                    self._send(
-                        number, (*context, (frame, iteration)), [token], False, None
-                    )
+                    self._send(number, (*context, (frame, iteration)), [token], False, None)
             else:
                 self._send(number, inner, [token], False, None)
         elif node.type == "Exit":
             self._send(number, context[:-1], [token], False, None)
         elif node.type == "NextIteration":
             (frame, iteration) = context[-1]
-            following, first = (
-                (*context[:-1], (frame, iteration + 1)),
-                (*context[:-1], (frame, 0)),
-            )
+            following, first = (*context[:-1], (frame, iteration + 1)), (*context[:-1], (frame, 0))
             if self._iterations.get(first, 0) < iteration + 1:
                 self._iterations[first] = iteration + 1
                 for constant, value in self._constants[first]:
@@ -229,18 +206,10 @@ class _Walk:
             self._send(number, following, [token], False, None)
         elif node.type == "Switch":
             taken = self._taken(node, inputs[1])
-            self._send(
-                number,
-                context,
-                [_DEAD, token] if taken else [token, _DEAD],
-                False,
-                None,
-            )
+            self._send(number, context, [_DEAD, token] if taken else [token, _DEAD], False, None)
         else:  # LoopCond
             if token.value is None:
-                raise NotModelled(
-                    f"how often the loop of {node.name} runs depends on the data"
-                )
+                raise NotModelled(f"how often the loop of {node.name} runs depends on the data")
             self._send(number, context, [token], False, None)
 
     def _taken(self, node: Node, condition: _Token) -> bool:
@@ -250,9 +219,7 @@ class _Walk:
         if key not in self._branches:
             self._branches[key] = self._heavier(key)
             name = self._program.nodes[key[0]].name
-            self.notes.append(
-                f"a branch of the step depends on the data ({name}): {self._reasons[key]}"
-            )
+            self.notes.append(f"a branch of the step depends on the data ({name}): {self._reasons[key]}")
         return self._branches[key]
 
     def _heavier(self, condition: tuple[int, int]) -> bool:
@@ -277,16 +244,9 @@ class _Walk:
                 if number in seen or node.type == "Merge":
                     continue
                 seen.add(number)
-                pending += [
-                    consumer for _, consumer, _ in self._consumers[number]
-                ] + self._after[number]
+                pending += [consumer for _, consumer, _ in self._consumers[number]] + self._after[number]
             nodes = [self._program.nodes[number] for number in seen]
-            weights.append(
-                (
-                    sum(out.bytes or 0 for node in nodes for out in node.outputs),
-                    len(nodes),
-                )
-            )
+            weights.append((sum(out.bytes or 0 for node in nodes for out in node.outputs), len(nodes)))
             known.append(not any(node.type in SIZED_BY_DATA for node in nodes))
         if known[0] != known[1]:
             self._reasons[condition] = "the one whose sizes are known is counted"
@@ -294,14 +254,7 @@ class _Walk:
         self._reasons[condition] = "the one that makes more is counted"
         return weights[1] >= weights[0]
 
-    def _emit(
-        self,
-        number: int,
-        node: Node,
-        context: _Context,
-        inputs: Sequence[_Token],
-        controls: list[int],
-    ) -> None:
+    def _emit(self, number: int, node: Node, context: _Context, inputs: Sequence[_Token], controls: list[int]) -> None:
         place = len(self._new)
         # Which input a Merge took is a number without memory of its own, and has no source.
         sources = tuple(token.source for token in inputs if token.source is not None)
@@ -312,44 +265,26 @@ class _Walk:
         if not context:
             self._place[number] = place
         value = self._value(node, inputs)
-        outputs = [
-            _Token((place, output), value if output == 0 else None)
-            for output in range(len(node.outputs))
-        ]
+        outputs = [_Token((place, output), value if output == 0 else None) for output in range(len(node.outputs))]
         self._send(number, context, outputs, False, place)
 
     def _value(self, node: Node, inputs: Sequence[_Token]) -> Any:
         if node.type == "Const":
             value = node.attributes.get("value")
-            return (
-                None
-                if value is None or getattr(value, "size", 2) != 1
-                else value.reshape(()).item()
-            )
+            return None if value is None or getattr(value, "size", 2) != 1 else value.reshape(()).item()
         evaluate = _EVALUATED.get(node.type)
         if evaluate is None or any(token.value is None for token in inputs):
             return None
         return evaluate(*(token.value for token in inputs))
 
-    def _send(
-        self,
-        number: int,
-        context: _Context,
-        outputs: list[_Token],
-        dead: bool,
-        place: int | None,
-    ) -> None:
+    def _send(self, number: int, context: _Context, outputs: list[_Token], dead: bool, place: int | None) -> None:
         for output, consumer, input_place in self._consumers[number]:
             self._deliver(consumer, context, input_place, outputs[output])
         if place is None and not dead:
-            place = next(
-                (token.source[0] for token in outputs if token.source is not None), None
-            )
+            place = next((token.source[0] for token in outputs if token.source is not None), None)
         for consumer in self._after[number]:
             self._signal(consumer, context, place, dead)
         if not context:
             for output, token in enumerate(outputs):
-                if (number, output) not in self._tokens or self._tokens[
-                    number, output
-                ].dead:
+                if (number, output) not in self._tokens or self._tokens[number, output].dead:
                     self._tokens[number, output] = token

@@ -15,32 +15,16 @@ from kerasmem.estimation.graph.rules import ALIASES, NOTHING, UPDATES
 
 OVERHEAD_SECONDS = 1e-6
 BYTES_PER_SECOND = 40e9  # of operations that work element by element
-PRODUCT_BYTES_PER_SECOND = (
-    16e9  # of matrix products with few rows, which wait for the weights
-)
+PRODUCT_BYTES_PER_SECOND = 16e9  # of matrix products with few rows, which wait for the weights
 SLOWER_BYTES_PER_SECOND = {
-    **dict.fromkeys(
-        ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin"), 10e9
-    ),
+    **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin"), 10e9),
     **dict.fromkeys(("BiasAddGrad", "L2Loss", "EuclideanNorm"), 5e9),
     **dict.fromkeys(
-        (
-            "UnsortedSegmentSum",
-            "SegmentSum",
-            "SparseSegmentSum",
-            "ScatterNd",
-            "TensorScatterAdd",
-            "ResourceScatterAdd",
-        ),
+        ("UnsortedSegmentSum", "SegmentSum", "SparseSegmentSum", "ScatterNd", "TensorScatterAdd", "ResourceScatterAdd"),
         3e9,
     ),
 }  # of operations that gather many values into one or put them here and there
-FORWARD, BACKWARD, PRODUCT, DEPTHWISE = (
-    400e9,
-    150e9,
-    400e9,
-    25e9,
-)  # floating-point operations per second
+FORWARD, BACKWARD, PRODUCT, DEPTHWISE = 400e9, 150e9, 400e9, 25e9  # floating-point operations per second
 # A second factor that is read across its rows, as in the gradient of a dense layer's input, is put in order first:
 # with few rows not quite, with many it is lost in the arithmetic.
 TRANSPOSED_BYTES_PER_SECOND, FEW_ROWS, MANY_ROWS = 4.2e9, 16, 512
@@ -52,26 +36,16 @@ VARIATION = 0.2
 def seconds(node: Node, inputs: Sequence[Tensor]) -> float:
     """Return the time that a node takes alone: by its arithmetic or the bytes it moves, whichever holds it up."""
     if node.type in UPDATES:
-        return (
-            OVERHEAD_SECONDS
-            + 3 * sum(each.bytes or 0 for each in inputs) / BYTES_PER_SECOND
-        )
+        return OVERHEAD_SECONDS + 3 * sum(each.bytes or 0 for each in inputs) / BYTES_PER_SECOND
     if node.type in NOTHING or node.type in ALIASES:
         return OVERHEAD_SECONDS / 3
     is_product = "MatMul" in node.type
-    moved = sum(each.bytes or 0 for each in inputs) + sum(
-        each.bytes or 0 for each in node.outputs
-    )
+    moved = sum(each.bytes or 0 for each in inputs) + sum(each.bytes or 0 for each in node.outputs)
     usual = PRODUCT_BYTES_PER_SECOND if is_product else BYTES_PER_SECOND
     moving = moved / SLOWER_BYTES_PER_SECOND.get(node.type, usual)
     took = OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node))
     rows = inputs[0].shape[0] if inputs and inputs[0].shape else 0
-    if (
-        is_product
-        and node.attributes.get("transpose_b")
-        and len(inputs) > 1
-        and rows <= MANY_ROWS
-    ):
+    if is_product and node.attributes.get("transpose_b") and len(inputs) > 1 and rows <= MANY_ROWS:
         share = 1.0 if rows >= FEW_ROWS else rows / (2 * FEW_ROWS)
         took += share * (inputs[1].bytes or 0) / TRANSPOSED_BYTES_PER_SECOND
     return took
@@ -86,22 +60,12 @@ def operations(node: Node, inputs: Sequence[Tensor]) -> float:
     if "MatMul" in node.type:
         # The geometric mean of the three faces of the product, which needs no account of transposition.
         batch = math.prod(result[:-2]) or 1
-        return 2 * math.sqrt(
-            math.prod(shapes[0]) * math.prod(shapes[1]) * math.prod(result) / batch
-        )
+        return 2 * math.sqrt(math.prod(shapes[0]) * math.prod(shapes[1]) * math.prod(result) / batch)
     if "Conv" in node.type:
         kernel = result if "BackpropFilter" in node.type else shapes[1]
-        places = (
-            shapes[2]
-            if "Backprop" in node.type and len(shapes) > 2 and shapes[2] is not None
-            else result
-        )
+        places = shapes[2] if "Backprop" in node.type and len(shapes) > 2 and shapes[2] is not None else result
         if len(kernel) > 2:
-            return (
-                2
-                * math.prod(places)
-                * math.prod(kernel[:-2] if "Depthwise" in node.type else kernel[:-1])
-            )
+            return 2 * math.prod(places) * math.prod(kernel[:-2] if "Depthwise" in node.type else kernel[:-1])
     return 0.0
 
 

@@ -43,11 +43,7 @@ class Executor:
     """
 
     def __init__(
-        self,
-        program: Program,
-        rules: DeviceRules,
-        seconds: Callable[[Node], float],
-        is_reversed: bool = False,
+        self, program: Program, rules: DeviceRules, seconds: Callable[[Node], float], is_reversed: bool = False
     ) -> None:
         self._program, self._rules = program, rules
         nodes = program.nodes
@@ -56,14 +52,11 @@ class Executor:
             node.type not in INEXPENSIVE and took > EXPENSIVE_SECONDS
             for node, took in zip(nodes, self._seconds, strict=True)
         ]
-        self.consumers: list[list[list[int]]] = [
-            [[] for _ in node.outputs] for node in nodes
-        ]
+        self.consumers: list[list[list[int]]] = [[[] for _ in node.outputs] for node in nodes]
         self._after: list[list[int]] = [[] for _ in nodes]
         self._waits = [len(node.inputs) + len(node.controls) for node in nodes]
-        for number, node in (
-            reversed(list(enumerate(nodes))) if is_reversed else enumerate(nodes)
-        ):
+        for number in range(len(nodes))[:: -1 if is_reversed else 1]:
+            node = nodes[number]
             for source, output in node.inputs:
                 self.consumers[source][output].append(number)
             for source in node.controls:
@@ -81,9 +74,7 @@ class Executor:
         waits = list(self._waits)
         queues: list[deque[int]] = [deque() for _ in range(self._rules.workers)]
         inline: list[deque[int]] = [deque() for _ in queues]
-        for place, number in enumerate(
-            number for number, wait in enumerate(waits) if not wait
-        ):
+        for place, number in enumerate(number for number, wait in enumerate(waits) if not wait):
             queues[place % len(queues)].append(number)
         clock: list[tuple[float, int, int]] = []  # (end, worker, node)
         idle = list(range(len(queues)))
@@ -106,9 +97,7 @@ class Executor:
                 if number is not None:
                     idle.remove(worker)
                     steps.append((number, False))
-                    heapq.heappush(
-                        clock, (now + vary(self._seconds[number]), worker, number)
-                    )
+                    heapq.heappush(clock, (now + vary(self._seconds[number]), worker, number))
 
         start_idle()
         while clock:
@@ -120,9 +109,7 @@ class Executor:
             start_idle()
         return steps
 
-    def _release_successors(
-        self, number: int, waits: list[int], inline: deque[int], queue: deque[int]
-    ) -> None:
+    def _release_successors(self, number: int, waits: list[int], inline: deque[int], queue: deque[int]) -> None:
         kept: int | None = None
         handed: list[int] = []
         ready = []
@@ -161,22 +148,13 @@ class Memory:
         heap: where buffers come from; the variables are made in it at once.
     """
 
-    def __init__(
-        self, program: Program, rules: DeviceRules, executor: Executor, heap: Heap
-    ) -> None:
+    def __init__(self, program: Program, rules: DeviceRules, executor: Executor, heap: Heap) -> None:
         self._program, self._rules, self._heap = program, rules, heap
         self.consumers, self.results = executor.consumers, executor.results
-        batch = [
-            (number, program.nodes[number].outputs[0].bytes or 0)
-            for number in program.arguments
-        ]
+        batch = [(number, program.nodes[number].outputs[0].bytes or 0) for number in program.arguments]
         self.variables = make_variables(program.variables, batch, heap)
         # A constant's kernel keeps its value from the first step on; spelled-out loops name the same one many times.
-        for number in {
-            node.name: number
-            for number, node in enumerate(program.nodes)
-            if node.type == "Const"
-        }.values():
+        for number in {node.name: number for number, node in enumerate(program.nodes) if node.type == "Const"}.values():
             heap.allocate(program.nodes[number].outputs[0].bytes or 0, number)
         self.made: list[list[Buffer | None] | None] = [None] * len(program.nodes)
         self._scratch: dict[int, Buffer] = {}
@@ -216,10 +194,7 @@ class Memory:
             self._compute(number, node, inputs, outputs)
         scratch, size = self._rules.scratch.get(kind), node.attributes.get("scratch", 0)
         if scratch is not None:
-            tensors = tuple(
-                self._program.nodes[source].outputs[output]
-                for source, output in node.inputs
-            )
+            tensors = tuple(self._program.nodes[source].outputs[output] for source, output in node.inputs)
             size = scratch(node, tensors)
         if size:
             self._scratch[number] = self._heap.allocate(size, number, is_scratch=True)
@@ -231,35 +206,21 @@ class Memory:
             buffer.holders += 1
         return buffer
 
-    def _compute(
-        self,
-        number: int,
-        node: Node,
-        inputs: list[Buffer | None],
-        outputs: list[Buffer | None],
-    ) -> None:
+    def _compute(self, number: int, node: Node, inputs: list[Buffer | None], outputs: list[Buffer | None]) -> None:
         for place, tensor in enumerate(node.outputs):
             if tensor.dtype in ("resource", "variant"):
                 continue
             if tensor.bytes is None:
-                raise NotModelled(
-                    f"the size of {node.name} ({node.type}) depends on the data"
-                )
+                raise NotModelled(f"the size of {node.name} ({node.type}) depends on the data")
             if place == 0 and node.type in FORWARDS:
-                outputs[place] = self._forwarded(
-                    node, inputs, tensor, FORWARDS[node.type]
-                )
+                outputs[place] = self._forwarded(node, inputs, tensor, FORWARDS[node.type])
             elif node.type == "SparseSoftmaxCrossEntropyWithLogits" and place == 1:
                 outputs[place] = self._forwarded(node, inputs, tensor, (0,))
             if outputs[place] is None:
                 outputs[place] = self._heap.allocate(tensor.bytes, number)
 
     def _forwarded(
-        self,
-        node: Node,
-        inputs: list[Buffer | None],
-        output: Tensor,
-        candidates: tuple[int, ...] | None,
+        self, node: Node, inputs: list[Buffer | None], output: Tensor, candidates: tuple[int, ...] | None
     ) -> Buffer | None:
         """Return the input's buffer that the output takes over, held by the node once more, or None."""
         for place in range(len(inputs)) if candidates is None else candidates:
@@ -268,12 +229,7 @@ class Memory:
             buffer, (source, made) = inputs[place], node.inputs[place]
             tensor = self._program.nodes[source].outputs[made]
             alike = tensor.bytes == output.bytes and tensor.dtype == output.dtype
-            if (
-                buffer is not None
-                and buffer.holders == 1
-                and alike
-                and buffer.bytes == output.bytes
-            ):
+            if buffer is not None and buffer.holders == 1 and alike and buffer.bytes == output.bytes:
                 buffer.holders += 1
                 return buffer
         return None
@@ -288,11 +244,7 @@ class Memory:
         """Give a variable another buffer for its value."""
         old, self.variables[variable] = self.variables[variable], new
         if old is not new:
-            new.variable, new.value_from, new.value_to = (
-                variable,
-                len(self._heap.log),
-                None,
-            )
+            new.variable, new.value_from, new.value_to = variable, len(self._heap.log), None
             if old.holders > 1 and not any(each is old for each in self.variables):
                 old.value_to = len(self._heap.log)
         self._heap.let_go(old)
@@ -321,9 +273,7 @@ class Memory:
 
 def _variable(node: Node) -> int:
     if node.variable is None:
-        raise NotModelled(
-            f"{node.name} ({node.type}): which variable it works on is not known"
-        )
+        raise NotModelled(f"{node.name} ({node.type}): which variable it works on is not known")
     return node.variable
 
 

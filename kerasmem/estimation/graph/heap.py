@@ -30,27 +30,10 @@ class Buffer:
         is_scratch: whether it is the operation's scratch.
     """
 
-    __slots__ = (
-        "bytes",
-        "chunk",
-        "holders",
-        "is_scratch",
-        "node",
-        "value_from",
-        "value_to",
-        "variable",
-    )
+    __slots__ = ("bytes", "chunk", "holders", "is_scratch", "node", "value_from", "value_to", "variable")
 
-    def __init__(
-        self, size: int, chunk: int, node: int, variable: int | None, is_scratch: bool
-    ) -> None:
-        self.bytes, self.chunk, self.node, self.variable, self.is_scratch = (
-            size,
-            chunk,
-            node,
-            variable,
-            is_scratch,
-        )
+    def __init__(self, size: int, chunk: int, node: int, variable: int | None, is_scratch: bool) -> None:
+        self.bytes, self.chunk, self.node, self.variable, self.is_scratch = size, chunk, node, variable, is_scratch
         self.holders = 1
         self.value_from: int = 0
         self.value_to: int | None = None
@@ -58,11 +41,7 @@ class Buffer:
     def variable_at(self, place: int) -> int | None:
         """Return the variable whose value it is at a place in the heap's log, or None."""
         ended = self.value_to is not None and self.value_to < place
-        return (
-            None
-            if ended or (self.value_from and self.value_from >= place)
-            else self.variable
-        )
+        return None if ended or (self.value_from and self.value_from >= place) else self.variable
 
 
 class Heap:
@@ -74,37 +53,21 @@ class Heap:
 
     def __init__(self, allocator: BFCAllocator | None = None) -> None:
         self.allocator = allocator or BFCAllocator(descending=True)
-        self.log: list[
-            tuple[Buffer, bool]
-        ] = []  # True where it was allocated, False where it was freed
+        self.log: list[tuple[Buffer, bool]] = []  # True where it was allocated, False where it was freed
         self.reset_peak()
 
     def reset_peak(self) -> None:
         """Let the peak begin again at what is in use."""
         self.allocator.reset_peak()
-        self.peak, self.peak_requested = (
-            self.allocator.in_use,
-            self.allocator.requested_in_use,
-        )
+        self.peak, self.peak_requested = self.allocator.in_use, self.allocator.requested_in_use
         self.peak_node, self.peak_end = -1, len(self.log)
 
-    def allocate(
-        self,
-        size: int,
-        node: int = -1,
-        variable: int | None = None,
-        is_scratch: bool = False,
-    ) -> Buffer:
+    def allocate(self, size: int, node: int = -1, variable: int | None = None, is_scratch: bool = False) -> Buffer:
         """Return a new buffer with one holder."""
-        buffer = Buffer(
-            size, self.allocator.allocate(max(size, 1)), node, variable, is_scratch
-        )
+        buffer = Buffer(size, self.allocator.allocate(max(size, 1)), node, variable, is_scratch)
         self.log.append((buffer, True))
         if self.allocator.in_use > self.peak:
-            self.peak, self.peak_requested = (
-                self.allocator.in_use,
-                self.allocator.requested_in_use,
-            )
+            self.peak, self.peak_requested = self.allocator.in_use, self.allocator.requested_in_use
             self.peak_node, self.peak_end = node, len(self.log)
         return buffer
 
@@ -122,9 +85,7 @@ class Heap:
         for buffer, is_allocation in self.log:
             if is_allocation:
                 keys[buffer] = len(keys)
-            steps.append(
-                (keys[buffer], max(buffer.bytes, 1) if is_allocation else FREE)
-            )
+            steps.append((keys[buffer], max(buffer.bytes, 1) if is_allocation else FREE))
         return steps
 
 
@@ -132,9 +93,7 @@ class Heap:
 LARGEST_FOLDED = 10 * 1024 * 1024
 
 
-def make_variables(
-    variables: Sequence[Variable], batch: Iterable[tuple[int, int]], heap: Heap
-) -> list[Buffer]:
+def make_variables(variables: Sequence[Variable], batch: Iterable[tuple[int, int]], heap: Heap) -> list[Buffer]:
     """Give the variables their first values as Keras does, and return the buffers by the variables' numbers.
 
     Weights are made one by one: a random one is drawn, scaled and shifted in three buffers of which the last stays.
@@ -154,10 +113,7 @@ def make_variables(
     for node, size in batch:
         heap.allocate(size, node)
     later = [number for number in range(len(variables)) if number not in buffers]
-    distinct = {
-        (variables[number].shape, variables[number].dtype): variables[number]
-        for number in reversed(later)
-    }
+    distinct = {(variables[number].shape, variables[number].dtype): variables[number] for number in reversed(later)}
     for variable in reversed(distinct.values()):
         if math.prod(variable.shape) <= LARGEST_FOLDED:
             heap.let_go(heap.allocate(variable.bytes))

@@ -20,10 +20,7 @@ from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
 from kerasmem.estimation.graph.rules import ALIASES
 from kerasmem.models.sizes import element_bytes
 
-SMALL, DEEPEST = (
-    64,
-    40,
-)  # elements of a value that a shape depends on; operations that lead to it
+SMALL, DEEPEST = 64, 40  # elements of a value that a shape depends on; operations that lead to it
 
 Shape = tuple[int, ...]
 Infer = Callable[[Node, Sequence[Tensor], Sequence[Any]], "list[Shape | None] | None"]
@@ -33,9 +30,7 @@ _Source = tuple[int, int]
 _Items = tuple[_Source | None, ...]
 
 
-def settle(
-    program: Program, infer: Infer, evaluate: Evaluate = lambda *_: None
-) -> Program:
+def settle(program: Program, infer: Infer, evaluate: Evaluate = lambda *_: None) -> Program:
     """Return the program with the contents of lists as inputs and all shapes filled in.
 
     Args:
@@ -90,9 +85,7 @@ class _Lists:
         contents = self.contents.get(source, ())
         return contents if isinstance(contents, tuple) else ()
 
-    def use(
-        self, number: int, source: _Source, becomes: _Source | None = None
-    ) -> _Source:
+    def use(self, number: int, source: _Source, becomes: _Source | None = None) -> _Source:
         """Note that an operation takes a list, and what it makes of it; return where the list comes from."""
         origin = self.origin.get(source, source)
         self._user[source] = number
@@ -128,9 +121,7 @@ def _with_lists(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -
         contents[here] = _EMPTY if kind == "EmptyTensorList" else ()
     elif kind == "TensorListPushBack":
         below = contents.get(node.inputs[0])
-        contents[here] = _Stack(
-            node.inputs[1], below if isinstance(below, _Stack) else None
-        )
+        contents[here] = _Stack(node.inputs[1], below if isinstance(below, _Stack) else None)
     elif kind == "TensorListPopBack":
         stack = contents.get(node.inputs[0])
         if not isinstance(stack, _Stack) or stack.top[0] < 0 or stack.rest is None:
@@ -143,9 +134,7 @@ def _with_lists(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -
         whole = nodes[node.inputs[0][0]].outputs[node.inputs[0][1]]
         if whole.shape is None or not whole.shape:
             raise NotModelled(f"how many rows {node.name} has depends on the data")
-        row = Tensor(
-            whole.shape[1:], whole.dtype, (whole.bytes or 0) // max(whole.shape[0], 1)
-        )
+        row = Tensor(whole.shape[1:], whole.dtype, (whole.bytes or 0) // max(whole.shape[0], 1))
         return _with_rows(number, node, [row] * whole.shape[0], lists)
     elif kind == "TensorListGetItem":
         items, origin = lists.items(node.inputs[0]), lists.use(number, node.inputs[0])
@@ -155,22 +144,12 @@ def _with_lists(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -
         return node if known is None else replace(node, inputs=(*node.inputs, known))
     elif kind == "TensorListStack":
         items = lists.items(node.inputs[0])
-        return replace(
-            node, inputs=(*node.inputs, *(each for each in items if each is not None))
-        )
+        return replace(node, inputs=(*node.inputs, *(each for each in items if each is not None)))
     elif kind == "ZerosLike" and source is not None and lists.items(source):
         lists.use(number, source)
-        of = [
-            nodes[item[0]].outputs[item[1]]
-            for item in lists.items(source)
-            if item is not None
-        ]
+        of = [nodes[item[0]].outputs[item[1]] for item in lists.items(source) if item is not None]
         return _with_rows(number, node, of, lists)
-    elif (
-        kind == "AddN"
-        and source is not None
-        and all(isinstance(contents.get(each), tuple) for each in node.inputs)
-    ):
+    elif kind == "AddN" and source is not None and all(isinstance(contents.get(each), tuple) for each in node.inputs):
         return _with_sums(number, node, nodes, lists)
     elif source in contents and (kind in ALIASES or kind in ("ZerosLike", "AddN")):
         contents[here] = contents[source]
@@ -215,9 +194,7 @@ def _with_sums(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) ->
     for each in node.inputs:
         lists.use(number, each, here)
     lists.contents[here] = tuple(items)
-    return replace(
-        node, inputs=(*node.inputs, *added), outputs=(node.outputs[0], *rows)
-    )
+    return replace(node, inputs=(*node.inputs, *added), outputs=(node.outputs[0], *rows))
 
 
 def _number(source: _Source, nodes: Sequence[Node]) -> int | None:
@@ -238,17 +215,12 @@ class _Values:
         if node.type == "Const":
             return node.attributes.get("value")
         if source not in self._known:
-            self._known[source] = (
-                self._find(node, source[1], depth) if depth < DEEPEST else None
-            )
+            self._known[source] = self._find(node, source[1], depth) if depth < DEEPEST else None
         return self._known[source]
 
     def _find(self, node: Node, output: int, depth: int) -> Any:
         made = node.outputs[output]
-        if (
-            made.dtype not in ("int32", "int64", "bool")
-            or math.prod(made.shape or ()) > SMALL
-        ):
+        if made.dtype not in ("int32", "int64", "bool") or math.prod(made.shape or ()) > SMALL:
             return None
         if node.type == "TensorListPopBack":
             return self.of(node.inputs[2], depth + 1)
@@ -257,23 +229,14 @@ class _Values:
             shape = inputs[output].shape
             return None if shape is None else np.array(shape, made.dtype)
         values = [self.of(each, depth + 1) for each in node.inputs]
-        return (
-            None
-            if any(each is None for each in values)
-            else self._evaluate(node, output, inputs, values)
-        )
+        return None if any(each is None for each in values) else self._evaluate(node, output, inputs, values)
 
 
-def _with_shapes(
-    node: Node, inputs: Sequence[Tensor], values: _Values, infer: Infer
-) -> Node:
+def _with_shapes(node: Node, inputs: Sequence[Tensor], values: _Values, infer: Infer) -> Node:
     if not any(each.bytes is None and each.dtype != "variant" for each in node.outputs):
         return node
     shapes = _of_list(node, inputs)
-    if shapes is None and all(
-        each.shape is not None or each.dtype in ("variant", "resource")
-        for each in inputs
-    ):
+    if shapes is None and all(each.shape is not None or each.dtype in ("variant", "resource") for each in inputs):
         shapes = infer(node, inputs, [values.of(source) for source in node.inputs])
     if shapes is None:
         return node

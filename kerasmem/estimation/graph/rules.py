@@ -125,12 +125,7 @@ class DeviceRules:
 
 def is_known(type_name: str) -> bool:
     """Return whether the tables say what the operation does."""
-    return (
-        type_name in ALIASES
-        or type_name in NOTHING
-        or type_name in FORWARDS
-        or type_name in ALLOCATES
-    )
+    return type_name in ALIASES or type_name in NOTHING or type_name in FORWARDS or type_name in ALLOCATES
 
 
 def _reduction_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
@@ -163,9 +158,7 @@ def _product_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
     """A product of float16 is computed on float32 copies of both factors, into a float32 result."""
     if not _is_half(node):
         return 0
-    return 2 * (
-        sum(each.bytes or 0 for each in inputs[:2]) + (node.outputs[0].bytes or 0)
-    )
+    return 2 * (sum(each.bytes or 0 for each in inputs[:2]) + (node.outputs[0].bytes or 0))
 
 
 _CONVOLUTION_TARGET = 30 << 20  # bytes that a convolution's gradient works on at a time
@@ -174,16 +167,8 @@ _CONVOLUTION_TARGET = 30 << 20  # bytes that a convolution's gradient works on a
 def _convolution_gradient_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
     """Patches of as many samples as keep patches, filter and result together within a cache, whatever the batch."""
     result = inputs[2].shape if len(inputs) > 2 else None
-    filters = (
-        node.outputs[0].shape if "BackpropFilter" in node.type else inputs[1].shape
-    )
-    if (
-        not _is_half(node)
-        or result is None
-        or filters is None
-        or len(result) != 4
-        or len(filters) != 4
-    ):
+    filters = node.outputs[0].shape if "BackpropFilter" in node.type else inputs[1].shape
+    if not _is_half(node) or result is None or filters is None or len(result) != 4 or len(filters) != 4:
         return 0
     places, outputs, patch = math.prod(result[1:3]), filters[3], math.prod(filters[:3])
     together = places * patch + patch * outputs + places * outputs
@@ -209,10 +194,7 @@ CPU_RULES = DeviceRules(
         "DepthwiseConv2dNativeBackpropFilter": _depthwise_filter_scratch,
         "SparseSoftmaxCrossEntropyWithLogits": _labels_scratch,
         **dict.fromkeys(("MatMul", "_FusedMatMul"), _product_scratch),
-        **dict.fromkeys(
-            ("Conv2DBackpropInput", "Conv2DBackpropFilter"),
-            _convolution_gradient_scratch,
-        ),
+        **dict.fromkeys(("Conv2DBackpropInput", "Conv2DBackpropFilter"), _convolution_gradient_scratch),
         "MaxPoolGrad": _pooling_gradient_scratch,
     },
 )

@@ -30,10 +30,7 @@ class _Peak:
 
 
 def graph_outcome(
-    program: Program,
-    layer_of: dict[int, str],
-    attribution: Attribution,
-    rules: DeviceRules = CPU_RULES,
+    program: Program, layer_of: dict[int, str], attribution: Attribution, rules: DeviceRules = CPU_RULES
 ) -> Outcome:
     """Return the peak of a step in graph mode.
 
@@ -58,9 +55,7 @@ def graph_outcome(
     # A chunk may be nearly twice as large as what lies in it; whether the largest one's is, depends on the past.
     wasted = max((buffer.bytes for buffer in live), default=0)
     unknown = Counter(
-        node.type
-        for node in program.nodes
-        if not is_known(node.type) and "scratch" not in node.attributes
+        node.type for node in program.nodes if not is_known(node.type) and "scratch" not in node.attributes
     )
     at = program.nodes[usual.node].name
     return Outcome(
@@ -87,28 +82,18 @@ def _simulate(
     draw = random.Random(0)
 
     def usual_seconds(node: Node) -> float:
-        return seconds(
-            node,
-            [program.nodes[source].outputs[output] for source, output in node.inputs],
-        )
+        return seconds(node, [program.nodes[source].outputs[output] for source, output in node.inputs])
 
     executor = Executor(program, rules, usual_seconds, is_reversed)
     heap = Heap()
     memory = Memory(program, rules, executor, heap)
     peaks = []
-    steps = max(
-        FEWEST_STEPS,
-        min(most, MOST_OPERATIONS // max(len(program.nodes), 1) - WARM_UP_STEPS),
-    )
+    steps = max(FEWEST_STEPS, min(most, MOST_OPERATIONS // max(len(program.nodes), 1) - WARM_UP_STEPS))
     for step in range(WARM_UP_STEPS + steps):
         heap.reset_peak()
-        memory.run(
-            executor.order(lambda took: took * draw.lognormvariate(0, VARIATION))
-        )
+        memory.run(executor.order(lambda took: took * draw.lognormvariate(0, VARIATION)))
         if step >= WARM_UP_STEPS:
-            peaks.append(
-                _Peak(heap.peak, heap.peak_requested, heap.peak_node, heap.peak_end)
-            )
+            peaks.append(_Peak(heap.peak, heap.peak_requested, heap.peak_node, heap.peak_end))
     return heap, peaks
 
 
@@ -123,35 +108,18 @@ def _live(heap: Heap, end: int) -> list[Buffer]:
 
 
 def _divide(
-    program: Program,
-    live: list[Buffer],
-    peak: _Peak,
-    layer_of: dict[int, str],
-    attribution: Attribution,
+    program: Program, live: list[Buffer], peak: _Peak, layer_of: dict[int, str], attribution: Attribution
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the bytes at the peak by category and by layer."""
     categories = dict.fromkeys(
-        (
-            "weights",
-            "optimizer",
-            "gradients",
-            "activations",
-            "inputs",
-            "workspace",
-            "allocator",
-        ),
-        0,
+        ("weights", "optimizer", "gradients", "activations", "inputs", "workspace", "allocator"), 0
     )
     layers: Counter[str] = Counter()
     arguments = frozenset(program.arguments)
     for buffer in live:
         layer = None
         if (number := buffer.variable_at(peak.end)) is not None:
-            kind = (
-                "optimizer"
-                if program.variables[number].kind == "optimizer"
-                else "weights"
-            )
+            kind = "optimizer" if program.variables[number].kind == "optimizer" else "weights"
             layer = layer_of.get(number)
         elif buffer.node in arguments:
             kind = "inputs"

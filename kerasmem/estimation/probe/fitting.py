@@ -70,12 +70,7 @@ class Fit:
         """Return the steps with the sizes that they have at another batch."""
         more = batch_size - self.batch_size
         return [
-            (
-                key,
-                size
-                if size == FREE
-                else max(round(size + self.slopes[key] * more), min(size, 1)),
-            )
+            (key, size if size == FREE else max(round(size + self.slopes[key] * more), min(size, 1)))
             for key, size in self.steps
         ]
 
@@ -113,9 +108,7 @@ def plain_name(operation: str) -> str:
     return _FUNCTION_NUMBER.sub(r"\1", operation)
 
 
-def split_recording(
-    events: Sequence[AllocatorEvent], marks: Iterable[Mark]
-) -> list[Segment]:
+def split_recording(events: Sequence[AllocatorEvent], marks: Iterable[Mark]) -> list[Segment]:
     """Return the recording in parts; a mark's name ends with the kind of the part that it begins."""
     segments = []
     kind, run, index = SETUP, 0, 0
@@ -155,14 +148,9 @@ def fit_recording(segments: Sequence[Segment], batch_sizes: Sequence[int]) -> Fi
                 continue
             slope, is_on, is_matched = 0.0, True, True
             if segment.kind != SETUP:
-                slope, is_on, is_matched = line.through(
-                    event, [each.find(segment.kind, key) for each in others]
-                )
+                slope, is_on, is_matched = line.through(event, [each.find(segment.kind, key) for each in others])
                 if not is_matched:
-                    slope, is_matched = line.guess(
-                        event,
-                        [each.of_operation(plain_name(event.op)) for each in others],
-                    )
+                    slope, is_matched = line.guess(event, [each.of_operation(plain_name(event.op)) for each in others])
             if counts:
                 total += event.requested
                 off += event.requested * (not is_on)
@@ -172,19 +160,10 @@ def fit_recording(segments: Sequence[Segment], batch_sizes: Sequence[int]) -> Fi
             slopes.append(slope)
     begins.append(len(steps))
     share = max(total, 1)
-    return Fit(
-        batch_sizes[0],
-        tuple(steps),
-        tuple(slopes),
-        tuple(begins),
-        off / share,
-        unmatched / share,
-    )
+    return Fit(batch_sizes[0], tuple(steps), tuple(slopes), tuple(begins), off / share, unmatched / share)
 
 
-def replay_fit(
-    fit: Fit, batch_size: int, *, descending: bool, with_limit: bool = True
-) -> Replayed:
+def replay_fit(fit: Fit, batch_size: int, *, descending: bool, with_limit: bool = True) -> Replayed:
     """Simulate the allocator over the fitted steps at one batch size.
 
     Args:
@@ -218,9 +197,7 @@ class _Sizes:
 
     def find(self, kind: str, key: Key) -> set[int]:
         found = self.by_key.get((kind, key))
-        if (
-            found is None and kind != BATCH
-        ):  # an operation may allocate in some steps and reuse a buffer in others
+        if found is None and kind != BATCH:  # an operation may allocate in some steps and reuse a buffer in others
             found = self.by_key.get((STEP if kind == FIRST else FIRST, key))
         return found or set()
 
@@ -246,9 +223,7 @@ class _Line:
 
     batch_sizes: Sequence[int]
 
-    def through(
-        self, event: AllocatorEvent, others: Sequence[set[int]]
-    ) -> tuple[float, bool, bool]:
+    def through(self, event: AllocatorEvent, others: Sequence[set[int]]) -> tuple[float, bool, bool]:
         """Return the slope, whether the sizes lie on a line as far as can be seen, and whether there are any."""
         size = event.requested
         if not any(others):
@@ -258,34 +233,21 @@ class _Line:
             for batch, found in zip(self.batch_sizes[1:], others, strict=True)
         ]
         if not all(slopes):
-            return (
-                min((slope for each in slopes for slope in each), key=abs),
-                True,
-                True,
-            )
+            return min((slope for each in slopes for slope in each), key=abs), True, True
         if len(slopes) == 1:
             return min(slopes[0], key=abs), True, True
         # Of what the nearer batch says, take what the farther one agrees with.
         apart = self.batch_sizes[0] - self.batch_sizes[2]
         near, wrong = min(
-            (
-                (near, abs(near - far) * apart)
-                for near in slopes[0]
-                for far in slopes[1]
-            ),
-            key=lambda pair: pair[1],
+            ((near, abs(near - far) * apart) for near in slopes[0] for far in slopes[1]), key=lambda pair: pair[1]
         )
         return near, wrong <= max(GRAIN, _TOLERANCE * size), True
 
-    def guess(
-        self, event: AllocatorEvent, others: Sequence[set[int]]
-    ) -> tuple[float, bool]:
+    def guess(self, event: AllocatorEvent, others: Sequence[set[int]]) -> tuple[float, bool]:
         """Return a slope for an allocation that no other batch has, and whether it is a good one."""
         if len(others) == 2 and all(others):
             slope, is_on, _ = self.through(event, others)
             if is_on:
                 return slope, True
-        is_batch_first = event.shape.startswith(
-            (f"[{self.batch_sizes[0]},", f"[{self.batch_sizes[0]}]")
-        )
+        is_batch_first = event.shape.startswith((f"[{self.batch_sizes[0]},", f"[{self.batch_sizes[0]}]"))
         return (event.requested / self.batch_sizes[0] if is_batch_first else 0.0), False

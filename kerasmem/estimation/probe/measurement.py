@@ -67,9 +67,7 @@ def measure(
         "optimizer": optimizer, "loss": loss, "jit_compile": jit_compile, "mode": mode, "dtype_policy": dtype_policy,
         "input_shape": input_shape,
     }  # fmt: skip
-    planned = estimate(
-        model, batch_size=batch_size, method="formula", **common, **options
-    )
+    planned = estimate(model, batch_size=batch_size, method="formula", **common, **options)
     size = planned.settings.batch_size
     options.pop("device", None)
     with request_for(model, batch_size=size, **common, **options) as request:
@@ -93,11 +91,7 @@ def measured_report(planned: MemoryReport, answer: Answer) -> MemoryReport:
         workspace=None,
         allocator=None,
     )
-    where = (
-        "TensorFlow's allocator"
-        if answer.device.startswith("GPU")
-        else "the GPUs' allocator, on the CPU"
-    )
+    where = "TensorFlow's allocator" if answer.device.startswith("GPU") else "the GPUs' allocator, on the CPU"
     notes = [
         f"measured on {answer.device} through {where}: {len(run.peaks)} steps of {run.seconds:.2g} s after a first one "
         f"that had its peak at {run.first:,} B; {run.before:,} B were in use before them",
@@ -108,19 +102,13 @@ def measured_report(planned: MemoryReport, answer: Answer) -> MemoryReport:
     device = planned.device
     return replace(
         planned,
-        settings=replace(
-            planned.settings, method="measure", execution=answer.execution
-        ),
+        settings=replace(planned.settings, method="measure", execution=answer.execution),
         bytes=need,
         layers=tuple(replace(row, bytes=None) for row in planned.layers),
         device=None
         if device is None
         else DeviceVerdict(
-            device.name,
-            device.memory_bytes,
-            device.available_bytes,
-            verdict(need, device.available_bytes),
-            device.note,
+            device.name, device.memory_bytes, device.available_bytes, verdict(need, device.available_bytes), device.note
         ),
         unmodelled=(),
         notes=tuple(notes),

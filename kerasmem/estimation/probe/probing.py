@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.events import read_recording
 from kerasmem.estimation.outcome import SPREAD
-from kerasmem.estimation.probe.fitting import (
-    Fit,
-    fit_recording,
-    replay_fit,
-    split_recording,
-)
+from kerasmem.estimation.probe.fitting import Fit, fit_recording, replay_fit, split_recording
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, Run, run_steps
 from kerasmem.models.request import ModelRequest
 
@@ -24,10 +19,7 @@ from kerasmem.models.request import ModelRequest
 # optimizer's updates) takes a larger part of the time and overlaps with more; smaller ones cost less. XLA makes another
 # plan for each batch, so that only batches near the target tell whether sizes grow in proportion.
 SHARE, LEAST_UNIT, MOST_UNIT = 8, 8, 16
-PATTERN_STEPS, OTHER_STEPS = (
-    12,
-    2,
-)  # of the largest batch, whose order is replayed, and of those that tell sizes only
+PATTERN_STEPS, OTHER_STEPS = 12, 2  # of the largest batch, whose order is replayed, and of those that tell sizes only
 DIRECT_STEPS = 10
 MOST_OFF = 0.03  # of a step's bytes that may grow otherwise than in proportion, or have no counterpart
 MOST_ASTRAY = 0.02  # of the peak that the replay of the batch that was run may be off
@@ -98,22 +90,11 @@ def probe(
         KerasmemError: the process gave no answer, or memory does not grow in proportion to the batch.
     """
     target = request.batch_size
-    sizes = (
-        default_batch_sizes(target, request.jit_compile is True)
-        if batch_sizes is None
-        else tuple(batch_sizes)
-    )
+    sizes = default_batch_sizes(target, request.jit_compile is True) if batch_sizes is None else tuple(batch_sizes)
     if len(sizes) not in (2, 3) or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
-        raise UsageError(
-            f"batch_sizes {sizes}: give two or three rising numbers, such as (8, 16, 24)"
-        )
+        raise UsageError(f"batch_sizes {sizes}: give two or three rising numbers, such as (8, 16, 24)")
     if is_fixed or target <= sizes[-1]:
-        answer = run_steps(
-            request,
-            [(target, DIRECT_STEPS)],
-            timeout=timeout,
-            memory_limit=memory_limit,
-        )
+        answer = run_steps(request, [(target, DIRECT_STEPS)], timeout=timeout, memory_limit=memory_limit)
         return _direct(answer)
     falling = sizes[::-1]
     with tempfile.TemporaryDirectory(prefix="kerasmem-probe-") as folder:
@@ -123,9 +104,7 @@ def probe(
             folder=folder, timeout=timeout, seconds=_SECONDS_A_RUN, memory_limit=memory_limit,
         )  # fmt: skip
         events, marks = read_recording(folder, MARKS)
-    name = (
-        "GPU_0_bfc" if answer.device.startswith("GPU") else "bfc_cpu_allocator_for_gpu"
-    )
+    name = "GPU_0_bfc" if answer.device.startswith("GPU") else "bfc_cpu_allocator_for_gpu"
     events = tuple(event for event in events if event.allocator == name)
     if not events:
         raise KerasmemError(
@@ -173,9 +152,7 @@ def _check(fit: Fit, answer: Answer, request: ModelRequest) -> None:
             f"at batches {sizes}, so that larger ones cannot be foretold; {instead}"
         )
     pattern = answer.runs[0]
-    again = replay_fit(
-        fit, fit.batch_size, descending=_descends(answer), with_limit=False
-    )
+    again = replay_fit(fit, fit.batch_size, descending=_descends(answer), with_limit=False)
     astray = abs(again.total / statistics.median(pattern.peaks) - 1)
     if astray > MOST_ASTRAY:
         raise KerasmemError(
@@ -184,18 +161,11 @@ def _check(fit: Fit, answer: Answer, request: ModelRequest) -> None:
         )
 
 
-def _extrapolated(
-    fit: Fit, answer: Answer, target: int, with_limit: bool
-) -> ProbeResult:
+def _extrapolated(fit: Fit, answer: Answer, target: int, with_limit: bool) -> ProbeResult:
     found = replay_fit(fit, target, descending=_descends(answer), with_limit=with_limit)
     pattern, spread = answer.runs[0], SPREAD[answer.execution]
     sizes = " and ".join(str(run.batch_size) for run in answer.runs[::-1])
-    at_peak = found.requested[
-        min(
-            range(len(found.peaks)),
-            key=lambda index: abs(found.peaks[index] - found.total),
-        )
-    ]
+    at_peak = found.requested[min(range(len(found.peaks)), key=lambda index: abs(found.peaks[index] - found.total))]
     return ProbeResult(
         total=found.total,
         low=min(*found.peaks, int(found.total * (1 - spread))),
@@ -217,15 +187,11 @@ def _extrapolated(
 
 
 def _descends(answer: Answer) -> bool:
-    return answer.device.startswith(
-        "CPU"
-    )  # the C library maps new memory below what it mapped before
+    return answer.device.startswith("CPU")  # the C library maps new memory below what it mapped before
 
 
 def _points(answer: Answer) -> tuple[tuple[int, int], ...]:
-    return tuple(
-        (run.batch_size, int(statistics.median(run.peaks))) for run in answer.runs[::-1]
-    )
+    return tuple((run.batch_size, int(statistics.median(run.peaks))) for run in answer.runs[::-1])
 
 
 def _scaled(large: Run, small: Run, target: int) -> int:

@@ -95,13 +95,7 @@ def run_steps(
         "seconds": seconds,
     }
     try:
-        answer = run_child(
-            WORKER,
-            data,
-            timeout=timeout,
-            memory_limit=memory_limit,
-            env={"TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
+        answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env={"TF_CPP_MIN_LOG_LEVEL": "3"})
     except ChildFailure as failure:
         sizes = ", ".join(str(size) for size, _ in runs)
         raise KerasmemError(
@@ -129,7 +123,5 @@ def _parsed(answer: dict[str, Any]) -> Answer:
         weights=answer["weights"],
         optimizer=answer["optimizer"],
         notes=tuple(answer["notes"]),
-        runs=tuple(
-            Run(**{**run, "peaks": tuple(run["peaks"])}) for run in answer["runs"]
-        ),
+        runs=tuple(Run(**{**run, "peaks": tuple(run["peaks"])}) for run in answer["runs"]),
     )

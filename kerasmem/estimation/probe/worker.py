@@ -35,12 +35,8 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
         each run `batch_size`, `inputs` (bytes), `before` (bytes in use before the steps), `peaks` (bytes, one a step,
         without the first, which also sets things up), `first` (that one's), `seconds` a step.
     """
-    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = (
-        "true"  # the allocator that GPUs have, with its statistics
-    )
-    os.environ.setdefault(
-        "TF_FORCE_GPU_ALLOW_GROWTH", "true"
-    )  # take no more of a GPU than the steps need
+    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"  # the allocator that GPUs have, with its statistics
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # take no more of a GPU than the steps need
     import tensorflow as tf
 
     folder = data.get("folder")
@@ -48,10 +44,7 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
         options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
         tf.profiler.experimental.start(folder, options=options)
     session = _Session(ModelRequest.from_dict(data["request"]), folder is not None)
-    runs = [
-        session.run(run["batch_size"], run["steps"], data.get("seconds"))
-        for run in data["runs"]
-    ]
+    runs = [session.run(run["batch_size"], run["steps"], data.get("seconds")) for run in data["runs"]]
     if folder is not None:
         tf.profiler.experimental.stop()
     return {**session.facts(), "runs": runs}
@@ -70,9 +63,7 @@ class _Session:
         self.prepared_size = 0
         with open_request(request) as opened:
             self.model, self.training = opened.model, opened.training
-            self.structure, self.inputs = model_inputs(
-                opened.model, request.input_shapes()
-            )
+            self.structure, self.inputs = model_inputs(opened.model, request.input_shapes())
         _give_values(self.model)
 
     def run(self, batch_size: int, steps: int, seconds: float | None) -> dict[str, Any]:
@@ -90,17 +81,11 @@ class _Session:
             begin = time.monotonic()
             while len(peaks) < steps:
                 peaks.append(self._step(function, tensors, STEP_MARK))
-                if (
-                    seconds is not None
-                    and len(peaks) >= 2
-                    and time.monotonic() - begin > seconds
-                ):
+                if seconds is not None and len(peaks) >= 2 and time.monotonic() - begin > seconds:
                     break
             took = (time.monotonic() - begin) / max(len(peaks), 1)
         except tf.errors.ResourceExhaustedError as error:
-            raise ModelError(
-                _out_of_memory(error, self.model.name, batch_size, self.device)
-            ) from None
+            raise ModelError(_out_of_memory(error, self.model.name, batch_size, self.device)) from None
         except (KerasmemError, MemoryError):
             raise
         except Exception as error:
@@ -119,18 +104,12 @@ class _Session:
 
     def facts(self) -> dict[str, Any]:
         """Return what holds for all runs."""
-        optimizer = (
-            getattr(self.model, "optimizer", None)
-            if self.request.mode == "train"
-            else None
-        )
+        optimizer = getattr(self.model, "optimizer", None) if self.request.mode == "train" else None
         return {
             "device": self.device,
             "execution": "xla" if self.jit_compile else "graph",
             "weights": sum(_bytes(each.value) for each in self.model.variables),
-            "optimizer": None
-            if optimizer is None
-            else sum(_bytes(each.value) for each in optimizer.variables),
+            "optimizer": None if optimizer is None else sum(_bytes(each.value) for each in optimizer.variables),
             "notes": [] if self.prepared is None else list(self.prepared.notes),
         }
 
@@ -143,9 +122,7 @@ class _Session:
         if self.prepared is None:
             wanted = request.jit_compile
             self.jit_compile = (
-                self.device != "CPU:0" and model_supports_jit(model)
-                if wanted == "auto"
-                else bool(wanted)
+                self.device != "CPU:0" and model_supports_jit(model) if wanted == "auto" else bool(wanted)
             )
             self.prepared = prepare_step(
                 model, with_replaced(self.training, request.optimizer, request.loss), self.structure, self.inputs,
@@ -167,9 +144,7 @@ class _Session:
             model.jit_compile = self.jit_compile
             model.make_predict_function(force=True)
             predict = model.predict_function
-            return tf.nest.map_structure(
-                resized, (prepared.x,)
-            ), lambda tensors: predict([tensors])
+            return tf.nest.map_structure(resized, (prepared.x,)), lambda tensors: predict([tensors])
         if request.mode == "evaluate":
             model.make_test_function(force=True)
             function = model.test_function
@@ -177,9 +152,7 @@ class _Session:
             model.make_train_function(force=True)
             function = model.train_function
         data = (prepared.x,) if prepared.y is None else (prepared.x, prepared.y)
-        return tf.nest.map_structure(resized, data), lambda tensors: function(
-            iter([tensors])
-        )
+        return tf.nest.map_structure(resized, data), lambda tensors: function(iter([tensors]))
 
     def _step(self, function: Callable[[Any], Any], tensors: Any, mark: str) -> int:
         import tensorflow as tf
@@ -219,9 +192,7 @@ def _filled(spec: Any) -> Any:
     """Return a tensor of zeros, made the same way whatever its size."""
     import tensorflow as tf
 
-    return tf.fill(
-        spec.shape, tf.constant("" if spec.dtype == tf.string else 0, spec.dtype)
-    )
+    return tf.fill(spec.shape, tf.constant("" if spec.dtype == tf.string else 0, spec.dtype))
 
 
 def _bytes(tensor: Any) -> int:
@@ -231,11 +202,7 @@ def _bytes(tensor: Any) -> int:
 
 def _out_of_memory(error: Any, name: str, batch_size: int, device: str) -> str:
     limit = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
-    within = (
-        f" within its limit of {limit} MiB"
-        if limit and device.startswith("CPU")
-        else ""
-    )
+    within = f" within its limit of {limit} MiB" if limit and device.startswith("CPU") else ""
     return (
         f"model {name!r} at batch size {batch_size} ran out of memory on {device}{within} ({_reason(error)}); "
         "take a smaller batch"
