@@ -23,6 +23,7 @@ _PUBLIC = {
     "read_timeline": "kerasmem.monitoring",
     "enable_memory_growth": "kerasmem.devices.growth",
     "H5ChunkSequence": "kerasmem.streaming.sequence",
+    "ResumeTraining": "kerasmem.streaming.resume",
     "KerasmemError": "kerasmem.errors",
 }
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from kerasmem.monitoring import read_timeline as read_timeline
     from kerasmem.monitoring.logger import MemoryLogger as MemoryLogger
     from kerasmem.monitoring.timeline import Timeline as Timeline
+    from kerasmem.streaming.resume import ResumeTraining as ResumeTraining
     from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence
 
 

@@ -40,7 +40,7 @@ ONLY_IN = {
     "rich": {"rendering", "cli", "front"},
 }
 # Modules that a user reaches only through a public name that needs Keras anyway.
-KERAS_AT_THE_TOP = {"monitoring/logger.py", "streaming/sequence.py"}
+KERAS_AT_THE_TOP = {"monitoring/logger.py", "streaming/resume.py", "streaming/sequence.py"}
 
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -16,13 +18,18 @@ from kerasmem.units import GIB, KIB, MIB, format_size, parse_size
 DEFAULT_BUDGET = 256 * MIB
 KERAS_BATCHES = 4  # being built, two in TensorFlow's prefetch, being trained on
 _BLOCK_BYTES = MIB  # what is worth reading in one go
-_MIX = 64  # blocks a window should have at least, to shuffle well, where chunks allow it
-_PLACE_BYTES = 4  # a row's shuffled place in its window
+_MIX = 128  # blocks a window should have at least, to shuffle well a file sorted by class, where chunks allow it
+_LEAST_BLOCK_BYTES = 4 * KIB  # a page: reading less costs as much
+_PLACE_BYTES = 8  # a row's shuffled place in its window, and which row comes to a place
+PIECE_BYTES = 256 * KIB  # read at a time where rows change on their way: they stay in the processor's cache
+PIECE_VALUES = 32 * KIB  # converted at a time
+SCATTER_BYTES = 2 * KIB  # rows of this size on are scattered by the kernel, smaller ones by NumPy
 _QUEUE_SHARE = 8  # one part in so many of a budget is for batches, more where batches are large
 _LEAST_AHEAD = 2  # batches, room for which is kept whether or not workers prepare any
 _ORDER_BYTES = 24  # a block's number, its size and the sum of the sizes before it
 _MOST_ORDER = 4 * GIB
-_STRAIGHT_BYTES = 256 * KIB  # of a batch
+_MOST_THREADS = 16  # that read and unpack
+_IN_ORDER_BYTES = 32 * MIB  # of a window in file order with nothing to unpack; larger ones gain nothing
 _WINDOWS = 2  # the one being delivered, and the one being filled
 
 
@@ -34,13 +41,14 @@ class MemoryPlan:
         block_rows: rows read together.
         window_blocks: blocks shuffled together.
         window_rows: rows of a full window.
-        windows: windows in memory at one time; 0 where batches are read straight from the file.
+        windows: windows in memory at one time: the one being delivered, and the one being read.
         window_bytes: bytes of one window.
         batch_bytes: bytes of one batch.
         ahead: batches that workers may prepare ahead.
         queued_batches: batches that exist at one time, in queues and in Keras.
-        scratch_bytes: buffer for rows on their way through a conversion.
-        cache_bytes: HDF5 chunk cache by dataset, for chunks that no block can hold whole.
+        scratch_bytes: buffers of all threads that read, unpack and convert.
+        thread_bytes: what one of these threads needs.
+        cache_bytes: by dataset, the bytes of those that are small enough to stay in memory, such as labels.
         total_bytes: all of it.
     """
 
@@ -53,8 +61,15 @@ class MemoryPlan:
     ahead: int
     queued_batches: int
     scratch_bytes: int
+    thread_bytes: int
     cache_bytes: dict[str, int]
     total_bytes: int
+
+    @property
+    def threads(self) -> int:
+        """Threads that read: one a core that this process may use, as far as their buffers are paid for."""
+        paid = self.scratch_bytes // self.thread_bytes if self.thread_bytes else _MOST_THREADS
+        return max(1, min(_cores(), paid, _MOST_THREADS))
 
 
 def plan_memory(
@@ -66,6 +81,7 @@ def plan_memory(
     ahead: int,
     workers: int,
     budget: int | str | None,
+    ordered: bool = False,
 ) -> MemoryPlan:
     """Return the largest windows that the budget holds.
 
@@ -80,6 +96,7 @@ def plan_memory(
         ahead: the most batches to prepare ahead; 0 without workers.
         workers: threads or processes that prepare them, each busy with one.
         budget: bytes or a size text. None means 256 MiB for windows, with batches on top.
+        ordered: the rows come in file order, so that large windows gain nothing.
 
     Raises:
         UsageError: the budget is too small; the message names the smallest that works.
@@ -97,62 +114,84 @@ def plan_memory(
     queued = KERAS_BATCHES + ahead + min(workers, ahead)
     row_bytes = sum(column.row_bytes for column in columns) + _PLACE_BYTES
     stored_row = max(sum(layout.row_bytes for layout in layouts), 1)
-    converted = {column.name for column in columns if column.converts}
     dense = isinstance(selection, range)
-    scratch_row = max((d.row_bytes for d in layouts if not dense or d.name in converted), default=0)
+    small = ordered and dense and all(is_plain(layout) for layout in layouts)
 
     smallest = []
+    target = max(min(_BLOCK_BYTES // stored_row, room // (_MIX * _WINDOWS * row_bytes)), 1)  # rows of a block
     for unit, cache in _candidates(layouts, max(room, 0) // 8):
+        if not ordered and all(is_plain(layout) for layout in layouts):
+            # A part of a chunk costs no more than that part, so small blocks are free, and mix better.
+            unit = min(unit, max(target, _LEAST_BLOCK_BYTES // stored_row))
         fixed = sum(cache.values())
         for block in (
-            unit * max(1, min(_BLOCK_BYTES, room // (_MIX * _WINDOWS)) // (unit * stored_row)),
+            unit * max(1, target // unit),
             unit,
         ):
             fullest = min(_fullest(selection, block), rows)
-            space = room - fixed - block * scratch_row
-            if rows * row_bytes <= space:
-                windows, window_blocks, window_rows = 1, rows, rows  # there are never more blocks than rows
-            else:
-                windows, window_blocks = _WINDOWS, max(space, 0) // (_WINDOWS * fullest * row_bytes)
-                window_rows = min(window_blocks * fullest, rows)
-            if window_blocks:
-                window_bytes = window_rows * row_bytes
-                scratch = block * scratch_row
-                used = windows * window_bytes + scratch + fixed + queued * batch_bytes
-                return MemoryPlan(
-                    block_rows=block,
-                    window_blocks=window_blocks,
-                    window_rows=window_rows,
-                    windows=windows,
-                    window_bytes=window_bytes,
-                    batch_bytes=batch_bytes,
-                    ahead=ahead,
-                    queued_batches=queued,
-                    scratch_bytes=scratch,
-                    cache_bytes=cache,
-                    total_bytes=used,
-                )
-        needed = min(_WINDOWS * fullest, rows) * row_bytes + block * scratch_row + fixed
+            thread = max(_thread_bytes(d, columns, block, dense) for d in layouts)
+            for scratch in (max(thread, min(_MOST_THREADS * thread, room // 8)), thread):
+                space = room - fixed - scratch
+                if rows * row_bytes <= space:
+                    windows, window_blocks, window_rows = 1, rows, rows  # there are never more blocks than rows
+                else:
+                    if small:
+                        space = min(space, _WINDOWS * max(_IN_ORDER_BYTES, 2 * batch_bytes))
+                    windows, window_blocks = _WINDOWS, max(space, 0) // (_WINDOWS * fullest * row_bytes)
+                    window_rows = min(window_blocks * fullest, rows)
+                if window_blocks:
+                    window_bytes = window_rows * row_bytes
+                    used = windows * window_bytes + scratch + fixed + queued * batch_bytes
+                    return MemoryPlan(
+                        block_rows=block,
+                        window_blocks=window_blocks,
+                        window_rows=window_rows,
+                        windows=windows,
+                        window_bytes=window_bytes,
+                        batch_bytes=batch_bytes,
+                        ahead=ahead,
+                        queued_batches=queued,
+                        scratch_bytes=scratch,
+                        thread_bytes=thread,
+                        cache_bytes=cache,
+                        total_bytes=used,
+                    )
+        needed = min(_WINDOWS * fullest, rows) * row_bytes + thread + fixed
         with_batches = needed + (KERAS_BATCHES + _LEAST_AHEAD) * batch_bytes
         smallest.append(max(needed * _QUEUE_SHARE // (_QUEUE_SHARE - 1) + _QUEUE_SHARE, with_batches))
     raise UsageError(_refusal(layouts, given or DEFAULT_BUDGET, min(smallest), batch_bytes))
 
 
-def reads_straight(layouts: Sequence[DatasetLayout], selection: range | np.ndarray, plan: MemoryPlan) -> bool:
-    """Return whether file order is best read batch by batch, with no window in between.
-
-    It is where reading a part of the data costs no more than that part: nothing to unpack, nothing to leave
-    out, and batches large enough to make up for a call each. Rows that fit into one window are kept there
-    from epoch to epoch instead.
-    """
-    plain = all(layout.storage in ("contiguous", "chunked") and not layout.filters for layout in layouts)
-    return plain and isinstance(selection, range) and plan.windows > 1 and plan.batch_bytes >= _STRAIGHT_BYTES
+def is_plain(layout: DatasetLayout) -> bool:
+    """Return whether reading a part of the data costs no more than that part: there is nothing to unpack."""
+    whole_rows = layout.chunks is None or layout.chunks[1:] == layout.row_shape
+    return layout.storage in ("contiguous", "chunked") and not layout.filters and whole_rows
 
 
-def without_windows(plan: MemoryPlan) -> MemoryPlan:
-    """Return the plan of a sequence that reads straight into its batches."""
-    total = plan.total_bytes - plan.windows * plan.window_bytes
-    return replace(plan, windows=0, window_bytes=0, total_bytes=total)
+def _thread_bytes(layout: DatasetLayout, columns: Sequence[Column], block: int, dense: bool) -> int:
+    """Return what a thread that reads this dataset needs for buffers."""
+    used = [column for column in columns if column.name == layout.name]
+    size = np.dtype(layout.dtype).itemsize
+    row = max(layout.row_bytes, 1)
+    piece = min(max(PIECE_BYTES, row), block * row)
+    chunk = prod(layout.chunks) * prod(layout.row_shape[len(layout.chunks) - 1 :]) * size if layout.chunks else 0
+    if layout.filters:
+        needed = 3 * chunk + chunk // 8  # as stored, decoded, and its bytes put together
+    elif not is_plain(layout):
+        needed = max(chunk, piece)
+    elif dense and row >= SCATTER_BYTES and len(used) == 1 and not used[0].converts:
+        return 0
+    else:
+        needed = piece
+    values = min(max(PIECE_VALUES, 1), block * row // size)
+    for column in used:
+        if column.converts:
+            needed += values * (np.dtype(column.dtype).itemsize + (8 if column.offset else 0))
+    return needed
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_order(blocks: int, batches: int) -> None:
@@ -179,10 +218,10 @@ def _fullest(selection: range | np.ndarray, block: int) -> int:
 
 
 def _candidates(layouts: Sequence[DatasetLayout], limit: int) -> list[tuple[int, dict[str, int]]]:
-    """Return pairs of a block size and chunk caches, best first.
+    """Return pairs of a block size and of what stays in memory whole, best first.
 
-    Best are blocks that hold the chunks of every heavy dataset, with the light ones cached; then blocks
-    for the heaviest dataset alone; then the same with nothing cached.
+    Best are blocks that hold the chunks of every heavy dataset, with the light ones kept in memory; then
+    blocks for the heaviest dataset alone; then the same with nothing kept.
     """
     heaviest = max(layouts, key=lambda d: d.row_bytes).chunk_rows
     light = _caches(layouts, limit)
@@ -190,21 +229,19 @@ def _candidates(layouts: Sequence[DatasetLayout], limit: int) -> list[tuple[int,
     for layout in layouts:
         if layout.name not in light and layout.chunk_rows > aligned:
             aligned = -(-layout.chunk_rows // heaviest) * heaviest
-    chunk_rows = {layout.name: layout.chunk_rows for layout in layouts}
     candidates = []
     for unit in (aligned, heaviest):
-        # A light dataset whose chunks fit into the blocks needs no cache.
-        candidates.append((unit, {name: size for name, size in light.items() if unit % chunk_rows[name]}))
+        candidates.append((unit, light))
     return [*candidates, (heaviest, {})]
 
 
 def _caches(layouts: Sequence[DatasetLayout], limit: int) -> dict[str, int]:
-    """Return the datasets small enough to stay in HDF5's chunk cache whole, such as labels."""
+    """Return the datasets small enough to stay in memory whole, such as labels."""
     heaviest = max(layouts, key=lambda d: d.row_bytes)
-    sizes = {d.name: d.rows * d.row_bytes for d in layouts if d is not heaviest and d.chunks is not None}
+    sizes = {d.name: d.rows * d.row_bytes for d in layouts if d is not heaviest}
     chosen: dict[str, int] = {}
     for name, size in sorted(sizes.items(), key=lambda item: item[1]):
-        size += size // 8 + 64 * KIB  # edge chunks are stored whole
+        size += size // 64 + KIB  # which parts are there
         if sum(chosen.values()) + size <= limit:
             chosen[name] = size
     return chosen

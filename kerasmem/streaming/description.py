@@ -9,7 +9,8 @@ import numpy as np
 from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.columns import Column, Part
 from kerasmem.streaming.layout import DatasetLayout, shown
-from kerasmem.units import format_count, format_size
+from kerasmem.streaming.quality import ShuffleQuality
+from kerasmem.units import KIB, MIB, format_count, format_size
 
 
 def describe_stream(
@@ -49,11 +50,49 @@ def describe_stream(
     if plan.windows:
         memory.insert(0, f"{_many(plan.windows, 'window')} of {format_size(plan.window_bytes)}")
     if plan.scratch_bytes:
-        memory.append(f"{format_size(plan.scratch_bytes)} to convert in")
+        memory.append(f"{format_size(plan.scratch_bytes)} to read in")
     if plan.cache_bytes:
-        memory.append(f"{format_size(sum(plan.cache_bytes.values()))} chunk cache")
+        memory.append(f"{format_size(sum(plan.cache_bytes.values()))} kept whole")
     lines.append(f"  memory        {format_size(plan.total_bytes)}: {', '.join(memory)}")
     return "\n".join(lines)
+
+
+def describe_quality(quality: ShuffleQuality, *, shuffle: bool) -> str:
+    """Return how well labels are mixed and how much is read, one fact a line."""
+    lines = []
+    if quality.ratio is None:
+        lines.append(f"  mixing        all rows have one label in {shown(quality.labels)}")
+    else:
+        lines.append(
+            f"  mixing        {quality.entropy_bits:.3f} bits of label entropy a batch "
+            f"({_many(quality.classes, 'different label')} in {shown(quality.labels)}), {_percent(quality.ratio)} of a "
+            f"uniform shuffle's; a block is {_percent(quality.block_purity)} one label"
+        )
+    lines.append(
+        f"  reading       {quality.read_amplification:.2f} bytes an epoch for each byte stored "
+        f"({format_size(quality.bytes_needed)})"
+    )
+    if not quality.good:
+        lines.append(f"  advice        {advise(quality, shuffle=shuffle)}")
+    return "\n".join(lines)
+
+
+def advise(quality: ShuffleQuality, *, shuffle: bool) -> str:
+    """Return what is wrong with the mixing of labels, and what mends it."""
+    assert quality.ratio is not None
+    wrong = f"batches have {_percent(quality.ratio)} of the label entropy of a uniform shuffle"
+    if not shuffle:
+        return f"{wrong}, because rows come in file order; pass shuffle=True to train"
+    why = (
+        f"{wrong}: a block of rows is {_percent(quality.block_purity)} one label, and "
+        f"{_many(quality.window_blocks, 'block')} are shuffled together"
+    )
+    rewrite = "write the file anew with its rows shuffled, or in smaller chunks"
+    if quality.enough_memory is None:
+        return f"{why}; {rewrite}"
+    size = quality.enough_memory
+    budget = f"{-(-size // MIB)}MiB" if size >= 8 * MIB else f"{-(-size // KIB)}KiB"
+    return f"{why}; memory_budget={budget!r} is enough for 99 %, or {rewrite}"
 
 
 def name_batch(place: int, epoch: int, rows: np.ndarray) -> str:
@@ -86,6 +125,10 @@ def _storage(layout: DatasetLayout) -> str:
         return layout.storage
     filters = f", {'+'.join(shown(name)[1:-1] for name in layout.filters)}" if layout.filters else ""
     return f"chunks of {_many(layout.chunk_rows, 'row')}{filters}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _many(count: int, noun: str) -> str:

@@ -1,16 +1,23 @@
 """In which order rows are delivered: pure arithmetic on row numbers.
 
 Shuffling has two levels. The selected rows are cut into *blocks* (runs that are read together), the blocks
-are put in random order and gathered into *windows*, and the rows of a window are shuffled among
-themselves. What has to be remembered is one number a block, not one a row.
+are dealt out to *windows* at random, and the rows of a window are shuffled among themselves. What has to be
+remembered is one number a block, not one a row.
+
+Blocks are dealt as in stratified sampling: of as many neighbouring blocks as there are windows each window
+gets one, which one at random. So every window is a picture of the whole file, also where the file is sorted
+by class and a window holds few blocks, and all windows are of one size, give or take a block.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from kerasmem.streaming.sharding import ShardBlocks
 
 _BLOCKS, _ROWS = 0, 1  # which of an epoch's random streams
 
@@ -87,8 +94,8 @@ class EpochOrder:
     """The order of one epoch.
 
     Args:
-        blocks: the selected rows in blocks.
-        window_blocks: blocks shuffled together.
+        blocks: the selected rows in blocks: all of them, or those of a shard.
+        window_blocks: the most blocks shuffled together.
         seed: seed of the shuffle, or None for file order.
         epoch: number of the epoch; each has its own order.
 
@@ -98,7 +105,7 @@ class EpochOrder:
         [Segment(window=0, start=2, stop=4), Segment(window=1, start=0, stop=2)]
     """
 
-    blocks: Blocks
+    blocks: Blocks | ShardBlocks
     window_blocks: int
     seed: int | None
     epoch: int
@@ -107,14 +114,14 @@ class EpochOrder:
     def __post_init__(self) -> None:
         count = self.blocks.count
         self.windows = -(-count // self.window_blocks)
-        self._order = np.arange(count)
         # With a single window the shuffle of its rows is already uniform, and reading stays in file order.
         if self.seed is not None and self.windows > 1:
-            self._random(_BLOCKS).shuffle(self._order)
-        ends = np.cumsum(self.blocks.sizes(self._order))
-        self._starts = np.r_[0, ends[self.window_blocks - 1 :: self.window_blocks]]
-        if self._starts[-1] != self.blocks.total:
-            self._starts = np.r_[self._starts, self.blocks.total]
+            self._order, held = _deal(count, self.windows, self._random(_BLOCKS))
+            self._firsts = np.r_[0, np.cumsum(held)]
+        else:
+            self._order = np.arange(count)
+            self._firsts = np.minimum(np.arange(self.windows + 1) * self.window_blocks, count)
+        self._starts = np.r_[0, np.cumsum(self.blocks.sizes(self._order))][self._firsts]
 
     @property
     def total(self) -> int:
@@ -131,7 +138,7 @@ class EpochOrder:
 
     def window_order(self, window: int) -> np.ndarray:
         """Return the blocks of a window in the order they are read into it."""
-        return self._order[window * self.window_blocks : (window + 1) * self.window_blocks]
+        return self._order[self._firsts[window] : self._firsts[window + 1]]
 
     def places(self, segment: Segment) -> np.ndarray | None:
         """Return where in the window's buffer the rows of a segment lie; None when they lie in order."""
@@ -167,3 +174,12 @@ class EpochOrder:
     def _random(self, *stream: int) -> Any:
         assert self.seed is not None
         return np.random.default_rng([self.seed, self.epoch, *stream])
+
+
+def _deal(count: int, windows: int, random: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the blocks window by window, in file order within each, and how many each window has."""
+    places = -(-count // windows)
+    table = np.arange(places * windows).reshape(places, windows)
+    random.permuted(table, axis=1, out=table)
+    dealt = count > table.T  # the last row of the table may have more places than there are blocks
+    return table.T[dealt], dealt.sum(axis=1)

@@ -1,32 +1,41 @@
-"""Blocks of rows from the file into given arrays, converted on the way."""
+"""The rows of a file into windows: which dataset is read how, and what is wrong when it cannot be."""
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Mapping, Sequence
-from math import prod
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.streaming.columns import Column
+from kerasmem.streaming.direct.codecs import EXTRA, register_filters
+from kerasmem.streaming.direct.delivery import Delivery, Places
+from kerasmem.streaming.direct.handle import FileHandle, open_handle
+from kerasmem.streaming.direct.opening import open_source
+from kerasmem.streaming.direct.scratch import Scratch
+from kerasmem.streaming.direct.sources import Hdf5Source, Run, Source, part_of
 from kerasmem.streaming.layout import DatasetLayout, FileLayout, shown
+from kerasmem.streaming.order import EpochOrder, Segment
 from kerasmem.streaming.scan import find_dataset, open_file, rows_of
-from kerasmem.units import KIB
+
+Task = Callable[[Scratch], None]
+"""A part of the filling of a window that any thread may do, with its own buffers."""
 
 
 class RowReader:
-    """Reads runs of rows; opens the file at the first read. Use it from one thread at a time.
+    """Reads windows of rows; opens the file at the first. Any number of threads may read at a time.
 
     Args:
         layout: what the file looked like when the sequence was made.
         columns: what to read, each once.
-        cache_bytes: HDF5 chunk cache by dataset; none for those not named, whose chunks are read whole.
-        block_rows: the longest run that will be asked for.
+        resident: datasets small enough to be kept in memory as stored, such as labels.
         check_finite: raise at NaN or infinity.
         allow_external: as in `scan_file`.
+        allow_missing: as in `scan_file`.
     """
 
     def __init__(
@@ -34,78 +43,179 @@ class RowReader:
         layout: FileLayout,
         columns: Sequence[Column],
         *,
-        cache_bytes: Mapping[str, int],
-        block_rows: int,
+        resident: Mapping[str, int],
         check_finite: bool,
         allow_external: bool,
+        allow_missing: bool,
     ) -> None:
         self.rows_read = 0
-        self.reads = 0
         self._layout = layout
-        self._columns = tuple(columns)
-        self._cache_bytes = dict(cache_bytes)
-        self._block_rows = block_rows
         self._check_finite = check_finite
         self._allow_external = allow_external
-        self._cells = {
-            d.name: d.chunk_rows if d.chunks else max(1, _SKIP_BYTES // d.row_bytes) for d in layout.datasets
-        }
+        self._allow_missing = allow_missing
+        self._columns = tuple(columns)
+        self._deliveries = [Delivery(column) for column in columns]
+        self._by_dataset: dict[str, list[int]] = {}
+        for number, column in enumerate(columns):
+            self._by_dataset.setdefault(column.name, []).append(number)
+        self._resident_names = frozenset(resident)
+        self._resident: dict[str, _Resident] = {}
+        self._opening = threading.RLock()
         self._file: h5py.File | None = None
-        self._datasets: dict[str, h5py.Dataset] = {}
-        self._scratch: np.ndarray | None = None
-        scaled = any(column.scale is not None for column in columns)
-        self._values = np.empty(_PIECE if scaled else 0)
+        self._handle: FileHandle | None = None
+        self._sources: dict[str, Source] = {}
+        self._bytes_before = 0
+        self._spoiled = ""
 
-    def read(self, start: int, stop: int, picked: np.ndarray | None, into: Sequence[np.ndarray]) -> None:
-        """Read rows `start` to `stop` of every column.
+    @property
+    def bytes_read(self) -> int:
+        """Bytes taken from the file so far; for what HDF5 itself reads, the bytes of the rows."""
+        with self._opening:
+            return self._bytes_before + self._bytes_now()
+
+    def tasks(self, order: EpochOrder, window: int, arrays: Sequence[np.ndarray], *, in_file_order: bool) -> list[Task]:
+        """Return what has to be done to fill a window; the tasks may run in any order and all at once.
 
         Args:
-            start: first row.
-            stop: row after the last.
-            picked: which of them to deliver, counted from `start`; None for all.
-            into: one array a column, as long as rows are delivered.
+            order: the order of the epoch.
+            window: which window of it.
+            arrays: the window's array of each column, as long as the window has rows.
+            in_file_order: leave the rows in the order of the blocks, in place of that of delivery.
 
         Raises:
-            DataError: the file has gone, changed or is damaged, or a value is not finite.
+            DataError: the file has gone or has changed.
         """
-        self.reads += 1
-        self.rows_read += stop - start
-        if self._file is None:
-            self._open()
-        for column, target in zip(self._columns, into, strict=True):
-            for first, last in self._runs(column, start, picked, len(target)):
-                if picked is None:
-                    self._read_column(column, start, stop, None, target)
-                    continue
-                run = picked[first:last]
-                whole = run[-1] - run[0] + 1 == len(run)
-                at, end = start + int(run[0]), start + int(run[-1]) + 1
-                self._read_column(column, at, end, None if whole else run - run[0], target[first:last])
-            if self._check_finite:
-                self._refuse_not_finite(column, start, picked, target)
-        # HDF5 gives zeros for what lies past the end of a file that was cut while open.
-        changed = self._size_changed()
-        if changed:
-            raise DataError(f"{shown(self._layout.path)}: reading rows {start:,} to {stop:,}: {changed}")
+        self._open()
+        self.check()
+        rows = order.window_rows(window)
+        places = slice(0, rows) if in_file_order else _places(order, window)
+        self.rows_read += rows
+        tasks = [
+            self._from_resident(name, order, window, places, arrays)
+            for name in self._by_dataset
+            if name in self._resident_names
+        ]
+        heavy = [name for name in self._by_dataset if name not in self._resident_names]
+        if heavy:
+            done = 0
+            for block in order.window_order(window).tolist():
+                start, stop = order.blocks.span(block)
+                picked = order.blocks.picked(block)
+                count = stop - start if picked is None else len(picked)
+                run = Run(start, stop, picked, part_of(places, done, done + count))
+                tasks += [self._from_file(name, run, arrays) for name in heavy]
+                done += count
+        return tasks
+
+    def check(self) -> None:
+        """Raise if the file is no longer what it was: HDF5 itself gives zeros for what was cut off.
+
+        Raises:
+            DataError: the file was cut, replaced or written anew since it was opened.
+        """
+        with self._opening:
+            handle = self._handle
+            if handle is None:
+                return
+            self._spoiled = self._spoiled or handle.changed()
+            if not self._spoiled and handle.grown():
+                self._look_again(handle)
+            if self._spoiled:
+                raise DataError(f"{shown(self._layout.path)}: {self._spoiled}")
 
     def close(self) -> None:
-        """Close the file; the next read opens it again."""
-        self._datasets.clear()
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        """Close the file; the next read opens it again. No task may be running."""
+        with self._opening:
+            self._bytes_before += self._bytes_now()
+            self._sources = {}
+            self._resident = {}
+            self._spoiled = ""
+            file, self._file = self._file, None
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                handle.close()
+            if file is not None:
+                file.close()
+
+    # ---- tasks
+
+    def _from_file(self, name: str, run: Run, arrays: Sequence[np.ndarray]) -> Task:
+        source = self._sources[name]
+        numbers = self._by_dataset[name]
+        outputs = [(self._deliveries[number], arrays[number]) for number in numbers]
+
+        def task(scratch: Scratch) -> None:
+            source.read(run, outputs, scratch)
+            if self._check_finite:
+                rows = np.arange(run.start, run.stop) if run.picked is None else run.start + run.picked
+                for number in numbers:
+                    self._refuse_not_finite(self._columns[number], rows, arrays[number][run.places])
+
+        return task
+
+    def _from_resident(
+        self, name: str, order: EpochOrder, window: int, places: Places, arrays: Sequence[np.ndarray]
+    ) -> Task:
+        resident = self._resident[name]
+        numbers = self._by_dataset[name]
+
+        def task(scratch: Scratch) -> None:
+            rows = np.concatenate([order.blocks.rows(block) for block in order.window_order(window).tolist()])
+            resident.load(rows, scratch)
+            for number in numbers:
+                self._deliveries[number].put(resident.values, rows, arrays[number], places, scratch)
+                if self._check_finite:
+                    self._refuse_not_finite(self._columns[number], rows, arrays[number][places])
+
+        return task
+
+    def _refuse_not_finite(self, column: Column, rows: np.ndarray, values: np.ndarray) -> None:
+        if values.dtype.kind != "f":
+            return
+        finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        if finite.all():
+            return
+        bad = rows[~finite]
+        where = f"row {bad[0]:,}" if len(bad) == 1 else f"{len(bad):,} rows from {bad[0]:,} to {bad[-1]:,}"
+        narrower = np.dtype(column.stored).kind == "f" and np.dtype(column.stored).itemsize > values.itemsize
+        too_large = f" (values too large for {column.dtype} become infinity)" if narrower or column.scale else ""
+        raise DataError(
+            f"{shown(self._layout.path)}: dataset {shown(column.name)} holds NaN or infinity in {where}; "
+            f"clean them, leave them out with `rows`, or pass nan_policy='ignore'{too_large}"
+        )
+
+    # ---- the file
 
     def _open(self) -> None:
-        file = open_file(self._layout.path)
-        try:
-            self._datasets = {layout.name: self._open_dataset(file, layout) for layout in self._layout.datasets}
-        except BaseException:
-            self._datasets.clear()
-            file.close()
-            raise
-        self._file = file
+        with self._opening:
+            if self._file is not None:
+                return
+            file = open_file(self._layout.path)
+            try:
+                self._handle = open_handle(self._layout.path, self._layout.size)
+                self._refuse_other_file(file, self._handle)
+                for layout in self._layout.datasets:
+                    self._sources[layout.name] = self._open_source(file, layout)
+                for layout in self._layout.datasets:
+                    if layout.name in self._resident_names:
+                        self._resident[layout.name] = _Resident(layout, self._sources[layout.name])
+            except BaseException:
+                file.close()
+                self.close()
+                raise
+            self._file = file
 
-    def _open_dataset(self, file: h5py.File, layout: DatasetLayout) -> h5py.Dataset:
+    def _refuse_other_file(self, file: h5py.File, handle: FileHandle) -> None:
+        """Refuse a file that was replaced between the two times it was opened."""
+        try:
+            other = os.fstat(file.id.get_vfd_handle())
+        except (OSError, RuntimeError, TypeError):
+            return
+        if (other.st_ino, other.st_dev) != (handle.seen.st_ino, handle.seen.st_dev):
+            raise DataError(f"{shown(self._layout.path)}: the file was replaced while it was being opened; try again")
+
+    def _open_source(self, file: h5py.File, layout: DatasetLayout) -> Source:
+        assert self._handle is not None
         dataset = find_dataset(file, layout.name, allow_external=self._allow_external)
         try:
             shape, dtype = rows_of(dataset)
@@ -118,129 +228,88 @@ class RowReader:
                 f"was made: it was {layout.shape} {layout.dtype} and is {shape} {dtype.str}; "
                 "make the sequence again"
             )
-        if layout.chunks is None:
-            return dataset
-        # A block holds its chunks whole, so caching them would only cost a copy; the others get their own.
-        access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
-        cache = self._cache_bytes.get(layout.name, 0)
-        chunk = max(1, layout.row_bytes * layout.chunk_rows)
-        access.set_chunk_cache(min(1_000_003, 10 * max(1, cache // chunk) + 1), cache, 1.0)
-        return h5py.Dataset(h5py.h5d.open(file.id, layout.name.encode("utf-8", "surrogateescape"), access))
+        creation = dataset.id.get_create_plist()
+        if EXTRA & {creation.get_filter(number)[0] for number in range(creation.get_nfilters())}:
+            register_filters()
+        if layout.chunks is not None:
+            # Whole chunks are read, so that caching them would only cost a copy.
+            access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+            access.set_chunk_cache(1, 0, 1.0)
+            dataset = h5py.Dataset(h5py.h5d.open(file.id, layout.name.encode("utf-8", "surrogateescape"), access))
 
-    def _runs(self, column: Column, start: int, picked: np.ndarray | None, count: int) -> list[tuple[int, int]]:
-        """Return the parts of a scattered selection, read one by one so that chunks between stay unread."""
-        if picked is None:
-            return [(0, count)]
-        breaks = np.flatnonzero(np.diff((start + picked) // self._cells[column.name]) > 1) + 1
-        bounds = [0, *breaks.tolist(), count]
-        return list(itertools.pairwise(bounds))
-
-    def _read_column(
-        self, column: Column, start: int, stop: int, picked: np.ndarray | None, target: np.ndarray
-    ) -> None:
-        try:
-            self._convert(column, start, stop, picked, target)
-        except (OSError, RuntimeError, KeyError) as error:
+        def refuse(start: int, stop: int, reason: str, error: BaseException | None) -> NoReturn:
+            changed = self._handle.changed() if self._handle is not None else ""
             raise DataError(
-                f"{shown(self._layout.path)}: rows {start:,} to {stop:,} of dataset {shown(column.name)} "
-                f"cannot be read: {' '.join(str(error).split())}. {self._size_changed() or _DAMAGED}"
+                f"{shown(self._layout.path)}: rows {start:,} to {stop:,} of dataset {shown(layout.name)} "
+                f"cannot be read: {reason}. {changed or _DAMAGED}"
             ) from error
 
-    def _convert(self, column: Column, start: int, stop: int, picked: np.ndarray | None, target: np.ndarray) -> None:
-        dataset = self._datasets[column.name]
-        dtype = dataset.dtype
-        if picked is None and not column.converts and dtype.metadata is None and dtype.subdtype is None:
-            dataset.read_direct(target, np.s_[start:stop])
-            return
-        raw = self._raw(stop - start, dataset)
-        if dtype.subdtype is None:
-            dataset.read_direct(raw, np.s_[start:stop])
-        else:
-            _read_array_type(dataset, start, stop, raw)
-        if picked is not None and column.scale is None and raw.dtype == target.dtype:
-            np.take(raw, picked, axis=0, out=target, mode="clip")
-        elif picked is None and column.scale is None:
-            np.copyto(target, raw, casting="unsafe")
-        else:
-            self._convert_piecewise(column, raw, picked, target)
-
-    def _convert_piecewise(
-        self, column: Column, raw: np.ndarray, picked: np.ndarray | None, target: np.ndarray
-    ) -> None:
-        """Pick and scale rows, a piece that fits the processor's cache at a time.
-
-        Values are scaled as float64 whatever comes in and goes out, and rounded once: float32 has no room
-        for times in nanoseconds or for 40-bit numbers, and no exponents for small factors of large values.
-        """
-        step = max(1, _PIECE // max(1, raw[0].size))
-        for at in range(0, len(target), step):
-            out = target[at : at + step]
-            if picked is None:
-                rows = raw[at : at + step]
-            elif step == 1:
-                rows = raw[picked[at] : picked[at] + 1]
-            else:
-                rows = raw[picked[at : at + step]]
-            if column.scale is None:
-                np.copyto(out, rows, casting="unsafe")
-                continue
-            source, out = rows.reshape(-1), out.reshape(-1)
-            for first in range(0, len(source), _PIECE):
-                piece = source[first : first + _PIECE]
-                values = self._values[: len(piece)]
-                np.multiply(piece, column.scale, out=values, dtype=np.float64, casting="unsafe")
-                if column.offset:
-                    values += column.offset
-                np.copyto(out[first : first + _PIECE], values, casting="unsafe")
-
-    def _raw(self, rows: int, dataset: h5py.Dataset) -> np.ndarray:
-        """Return a buffer for rows as stored, the same memory each time."""
-        if self._scratch is None:
-            largest = max(layout.row_bytes for layout in self._layout.datasets)
-            self._scratch = np.empty(largest * self._block_rows, np.uint8)
-        shape, dtype = rows_of(dataset)
-        shape = (rows, *shape[1:])
-        size = prod(shape) * dtype.itemsize
-        return self._scratch[:size].view(dtype).reshape(shape)
-
-    def _refuse_not_finite(self, column: Column, start: int, picked: np.ndarray | None, target: np.ndarray) -> None:
-        if target.dtype.kind != "f":
-            return
-        finite = np.isfinite(target.reshape(len(target), -1)).all(axis=1)
-        if finite.all():
-            return
-        bad = np.flatnonzero(~finite)
-        bad = start + (bad if picked is None else picked[bad])
-        where = f"row {bad[0]:,}" if len(bad) == 1 else f"{len(bad):,} rows from {bad[0]:,} to {bad[-1]:,}"
-        narrower = np.dtype(column.stored).kind == "f" and np.dtype(column.stored).itemsize > target.itemsize
-        too_large = f" (values too large for {column.dtype} become infinity)" if narrower or column.scale else ""
-        raise DataError(
-            f"{shown(self._layout.path)}: dataset {shown(column.name)} holds NaN or infinity in {where}; "
-            f"clean them, leave them out with `rows`, or pass nan_policy='ignore'{too_large}"
-        )
-
-    def _size_changed(self) -> str:
         try:
-            handle = self._file.id.get_vfd_handle() if self._file is not None else None
-            size = os.fstat(handle).st_size if isinstance(handle, int) else os.path.getsize(self._layout.path)
-        except (OSError, RuntimeError, TypeError) as error:
-            return f"the file has gone ({error})"
-        if size < self._layout.size:
-            return (
-                f"the file was cut while in use: it had {self._layout.size:,} bytes and has {size:,}; "
-                "write it again and make the sequence again"
+            return open_source(
+                file, dataset, shape, dtype, self._handle, allow_missing=self._allow_missing, refuse=refuse
             )
-        return ""
+        except (OSError, RuntimeError, ValueError, EOFError) as error:
+            refuse(0, layout.rows, " ".join(str(error).split()), error)
+
+    def _look_again(self, handle: FileHandle) -> None:
+        """Open a file that has grown once more; what was there has to lie where it lay."""
+        self._bytes_before += self._bytes_now()
+        before, self._sources = self._sources, {}
+        file, self._file = self._file, None
+        self._handle = None  # tasks of another window may still be reading: it goes with the last of them
+        if file is not None:
+            file.close()
+        try:
+            self._open()
+            same = all(self._sources[name].lies_where(source) for name, source in before.items())
+        except DataError as error:
+            self._spoiled = handle.changed() or f"the file was written to while in use ({error})"
+            return
+        if not same:
+            self._spoiled = "the file was written anew while in use; make the sequence again"
+
+    def _bytes_now(self) -> int:
+        through_hdf5 = sum(source.bytes_read for source in self._sources.values() if isinstance(source, Hdf5Source))
+        return through_hdf5 + (0 if self._handle is None else self._handle.bytes_read)
 
 
-def _read_array_type(dataset: h5py.Dataset, start: int, stop: int, into: np.ndarray) -> None:
-    """Read rows whose every element is an array (PyTables writes such), which `read_direct` cannot."""
-    extent = (stop - start, *dataset.shape[1:])
-    there = dataset.id.get_space()
-    there.select_hyperslab((start, *[0] * (len(extent) - 1)), extent)
-    dataset.id.read(h5py.h5s.create_simple(extent), there, into, h5py.h5t.py_create(dataset.dtype))
+class _Resident:
+    """A dataset in memory as stored, read part by part as rows are needed."""
+
+    def __init__(self, layout: DatasetLayout, source: Source) -> None:
+        stored = np.dtype(layout.dtype)
+        self.values = np.empty(layout.shape, stored)
+        self._source = source
+        self._cell = layout.chunk_rows if layout.chunks else max(1, _CELL_BYTES // max(1, layout.row_bytes))
+        self._there = np.zeros(-(-layout.rows // self._cell), bool)
+        self._delivery = Delivery(Column(layout.name, layout.row_shape, layout.dtype, stored.str))
+        self._loading = threading.Lock()
+
+    def load(self, rows: np.ndarray, scratch: Scratch) -> None:
+        """Read what is still missing of the cells in which the rows lie."""
+        with self._loading:
+            needed = np.unique(rows // self._cell)
+            missing = needed[~self._there[needed]]
+            breaks = np.flatnonzero(np.diff(missing) > 1) + 1
+            for cells in np.split(missing, breaks):
+                if len(cells):
+                    start = int(cells[0]) * self._cell
+                    stop = min((int(cells[-1]) + 1) * self._cell, len(self.values))
+                    run = Run(start, stop, None, slice(start, stop))
+                    self._source.read(run, [(self._delivery, self.values)], scratch)
+                    self._there[cells] = True
 
 
-_PIECE = 32 * KIB  # values converted at a time
-_SKIP_BYTES = 64 * KIB  # in data without chunks, shorter gaps are read along
+def _places(order: EpochOrder, window: int) -> Places:
+    """Return where each row goes, in the order in which the window's blocks have them."""
+    rows = order.window_rows(window)
+    delivered = order.places(Segment(window, 0, rows))
+    if delivered is None:
+        return slice(0, rows)
+    places = np.empty(rows, np.int32)
+    places[delivered] = np.arange(rows, dtype=np.int32)
+    return places
+
+
+_CELL_BYTES = 64 * 1024
 _DAMAGED = "The data is damaged there, or a filter it needs is missing; `rows` can leave the rows out"

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
+from kerasmem.streaming.direct.codecs import EXTRA, register_filters
 from kerasmem.streaming.layout import DatasetLayout, FileLayout, one_line, shown
 
 _STORAGE = {
@@ -71,7 +72,7 @@ def scan_file(path: str, names: list[str], *, allow_external: bool = False, allo
     """
     with open_file(path) as file:
         size = os.path.getsize(path)
-        datasets = [_look(file, path, name, allow_external, allow_missing) for name in names]
+        datasets = [_look_safely(file, path, name, allow_external, allow_missing) for name in names]
     lengths = {layout.rows for layout in datasets}
     if len(lengths) > 1:
         listed = ", ".join(f"{shown(layout.name)} has {layout.rows:,}" for layout in datasets)
@@ -106,6 +107,18 @@ def rows_of(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
     dtype = dataset.dtype
     shape = tuple(int(extent) for extent in dataset.shape)
     return (shape, dtype) if dtype.subdtype is None else (shape + dtype.subdtype[1], dtype.subdtype[0])
+
+
+def _look_safely(file: h5py.File, path: str, name: str, allow_external: bool, allow_missing: bool) -> DatasetLayout:
+    try:
+        return _look(file, path, name, allow_external, allow_missing)
+    except DataError:
+        raise
+    except (RuntimeError, OSError, ValueError, TypeError, OverflowError, KeyError) as error:
+        raise DataError(
+            f"{shown(path)}: what the file says about dataset {shown(name)} cannot be read: {one_line(str(error))}; "
+            "it is damaged: copy or write the file again"
+        ) from error
 
 
 def _look(file: h5py.File, path: str, name: str, allow_external: bool, allow_missing: bool) -> DatasetLayout:
@@ -154,11 +167,13 @@ def _refuse_filters(here: str, creation: Any) -> None:
     for index in range(creation.get_nfilters()):
         code = creation.get_filter(index)[0]
         if not h5py.h5z.filter_avail(code):
+            if register_filters() and h5py.h5z.filter_avail(code):
+                continue
+            bring = "pip install 'kerasmem[codecs]', or " if code in EXTRA else ""
             name = shown(_filter_name(creation, index))
             raise DataError(
                 f"{here} is stored with the filter {name} (HDF5 filter {code}), which is not installed here: "
-                "`pip install hdf5plugin` and `import hdf5plugin` first, or write the dataset anew with "
-                "`h5repack -f GZIP=4 IN OUT` or h5py where it can be read"
+                f"{bring}write the dataset anew with `h5repack -f GZIP=4 IN OUT` or h5py where it can be read"
             )
 
 

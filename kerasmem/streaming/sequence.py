@@ -8,7 +8,6 @@ import secrets
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -16,50 +15,34 @@ import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.streaming.ahead import BatchesAhead, TransformFailure, TransformPool, apply_transform
-from kerasmem.streaming.budget import check_order, plan_memory, reads_straight, without_windows
+from kerasmem.streaming.budget import MemoryPlan, check_order, plan_memory
 from kerasmem.streaming.columns import make_columns, read_dtype, read_scale
-from kerasmem.streaming.description import describe_stream, name_batch
+from kerasmem.streaming.dataset import columns_signature
+from kerasmem.streaming.description import name_batch
 from kerasmem.streaming.layout import shown
+from kerasmem.streaming.live import Live, making
 from kerasmem.streaming.order import Blocks, EpochOrder
-from kerasmem.streaming.passes import Passes, called_to_train, find_reader
+from kerasmem.streaming.passes import Passes, called_to_start_anew, called_to_train, find_length, find_reader
+from kerasmem.streaming.progress import Progress
 from kerasmem.streaming.reader import RowReader
+from kerasmem.streaming.reports import Reports
 from kerasmem.streaming.scan import scan_file
 from kerasmem.streaming.selection import read_rows
 from kerasmem.streaming.settings import check_transform, read_flag, read_parts, read_path, read_size, read_whole
+from kerasmem.streaming.sharding import Share, read_shard
+from kerasmem.streaming.state import make_agreement
 from kerasmem.streaming.window import WindowStore
 
-_making = threading.Lock()
 
-
-def _new_lock_after_fork() -> None:
-    global _making
-    _making = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock_after_fork)
-
-
-@dataclass
-class _Live:
-    """What belongs to one process and is never pickled: locks, the open file, buffers, threads."""
-
-    pid: int
-    lock: threading.Lock
-    reader: RowReader
-    store: WindowStore
-    ahead: BatchesAhead | None
-    pool: TransformPool | None
-    order: EpochOrder | None = None
-
-
-class H5ChunkSequence(keras.utils.PyDataset):
+class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
     """Stream float32 batches from an HDF5 file that need not fit in memory into `fit`, `evaluate`, `predict`.
 
-    Rows are shuffled on two levels: blocks of rows that lie together in the file are read in random order
+    Rows are shuffled on two levels: blocks of rows that lie together in the file are read from all over it
     into a window in memory, and the rows of the window are shuffled. Every row comes exactly once an epoch
     and every chunk of the file is read about once. With the same seed the batches are the same, whatever
-    `workers`, `use_multiprocessing`, `max_queue_size` and `fit(shuffle=…)` are.
+    `workers`, `use_multiprocessing`, `max_queue_size` and `fit(shuffle=…)` are. `quality()` says how well
+    that shuffles. With `fit(steps_per_epoch=…)` one epoch of the data follows the other without a break.
+    `ResumeTraining` goes on with the very next batch after the process was killed.
 
     Inside `fit`, the k-th batch that Keras asks for in an epoch is the k-th batch of the sequence's own
     order, whichever index Keras names: `fit(shuffle=True)`, its default, would otherwise permute the batches
@@ -91,6 +74,10 @@ class H5ChunkSequence(keras.utils.PyDataset):
         rows: which rows to use: a slice, a range, a (start, stop) tuple or an array of row numbers; for
             train/validation splits.
         drop_remainder: leave out a last batch that is not full (with `shuffle`, other rows each epoch).
+        shard: (index, count), the part of the rows for worker `index` of `count`, or "auto" to take both from
+            the distribution in force: the open scope of a `tf.distribute` strategy, `keras.distribution`, or
+            the environment's `TF_CONFIG`. The parts are disjoint, complete, of equally many batches, and the
+            same in every epoch; each chunk is read by one worker, but for at most `count` - 1 on the borders.
         scale: factor, or (factor, offset), applied to all features as they are read, such as 1/255; or a
             dict by dataset name. `value * factor + offset`.
         transform: called with each batch's arrays, `transform(x)`, `transform(x, y)` or
@@ -147,6 +134,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         dtype: Any = "float32",
         rows: Any = None,
         drop_remainder: bool = False,
+        shard: tuple[int, int] | str | None = None,
         scale: Any = None,
         transform: Callable[..., Any] | None = None,
         memory_budget: int | str | None = None,
@@ -162,12 +150,17 @@ class H5ChunkSequence(keras.utils.PyDataset):
         self.batch_size = read_whole("batch_size", batch_size, 1)
         self.shuffle = read_flag("shuffle", shuffle)
         self.seed = secrets.randbits(32) if seed is None else read_whole("seed", seed, 0)
+        self._seed_drawn = seed is None
         self.drop_remainder = read_flag("drop_remainder", drop_remainder)
+        self.shard = read_shard(shard)
+        if self.shard[1] > 1 and self._seed_drawn and self.shuffle:
+            raise UsageError("seed: None draws another seed in every worker; give a number along with shard")
         self.transform = transform
         self._processes = read_flag("use_multiprocessing", use_multiprocessing)
         self._preparers = max(read_whole("workers", workers, 0), int(self._processes))
         self._depth = read_whole("max_queue_size", max_queue_size, 1) if self._works_ahead else 0
         self._allow_external = read_flag("allow_external", allow_external)
+        self._allow_missing = read_flag("allow_missing_chunks", allow_missing_chunks)
         if nan_policy not in ("ignore", "error"):
             raise UsageError(f"nan_policy: {nan_policy!r} is neither 'ignore' nor 'error'")
         self._check_finite = nan_policy == "error"
@@ -186,7 +179,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             self.path,
             names,
             allow_external=self._allow_external,
-            allow_missing=read_flag("allow_missing_chunks", allow_missing_chunks),
+            allow_missing=self._allow_missing,
         )
         by_name = {layout.name: layout for layout in self.layout.datasets}
         wanted = [make_columns(part, by_name, dtypes, scales) for part in self._parts]
@@ -194,53 +187,50 @@ class H5ChunkSequence(keras.utils.PyDataset):
         self._uses = [[self._columns.index(column) for column in columns] for columns in wanted]
 
         selection = read_rows(rows, self.layout.datasets[0].rows, ordered=not self.shuffle)
-        self.num_rows = len(selection)
-        if self.drop_remainder and self.num_rows < self.batch_size:
-            raise UsageError(f"drop_remainder: {self.num_rows:,} rows make no full batch of {self.batch_size:,}")
-        self.plan = plan_memory(
-            self.layout.datasets,
-            self._columns,
-            selection=selection,
-            batch_size=self.batch_size,
-            ahead=self._depth,
-            workers=self._preparers,
-            budget=read_size(memory_budget),
+        heaviest = max(self.layout.datasets, key=lambda layout: layout.row_bytes)
+        share = self._share = Share(
+            *self.shard, len(selection), self.batch_size, self.drop_remainder, heaviest.chunk_rows
         )
-        self._first_row = selection.start if isinstance(selection, range) else 0
-        self._straight = not self.shuffle and reads_straight(self.layout.datasets, selection, self.plan)
-        if self._straight:
-            self.plan = without_windows(self.plan)
-        self._blocks = Blocks(selection, self.plan.block_rows)
+        selection = self._selection = share.select(selection, shuffle=self.shuffle)
+        self.plan = self._plan(read_size(memory_budget))
+        blocks = Blocks(selection, self.plan.block_rows)
+        self._blocks = share.deal(blocks, self.seed) if self.shuffle else blocks
+        self.num_rows = self._blocks.total
         check_order(self._blocks.count, len(self))
         self._passes = Passes(len(self))
-        self._live: _Live | None = None
+        self._live: Live | None = None
 
     # ---- what Keras asks for
 
     def __len__(self) -> int:
         """Return the number of batches an epoch."""
-        full, rest = divmod(self.num_rows, self.batch_size)
-        return full + bool(rest and not self.drop_remainder)
+        return self._share.steps
 
     @property
-    def num_batches(self) -> int:
-        """Number of batches an epoch."""
-        return len(self)
+    def num_batches(self) -> int | None:
+        """Number of batches an epoch; None for `fit(steps_per_epoch=…)`, which goes on from epoch to epoch."""
+        return find_length(self, self._passes)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         """Return a batch, (x,), (x, y) or (x, y, sample_weight); see the class for what `index` means."""
-        index = self._check_index(index)
-        live = self._here()
         reader = find_reader(self, asking=True)
+        if not self._passes.goes_on(reader):
+            index = self._check_index(index)
+        return self._deliver(reader, index)
+
+    def _deliver(self, reader: Any, index: int) -> tuple[Any, ...]:
+        live = self._here()
         with live.lock:
             epoch, place, whose = self._passes.find(reader, index)
         if live.ahead is not None and whose is not None:
             return live.ahead.get(whose, epoch, place)
-        return self._finish(epoch, place, self._gather(epoch, place))
+        return self._finish(epoch, place, self._gather(epoch, place, own=whose is not None))
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Return the batches of the current epoch in order, once."""
-        return (self.batch(place) for place in range(len(self)))
+        for place in range(len(self)):
+            epoch = self.epoch
+            yield self._finish(epoch, place, self._gather(epoch, place))
 
     def on_epoch_begin(self) -> None:
         """Start an epoch; Keras calls this."""
@@ -251,9 +241,9 @@ class H5ChunkSequence(keras.utils.PyDataset):
     def on_epoch_end(self) -> None:
         """End an epoch; Keras calls this, once before the first epoch too, which changes nothing."""
         live = self._here()
-        reader = find_reader(self, asking=False)
+        reader, anew = find_reader(self, asking=False), called_to_start_anew(self)
         with live.lock:
-            over = self._passes.end(reader)
+            over = self._passes.end(reader, anew=anew)
         if over is not None and live.ahead is not None:
             live.ahead.stop(over)
 
@@ -277,20 +267,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     # ---- for people
 
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch that is, or will next be, delivered; later calls of `fit` count on."""
-        return self._passes.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of epoch `epoch`, whose batches are always the same for a seed."""
-        epoch = read_whole("epoch", epoch, 0)
-        live = self._here()
-        with live.lock:
-            self._passes.restart(epoch)
-        if live.ahead is not None:
-            live.ahead.stop()
-
     def batch(self, place: int, epoch: int | None = None) -> tuple[Any, ...]:
         """Return batch number `place` of an epoch, whatever has been asked for before.
 
@@ -300,33 +276,13 @@ class H5ChunkSequence(keras.utils.PyDataset):
         """
         place = self._check_index(place)
         epoch = self.epoch if epoch is None else read_whole("epoch", epoch, 0)
-        return self._finish(epoch, place, self._gather(epoch, place))
+        return self._finish(epoch, place, self._gather(epoch, place, own=False))
 
     def batch_rows(self, place: int, epoch: int | None = None) -> np.ndarray:
         """Return the row numbers in the file of batch number `place`, int64, in the order delivered."""
         place = self._check_index(place)
         order = self._order(self.epoch if epoch is None else read_whole("epoch", epoch, 0))
         return order.rows(*self._bounds(place))
-
-    def describe(self) -> str:
-        """Return a few lines on rows, batches, types, blocks, windows and memory."""
-        ahead = ""
-        if self._works_ahead:
-            kind = "processes" if self._processes and self.transform is not None else "threads"
-            ahead = f"{self._preparers} {kind}, {self.plan.ahead} ahead at most"
-        return describe_stream(
-            path=self.path,
-            parts=self._parts,
-            columns=[[self._columns[use] for use in uses] for uses in self._uses],
-            layouts={layout.name: layout for layout in self.layout.datasets},
-            plan=self.plan,
-            blocks=self._blocks.count,
-            rows=self.num_rows,
-            batches=len(self),
-            batch_size=self.batch_size,
-            seed=self.seed if self.shuffle else None,
-            ahead=ahead,
-        )
 
     def __repr__(self) -> str:
         order = f"shuffled with seed {self.seed}" if self.shuffle else "in file order"
@@ -362,26 +318,34 @@ class H5ChunkSequence(keras.utils.PyDataset):
     def _works_ahead(self) -> bool:
         return self._preparers > 1 or self._processes
 
-    def _here(self) -> _Live:
+    def _here(self) -> Live:
         """Return what this process has open; a forked or unpickled copy starts afresh."""
         live = self._live
         if live is None or live.pid != os.getpid():
-            with _making:
+            with making():
                 live = self._live
                 if live is None or live.pid != os.getpid():
                     live = self._live = self._come_alive()
         return live
 
-    def _come_alive(self) -> _Live:
+    def _come_alive(self) -> Live:
         reader = RowReader(
             self.layout,
             self._columns,
-            cache_bytes=self.plan.cache_bytes,
-            block_rows=self.plan.block_rows,
+            resident=self.plan.cache_bytes,
             check_finite=self._check_finite,
             allow_external=self._allow_external,
+            allow_missing=self._allow_missing,
         )
-        store = WindowStore(reader, self._columns, count=self.plan.windows, rows=self.plan.window_rows)
+        store = WindowStore(
+            reader,
+            self._columns,
+            count=self.plan.windows,
+            rows=self.plan.window_rows,
+            batch_rows=self.batch_size,
+            batches=self.plan.queued_batches,
+            threads=self.plan.threads,
+        )
         ahead = pool = None
         if self._works_ahead:
             ahead = BatchesAhead(
@@ -389,7 +353,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             )
         if self._processes and self.transform is not None:
             pool = TransformPool(self.transform, self._preparers)
-        return _Live(os.getpid(), threading.Lock(), reader, store, ahead, pool)
+        return Live(os.getpid(), threading.Lock(), reader, store, ahead, pool)
 
     def _order(self, epoch: int) -> EpochOrder:
         live = self._here()
@@ -399,25 +363,66 @@ class H5ChunkSequence(keras.utils.PyDataset):
             order = live.order = EpochOrder(self._blocks, self.plan.window_blocks, seed, epoch)
         return order
 
-    def _bounds(self, place: int) -> tuple[int, int]:
-        return place * self.batch_size, min((place + 1) * self.batch_size, self.num_rows)
+    def _ahead_text(self) -> str:
+        kind = "processes" if self._processes and self.transform is not None else "threads"
+        return f"{self._preparers} {kind}, {self.plan.ahead} ahead at most" if self._works_ahead else ""
 
-    def _gather(self, epoch: int, place: int) -> tuple[Any, ...]:
-        """Return the batch as read, before `transform`."""
-        store = self._here().store
-        start, stop = self._bounds(place)
-        arrays = [np.empty((stop - start, *column.row_shape), column.dtype) for column in self._columns]
-        if self._straight:
-            first = self._first_row
-            store.read_straight(first + start, first + stop, self.plan.block_rows, arrays)
-        else:
-            order, done = self._order(epoch), 0
-            for segment in order.segments(start, stop):
-                length = segment.stop - segment.start
-                store.copy(order, segment, [array[done : done + length] for array in arrays])
-                done += length
-            if segment.window + 1 < order.windows:
-                store.read_ahead(order, segment.window + 1, segment.stop / order.window_rows(segment.window))
+    def _beside(self, name: str, rows: np.ndarray) -> H5ChunkSequence:
+        """Return another dataset of the file, as stored and in file order."""
+        return H5ChunkSequence(
+            self.path,
+            name,
+            None,
+            rows=rows,
+            shuffle=False,
+            dtype="stored",
+            batch_size=1 << 16,
+            allow_external=self._allow_external,
+            allow_missing_chunks=self._allow_missing,
+        )
+
+    def _order_within(self, budget: int) -> EpochOrder:
+        """Return the order of epoch 0 that another memory budget would give."""
+        plan = self._plan(budget)
+        blocks = self._share.deal(Blocks(self._selection, plan.block_rows), self.seed)
+        return EpochOrder(blocks, plan.window_blocks, self.seed, 0)
+
+    def _plan(self, budget: int | str | None) -> MemoryPlan:
+        return plan_memory(
+            self.layout.datasets,
+            self._columns,
+            selection=self._share.plan_for(self._selection),
+            batch_size=self.batch_size,
+            ahead=self._depth,
+            workers=self._preparers,
+            budget=budget,
+            ordered=not self.shuffle,
+        )
+
+    def _bounds(self, place: int) -> tuple[int, int]:
+        return self._share.bounds(place, self.num_rows)
+
+    def _agreement(self) -> dict[str, Any]:
+        return make_agreement(
+            datasets=self.layout.datasets,
+            selection=self._selection,
+            shard=self.shard,
+            batch_size=self.batch_size,
+            batches=len(self),
+            shuffle=self.shuffle,
+            drop_remainder=self.drop_remainder,
+            block_rows=self.plan.block_rows,
+            windows=-(-self._blocks.count // self.plan.window_blocks),
+        )
+
+    def _signature(self) -> tuple[Any, ...]:
+        full = self.drop_remainder or self.num_rows == len(self) * self.batch_size
+        columns = [[self._columns[use] for use in uses] for uses in self._uses]
+        return columns_signature(self._parts, columns, self.batch_size if full else None)
+
+    def _gather(self, epoch: int, place: int, own: bool = True) -> tuple[Any, ...]:
+        """Return the batch as read, before `transform`; `own` is as in `WindowStore.batch`."""
+        arrays = self._here().store.batch(self._order(epoch), *self._bounds(place), own=own)
         taken: set[int] = set()
         parts = []
         for part, uses in zip(self._parts, self._uses, strict=True):

@@ -1,154 +1,269 @@
-"""The few windows of rows that are in memory, filled block by block, shared by all threads."""
+"""The few windows of rows that are in memory, read by threads of their own ahead of the trainer."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from kerasmem.errors import DataError
 from kerasmem.streaming.columns import Column
+from kerasmem.streaming.filling import Filling
+from kerasmem.streaming.memory import Arena
 from kerasmem.streaming.order import EpochOrder, Segment
 from kerasmem.streaming.reader import RowReader
+
+_RECYCLED = 64 * 1024  # bytes of a batch from which on its memory is worth using again
 
 
 @dataclass
 class _Slot:
-    """One window's memory, and what is in it at the moment."""
+    """One window: its rows in the order of delivery, and which of them have been given away."""
 
     arrays: list[np.ndarray]
-    key: tuple[int, int] | None = None
-    blocks: int = 0  # filled so far
-    rows: int = 0
-    pins: int = 0
+    filling: Filling
+    users: int = 0  # threads that wait for it or copy from it
     used: int = 0
-    failed: bool = False
+    given: list[tuple[int, int]] = field(default_factory=list)
+
+    def was_given(self, start: int, stop: int) -> bool:
+        return any(start < last and first < stop for first, last in self.given)
+
+    def give(self, start: int, stop: int) -> list[np.ndarray]:
+        if self.given and self.given[-1][1] == start:
+            self.given[-1] = (self.given[-1][0], stop)
+        else:
+            self.given.append((start, stop))
+        return [array[start:stop] for array in self.arrays]
+
+
+@dataclass
+class _Delivered:
+    """How far an epoch has been given away: `at` is the next row, `first` to `stop` those of the window."""
+
+    order: EpochOrder
+    window: int
+    slot: _Slot
+    first: int
+    stop: int
+    at: int
 
 
 class WindowStore:
-    """Keeps up to `count` windows; their memory is taken once and used again.
+    """Keeps up to `count` windows, of which threads read the next while one is being delivered.
 
-    One thread reads at a time and the others wait; rows are copied out without holding them up.
+    Rows lie in a window in the order in which they are delivered, so a batch is a view of it. A batch that
+    is the caller's own is given away for good: should its rows be asked for again, they are read again.
+    Where all rows fit into one window, it stays, and batches are copies. Memory is used again when nobody
+    holds an array in it any more.
 
     Args:
         reader: where the rows come from.
         columns: the columns the reader delivers.
         count: windows kept.
         rows: rows of the largest window.
+        batch_rows: rows of the largest batch.
+        batches: batches whose memory is kept for use again.
+        threads: threads that read.
     """
 
-    def __init__(self, reader: RowReader, columns: Sequence[Column], *, count: int, rows: int) -> None:
+    def __init__(
+        self,
+        reader: RowReader,
+        columns: Sequence[Column],
+        *,
+        count: int,
+        rows: int,
+        batch_rows: int,
+        batches: int,
+        threads: int,
+    ) -> None:
         self._reader = reader
-        self._columns = tuple(columns)
+        self._shapes = [(column.row_shape, column.dtype) for column in columns]
         self._count = count
         self._rows = rows
-        self._slots: list[_Slot] = []
+        self._batch_rows = batch_rows
+        self._batches = batches
+        self._threads = threads
+        self._recycles = batch_rows * sum(column.row_bytes for column in columns) >= _RECYCLED
         self._changed = threading.Condition()
+        self._slots: dict[tuple[int, int], _Slot] = {}
+        self._pool: ThreadPoolExecutor | None = None
         self._clock = 0
+        self._delivered: _Delivered | None = None
+        self._shared: tuple[int, int] | None = None  # the latest window that had to be read again
+        self._new_arenas()
 
     @property
     def nbytes(self) -> int:
         """Bytes the windows occupy."""
-        return sum(array.nbytes for slot in self._slots for array in slot.arrays)
+        return self._windows.nbytes
 
-    def copy(self, order: EpochOrder, segment: Segment, into: Sequence[np.ndarray]) -> None:
-        """Copy the rows of `segment` into the arrays, reading the window if need be."""
-        slot = self._pin(order, segment.window)
-        try:
-            places = order.places(segment)
-            for source, target in zip(slot.arrays, into, strict=True):
-                if places is None:
-                    np.copyto(target, source[segment.start : segment.stop])
-                else:
-                    # mode="raise" would go through another copy
-                    np.take(source, places, axis=0, out=target, mode="clip")
-        finally:
-            with self._changed:
-                slot.pins -= 1
-                self._changed.notify_all()
+    def batch(self, order: EpochOrder, start: int, stop: int, *, own: bool) -> list[np.ndarray]:
+        """Return the rows delivered as rows `start` to `stop` of an epoch, an array a column.
 
-    def read_ahead(self, order: EpochOrder, window: int, share: float) -> None:
-        """Fill a share of a window to come, in memory no longer in use; do nothing if there is none.
+        Args:
+            order: the order of the epoch.
+            start: first row.
+            stop: row after the last.
+            own: the caller goes through the epoch and will not ask for these rows again. Otherwise it gets
+                a copy.
 
-        Doing a little with every batch spreads the reading evenly: a training step never waits for a whole
-        window, and TensorFlow's prefetch, which grows at every stall, stays small.
+        Raises:
+            DataError: the rows cannot be read.
         """
-        if self._count < 2 or not self._changed.acquire(blocking=False):
-            return
-        try:
-            slot = self._find(order, window) or self._free(keep=order.key(window - 1))
-            if slot is None or slot.failed:
-                return
-            if slot.key != order.key(window):
-                self._assign(slot, order, window)
-            try:
-                self._fill(slot, order, window, share)
-            except (DataError, MemoryError):
-                slot.failed = True  # whoever needs the window reads on from here and meets the error
-        finally:
-            self._changed.release()
+        if own:
+            with self._changed:
+                now = self._delivered
+                if now is not None and now.at == start and stop <= now.stop and now.order is order:
+                    now.at = stop
+                    arrays = now.slot.give(start - now.first, stop - now.first)
+                    self._read_ahead(order, now.window + 1)
+                    return arrays
+        return self._any_batch(order, start, stop, own)
 
-    def read_straight(self, start: int, stop: int, step: int, into: Sequence[np.ndarray]) -> None:
-        """Read rows `start` to `stop` of the file into the arrays, `step` at a time, past all windows."""
+    def _any_batch(self, order: EpochOrder, start: int, stop: int, own: bool) -> list[np.ndarray]:
+        segments = order.segments(start, stop)
+        arrays: list[np.ndarray] | None = None
+        done = 0
+        for segment in segments:
+            slot = self._use(order, segment)
+            try:
+                if own and len(segments) == 1 and self._may_give(order, segment.window):
+                    with self._changed:
+                        arrays = slot.give(segment.start, segment.stop)
+                        first, rows = start - segment.start, order.window_rows(segment.window)
+                        self._delivered = _Delivered(order, segment.window, slot, first, first + rows, stop)
+                else:
+                    arrays = self._batch_arrays(stop - start) if arrays is None else arrays
+                    self._copy(order, slot, segment, [array[done:] for array in arrays])
+                done += segment.stop - segment.start
+            finally:
+                self._leave(slot)
+        assert arrays is not None
         with self._changed:
-            for first in range(start, stop, step):
-                last = min(first + step, stop)
-                self._reader.read(first, last, None, [array[first - start : last - start] for array in into])
+            self._read_ahead(order, segments[-1].window + 1)
+        return arrays
 
     def close(self) -> None:
-        """Give the memory back and close the file."""
+        """End the threads, give the memory back and close the file."""
         with self._changed:
-            self._slots = []
-            self._reader.close()
+            for key in list(self._slots):
+                self._drop(key)
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+        self._reader.close()
+        with self._changed:
+            self._windows.clear()
+            self._single.clear()
+            self._new_arenas()
 
-    def _pin(self, order: EpochOrder, window: int) -> _Slot:
+    def _new_arenas(self) -> None:
+        self._windows = Arena(self._shapes, self._rows, self._count)
+        self._single = Arena(self._shapes, self._batch_rows, self._batches)
+
+    def _may_give(self, order: EpochOrder, window: int) -> bool:
+        return order.windows > 1 and self._shared != order.key(window)
+
+    def _batch_arrays(self, rows: int) -> list[np.ndarray]:
+        if self._recycles:
+            return self._single.take(rows)
+        return [np.empty((rows, *shape), dtype) for shape, dtype in self._shapes]
+
+    def _copy(self, order: EpochOrder, slot: _Slot, segment: Segment, into: Sequence[np.ndarray]) -> None:
+        rows = segment.stop - segment.start
+        # A window that stays from epoch to epoch has its rows in file order.
+        places = order.places(segment) if order.windows == 1 else None
+        for source, target in zip(slot.arrays, into, strict=True):
+            if places is None:
+                np.copyto(target[:rows], source[segment.start : segment.stop])
+            else:
+                # mode="raise" would go through another copy
+                np.take(source, places, axis=0, out=target[:rows], mode="clip")
+
+    # ---- which windows there are
+
+    def _use(self, order: EpochOrder, segment: Segment) -> _Slot:
+        """Return the window of a segment once it is filled; it stays until `_leave`."""
+        key = order.key(segment.window)
         with self._changed:
             while True:
-                slot = self._find(order, window)
+                slot = self._slots.get(key)
+                if slot is not None and slot.was_given(segment.start, segment.stop):
+                    if slot.users:
+                        self._changed.wait()
+                        continue
+                    if slot.given != [(0, len(slot.arrays[0]))]:
+                        # Two go through the same epoch at once: from now on both get copies.
+                        self._shared = key
+                    self._drop(key)
+                    slot = None
                 if slot is None:
-                    slot = self._free()
-                    if slot is not None:
-                        self._assign(slot, order, window)
-                if slot is not None:
-                    break
-                self._changed.wait()
-            self._clock += 1
-            slot.used = self._clock
-            slot.failed = False
-            self._fill(slot, order, window, 1.0)
-            slot.pins += 1
-            return slot
+                    slot = self._begin(order, segment.window, ahead=False)
+                if slot is None:
+                    self._changed.wait()
+                    continue
+                slot.users += 1
+                try:
+                    while not slot.filling.over:
+                        self._changed.wait()
+                except BaseException:
+                    slot.users -= 1
+                    raise
+                if slot.filling.error is None and not slot.filling.stopped:
+                    self._clock += 1
+                    slot.used = self._clock
+                    return slot
+                slot.users -= 1
+                if self._slots.get(key) is slot:
+                    self._drop(key)  # whoever asks again has it read again
+                self._changed.notify_all()
+                if slot.filling.error is not None:
+                    raise slot.filling.error
 
-    def _find(self, order: EpochOrder, window: int) -> _Slot | None:
-        key = order.key(window)
-        return next((slot for slot in self._slots if slot.key == key), None)
+    def _leave(self, slot: _Slot) -> None:
+        with self._changed:
+            slot.users -= 1
+            if not slot.users:
+                self._changed.notify_all()
 
-    def _free(self, keep: tuple[int, int] | None = None) -> _Slot | None:
-        """Return a slot that may be overwritten, the one longest out of use; None when all are in use."""
-        if len(self._slots) < self._count:
-            shapes = [((self._rows, *column.row_shape), column.dtype) for column in self._columns]
-            slot = _Slot([np.empty(shape, dtype) for shape, dtype in shapes])
-            self._slots.append(slot)
-            return slot
-        free = [slot for slot in self._slots if not slot.pins and (keep is None or slot.key != keep)]
-        return min(free, key=lambda slot: slot.used, default=None)
+    def _drop(self, key: tuple[int, int]) -> None:
+        slot = self._slots.pop(key)
+        slot.filling.stop()
+        if self._delivered is not None and self._delivered.slot is slot:
+            self._delivered = None
 
-    def _assign(self, slot: _Slot, order: EpochOrder, window: int) -> None:
+    def _read_ahead(self, order: EpochOrder, window: int) -> None:
+        """Have the window to come read, unless that takes more memory than there is."""
+        if window < order.windows and self._count > 1 and order.key(window) not in self._slots:
+            self._begin(order, window, ahead=True)
+
+    def _begin(self, order: EpochOrder, window: int, *, ahead: bool) -> _Slot | None:
+        """Begin to read a window in the place of the one longest out of use; None when all are in use."""
+        keep = order.key(window - 1) if ahead else None
+        while len(self._slots) >= self._count:
+            free = [key for key, slot in self._slots.items() if not slot.users and key != keep]
+            if not free:
+                return None
+            oldest = min(free, key=lambda key: self._slots[key].used)
+            if ahead and not self._slots[oldest].filling.over:
+                return None
+            self._drop(oldest)
+        if ahead and not self._windows.idle:
+            return None  # somebody still holds batches of the window before
+        rows = order.window_rows(window)
+        arrays = self._windows.take(rows)
+        reader = self._reader
+        in_file_order = order.windows == 1
+        filling = Filling(
+            reader, lambda: reader.tasks(order, window, arrays, in_file_order=in_file_order), self._changed
+        )
         self._clock += 1
-        slot.key, slot.blocks, slot.rows = order.key(window), 0, 0
-        slot.used, slot.failed = self._clock, False
-
-    def _fill(self, slot: _Slot, order: EpochOrder, window: int, share: float) -> None:
-        blocks = order.window_order(window)
-        goal = len(blocks) if share >= 1 else int(len(blocks) * share)
-        while slot.blocks < goal:
-            block = int(blocks[slot.blocks])
-            start, stop = order.blocks.span(block)
-            picked = order.blocks.picked(block)
-            rows = stop - start if picked is None else len(picked)
-            into = [array[slot.rows : slot.rows + rows] for array in slot.arrays]
-            self._reader.read(start, stop, picked, into)
-            slot.blocks += 1
-            slot.rows += rows
+        slot = self._slots[order.key(window)] = _Slot(arrays, filling, used=self._clock)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="kerasmem-reader")
+        filling.start(self._pool, self._threads)
+        return slot

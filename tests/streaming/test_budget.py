@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,7 +45,19 @@ def test_the_budget_is_used_and_kept():
                     dtype,
                 )
                 if chunk:
-                    assert made.block_rows % chunk == 0, "whole chunks only"
+                    assert made.block_rows < chunk or made.block_rows % chunk == 0
+                packed = replace(dataset(chunk=chunk, dtype=dtype), filters=("gzip",) if chunk else ())
+                made = plan(packed, budget=max(budget, "64MiB", key=parse_size))
+                assert made.block_rows % (chunk or 1) == 0, "whole chunks only, where they have to be unpacked"
+                if not chunk or budget == "1GiB":
+                    assert made.window_rows / made.block_rows > 100, "many blocks a window, where chunks allow it"
+
+
+def test_parts_of_plain_chunks_mix_as_well_as_data_without_chunks():
+    for budget in ("8MiB", "64MiB", "1GiB"):
+        whole, chunked = plan(dataset(), budget=budget), plan(dataset(chunk=2048), budget=budget)
+        assert chunked.block_rows == whole.block_rows
+        assert chunked.window_blocks == whole.window_blocks > 100
 
 
 def test_rows_that_fit_make_one_window():
@@ -87,7 +100,8 @@ def test_the_default_leaves_room_for_large_batches():
 def test_light_datasets_are_cached_and_heavy_ones_share_the_blocks():
     made = plan(dataset(chunk=100), dataset("y", row=(), dtype="<i8", chunk=4096), budget="512MiB")
     assert made.cache_bytes.keys() == {"y"}
-    heavy = plan(dataset(chunk=10), dataset("z", chunk=640, row=(500,)), budget="1GiB")
+    packed = [dataset(chunk=10), dataset("z", chunk=640, row=(500,))]
+    heavy = plan(*(replace(layout, filters=("gzip",)) for layout in packed), budget="1GiB")
     assert not heavy.cache_bytes
     assert heavy.block_rows % 640 == 0
     assert heavy.total_bytes <= GIB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import os
 import pickle
@@ -15,7 +16,6 @@ import pytest
 
 from kerasmem import H5ChunkSequence
 from kerasmem.streaming.ahead import BatchesAhead
-from kerasmem.streaming.order import Segment
 
 
 def open_files():
@@ -193,16 +193,72 @@ def test_batches_ahead_are_gathered_in_order():
     ahead.close()
 
 
-def test_reading_ahead_spares_the_window_in_use(numbered):
-    stream = H5ChunkSequence(numbered(rows=400), batch_size=4, memory_budget="3kB")
-    order, live = stream._order(0), stream._here()
-    late = live.store._pin(order, 0)  # a thread that is still copying from the window before
-    arrays = [np.empty((1, 3), "f4"), np.empty(1, "i8")]
-    live.store.copy(order, Segment(1, 0, 1), arrays)
-    read = live.reader.rows_read
-    live.store.read_ahead(order, 2, 0.5)
-    live.store.copy(order, Segment(1, 0, 1), arrays)
-    assert live.reader.rows_read == read
-    late.pins -= 1
-    live.store.read_ahead(order, 2, 0.5)
-    assert live.reader.rows_read > read
+def test_windows_in_use_are_not_taken_by_others(numbered):
+    """With two windows in memory, threads that need three take turns, and none gets another's rows."""
+    stream = H5ChunkSequence(numbered(rows=400), batch_size=4, memory_budget="3kB", seed=3)
+    expected = targets(stream)
+    order = stream._order(0)
+    firsts = [int(start) // 4 for start in order._starts[:3]]
+    assert len(firsts) == 3
+    with ThreadPoolExecutor(6) as pool:
+        places = firsts * 20
+        results = pool.map(lambda place: stream.batch(place)[1].tolist(), places, timeout=60)
+        assert list(results) == [expected[place] for place in places]
+    stream.close()
+
+
+def test_what_was_handed_out_is_never_overwritten(numbered):
+    """Batches are views of windows, whose memory is used again only once nobody holds any of it."""
+    stream = H5ChunkSequence(numbered(rows=2000, width=40), batch_size=16, memory_budget="60kB")
+    assert stream.plan.windows == 2
+    kept = []
+    for epoch in range(3):
+        stream.set_epoch(epoch)
+        kept += [(x, y.copy()) for x, y in stream]
+    assert all(np.array_equal(x[:, 0], y) for x, y in kept)
+    kept.clear()
+    stream.set_epoch(4)
+    for _ in stream:
+        pass
+    assert stream._here().store.nbytes <= stream.plan.windows * stream.plan.window_bytes, "and then it is"
+    stream.close()
+
+
+def test_two_ways_through_one_epoch_at_once(numbered):
+    stream = H5ChunkSequence(numbered(rows=600), batch_size=8, memory_budget="6kB")
+    expected = targets(stream)
+    read = stream._here().reader.rows_read
+    for place, (one, other) in enumerate(zip(stream, stream, strict=True)):
+        assert one[1].tolist() == other[1].tolist() == expected[place]
+        assert not np.shares_memory(one[0], other[0])
+        one[0][:] = -1
+        assert other[0].min() >= 0
+    assert stream._here().reader.rows_read - read <= 2 * 600 + stream.plan.window_rows
+    stream.close()
+
+
+def test_a_batch_asked_for_again_is_as_it_was(numbered):
+    stream = H5ChunkSequence(numbered(rows=600), batch_size=8, memory_budget="6kB")
+    first = next(iter(stream))
+    wanted = first[1].tolist()
+    first[0][:], first[1][:] = -1, -1
+    assert stream.batch(0)[1].tolist() == wanted
+    assert stream.batch(0)[0].min() >= 0
+    stream.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_threads_that_read_end_with_the_sequence(numbered, workers):
+    before = threading.active_count()
+    stream = H5ChunkSequence(numbered(rows=600), batch_size=8, memory_budget="6kB", workers=workers)
+    next(iter(stream))
+    assert any(thread.name.startswith("kerasmem-reader") for thread in threading.enumerate())
+    if workers == 1:
+        del stream  # nobody has closed it
+        gc.collect()
+    else:
+        stream.close()
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before

@@ -7,7 +7,7 @@ import os
 import keras
 import numpy as np
 import pytest
-from streams import Recorded, die, note_process, raise_odd, slow_double, tiny_model
+from streams import Recorded, RowModel, die, note_process, raise_odd, slow_double, tiny_model
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
@@ -125,10 +125,92 @@ def test_weights_and_several_inputs(write):
     one.fit(H5ChunkSequence(path, "a", "y", scale=0.01), class_weight={0: 1.0, 1: 2.0}, verbose=0)
 
 
-def test_steps_per_epoch_go_on_where_they_stopped(path):
-    stream = sequence(path)  # 26 batches
-    tiny_model().fit(stream, epochs=2, steps_per_epoch=13, verbose=0)
-    assert sorted(row for rows in stream.rows for row in rows) == list(range(ROWS))
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("steps", [1, 10, 13, 26, 30, 60])
+def test_steps_per_epoch_go_on_where_they_stopped(path, steps, way, recwarn):
+    stream, model = H5ChunkSequence(path, batch_size=8, memory_budget="3kB", **way), RowModel()  # 26 batches
+    epochs = -(-60 // steps)
+    model.fit(stream, epochs=epochs, steps_per_epoch=steps, verbose=0)
+    stream.close()
+    order = [row for epoch in range(4) for place in range(26) for row in stream.batch_rows(place, epoch)]
+    assert len(model.trained) >= 60 * 8 - 3 * 5
+    assert model.trained == order[: len(model.trained)], "one epoch of the data after the other, none left out"
+    assert stream.epoch == epochs * steps // 26
+    assert not [warning for warning in recwarn if "ran out of data" in str(warning.message)]
+
+
+@pytest.mark.parametrize("settings", [{"steps_per_execution": 4}, {"run_eagerly": True}])
+def test_steps_per_epoch_however_they_are_executed(path, settings):
+    stream = sequence(path)
+    expected = [stream.batch(place, epoch)[1].tolist() for epoch in range(2) for place in range(26)]
+    counted = []
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            counted.append(batch)
+
+    tiny_model(**settings).fit(stream, epochs=3, steps_per_epoch=10, callbacks=[Count()], verbose=0)
+    given = [batch for epoch in stream.epochs for batch in epoch]
+    trained = 3 * (max(counted) + 1)
+    assert given[:trained] == expected[:trained]
+
+
+def test_class_weights_and_sample_weights_count_as_they_do_for_arrays(write):
+    random = np.random.default_rng(0)
+    x, y, w = random.random((60, 3), "f4"), random.integers(0, 2, 60), random.random(60, "f4")
+    path = write(x=x, y=y, w=w, chunks=7)
+
+    def weights(*data, **settings):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        model.fit(*data, shuffle=False, verbose=0, **settings)
+        return np.concatenate([v.ravel() for v in model.get_weights()])
+
+    def stream(**settings):
+        return H5ChunkSequence(path, batch_size=8, shuffle=False, **settings)
+
+    plain = weights(stream())
+    by_class = weights(stream(), class_weight={0: 1.0, 1: 3.0})
+    by_sample = weights(stream(sample_weight="w"))
+    assert np.allclose(plain, weights(x, y, batch_size=8), atol=1e-6)
+    assert np.allclose(by_class, weights(x, y, batch_size=8, class_weight={0: 1.0, 1: 3.0}), atol=1e-6)
+    assert np.allclose(by_sample, weights(x, y, batch_size=8, sample_weight=w), atol=1e-6)
+    assert not np.allclose(plain, by_class, atol=1e-3)
+    assert not np.allclose(plain, by_sample, atol=1e-3)
+    with pytest.raises(ValueError, match="class_weight"):
+        weights(stream(sample_weight="w"), class_weight={0: 1.0, 1: 3.0})
+
+
+def test_slices_for_training_and_validation_share_no_row(path):
+    train = H5ChunkSequence(path, batch_size=8, rows=(0, 150), memory_budget="3kB")
+    model, seen = RowModel(), []
+    for rows in ((150, ROWS), np.arange(151, ROWS, 3)):
+        valid = H5ChunkSequence(path, batch_size=8, rows=rows, shuffle=False)
+        model.trained.clear(), model.tested.clear()
+        model.fit(train, validation_data=valid, epochs=2, verbose=0)
+        expected = list(range(*rows)) if isinstance(rows, tuple) else rows.tolist()
+        assert model.tested == expected * 2
+        assert [sorted(model.trained[k * 150 :][:150]) for k in range(2)] == [list(range(150))] * 2
+        seen.append(model.trained[:])
+        model.tested.clear()
+        model.evaluate(valid, steps=2, verbose=0)
+        assert model.tested == expected[:16], "steps cut evaluate short"
+    assert seen[0] != seen[1], "a later fit goes on to other epochs"
+
+
+@pytest.mark.parametrize("steps", [None, 20])
+def test_a_distribution_that_looks_at_a_batch_first_loses_none(path, steps):
+    import tensorflow as tf
+
+    stream = sequence(path)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = tiny_model(run_eagerly=True)
+    trained, step = [], model.train_step
+    model.train_step = lambda data: (trained.append(data[1].numpy().tolist()), step(data))[1]
+    model.fit(stream, epochs=2, steps_per_epoch=steps, verbose=0)
+    expected = [stream.batch(place, epoch)[1].tolist() for epoch in range(2) for place in range(26)]
+    assert trained == expected[: 2 * (steps or 26)]
 
 
 def test_fit_after_an_interrupted_fit(path):
@@ -177,13 +259,13 @@ def test_keras_keeps_little_in_its_queue(numbered):
 
     stream = Recorded(numbered(rows=6000, chunks=8), batch_size=10, memory_budget="30kB")
     assert stream.plan.window_rows < 1000, "several windows"
-    read = stream._here().reader.read
+    tasks = stream._here().reader.tasks
 
-    def slow_read(*arguments):
-        time.sleep(0.001)
-        return read(*arguments)
+    def slow_tasks(*arguments, **settings):
+        time.sleep(0.02)
+        return tasks(*arguments, **settings)
 
-    stream._here().reader.read = slow_read
+    stream._here().reader.tasks = slow_tasks
     ahead = []
 
     class Watch(keras.callbacks.Callback):

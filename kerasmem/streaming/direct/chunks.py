@@ -1,0 +1,115 @@
+"""Where in a file the chunks of a dataset lie, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import h5py
+import numpy as np
+
+MOST_CHUNKS = 8_000_000  # that are remembered, 24 bytes each
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One stored chunk, or one that was never written.
+
+    Args:
+        inner: which part of a row it covers; () where it covers whole rows.
+        offset: place in the file; None where it was never written.
+        size: bytes in the file.
+        mask: which filters were left out.
+        edge: whether a part of it lies outside the dataset.
+    """
+
+    inner: tuple[slice, ...]
+    offset: int | None
+    size: int = 0
+    mask: int = 0
+    edge: bool = False
+
+
+class ChunkIndex:
+    """The chunks of a dataset by the rows they hold.
+
+    Args:
+        dataset: the dataset; its index is read now.
+        base: added to every place that HDF5 tells.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, base: int = 0) -> None:
+        shape, chunks = dataset.shape, dataset.chunks
+        self._chunks = tuple(int(extent) for extent in chunks)
+        self._shape = tuple(int(extent) for extent in shape)
+        self._grid = tuple(-(-extent // chunk) for extent, chunk in zip(self._shape, self._chunks, strict=True))
+        self._per_row = prod(self._grid[1:])
+        # A chunk's number may exceed 64 bits in a hostile file, so rows and the rest are kept apart.
+        places: list[tuple[int, int, int, int, int]] = []
+
+        def note(info: Any) -> None:
+            cell = [at // chunk for at, chunk in zip(info.chunk_offset, self._chunks, strict=True)]
+            if any(at >= count for at, count in zip(cell, self._grid, strict=True)):
+                return
+            number = 0
+            for at, count in zip(cell[1:], self._grid[1:], strict=True):
+                number = number * count + at
+            places.append((cell[0], number, info.byte_offset, info.size, info.filter_mask))
+
+        if hasattr(dataset.id, "chunk_iter"):
+            dataset.id.chunk_iter(note)
+        else:  # h5py over an HDF5 before 1.14
+            for number in range(dataset.id.get_num_chunks()):
+                note(dataset.id.get_chunk_info(number))
+        table = np.array(sorted(places), np.int64).reshape(-1, 5)
+        self._rows = table[:, 0].copy()
+        self._numbers = table[:, 1].copy()
+        self._offsets = table[:, 2] + base
+        self._sizes = table[:, 3].astype(np.uint32)
+        self._masks = table[:, 4].astype(np.uint32)
+
+    def row_of_chunks(self, number: int) -> Iterator[Chunk]:
+        """Return the chunks that hold the rows from `number` × chunk rows onwards."""
+        low, high = np.searchsorted(self._rows, [number, number + 1]).tolist()
+        edge = (number + 1) * self._chunks[0] > self._shape[0]
+        if self._per_row == 1 and high - low == 1:
+            yield self._stored(low, self._inner(0), edge)
+            return
+        at = low
+        for cell in range(self._per_row):
+            while at < high and self._numbers[at] < cell:
+                at += 1
+            inner = self._inner(cell)
+            if at < high and self._numbers[at] == cell:
+                yield self._stored(at, inner, edge)
+            else:
+                yield Chunk(inner, None)
+
+    def same_as(self, other: ChunkIndex) -> bool:
+        """Return whether every chunk known here lies where it lay when `other` was made, or has been added."""
+        count = len(other._rows)
+        if count > len(self._rows):
+            return False
+        mine = {key: rest for key, *rest in self._table()}
+        return all(mine.get(key) == rest for key, *rest in other._table())
+
+    def _table(self) -> Iterator[tuple[Any, ...]]:
+        keys = zip(self._rows.tolist(), self._numbers.tolist(), strict=True)
+        return zip(keys, self._offsets.tolist(), self._sizes.tolist(), self._masks.tolist(), strict=True)
+
+    def _stored(self, at: int, inner: tuple[slice, ...], edge: bool) -> Chunk:
+        edge = edge or any(part.stop - part.start < chunk for part, chunk in zip(inner, self._chunks[1:], strict=False))
+        return Chunk(inner, int(self._offsets[at]), int(self._sizes[at]), int(self._masks[at]), edge)
+
+    def _inner(self, cell: int) -> tuple[slice, ...]:
+        if self._chunks[1:] == self._shape[1:]:
+            return ()
+        parts = []
+        for chunk, count, extent in zip(
+            reversed(self._chunks[1:]), reversed(self._grid[1:]), reversed(self._shape[1:]), strict=True
+        ):
+            cell, at = divmod(cell, count)
+            parts.append(slice(at * chunk, min((at + 1) * chunk, extent)))
+        return tuple(reversed(parts))

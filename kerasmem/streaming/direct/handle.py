@@ -1,0 +1,105 @@
+"""A file's bytes, read past the HDF5 library, and whether it is still the file it was."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from kerasmem.errors import DataError
+from kerasmem.streaming.layout import shown
+
+_MOST_VIEWS = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in os.sysconf_names else 16
+
+
+class FileHandle:
+    """An open file that any number of threads read at given places.
+
+    Args:
+        path: the file.
+        size: bytes that it had when it was looked at; it may grow, and must not shrink.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path = path
+        self.size = size
+        self.bytes_read = 0
+        self._counting = threading.Lock()
+        self._number = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self.seen = os.fstat(self._number)
+
+    def read(self, views: Sequence[memoryview], offset: int, size: int) -> None:
+        """Fill the views, `size` bytes in all, with what follows `offset`.
+
+        Raises:
+            EOFError: the file ends before that.
+        """
+        done = 0
+        for first in range(0, len(views), _MOST_VIEWS):
+            part = views[first : first + _MOST_VIEWS]
+            wanted = sum(map(len, part)) if len(views) > _MOST_VIEWS else size
+            got = os.preadv(self._number, part, offset + done)
+            if got < wanted:
+                self._read_rest(part, offset + done, got, wanted)
+            done += wanted
+        with self._counting:
+            self.bytes_read += size
+
+    def _read_rest(self, views: Sequence[memoryview], offset: int, got: int, wanted: int) -> None:
+        """Read on after a call that brought less than was asked for, as any may."""
+        at = 0
+        for view in views:
+            while got < at + len(view):
+                more = os.preadv(self._number, [view[got - at :]], offset + got)
+                if not more:
+                    raise EOFError(f"the file ends at byte {offset + got:,}, and {offset + wanted:,} are needed")
+                got += more
+            at += len(view)
+
+    def changed(self) -> str:
+        """Return in words what makes the file unfit to be read on; "" where it is as it was or is longer."""
+        now = os.fstat(self._number)
+        if now.st_size < self.size:
+            return (
+                f"the file was cut while in use: it had {self.size:,} bytes and has {now.st_size:,}; "
+                "write it again and make the sequence again"
+            )
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            return ""  # deleted: what is open stays whole until it is closed
+        if (there.st_ino, there.st_dev) != (now.st_ino, now.st_dev):
+            return "the file was replaced by another while in use; make the sequence again"
+        if now.st_mtime_ns != self.seen.st_mtime_ns and now.st_size == self.seen.st_size:
+            return "the file was written to while in use; make the sequence again"
+        return ""
+
+    def grown(self) -> bool:
+        """Return whether the file has become longer since it was opened."""
+        return os.fstat(self._number).st_size > self.seen.st_size
+
+    def close(self) -> None:
+        """Close the file; reading from it is an error afterwards."""
+        number, self._number = self._number, -1
+        if number >= 0:
+            os.close(number)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_number"):
+            self.close()
+
+
+def view_of(array: np.ndarray) -> memoryview:
+    """Return an array's memory as bytes."""
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
+def open_handle(path: str, size: int) -> FileHandle:
+    """Open a file whose size was `size`; whatever is wrong becomes a `DataError`."""
+    try:
+        handle = FileHandle(path, size)
+    except OSError as error:
+        raise DataError(f"{shown(path)}: the file cannot be opened: {error.strerror}") from error
+    return handle

@@ -1,0 +1,304 @@
+"""Rows out of the three kinds of storage: one run of bytes, chunks, and whatever HDF5 alone can read."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NoReturn, Protocol
+
+import h5py
+import numpy as np
+
+from kerasmem.streaming.budget import PIECE_BYTES, SCATTER_BYTES
+from kerasmem.streaming.direct.chunks import Chunk, ChunkIndex
+from kerasmem.streaming.direct.codecs import DecodeError
+from kerasmem.streaming.direct.delivery import Delivery, Places
+from kerasmem.streaming.direct.handle import FileHandle, view_of
+from kerasmem.streaming.direct.pipeline import Pipeline
+from kerasmem.streaming.direct.scratch import Scratch
+from kerasmem.units import KIB
+
+_SKIP_BYTES = 64 * KIB  # in data without chunks, shorter gaps are read along
+
+Refuse = Callable[[int, int, str, BaseException | None], NoReturn]
+"""Raises the error for rows `start` to `stop` that cannot be read, for a reason."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows to be read: `start` to `stop` of the file, all or those picked, and where they go in a window."""
+
+    start: int
+    stop: int
+    picked: np.ndarray | None
+    places: Places
+
+    def cells(self, size: int) -> Iterator[Run]:
+        """Return the parts that lie in one cell each of a grid of `size` rows, without what is not picked."""
+        if self.picked is None and self.start // size == (self.stop - 1) // size:
+            yield self
+            return
+        for cell in range(self.start // size, (self.stop - 1) // size + 1):
+            low, high = max(cell * size, self.start), min((cell + 1) * size, self.stop)
+            first, last = low - self.start, high - self.start
+            picked = None
+            if self.picked is not None:
+                first, last = np.searchsorted(self.picked, [first, last]).tolist()
+                if first == last:
+                    continue
+                inside = self.picked[first:last]
+                low, high = self.start + int(inside[0]), self.start + int(inside[-1]) + 1
+                picked = None if high - low == last - first else inside - inside[0]
+            yield Run(low, high, picked, part_of(self.places, first, last))
+
+    def runs(self) -> Iterator[Run]:
+        """Return the parts without gaps."""
+        if self.picked is None:
+            yield self
+            return
+        breaks = np.flatnonzero(np.diff(self.picked) > 1) + 1
+        bounds = [0, *breaks.tolist(), len(self.picked)]
+        for first, last in itertools.pairwise(bounds):
+            low = self.start + int(self.picked[first])
+            yield Run(low, low + last - first, None, part_of(self.places, first, last))
+
+
+def part_of(places: Places, first: int, last: int) -> Places:
+    """Return the places of rows `first` to `last` of those that `places` are for."""
+    if isinstance(places, slice):
+        return slice(places.start + first, places.start + last)
+    return places[first:last]
+
+
+Outputs = Sequence[tuple[Delivery, np.ndarray]]
+"""What to make of the rows of a dataset, and the window's array for it; one a column."""
+
+
+class Source(Protocol):
+    """Reads rows of one dataset. Any number of threads may do so at a time."""
+
+    def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
+        """Read rows into the windows."""
+
+    def lies_where(self, other: Source) -> bool:
+        """Return whether the data known to `other`, made earlier, still lies where it did."""
+
+
+class RowBytes:
+    """Rows that lie one after another in the file.
+
+    Args:
+        handle: the file.
+        shape: shape of a row.
+        dtype: type as stored.
+    """
+
+    def __init__(self, handle: FileHandle, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._handle = handle
+        self._shape = shape
+        self._dtype = dtype
+        self.size = prod(shape) * dtype.itemsize
+
+    def read(self, offset: int, run: Run, outputs: Outputs, scratch: Scratch) -> None:
+        """Read rows of which the first of the run lies at `offset`."""
+        size = self.size
+        delivery, target = outputs[0]
+        if len(outputs) == 1 and delivery.plain:
+            straight = isinstance(run.places, slice)
+            if size >= SCATTER_BYTES or (straight and run.picked is None):
+                for part in run.runs():
+                    self._scatter(offset + (part.start - run.start) * size, part, target)
+                return
+        cell = max(1, (PIECE_BYTES if run.picked is None else _SKIP_BYTES) // size)
+        for part in run.cells(cell):
+            count = part.stop - part.start
+            raw = scratch.take("rows", count * size)
+            self._handle.read([view_of(raw)], offset + (part.start - run.start) * size, len(raw))
+            rows = raw.view(self._dtype).reshape(count, *self._shape)
+            for delivery, target in outputs:
+                delivery.put(rows, part.picked, target, part.places, scratch)
+
+    def _scatter(self, offset: int, run: Run, target: np.ndarray) -> None:
+        """Let the kernel put each row into its place."""
+        size, count = self.size, run.stop - run.start
+        window = view_of(target)
+        if isinstance(run.places, slice):
+            views = [window[run.places.start * size : run.places.stop * size]]
+        else:
+            views = [window[at : at + size] for at in (run.places.astype(np.int64) * size).tolist()]
+        self._handle.read(views, offset, count * size)
+
+
+class ContiguousSource:
+    """A dataset in one run of bytes, with no filters.
+
+    Args:
+        rows: how to read its rows.
+        offset: where in the file it begins.
+        refuse: raises the error for rows that cannot be read.
+    """
+
+    def __init__(self, rows: RowBytes, offset: int, refuse: Refuse) -> None:
+        self._rows = rows
+        self.offset = offset
+        self._refuse = refuse
+
+    def lies_where(self, other: Source) -> bool:
+        """Return whether the data known to `other`, made earlier, still lies where it did."""
+        return isinstance(other, ContiguousSource) and other.offset == self.offset
+
+    def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
+        """Read rows into the windows."""
+        try:
+            self._rows.read(self.offset + run.start * self._rows.size, run, outputs, scratch)
+        except (EOFError, OSError) as error:
+            self._refuse(run.start, run.stop, str(error), error)
+
+
+class ChunkedSource:
+    """A dataset in chunks whose filters are known here.
+
+    Args:
+        handle: the file.
+        index: where the chunks lie.
+        chunk: shape of a chunk.
+        shape: shape of the dataset.
+        dtype: type as stored.
+        pipeline: the filters.
+        filtered: whether there are any.
+        fill: value of what was never written; None where that is an error.
+        other: reads chunks that are stored in a way not known here.
+        refuse: raises the error for rows that cannot be read.
+    """
+
+    def __init__(
+        self,
+        handle: FileHandle,
+        index: ChunkIndex,
+        *,
+        chunk: tuple[int, ...],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        pipeline: Pipeline,
+        filtered: bool,
+        fill: np.ndarray | None,
+        other: Source,
+        refuse: Refuse,
+    ) -> None:
+        self._handle = handle
+        self.index = index
+        self._chunk = chunk
+        self._shape = shape
+        self._dtype = dtype
+        self._pipeline = pipeline
+        self._filtered = filtered
+        self._fill = fill
+        self._other = other
+        self._refuse = refuse
+        self._bytes = prod(chunk) * dtype.itemsize
+        self._rows = RowBytes(handle, shape[1:], dtype)
+
+    def lies_where(self, other: Source) -> bool:
+        """Return whether the data known to `other`, made earlier, still lies where it did."""
+        return isinstance(other, ChunkedSource) and self.index.same_as(other.index)
+
+    def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
+        """Read rows into the windows."""
+        for part in run.cells(self._chunk[0]):
+            try:
+                for chunk in self.index.row_of_chunks(part.start // self._chunk[0]):
+                    self._read_chunk(chunk, part, outputs, scratch)
+            except (EOFError, OSError, DecodeError) as error:
+                self._refuse(part.start, part.stop, str(error), error)
+
+    def _read_chunk(self, chunk: Chunk, run: Run, outputs: Outputs, scratch: Scratch) -> None:
+        skipped = run.start % self._chunk[0]
+        if chunk.offset is None:
+            if self._fill is None:
+                raise DecodeError("a chunk is missing there")
+            rest = tuple(part.stop - part.start for part in chunk.inner) + self._shape[1 + len(chunk.inner) :]
+            rows = np.broadcast_to(self._fill, (run.stop - run.start, *rest))
+        elif not self._filtered and not chunk.inner:
+            self._check_size(chunk)
+            self._rows.read(chunk.offset + skipped * self._rows.size, run, outputs, scratch)
+            return
+        elif self._filtered and chunk.edge and not chunk.mask and chunk.size == self._bytes:
+            # HDF5 can be told to leave the filters out for chunks at the edge, and tells nobody.
+            self._other.read(run, outputs, scratch)
+            return
+        else:
+            rows = self._decode(chunk, scratch)[skipped : skipped + run.stop - run.start]
+            index = (slice(None), *(slice(0, part.stop - part.start) for part in chunk.inner))
+            rows = rows[index]
+        for delivery, target in outputs:
+            delivery.put(rows, run.picked, target, run.places, scratch, chunk.inner)
+
+    def _decode(self, chunk: Chunk, scratch: Scratch) -> np.ndarray:
+        self._check_size(chunk)
+        assert chunk.offset is not None
+        stored = scratch.take("stored", chunk.size)
+        self._handle.read([view_of(stored)], chunk.offset, chunk.size)
+        data = self._pipeline.decode(stored, chunk.mask, scratch)
+        return data.view(self._dtype).reshape(self._chunk)
+
+    def _check_size(self, chunk: Chunk) -> None:
+        most = self._pipeline.most_stored()
+        if chunk.size > most or (not self._filtered and chunk.size != self._bytes):
+            raise DecodeError(f"a chunk of {self._bytes:,} bytes takes {chunk.size:,} in the file")
+
+
+class Hdf5Source:
+    """A dataset that is read by HDF5: one thread at a time, whatever the storage.
+
+    Args:
+        dataset: the dataset.
+        shape: shape of the rows and all, the extents of an array type included.
+        dtype: type as read.
+        cell: rows read at a time, and not read where none of them is picked.
+        refuse: raises the error for rows that cannot be read.
+    """
+
+    def __init__(
+        self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any], cell: int, refuse: Refuse
+    ) -> None:
+        self._dataset = dataset
+        self._shape = shape
+        self._dtype = dtype
+        self._cell = cell
+        self._refuse = refuse
+        self._reading = threading.Lock()
+        self._scratch = Scratch()
+        self.bytes_read = 0
+
+    def lies_where(self, other: Source) -> bool:
+        """Return whether the data known to `other`, made earlier, still lies where it did."""
+        return isinstance(other, Hdf5Source)
+
+    def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
+        """Read rows into the windows."""
+        for part in run.cells(self._cell):
+            with self._reading:
+                shape = (part.stop - part.start, *self._shape[1:])
+                raw = self._scratch.take("rows", prod(shape) * self._dtype.itemsize)
+                rows = raw.view(self._dtype).reshape(shape)
+                try:
+                    self._fetch(part.start, part.stop, rows)
+                except (OSError, RuntimeError, KeyError) as error:
+                    self._refuse(part.start, part.stop, " ".join(str(error).split()), error)
+                self.bytes_read += raw.nbytes
+                for delivery, target in outputs:
+                    delivery.put(rows, part.picked, target, part.places, scratch)
+
+    def _fetch(self, start: int, stop: int, into: np.ndarray) -> None:
+        dataset = self._dataset
+        if dataset.dtype.subdtype is None:
+            dataset.read_direct(into, np.s_[start:stop])
+            return
+        # Rows whose every element is an array (PyTables writes such), which `read_direct` cannot.
+        extent = (stop - start, *dataset.shape[1:])
+        there = dataset.id.get_space()
+        there.select_hyperslab((start, *[0] * (len(extent) - 1)), extent)
+        dataset.id.read(h5py.h5s.create_simple(extent), there, into, h5py.h5t.py_create(dataset.dtype))

@@ -1,0 +1,190 @@
+"""How well a plan shuffles, and how much it reads, said before training. Pure arithmetic on labels and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from kerasmem.streaming.layout import DatasetLayout
+from kerasmem.streaming.order import Blocks
+from kerasmem.streaming.sharding import ShardBlocks
+
+FORMAT_VERSION = 1
+GOOD = 0.99  # of the entropy of a uniform shuffle
+
+
+@dataclass(frozen=True)
+class ShuffleQuality:
+    """How well batches are mixed, against a uniform shuffle of all rows, and what reading them costs.
+
+    Args:
+        labels: the dataset whose values were looked at.
+        classes: different values.
+        rows_examined: rows of the planned order that were looked at.
+        entropy_bits: label entropy of a batch, the mean over those examined.
+        uniform_bits: what it would be expected to be, had all rows been shuffled uniformly.
+        ratio: the first of the second; None where there is one class.
+        block_purity: share of a block's commonest label, the mean over blocks; 1 where blocks are homogeneous.
+        blocks: blocks an epoch.
+        window_blocks: blocks shuffled together.
+        window_rows: rows shuffled together.
+        bytes_needed: bytes that the rows used take in the file.
+        bytes_read: bytes read in an epoch, at most.
+        enough_memory: the smallest `memory_budget` tried that gets to 99 % of a uniform shuffle, in bytes; None
+            where this one does, or none is known to.
+        format_version: of this record.
+    """
+
+    labels: str
+    classes: int
+    rows_examined: int
+    entropy_bits: float
+    uniform_bits: float
+    ratio: float | None
+    block_purity: float
+    blocks: int
+    window_blocks: int
+    window_rows: int
+    bytes_needed: int
+    bytes_read: int
+    enough_memory: int | None = None
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def good(self) -> bool:
+        """Whether batches are as mixed as a uniform shuffle's, but for 1 %."""
+        return self.ratio is None or self.ratio >= GOOD
+
+    @property
+    def read_amplification(self) -> float:
+        """Bytes read in an epoch for each byte that is needed."""
+        return self.bytes_read / self.bytes_needed if self.bytes_needed else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the quality as plain numbers and texts, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ShuffleQuality:
+        """Return what `to_dict` wrote."""
+        return cls(**data)
+
+
+def batch_entropy(codes: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return the label entropy of each batch, in bits.
+
+    Args:
+        codes: labels in the order of delivery, whole numbers from 0.
+        edges: where batches begin, and where the last one ends.
+
+    Example:
+        >>> batch_entropy(np.array([0, 0, 0, 1]), np.array([0, 2, 4])).tolist()
+        [0.0, 1.0]
+    """
+    lengths = np.diff(edges)
+    classes = int(codes.max()) + 1
+    batch = np.repeat(np.arange(len(lengths)), lengths)
+    found, counts = np.unique(batch * classes + codes[edges[0] : edges[-1]], return_counts=True)
+    share = counts / lengths[found // classes]
+    return np.bincount(found // classes, -share * np.log2(share), len(lengths)) + 0.0
+
+
+def uniform_entropy(class_rows: np.ndarray, batch: int) -> float:
+    """Return the label entropy to be expected of `batch` rows drawn at random from all, in bits.
+
+    The number of a class's rows in the batch is hypergeometric; the mean is exact.
+
+    Args:
+        class_rows: rows of each class.
+        batch: rows drawn, at most all.
+    """
+    rows = int(class_rows.sum())
+    of_size, classes = np.unique(class_rows[class_rows > 0], return_counts=True)
+    logs = np.r_[0.0, np.cumsum(np.log(np.arange(1, rows + 1)))]  # of the factorials
+    drawn = np.arange(1, batch + 1)
+    term = -(drawn / batch) * np.log2(drawn / batch)
+    total = 0.0
+    for size, count in zip(of_size.tolist(), classes.tolist(), strict=True):
+        k = drawn[(drawn <= size) & (batch - drawn <= rows - size)]
+        chance = np.exp(
+            (logs[size] - logs[k] - logs[size - k])
+            + (logs[rows - size] - logs[batch - k] - logs[rows - size - batch + k])
+            - (logs[rows] - logs[batch] - logs[rows - batch])
+        )
+        total += count * float(chance @ term[k - 1])
+    return total
+
+
+def block_purity(rows: np.ndarray, codes: np.ndarray, block_rows: int) -> float:
+    """Return the share of the commonest label in a block, the mean over blocks."""
+    blocks, number = np.unique(rows // block_rows, return_inverse=True)
+    classes = int(codes.max()) + 1
+    found, counts = np.unique(number * classes + codes, return_counts=True)
+    most = np.zeros(len(blocks))
+    np.maximum.at(most, found // classes, counts)
+    return float(np.mean(most / np.bincount(number)))
+
+
+def count_bytes(
+    layouts: Sequence[DatasetLayout],
+    blocks: Blocks | ShardBlocks,
+    *,
+    resident: Collection[str],
+    part_by_part: Collection[str],
+) -> tuple[int, int]:
+    """Return the bytes needed, and those read at most, in an epoch.
+
+    Args:
+        layouts: the datasets read.
+        blocks: how their rows are read.
+        resident: names of those that are read once and kept.
+        part_by_part: names of those of which a part can be read without the rest of its chunk.
+    """
+    numbers = np.arange(blocks.count)
+    selected = int(blocks.sizes(numbers).sum())
+    spans = np.array([blocks.span(block) for block in range(blocks.count)], np.int64).reshape(-1, 2)
+    needed = read = 0.0
+    for layout in layouts:
+        row = layout.stored_bytes / layout.rows if layout.rows else 0.0
+        needed += selected * row
+        if layout.name in resident:
+            read += max(selected * row, layout.stored_bytes)
+        elif layout.chunks is None or layout.name in part_by_part:
+            read += float((spans[:, 1] - spans[:, 0]).sum()) * row
+        else:
+            size = layout.chunk_rows
+            read += _chunks_touched(blocks, spans, size, layout.rows) * row
+    return round(needed), round(read)
+
+
+def _chunks_touched(blocks: Blocks | ShardBlocks, spans: np.ndarray, size: int, rows: int) -> int:
+    """Return the rows of all chunks that are touched, each as often as there are blocks that touch it."""
+    touched = 0
+    for block, (start, stop) in enumerate(spans.tolist()):
+        picked = blocks.picked(block)
+        if picked is None:
+            first, last = start // size, (stop - 1) // size
+            touched += min((last + 1) * size, rows) - first * size
+        else:
+            chunks = np.unique((start + picked) // size)
+            touched += int((np.minimum((chunks + 1) * size, rows) - chunks * size).sum())
+    return touched
+
+
+def choose_runs(batches: int, rows: int, most: int, runs: int = 16) -> list[tuple[int, int]]:
+    """Return which batches to look at, first and the one after the last: all, or some runs spread over the epoch.
+
+    Args:
+        batches: batches of an epoch.
+        rows: its rows.
+        most: rows to look at.
+        runs: how many runs, where not all batches are looked at.
+    """
+    if rows <= most or batches <= runs:
+        return [(0, batches)]
+    length = max(1, batches * most // rows // runs)
+    starts = np.linspace(0, batches - length, runs).astype(int)
+    return [(int(start), int(start) + length) for start in starts]

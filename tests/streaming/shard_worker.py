@@ -1,0 +1,27 @@
+"""Run by the sharding tests, once a worker: read two epochs of a shard and say which rows came and what was read.
+
+shard_worker.py FILE SETTINGS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+
+def main(file: str, settings: str) -> None:
+    from kerasmem import H5ChunkSequence
+
+    stream = H5ChunkSequence(file, **json.loads(settings))
+    epochs = [[batch[1].tolist() for batch in stream.next_epoch()]]
+    read = stream._here().reader.bytes_read
+    epochs.append([batch[1].tolist() for batch in stream.next_epoch()])
+    print(json.dumps({"shard": stream.shard, "steps": len(stream), "epochs": epochs, "bytes_read": read}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

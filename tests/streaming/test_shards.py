@@ -1,0 +1,194 @@
+"""Rows shared out among workers: disjoint, complete, equally many steps, each chunk read once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from kerasmem import H5ChunkSequence
+from kerasmem.errors import UsageError
+from kerasmem.streaming.order import Blocks
+from kerasmem.streaming.sharding import Share, find_shard, place_in_cluster, read_shard
+
+HERE = Path(__file__).parent
+WIDTH = 100
+
+
+def cases(count=400):
+    random = np.random.default_rng(5)
+    for number in range(count):
+        rows = int(random.integers(1, 400))
+        start = int(random.integers(0, 20))
+        selection = range(start, start + rows)
+        if number % 3 == 0:
+            selection = np.sort(random.choice(2 * rows, rows, replace=False)).astype(np.int64)
+        chunk = int(random.integers(1, 20))
+        yield selection, int(random.integers(1, 9)), chunk, int(random.integers(1, 40)), bool(number % 2)
+
+
+def shares(selection, count, chunk, batch, drop):
+    return [Share(index, count, len(selection), batch, drop, chunk) for index in range(count)]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_shards_are_disjoint_and_complete_and_have_equal_steps(shuffle):
+    tried = 0
+    for selection, count, chunk, batch, drop in cases():
+        try:
+            workers = shares(selection, count, chunk, batch, drop)
+        except UsageError:
+            continue
+        tried += 1
+        steps, seen = workers[0].steps, []
+        for share in workers:
+            chosen = share.select(selection, shuffle=shuffle)
+            blocks = Blocks(chosen, chunk * 3)
+            blocks = share.deal(blocks, seed=3) if shuffle else blocks
+            pieces = [blocks.rows(block) for block in range(blocks.count)]
+            mine = np.concatenate(pieces)
+            assert len(mine) == blocks.total == blocks.sizes(np.arange(blocks.count)).sum()
+            assert blocks.total <= len(share.plan_for(selection)), "memory is planned for enough rows"
+            for block, piece in enumerate(pieces):
+                picked, (start, stop) = blocks.picked(block), blocks.span(block)
+                assert np.array_equal(start + (np.arange(stop - start) if picked is None else picked), piece)
+            bounds = [share.bounds(place, blocks.total) for place in range(steps)]
+            lengths = [stop - start for start, stop in bounds]
+            assert min(lengths) > 0
+            assert max(lengths) <= batch
+            assert bounds[0][0] == 0
+            assert all(before[1] == after[0] for before, after in pairwise(bounds))
+            assert set(lengths) == {batch} if drop else bounds[-1][1] == blocks.total
+            seen.append(mine)
+        assert np.array_equal(np.sort(np.concatenate(seen)), np.asarray(selection))
+        if not drop:
+            assert max(map(len, seen)) - min(map(len, seen)) <= batch
+        if not shuffle:
+            assert np.array_equal(np.concatenate(seen), np.asarray(selection)), "runs in file order"
+    assert tried > 200
+
+
+def test_chunks_are_not_torn_where_that_can_be_avoided():
+    for shuffle in (True, False):
+        owners = {}
+        for share in shares(range(10_100), 4, 16, 32, False):
+            blocks = Blocks(share.select(range(10_100), shuffle=shuffle), 64)
+            blocks = share.deal(blocks, 0) if shuffle else blocks
+            for block in range(blocks.count):
+                for chunk in set(blocks.rows(block) // 16):
+                    owners.setdefault(int(chunk), set()).add(share.index)
+        assert {len(workers) for workers in owners.values()} == {1}
+
+
+def run_workers(path, count, environments=None, **settings):
+    workers = []
+    for index in range(count):
+        given = {"batch_size": 16, "memory_budget": "120kB", "shard": [index, count], **settings}
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), **(environments or [{}] * count)[index]}
+        command = [sys.executable, str(HERE / "shard_worker.py"), str(path), json.dumps(given)]
+        workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
+    results = [json.loads(worker.communicate(timeout=300)[0].strip().splitlines()[-1]) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * count
+    return results
+
+
+def check_workers(results, rows):
+    assert len({result["steps"] for result in results}) == 1
+    for epoch in range(2):
+        seen = [row for result in results for batch in result["epochs"][epoch] for row in batch]
+        assert sorted(seen) == list(range(rows)), "disjoint and complete"
+    # Labels are small: each worker keeps all of them in memory.
+    labels = len(results) * 8 * rows
+    assert sum(result["bytes_read"] for result in results) <= 1.05 * rows * 4 * WIDTH + labels
+    return results
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"shuffle": False}])
+def test_real_workers(numbered, settings, packed):
+    options = {"x": {"compression": "gzip"}} if packed else {}
+    path = numbered(rows=3000, chunks=16, width=WIDTH, options=options)
+    with h5py.File(path) as file:
+        stored = file["x"].id.get_storage_size()
+    results = check_workers(run_workers(path, 3, **settings), 3000)
+    read = sum(result["bytes_read"] for result in results)
+    assert read <= 1.05 * stored + 3 * 3000 * 8, "each chunk by one worker"
+    assert (results[0]["epochs"][0] != results[0]["epochs"][1]) == (settings == {}), "another order each epoch"
+
+
+def test_workers_that_find_their_shard(numbered):
+    cluster = {"chief": ["localhost:1"], "worker": ["localhost:2"]}
+    environments = [
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})} for kind in cluster
+    ]
+    results = run_workers(numbered(rows=2000, chunks=None, width=WIDTH), 2, environments, shard="auto")
+    assert [result["shard"] for result in check_workers(results, 2000)] == [[0, 2], [1, 2]]
+
+
+def test_auto(monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert read_shard("auto") == read_shard(None) == (0, 1)
+    monkeypatch.setenv("TF_CONFIG", "{")
+    with pytest.raises(UsageError, match="TF_CONFIG, which cannot be understood"):
+        find_shard()
+    monkeypatch.delenv("TF_CONFIG")
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        assert find_shard() == (0, 1), "one process, however many devices"
+    cluster = {"chief": ["a"], "worker": ["b", "c"], "ps": ["d"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
+    assert find_shard() == (2, 3)
+    assert place_in_cluster(cluster, "chief", 0) == (0, 3)
+    assert place_in_cluster(cluster, "evaluator", 0) == place_in_cluster(cluster, "ps", 0) == (0, 1)
+
+
+def test_auto_in_the_scope_of_a_strategy_of_several_workers(monkeypatch):
+    import tensorflow as tf
+
+    class Cluster:
+        """As much of a strategy over several machines as counts; making a real one waits for the others."""
+
+        cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": ["a:1", "b:1", "c:1"]}), task_type="worker", task_id=2
+        )
+
+    monkeypatch.setattr(tf.distribute, "has_strategy", lambda: True)
+    monkeypatch.setattr(tf.distribute, "get_strategy", Cluster)
+    assert find_shard() == (2, 3)
+
+
+def test_auto_with_a_keras_distribution(monkeypatch):
+    import keras
+
+    class Distribution:
+        num_processes, num_model_replicas, data_shard_id = 4, 2, 1
+
+    monkeypatch.setattr(keras.distribution, "distribution", Distribution)
+    assert find_shard() == (1, 2), "two processes hold one replica together, and read the same"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"shard": (2, 2)}, "shard: index 2 does not exist among 2; they are 0 to 1"),
+        ({"shard": 1}, "shard: 1 is neither"),
+        ({"shard": "all"}, "shard: 'all' is neither"),
+        ({"shard": (0, 2.5)}, "shard count: 2.5 is not a whole number"),
+        ({"shard": (-1, 2)}, "shard index: -1"),
+        ({"shard": (0, 200)}, "100 rows cannot be shared out among 200 workers"),
+        ({"shard": (0, 4), "drop_remainder": True}, "100 rows make no full batch of 32 for each of 4 workers"),
+        ({"shard": (0, 3), "batch_size": 1}, "batches of 1 give 3 workers unequal numbers"),
+        ({"shard": (0, 2), "seed": None}, "seed: None draws another seed in every worker"),
+    ],
+)
+def test_refused(numbered, settings, text):
+    with pytest.raises(UsageError, match=text):
+        H5ChunkSequence(numbered(), **settings)

@@ -1,0 +1,109 @@
+"""The same batches as a tf.data.Dataset."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from streams import RowModel, slow_double
+
+from kerasmem import H5ChunkSequence
+from kerasmem.errors import UsageError
+
+ROWS = 203
+
+
+@pytest.fixture
+def path(numbered):
+    return numbered(rows=ROWS, chunks=4)
+
+
+def stream(path, **settings):
+    return H5ChunkSequence(path, **{"batch_size": 8, "memory_budget": "3kB", **settings})
+
+
+def targets(batches):
+    return [np.asarray(batch[1]).tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2, 40])
+@pytest.mark.parametrize("way", [{}, {"workers": 3}, {"shuffle": False}, {"transform": slow_double, "workers": 2}])
+def test_the_same_batches_epoch_by_epoch(path, way, prefetch):
+    plain, data = stream(path, **way), stream(path, **way).as_tf_dataset(prefetch=prefetch)
+    assert int(data.cardinality()) == 26
+    for epoch in range(3):
+        for place, (x, y) in enumerate(data.as_numpy_iterator()):
+            wanted = plain.batch(place, epoch)
+            assert np.array_equal(x, wanted[0])
+            assert np.array_equal(y, wanted[1])
+        assert place == 25
+    repeated = targets(stream(path, **way).as_tf_dataset(prefetch=prefetch).repeat(2).as_numpy_iterator())
+    assert repeated == [plain.batch(place, epoch)[1].tolist() for epoch in range(2) for place in range(26)]
+    endless = stream(path, **way).as_tf_dataset(endless=True, prefetch=prefetch)
+    assert int(endless.cardinality()) == tf.data.INFINITE_CARDINALITY
+    assert targets(endless.take(52).as_numpy_iterator()) == repeated
+
+
+def test_fit_trains_on_them_as_on_the_sequence(path):
+    by_sequence, by_data, in_steps = RowModel(), RowModel(), RowModel()
+    by_sequence.fit(stream(path), epochs=3, verbose=0)
+    by_data.fit(stream(path).as_tf_dataset(), epochs=3, verbose=0)
+    in_steps.fit(stream(path).as_tf_dataset(endless=True), epochs=6, steps_per_epoch=13, verbose=0)
+    assert by_data.trained == by_sequence.trained == in_steps.trained
+
+
+def test_element_spec(write):
+    rows = np.arange(40)
+    path = write(a=rows[:, None] * [1, 2, 3], b=rows.astype("u2"), y=rows, w=rows, chunks=8)
+
+    def spec(**settings):
+        settings = {"x": ["a", "b"], "y": {"out": "y"}, "sample_weight": "w", "batch_size": 7, **settings}
+        return H5ChunkSequence(path, **settings).as_tf_dataset().element_spec
+
+    assert spec() == (
+        (tf.TensorSpec((None, 3), tf.float32), tf.TensorSpec((None,), tf.float32)),
+        {"out": tf.TensorSpec((None,), tf.int64)},
+        tf.TensorSpec((None,), tf.float32),
+    )
+    assert spec(batch_size=8)[2] == tf.TensorSpec((8,), tf.float32), "40 rows are 5 full batches"
+    assert spec(drop_remainder=True)[2] == tf.TensorSpec((7,), tf.float32)
+    assert spec(dtype={"b": "stored"})[0][1] == tf.TensorSpec((None,), tf.uint16)
+    only = spec(x="a", y=None, sample_weight=None, shuffle=False, dtype="float16")
+    assert only == (tf.TensorSpec((None, 3), tf.float16),)
+
+    def pad(x, y):
+        return [np.zeros((len(x), 2 + len(x))), x.astype("f8")], y
+
+    assert spec(x="a", y="y", sample_weight=None, transform=pad) == (
+        (tf.TensorSpec((None, None), tf.float64), tf.TensorSpec((None, 3), tf.float64)),
+        tf.TensorSpec((None,), tf.int64),
+    )
+
+
+def test_prefetch_is_bounded(path):
+    sequence, asked = stream(path), []
+    deliver = sequence._deliver
+    sequence._deliver = lambda reader, index: (asked.append(index), deliver(reader, index))[1]
+    for number, _ in enumerate(sequence.as_tf_dataset(prefetch=3).as_numpy_iterator()):
+        assert len(asked) <= number + 1 + 3 + 1
+    with pytest.raises(UsageError, match="prefetch: -1"):
+        sequence.as_tf_dataset(prefetch=-1)
+    with pytest.raises(UsageError, match="endless: 1 is neither"):
+        sequence.as_tf_dataset(endless=1)
+
+
+def test_errors_come_through(numbered):
+    sequence = H5ChunkSequence(numbered(rows=100), transform=slow_double)
+    data = sequence.as_tf_dataset()
+    sequence.transform = lambda x, y: None
+    with pytest.raises(tf.errors.InvalidArgumentError, match="transform, on batch 0 of epoch 0"):
+        list(data)
+
+
+@pytest.mark.parametrize("module", ["dataset", "state", "sharding", "quality"])
+def test_arithmetic_loads_no_tensorflow(module):
+    code = f"import sys, kerasmem.streaming.{module}; assert not {{'tensorflow', 'keras', 'h5py'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
