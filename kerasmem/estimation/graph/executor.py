@@ -39,7 +39,7 @@ class Executor:
         rules: of the device.
         seconds: how long an operation takes; decides the order between threads.
         is_reversed: operations that become ready together come in the reverse of the graph's order. TensorFlow's own
-            order depends on how often a graph was rewritten after Grappler.
+            is not the same in two processes: its passes go through sets of nodes that have no order.
     """
 
     def __init__(
