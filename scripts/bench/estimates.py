@@ -16,8 +16,8 @@ Every part of every row runs in a process of its own:
 - rivals: the formula, `model-profiler` and Grappler's virtual cluster.
 
 Other work on the machine changes the order in which a graph's operations run, and so the peak: each run keeps the load
-average and its niceness, and `--quiet 3` measures again what ran under more than that and without `nice -n -20` (as
-root), which keeps other work waiting. XLA rows repeat to the byte whatever else runs.
+average and whether it came first, as under `nice -n -20` (as root), where all other work waits. `--quiet 3` measures
+again what ran under a higher load and did not come first. XLA rows repeat to the byte whatever else runs.
 
 What is done is kept in results/estimates.jsonl, and a later run goes on from there; `--refresh` does parts again. The
 summary goes to results/estimates.json, a scatter plot to results/estimates.png. Rows of models that are held out
@@ -47,7 +47,6 @@ TIMEOUTS = {"truth": 900.0, "estimate": 300.0, "capped": 600.0, "rivals": 240.0}
 QUICK_SECONDS = 840.0
 BLOCK = 24  # rows that get all their parts before the next rows begin
 PROBE_EVERY = 5
-FIRST = -10  # niceness at which a process practically has the machine to itself
 MIB = 2**20
 
 
@@ -86,7 +85,7 @@ class Bench:
 
     def was_quiet(self, run: dict[str, Any]) -> bool:
         """Return whether little else ran on the machine then, or had to wait for this, as far as that was asked for."""
-        if self.options.quiet is None or run.get("nice", 0) <= FIRST:
+        if self.options.quiet is None or run.get("comes_first"):
             return True
         return bool(run.get("load_average", math.inf) <= self.options.quiet)
 
