@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import traceback
 from collections.abc import Callable
@@ -39,6 +40,7 @@ _in_worker: Transform | None = None  # in a worker process: the transform it was
 
 def _start_worker(transform: Transform) -> None:
     global _in_worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that trains ends the others
     _in_worker = transform
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.streaming.columns import Column
+from kerasmem.streaming.grid import Grid
 from kerasmem.streaming.layout import DatasetLayout, shown
 from kerasmem.streaming.order import Blocks
 from kerasmem.units import GIB, KIB, MIB, format_size, parse_size
@@ -82,6 +83,7 @@ def plan_memory(
     workers: int,
     budget: int | str | None,
     ordered: bool = False,
+    grid: Callable[[int], Grid] = Grid,
 ) -> MemoryPlan:
     """Return the largest windows that the budget holds.
 
@@ -97,6 +99,7 @@ def plan_memory(
         workers: threads or processes that prepare them, each busy with one.
         budget: bytes or a size text. None means 256 MiB for windows, with batches on top.
         ordered: the rows come in file order, so that large windows gain nothing.
+        grid: returns the grid of blocks of so many rows at most.
 
     Raises:
         UsageError: the budget is too small; the message names the smallest that works.
@@ -128,7 +131,7 @@ def plan_memory(
             unit * max(1, target // unit),
             unit,
         ):
-            fullest = min(_fullest(selection, block), rows)
+            fullest = min(_fullest(selection, grid(block)), rows)
             thread = max(_thread_bytes(d, columns, block, dense) for d in layouts)
             for scratch in (max(thread, min(_MOST_THREADS * thread, room // 8)), thread):
                 space = room - fixed - scratch
@@ -209,11 +212,11 @@ def check_order(blocks: int, batches: int) -> None:
         )
 
 
-def _fullest(selection: range | np.ndarray, block: int) -> int:
+def _fullest(selection: range | np.ndarray, grid: Grid) -> int:
     """Return the most selected rows that any block has."""
     if isinstance(selection, range):
-        return block
-    blocks = Blocks(selection, block)
+        return grid.largest
+    blocks = Blocks(selection, grid)
     return int(blocks.sizes(np.arange(blocks.count)).max())
 
 

@@ -15,7 +15,7 @@ from kerasmem.units import KIB, MIB, format_count, format_size
 
 def describe_stream(
     *,
-    path: str,
+    title: str,
     parts: Sequence[Part],
     columns: Sequence[Sequence[Column]],
     layouts: Mapping[str, DatasetLayout],
@@ -28,7 +28,7 @@ def describe_stream(
     ahead: str,
 ) -> str:
     """Return rows, types, order and memory of a stream, one fact a line."""
-    lines = [f"{shown(path)}: {_many(rows, 'row')} in {_many(batches, 'batch')} of {format_count(batch_size)}"]
+    lines = [f"{title}: {_many(rows, 'row')} in {_many(batches, 'batch')} of {format_count(batch_size)}"]
     for part, used in zip(parts, columns, strict=True):
         for column in used:
             layout = layouts[column.name]

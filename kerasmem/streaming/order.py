@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kerasmem.streaming.grid import Grid, as_grid
+
 if TYPE_CHECKING:
     from kerasmem.streaming.sharding import ShardBlocks
 
@@ -23,11 +25,11 @@ _BLOCKS, _ROWS = 0, 1  # which of an epoch's random streams
 
 
 class Blocks:
-    """The selected rows, cut along a grid of `size` rows.
+    """The selected rows, cut along a grid.
 
     Args:
         selection: the rows: a `range` of step 1, or a sorted int64 array.
-        size: rows of a grid cell; every block lies within one cell.
+        grid: the grid, or the rows of its cells; every block lies within one cell, and so within one file.
 
     Example:
         >>> blocks = Blocks(range(3, 10), 4)
@@ -35,17 +37,18 @@ class Blocks:
         [(3, 4), (4, 8), (8, 10)]
     """
 
-    def __init__(self, selection: range | np.ndarray, size: int) -> None:
-        self.size = size
+    def __init__(self, selection: range | np.ndarray, grid: Grid | int) -> None:
+        self.grid = as_grid(grid)
         self.total = len(selection)
-        self._first = self._last = 0
+        self._first = self._last = self._cell = 0
         self._rows: np.ndarray | None = None
         if isinstance(selection, range):
             self._first, self._last = selection.start, selection.stop
-            self.count = (self._last - 1) // size - self._first // size + 1
+            self._cell = int(self.grid.cell(self._first))
+            self.count = int(self.grid.cell(self._last - 1)) - self._cell + 1
         else:
             self._rows = selection
-            cells = selection // size
+            cells = self.grid.cell(selection)
             starts = np.flatnonzero(np.r_[True, cells[1:] != cells[:-1]])
             self._bounds = np.r_[starts, len(selection)]
             self.count = len(starts)
@@ -54,16 +57,16 @@ class Blocks:
         """Return how many selected rows each block has."""
         if self._rows is not None:
             return self._bounds[blocks + 1] - self._bounds[blocks]
-        cells = self._first // self.size + blocks
-        return np.minimum((cells + 1) * self.size, self._last) - np.maximum(cells * self.size, self._first)
+        cells = self._cell + blocks
+        return np.minimum(self.grid.high(cells), self._last) - np.maximum(self.grid.low(cells), self._first)
 
     def span(self, block: int) -> tuple[int, int]:
         """Return the run of file rows, (start, stop), that covers a block."""
         if self._rows is not None:
             inside = self._rows[self._bounds[block] : self._bounds[block + 1]]
             return int(inside[0]), int(inside[-1]) + 1
-        cell = self._first // self.size + block
-        return max(cell * self.size, self._first), min((cell + 1) * self.size, self._last)
+        cell = self._cell + block
+        return max(self.grid.low(cell), self._first), min(self.grid.high(cell), self._last)
 
     def picked(self, block: int) -> np.ndarray | None:
         """Return which rows of the span are selected, counted from its start; None when all are."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from kerasmem.streaming.grid import Grid
 from kerasmem.streaming.layout import DatasetLayout
 from kerasmem.streaming.order import Blocks
 from kerasmem.streaming.sharding import ShardBlocks
@@ -118,9 +119,9 @@ def uniform_entropy(class_rows: np.ndarray, batch: int) -> float:
     return total
 
 
-def block_purity(rows: np.ndarray, codes: np.ndarray, block_rows: int) -> float:
+def block_purity(rows: np.ndarray, codes: np.ndarray, grid: Grid) -> float:
     """Return the share of the commonest label in a block, the mean over blocks."""
-    blocks, number = np.unique(rows // block_rows, return_inverse=True)
+    blocks, number = np.unique(grid.cell(rows), return_inverse=True)
     classes = int(codes.max()) + 1
     found, counts = np.unique(number * classes + codes, return_counts=True)
     most = np.zeros(len(blocks))
@@ -134,6 +135,7 @@ def count_bytes(
     *,
     resident: Collection[str],
     part_by_part: Collection[str],
+    chunks: Callable[[str], Grid],
 ) -> tuple[int, int]:
     """Return the bytes needed, and those read at most, in an epoch.
 
@@ -142,6 +144,7 @@ def count_bytes(
         blocks: how their rows are read.
         resident: names of those that are read once and kept.
         part_by_part: names of those of which a part can be read without the rest of its chunk.
+        chunks: returns where the chunks of a dataset lie.
     """
     numbers = np.arange(blocks.count)
     selected = int(blocks.sizes(numbers).sum())
@@ -155,22 +158,21 @@ def count_bytes(
         elif layout.chunks is None or layout.name in part_by_part:
             read += float((spans[:, 1] - spans[:, 0]).sum()) * row
         else:
-            size = layout.chunk_rows
-            read += _chunks_touched(blocks, spans, size, layout.rows) * row
+            read += _chunks_touched(blocks, spans, chunks(layout.name), layout.rows) * row
     return round(needed), round(read)
 
 
-def _chunks_touched(blocks: Blocks | ShardBlocks, spans: np.ndarray, size: int, rows: int) -> int:
+def _chunks_touched(blocks: Blocks | ShardBlocks, spans: np.ndarray, grid: Grid, rows: int) -> int:
     """Return the rows of all chunks that are touched, each as often as there are blocks that touch it."""
     touched = 0
     for block, (start, stop) in enumerate(spans.tolist()):
         picked = blocks.picked(block)
         if picked is None:
-            first, last = start // size, (stop - 1) // size
-            touched += min((last + 1) * size, rows) - first * size
+            first, last = grid.cell(start), grid.cell(stop - 1)
+            touched += min(int(grid.high(last)), rows) - int(grid.low(first))
         else:
-            chunks = np.unique((start + picked) // size)
-            touched += int((np.minimum((chunks + 1) * size, rows) - chunks * size).sum())
+            cells = np.unique(grid.cell(start + picked))
+            touched += int((np.minimum(grid.high(cells), rows) - grid.low(cells)).sum())
     return touched
 
 

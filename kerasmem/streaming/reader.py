@@ -1,77 +1,65 @@
-"""The rows of a file into windows: which dataset is read how, and what is wrong when it cannot be."""
+"""The rows of files into windows: what has to be read for each, and which values are refused."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from dataclasses import replace
 
-import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.streaming.columns import Column
-from kerasmem.streaming.direct.codecs import EXTRA, register_filters
 from kerasmem.streaming.direct.delivery import Delivery, Places
-from kerasmem.streaming.direct.handle import FileHandle, open_handle
-from kerasmem.streaming.direct.opening import open_source
 from kerasmem.streaming.direct.scratch import Scratch
-from kerasmem.streaming.direct.sources import Hdf5Source, Run, Source, part_of
-from kerasmem.streaming.layout import DatasetLayout, FileLayout, shown
+from kerasmem.streaming.direct.sources import Outputs, Run, part_of
+from kerasmem.streaming.files import OpenFiles
+from kerasmem.streaming.grid import Grid
+from kerasmem.streaming.layout import DataLayout, DatasetLayout, shown
 from kerasmem.streaming.order import EpochOrder, Segment
-from kerasmem.streaming.scan import find_dataset, open_file, rows_of
+from kerasmem.streaming.settings import Access
 
 Task = Callable[[Scratch], None]
 """A part of the filling of a window that any thread may do, with its own buffers."""
 
 
 class RowReader:
-    """Reads windows of rows; opens the file at the first. Any number of threads may read at a time.
+    """Reads windows of rows; opens files as they are needed. Any number of threads may read at a time.
 
     Args:
-        layout: what the file looked like when the sequence was made.
+        layout: what the files looked like when the sequence was made.
         columns: what to read, each once.
         resident: datasets small enough to be kept in memory as stored, such as labels.
         check_finite: raise at NaN or infinity.
-        allow_external: as in `scan_file`.
-        allow_missing: as in `scan_file`.
+        access: as in `scan_files`.
     """
 
     def __init__(
         self,
-        layout: FileLayout,
+        layout: DataLayout,
         columns: Sequence[Column],
         *,
         resident: Mapping[str, int],
         check_finite: bool,
-        allow_external: bool,
-        allow_missing: bool,
+        access: Access,
     ) -> None:
         self.rows_read = 0
         self._layout = layout
         self._check_finite = check_finite
-        self._allow_external = allow_external
-        self._allow_missing = allow_missing
+        self.files = OpenFiles(layout, access)
         self._columns = tuple(columns)
         self._deliveries = [Delivery(column) for column in columns]
         self._by_dataset: dict[str, list[int]] = {}
         for number, column in enumerate(columns):
             self._by_dataset.setdefault(column.name, []).append(number)
+        self._rows = {name: _Rows(self.files, layout.starts, name) for name in self._by_dataset}
         self._resident_names = frozenset(resident)
         self._resident: dict[str, _Resident] = {}
-        self._opening = threading.RLock()
-        self._file: h5py.File | None = None
-        self._handle: FileHandle | None = None
-        self._sources: dict[str, Source] = {}
-        self._bytes_before = 0
-        self._spoiled = ""
 
     @property
     def bytes_read(self) -> int:
-        """Bytes taken from the file so far; for what HDF5 itself reads, the bytes of the rows."""
-        with self._opening:
-            return self._bytes_before + self._bytes_now()
+        """Bytes taken from the files so far; for what HDF5 itself reads, the bytes of the rows."""
+        return self.files.bytes_read
 
     def tasks(self, order: EpochOrder, window: int, arrays: Sequence[np.ndarray], *, in_file_order: bool) -> list[Task]:
         """Return what has to be done to fill a window; the tasks may run in any order and all at once.
@@ -85,8 +73,8 @@ class RowReader:
         Raises:
             DataError: the file has gone or has changed.
         """
-        self._open()
         self.check()
+        self._make_resident()
         rows = order.window_rows(window)
         places = slice(0, rows) if in_file_order else _places(order, window)
         self.rows_read += rows
@@ -108,44 +96,39 @@ class RowReader:
         return tasks
 
     def check(self) -> None:
-        """Raise if the file is no longer what it was: HDF5 itself gives zeros for what was cut off.
+        """Raise if a file is no longer what it was.
 
         Raises:
-            DataError: the file was cut, replaced or written anew since it was opened.
+            DataError: it was cut, replaced or written anew since it was opened.
         """
-        with self._opening:
-            handle = self._handle
-            if handle is None:
-                return
-            self._spoiled = self._spoiled or handle.changed()
-            if not self._spoiled and handle.grown():
-                self._look_again(handle)
-            if self._spoiled:
-                raise DataError(f"{shown(self._layout.path)}: {self._spoiled}")
+        self.files.check()
 
     def close(self) -> None:
-        """Close the file; the next read opens it again. No task may be running."""
-        with self._opening:
-            self._bytes_before += self._bytes_now()
-            self._sources = {}
-            self._resident = {}
-            self._spoiled = ""
-            file, self._file = self._file, None
-            handle, self._handle = self._handle, None
-            if handle is not None:
-                handle.close()
-            if file is not None:
-                file.close()
+        """Close the files; the next read opens them again. No task may be running."""
+        self._resident = {}
+        self.files.close()
+
+    def _make_resident(self) -> None:
+        with self.files.use(0):  # so that a file that has gone or changed is found before anything is read
+            pass
+        for layout in self._layout.datasets:
+            if layout.name in self._resident_names and layout.name not in self._resident:
+                if layout.chunks:
+                    grid = self._layout.chunk_grid(layout.name)
+                else:
+                    cell = max(1, _CELL_BYTES // max(1, layout.row_bytes))
+                    grid = Grid([cell] * len(self._layout.files), self._layout.starts)
+                self._resident[layout.name] = _Resident(layout, grid, self._rows[layout.name])
 
     # ---- tasks
 
     def _from_file(self, name: str, run: Run, arrays: Sequence[np.ndarray]) -> Task:
-        source = self._sources[name]
+        dataset = self._rows[name]
         numbers = self._by_dataset[name]
         outputs = [(self._deliveries[number], arrays[number]) for number in numbers]
 
         def task(scratch: Scratch) -> None:
-            source.read(run, outputs, scratch)
+            dataset.read(run, outputs, scratch)
             if self._check_finite:
                 rows = np.arange(run.start, run.stop) if run.picked is None else run.start + run.picked
                 for number in numbers:
@@ -180,123 +163,65 @@ class RowReader:
         narrower = np.dtype(column.stored).kind == "f" and np.dtype(column.stored).itemsize > values.itemsize
         too_large = f" (values too large for {column.dtype} become infinity)" if narrower or column.scale else ""
         raise DataError(
-            f"{shown(self._layout.path)}: dataset {shown(column.name)} holds NaN or infinity in {where}; "
-            f"clean them, leave them out with `rows`, or pass nan_policy='ignore'{too_large}"
+            f"{shown(self._layout.file_of(int(bad[0])).path)}: dataset {shown(column.name)} holds NaN or infinity in "
+            f"{where}; clean them, leave them out with `rows`, or pass nan_policy='ignore'{too_large}"
         )
 
-    # ---- the file
 
-    def _open(self) -> None:
-        with self._opening:
-            if self._file is not None:
-                return
-            file = open_file(self._layout.path)
-            try:
-                self._handle = open_handle(self._layout.path, self._layout.size)
-                self._refuse_other_file(file, self._handle)
-                for layout in self._layout.datasets:
-                    self._sources[layout.name] = self._open_source(file, layout)
-                for layout in self._layout.datasets:
-                    if layout.name in self._resident_names:
-                        self._resident[layout.name] = _Resident(layout, self._sources[layout.name])
-            except BaseException:
-                file.close()
-                self.close()
-                raise
-            self._file = file
+class _Rows:
+    """A dataset through all files.
 
-    def _refuse_other_file(self, file: h5py.File, handle: FileHandle) -> None:
-        """Refuse a file that was replaced between the two times it was opened."""
-        try:
-            other = os.fstat(file.id.get_vfd_handle())
-        except (OSError, RuntimeError, TypeError):
-            return
-        if (other.st_ino, other.st_dev) != (handle.seen.st_ino, handle.seen.st_dev):
-            raise DataError(f"{shown(self._layout.path)}: the file was replaced while it was being opened; try again")
+    Args:
+        files: the files.
+        starts: the first row of each, and last the number of all rows.
+        name: the dataset.
+    """
 
-    def _open_source(self, file: h5py.File, layout: DatasetLayout) -> Source:
-        assert self._handle is not None
-        dataset = find_dataset(file, layout.name, allow_external=self._allow_external)
-        try:
-            shape, dtype = rows_of(dataset)
-            same = shape == layout.shape and dtype.str == layout.dtype and dataset.chunks == layout.chunks
-        except TypeError:  # no shape, or a type that NumPy lacks
-            shape, dtype, same = dataset.shape, np.dtype("V"), False
-        if not same:
-            raise DataError(
-                f"{shown(self._layout.path)}: dataset {shown(layout.name)} has changed since the sequence "
-                f"was made: it was {layout.shape} {layout.dtype} and is {shape} {dtype.str}; "
-                "make the sequence again"
-            )
-        creation = dataset.id.get_create_plist()
-        if EXTRA & {creation.get_filter(number)[0] for number in range(creation.get_nfilters())}:
-            register_filters()
-        if layout.chunks is not None:
-            # Whole chunks are read, so that caching them would only cost a copy.
-            access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
-            access.set_chunk_cache(1, 0, 1.0)
-            dataset = h5py.Dataset(h5py.h5d.open(file.id, layout.name.encode("utf-8", "surrogateescape"), access))
+    def __init__(self, files: OpenFiles, starts: Sequence[int], name: str) -> None:
+        self._files = files
+        self._starts = np.asarray(starts)
+        self._name = name
 
-        def refuse(start: int, stop: int, reason: str, error: BaseException | None) -> NoReturn:
-            changed = self._handle.changed() if self._handle is not None else ""
-            raise DataError(
-                f"{shown(self._layout.path)}: rows {start:,} to {stop:,} of dataset {shown(layout.name)} "
-                f"cannot be read: {reason}. {changed or _DAMAGED}"
-            ) from error
-
-        try:
-            return open_source(
-                file, dataset, shape, dtype, self._handle, allow_missing=self._allow_missing, refuse=refuse
-            )
-        except (OSError, RuntimeError, ValueError, EOFError) as error:
-            refuse(0, layout.rows, " ".join(str(error).split()), error)
-
-    def _look_again(self, handle: FileHandle) -> None:
-        """Open a file that has grown once more; what was there has to lie where it lay."""
-        self._bytes_before += self._bytes_now()
-        before, self._sources = self._sources, {}
-        file, self._file = self._file, None
-        self._handle = None  # tasks of another window may still be reading: it goes with the last of them
-        if file is not None:
-            file.close()
-        try:
-            self._open()
-            same = all(self._sources[name].lies_where(source) for name, source in before.items())
-        except DataError as error:
-            self._spoiled = handle.changed() or f"the file was written to while in use ({error})"
-            return
-        if not same:
-            self._spoiled = "the file was written anew while in use; make the sequence again"
-
-    def _bytes_now(self) -> int:
-        through_hdf5 = sum(source.bytes_read for source in self._sources.values() if isinstance(source, Hdf5Source))
-        return through_hdf5 + (0 if self._handle is None else self._handle.bytes_read)
+    def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
+        """Read rows, counted through the files, into the windows."""
+        number = int(np.searchsorted(self._starts, run.start, side="right")) - 1
+        while run.start < run.stop:
+            first, end = int(self._starts[number]), int(self._starts[number + 1])
+            here = Run(run.start - first, min(run.stop, end) - first, run.picked, run.places)
+            rest = Run(run.stop, run.stop, None, slice(0))
+            if run.stop > end:
+                assert isinstance(run.places, slice)  # blocks lie in one file each; only what stays is read across
+                here = replace(here, places=part_of(run.places, 0, end - run.start))
+                rest = Run(end, run.stop, None, part_of(run.places, end - run.start, run.stop - run.start))
+            with self._files.use(number) as file:
+                file.source(self._name).read(here, outputs, scratch)
+            run, number = rest, number + 1
 
 
 class _Resident:
     """A dataset in memory as stored, read part by part as rows are needed."""
 
-    def __init__(self, layout: DatasetLayout, source: Source) -> None:
+    def __init__(self, layout: DatasetLayout, grid: Grid, rows: _Rows) -> None:
         stored = np.dtype(layout.dtype)
         self.values = np.empty(layout.shape, stored)
-        self._source = source
-        self._cell = layout.chunk_rows if layout.chunks else max(1, _CELL_BYTES // max(1, layout.row_bytes))
-        self._there = np.zeros(-(-layout.rows // self._cell), bool)
+        self._rows = rows
+        self._grid = grid
+        self._there = np.zeros(int(grid.cell(layout.rows - 1)) + 1, bool)
         self._delivery = Delivery(Column(layout.name, layout.row_shape, layout.dtype, stored.str))
         self._loading = threading.Lock()
 
     def load(self, rows: np.ndarray, scratch: Scratch) -> None:
         """Read what is still missing of the cells in which the rows lie."""
         with self._loading:
-            needed = np.unique(rows // self._cell)
+            needed = np.unique(self._grid.cell(rows))
             missing = needed[~self._there[needed]]
             breaks = np.flatnonzero(np.diff(missing) > 1) + 1
             for cells in np.split(missing, breaks):
                 if len(cells):
-                    start = int(cells[0]) * self._cell
-                    stop = min((int(cells[-1]) + 1) * self._cell, len(self.values))
+                    start = int(self._grid.low(int(cells[0])))
+                    stop = min(int(self._grid.high(int(cells[-1]))), len(self.values))
                     run = Run(start, stop, None, slice(start, stop))
-                    self._source.read(run, [(self._delivery, self.values)], scratch)
+                    self._rows.read(run, [(self._delivery, self.values)], scratch)
                     self._there[cells] = True
 
 
@@ -312,4 +237,3 @@ def _places(order: EpochOrder, window: int) -> Places:
 
 
 _CELL_BYTES = 64 * 1024
-_DAMAGED = "The data is damaged there, or a filter it needs is missing; `rows` can leave the rows out"

@@ -12,7 +12,7 @@ from kerasmem.errors import UsageError
 from kerasmem.streaming.budget import MemoryPlan, is_plain
 from kerasmem.streaming.columns import Column, Part
 from kerasmem.streaming.description import advise, describe_quality, describe_stream
-from kerasmem.streaming.layout import FileLayout, shown
+from kerasmem.streaming.layout import DataLayout, shown
 from kerasmem.streaming.order import EpochOrder
 from kerasmem.streaming.quality import (
     GOOD,
@@ -31,12 +31,11 @@ _DOUBLINGS = 8  # of the memory, tried
 class Reports:
     """The part of a sequence that describes it; not to be made by itself."""
 
-    path: str
     batch_size: int
     num_rows: int
     seed: int
     shuffle: bool
-    layout: FileLayout
+    layout: DataLayout
     plan: MemoryPlan
     transform: Any
     _parts: tuple[Part, ...]
@@ -60,7 +59,7 @@ class Reports:
                 they are read.
         """
         lines = describe_stream(
-            path=self.path,
+            title=self.layout.title,
             parts=self._parts,
             columns=[[self._columns[use] for use in uses] for uses in self._uses],
             layouts={layout.name: layout for layout in self.layout.datasets},
@@ -124,6 +123,7 @@ class Reports:
             self._blocks,
             resident=self.plan.cache_bytes,
             part_by_part={layout.name for layout in self.layout.datasets if is_plain(layout)},
+            chunks=self.layout.chunk_grid,
         )
         return ShuffleQuality(
             labels=labels,
@@ -132,7 +132,7 @@ class Reports:
             entropy_bits=entropy,
             uniform_bits=uniform,
             ratio=ratio,
-            block_purity=block_purity(rows, codes, self._blocks.size),
+            block_purity=block_purity(rows, codes, self._blocks.grid),
             blocks=self._blocks.count,
             window_blocks=-(-self._blocks.count // order.windows),
             window_rows=max(order.window_rows(window) for window in range(order.windows)),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -12,7 +14,9 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.streaming.direct.codecs import EXTRA, register_filters
-from kerasmem.streaming.layout import DatasetLayout, FileLayout, one_line, shown
+from kerasmem.streaming.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
+from kerasmem.streaming.links import DAMAGED, encoded, refuse_external_links, refuse_other_files
+from kerasmem.streaming.settings import Access
 
 _STORAGE = {
     h5py.h5d.COMPACT: "compact",
@@ -21,34 +25,46 @@ _STORAGE = {
     h5py.h5d.VIRTUAL: "virtual",
 }
 _LISTED = 12  # names shown in a message
+_IN_USE = ("unable to lock", "already open for")  # in HDF5's words
 _VISITED = 2000  # objects looked at for a message: a hostile file may hold millions
-_SOURCES = 10_000  # of a virtual dataset in the same file, looked at one by one
-_DEPTH = 16  # virtual datasets that read virtual datasets
-_LINKS = 16  # soft links followed for one name
 
 
-def open_file(path: str, **options: Any) -> h5py.File:
-    """Open an HDF5 file for reading; whatever is wrong becomes one clear `DataError`."""
+def open_file(path: str, locking: bool | str | None = None) -> h5py.File:
+    """Open an HDF5 file for reading; whatever is wrong becomes one clear `DataError`.
+
+    Args:
+        path: the file.
+        locking: as h5py has it; None leaves it to HDF5 and its HDF5_USE_FILE_LOCKING.
+    """
     if not os.path.exists(path):
         raise DataError(f"{shown(path)}: there is no such file")
     if not os.path.isfile(path):
         raise DataError(f"{shown(path)}: this is not a file; give the path of one HDF5 file")
     try:
-        return h5py.File(path, "r", **options)
+        try:
+            return h5py.File(path, "r", locking=locking)
+        except OSError as error:
+            if not any(text in str(error) for text in _IN_USE):
+                raise
+            # HDF5 reads a file that is being written only so, and only where its writer has said so as well.
+            with contextlib.suppress(OSError):
+                return h5py.File(path, "r", locking=locking, libver="latest", swmr=True)
+            raise
     except PermissionError:
         raise DataError(f"{shown(path)}: no permission to read it") from None
-    except OSError as error:
-        reason = " ".join(str(error).split())
-        size = os.path.getsize(path)
+    except DAMAGED as error:
+        reason = one_line(str(error))
+        size = os.path.getsize(path) if os.path.exists(path) else 0
         if "truncated" in reason:
             raise DataError(
                 f"{shown(path)}: the file is truncated: it has {size:,} bytes, and its header speaks of more "
                 f"({reason}); copy or write it again"
             ) from error
-        if "lock" in reason:
+        if any(text in reason for text in _IN_USE):
             raise DataError(
-                f"{shown(path)}: the file is locked, most likely open for writing somewhere; close it there, "
-                f"or set HDF5_USE_FILE_LOCKING=FALSE where the file system has no locks ({reason})"
+                f"{shown(path)}: the file is locked, most likely open for writing somewhere; close it there; where "
+                "the file system has no locks pass locking=False or set HDF5_USE_FILE_LOCKING=FALSE; after a crash of "
+                f"its writer run `h5clear -s FILE` ({reason})"
             ) from error
         if size == 0:
             raise DataError(f"{shown(path)}: the file is empty (0 bytes)") from error
@@ -57,22 +73,30 @@ def open_file(path: str, **options: Any) -> h5py.File:
         raise DataError(f"{shown(path)}: HDF5 cannot open the file: {reason}") from error
 
 
-def scan_file(path: str, names: list[str], *, allow_external: bool = False, allow_missing: bool = False) -> FileLayout:
+def scan_files(paths: Sequence[str], names: list[str], access: Access) -> DataLayout:
+    """Return the layout of the datasets called `names` in all files, as `scan_file` does in one."""
+    return DataLayout(tuple(scan_file(path, names, access) for path in paths))
+
+
+def scan_file(path: str, names: list[str], access: Access) -> FileLayout:
     """Return the layout of the datasets called `names`, all of them fit to train from.
 
     Args:
         path: the HDF5 file.
         names: full dataset paths; a leading "/" may be left out.
-        allow_external: follow external links, external storage and virtual datasets, that is: read other
-            files which this one names.
-        allow_missing: accept datasets of which parts were never written.
+        access: what may be read.
 
     Raises:
         DataError: the file, or one of the datasets, cannot be used. The message says why and what to do.
     """
-    with open_file(path) as file:
+    file = open_file(path, access.locking)
+    try:
         size = os.path.getsize(path)
-        datasets = [_look_safely(file, path, name, allow_external, allow_missing) for name in names]
+        datasets = [_look_safely(file, path, name, access) for name in names]
+    except OSError as error:
+        raise DataError(f"{shown(path)}: the file cannot be read: {error.strerror}") from error
+    finally:
+        close_file(file)
     lengths = {layout.rows for layout in datasets}
     if len(lengths) > 1:
         listed = ", ".join(f"{shown(layout.name)} has {layout.rows:,}" for layout in datasets)
@@ -80,21 +104,27 @@ def scan_file(path: str, names: list[str], *, allow_external: bool = False, allo
     return FileLayout(path, size, tuple(datasets))
 
 
+def close_file(file: h5py.File) -> None:
+    """Close a file; that HDF5 fails to, as it may with a damaged one, changes nothing any more."""
+    with contextlib.suppress(*DAMAGED):
+        file.close()
+
+
 def find_dataset(file: h5py.File, name: str, *, allow_external: bool = False) -> h5py.Dataset:
     """Return the dataset called `name`, refusing groups, missing names and data in other files."""
     where = shown(file.filename)
     if not allow_external:
-        _refuse_external_links(file, name)
+        refuse_external_links(file, name)
     try:
-        found = file[_encoded(name)]
-    except (KeyError, ValueError, OSError, RuntimeError) as error:
+        found = file[encoded(name)]
+    except DAMAGED as error:
         raise DataError(f"{where} has no dataset {shown(name)}. {_what_exists(file, name)}") from error
     if isinstance(found, h5py.Group):
         raise DataError(f"{where}: {shown(name)} is a group, not a dataset. {_what_exists(file, name)}")
     if not isinstance(found, h5py.Dataset):
         raise DataError(f"{where}: {shown(name)} is a named type, not a dataset. {_what_exists(file, name)}")
     if not allow_external:
-        _refuse_other_files(file, name, found, {name}, 0)
+        refuse_other_files(file, name, found, {name}, 0)
     return found
 
 
@@ -109,20 +139,20 @@ def rows_of(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return (shape, dtype) if dtype.subdtype is None else (shape + dtype.subdtype[1], dtype.subdtype[0])
 
 
-def _look_safely(file: h5py.File, path: str, name: str, allow_external: bool, allow_missing: bool) -> DatasetLayout:
+def _look_safely(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
     try:
-        return _look(file, path, name, allow_external, allow_missing)
+        return _look(file, path, name, access)
     except DataError:
         raise
-    except (RuntimeError, OSError, ValueError, TypeError, OverflowError, KeyError) as error:
+    except DAMAGED as error:
         raise DataError(
             f"{shown(path)}: what the file says about dataset {shown(name)} cannot be read: {one_line(str(error))}; "
             "it is damaged: copy or write the file again"
         ) from error
 
 
-def _look(file: h5py.File, path: str, name: str, allow_external: bool, allow_missing: bool) -> DatasetLayout:
-    dataset = find_dataset(file, name, allow_external=allow_external)
+def _look(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
+    dataset = find_dataset(file, name, allow_external=access.allow_external)
     here = f"{shown(path)}: dataset {shown(name)}"
     if dataset.shape is None or dataset.shape == ():
         kind = "is empty (it has no shape)" if dataset.shape is None else "is a single value"
@@ -145,7 +175,7 @@ def _look(file: h5py.File, path: str, name: str, allow_external: bool, allow_mis
         raise DataError(
             f"{here} was declared with shape {shape} and never written; reading it would give nothing but fill values"
         )
-    if not allow_missing:
+    if not access.allow_missing:
         missing = _missing(file, dataset)
         if missing:
             raise DataError(
@@ -191,7 +221,7 @@ def _missing(file: h5py.File, dataset: h5py.Dataset) -> str:
 def _missing_sources(file: h5py.File, dataset: h5py.Dataset) -> str:
     try:
         sources = dataset.virtual_sources()
-    except (OSError, RuntimeError, ValueError):
+    except DAMAGED:
         return "its list of sources cannot be read"
     named = dict.fromkeys((source.file_name, source.dset_name) for source in sources)
     for where, name in named:
@@ -207,22 +237,17 @@ def _missing_sources(file: h5py.File, dataset: h5py.Dataset) -> str:
 def _exists(file: h5py.File, where: str, name: str) -> bool:
     try:
         if where == ".":
-            return isinstance(file.get(_encoded(name)), h5py.Dataset)
+            return isinstance(file.get(encoded(name)), h5py.Dataset)
         # As HDF5 looks for it: where the variable says, beside the file, from the current folder.
         folders = [os.environ.get("HDF5_VDS_PREFIX", ""), os.path.dirname(os.path.realpath(file.filename)), ""]
         for folder in (*folders, os.path.dirname(os.path.abspath(file.filename))):
             candidate = os.path.join(folder, where)
             if os.path.isfile(candidate):
                 with h5py.File(candidate, "r") as other:
-                    return isinstance(other.get(_encoded(name)), h5py.Dataset)
-    except (OSError, RuntimeError, KeyError, ValueError):
+                    return isinstance(other.get(encoded(name)), h5py.Dataset)
+    except DAMAGED:
         pass
     return False
-
-
-def _encoded(name: str) -> str | bytes:
-    """Return a name as h5py takes it: one that is no UTF-8 in the file comes as "surrogateescape" text."""
-    return name.encode("utf-8", "surrogateescape") if not name.isascii() else name
 
 
 def _filter_name(creation: Any, index: int) -> str:
@@ -247,71 +272,6 @@ def _refuse_dtype(here: str, dtype: np.dtype[Any]) -> None:
         raise DataError(f"{here} has the type {dtype}, which is no plain number")
 
 
-def _refuse_other_files(file: h5py.File, name: str, dataset: h5py.Dataset, seen: set[str], depth: int) -> None:
-    """Refuse data that lies in other files, also at the end of a row of virtual datasets."""
-    here = f"{shown(file.filename)}: dataset {shown(name)}"
-    way_out = "pass allow_external=True if you trust the file"
-    if dataset.external:
-        other = shown(str(dataset.external[0][0]))
-        raise DataError(f"{here} keeps its data in another file, {other}; {way_out}")
-    if not dataset.is_virtual:
-        return
-    try:
-        named = dict.fromkeys((source.file_name, source.dset_name) for source in dataset.virtual_sources())
-    except (OSError, RuntimeError, ValueError) as error:
-        raise DataError(f"{here} is virtual, and its list of sources cannot be read; {way_out}") from error
-    for where, source in named:
-        if where != ".":
-            raise DataError(f"{here} is virtual and reads other files, such as {shown(where)}; {way_out}")
-        if "%" in source:
-            raise DataError(f"{here} is virtual and names its sources by a pattern, {shown(source)}; {way_out}")
-        if source in seen:
-            continue
-        seen.add(source)
-        if len(seen) > _SOURCES or depth >= _DEPTH:
-            raise DataError(f"{here} is virtual and has too many sources, or sources within sources; {way_out}")
-        _refuse_external_links(file, source)
-        try:
-            found = file.get(_encoded(source))
-        except (OSError, RuntimeError, ValueError) as error:
-            raise DataError(f"{here} is virtual, and its source {shown(source)} cannot be opened") from error
-        if isinstance(found, h5py.Dataset):
-            _refuse_other_files(file, source, found, seen, depth + 1)
-
-
-def _refuse_external_links(file: h5py.File, name: str) -> None:
-    """Walk the path part by part, soft links included, without ever opening another file."""
-
-    def parts(path: bytes) -> list[bytes]:
-        return [part for part in path.split(b"/") if part not in (b"", b".")]
-
-    pending = parts(name.encode("utf-8", "surrogateescape"))
-    group: Any = file
-    followed = 0
-    while pending and isinstance(group, h5py.Group):
-        part = pending.pop(0)
-        try:
-            kind = group.id.links.get_info(part).type
-            target = group.id.links.get_val(part) if kind != h5py.h5l.TYPE_HARD else b""
-            if kind == h5py.h5l.TYPE_HARD:
-                group = group[part]
-        except (KeyError, ValueError, OSError, RuntimeError):
-            return  # missing: the caller says so
-        if kind == h5py.h5l.TYPE_SOFT:
-            followed += 1
-            if followed > _LINKS:
-                raise DataError(f"{shown(file.filename)}: {shown(name)} leads through too many soft links")
-            pending = parts(target) + pending
-            if target.startswith(b"/"):
-                group = file
-        elif kind != h5py.h5l.TYPE_HARD:
-            other = shown(os.fsdecode(target[0])) if isinstance(target, tuple) else "elsewhere"
-            raise DataError(
-                f"{shown(file.filename)}: {shown(name)} leads through an external link to {other}; "
-                "pass allow_external=True if you trust the file"
-            )
-
-
 def _what_exists(file: h5py.File, name: str) -> str:
     found: list[tuple[str, tuple[int, ...] | None, str]] = []
     seen = 0
@@ -329,7 +289,7 @@ def _what_exists(file: h5py.File, name: str) -> str:
 
     try:
         file.visititems(note)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
+    except DAMAGED:
         return "Its list of datasets cannot be read"
     if not found:
         return "It holds no datasets at all"

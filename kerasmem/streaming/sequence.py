@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,9 +26,18 @@ from kerasmem.streaming.passes import Passes, called_to_start_anew, called_to_tr
 from kerasmem.streaming.progress import Progress
 from kerasmem.streaming.reader import RowReader
 from kerasmem.streaming.reports import Reports
-from kerasmem.streaming.scan import scan_file
+from kerasmem.streaming.scan import scan_files
 from kerasmem.streaming.selection import read_rows
-from kerasmem.streaming.settings import check_transform, read_flag, read_parts, read_path, read_size, read_whole
+from kerasmem.streaming.settings import (
+    Access,
+    check_transform,
+    read_flag,
+    read_locking,
+    read_parts,
+    read_paths,
+    read_size,
+    read_whole,
+)
 from kerasmem.streaming.sharding import Share, read_shard
 from kerasmem.streaming.state import make_agreement
 from kerasmem.streaming.window import WindowStore
@@ -58,7 +67,10 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
     context manager, `with H5ChunkSequence(…) as train:`, or call `close()`. A closed one can be used again.
 
     Args:
-        path: the HDF5 file.
+        path: the HDF5 file; or a list of files, or a pattern ("data/part-*.h5"; part-2 comes before part-10), whose
+            rows are counted through in that order. Their datasets have to agree in row shape and type; chunks,
+            filters and storage may differ. The number of rows is what it was when the sequence was made: whole
+            chunks appended to a file later are left to the next sequence.
         x: dataset name for the features, such as "x" or "train/images"; or a list of names (several inputs;
             comes out as a tuple) or a dict of input name to dataset name (comes out as a dict).
         y: the same for the targets; None where there are none, as for `predict`.
@@ -92,6 +104,8 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
         allow_external: follow external links, external storage and virtual datasets into other files.
         allow_missing_chunks: accept datasets of which parts were never written, and virtual ones whose
             sources are missing; such parts come as the dataset's fill value, most often 0.
+        locking: whether files are locked while open, as h5py has it: None leaves it to HDF5 and its
+            HDF5_USE_FILE_LOCKING, False is for file systems without locks (NFS), "best-effort" for those that may have.
         workers: with 2 or more, as many threads gather and transform batches ahead of training; with 0 or 1
             batches are made when Keras asks (on TensorFlow that is in a background thread already).
         use_multiprocessing: run `transform` in `workers` processes (reading stays in this one).
@@ -123,7 +137,7 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         x: Any = "x",
         y: Any = "y",
         *,
@@ -141,12 +155,13 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
         nan_policy: str = "ignore",
         allow_external: bool = False,
         allow_missing_chunks: bool = False,
+        locking: bool | str | None = None,
         workers: int = 1,
         use_multiprocessing: bool = False,
         max_queue_size: int = 10,
     ) -> None:
         super().__init__(workers=1, use_multiprocessing=False, max_queue_size=max_queue_size)
-        self.path = read_path(path)
+        self.paths = read_paths(path)
         self.batch_size = read_whole("batch_size", batch_size, 1)
         self.shuffle = read_flag("shuffle", shuffle)
         self.seed = secrets.randbits(32) if seed is None else read_whole("seed", seed, 0)
@@ -159,8 +174,11 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
         self._processes = read_flag("use_multiprocessing", use_multiprocessing)
         self._preparers = max(read_whole("workers", workers, 0), int(self._processes))
         self._depth = read_whole("max_queue_size", max_queue_size, 1) if self._works_ahead else 0
-        self._allow_external = read_flag("allow_external", allow_external)
-        self._allow_missing = read_flag("allow_missing_chunks", allow_missing_chunks)
+        self._access = Access(
+            read_flag("allow_external", allow_external),
+            read_flag("allow_missing_chunks", allow_missing_chunks),
+            read_locking(locking),
+        )
         if nan_policy not in ("ignore", "error"):
             raise UsageError(f"nan_policy: {nan_policy!r} is neither 'ignore' nor 'error'")
         self._check_finite = nan_policy == "error"
@@ -175,12 +193,7 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
             )
         names = list(dict.fromkeys(name for part in self._parts for name in part.names))
         scales, dtypes = read_scale(scale, names), read_dtype(dtype, names)
-        self.layout = scan_file(
-            self.path,
-            names,
-            allow_external=self._allow_external,
-            allow_missing=self._allow_missing,
-        )
+        self.layout = scan_files(self.paths, names, self._access)
         by_name = {layout.name: layout for layout in self.layout.datasets}
         wanted = [make_columns(part, by_name, dtypes, scales) for part in self._parts]
         self._columns = tuple(dict.fromkeys(column for columns in wanted for column in columns))
@@ -189,11 +202,11 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
         selection = read_rows(rows, self.layout.datasets[0].rows, ordered=not self.shuffle)
         heaviest = max(self.layout.datasets, key=lambda layout: layout.row_bytes)
         share = self._share = Share(
-            *self.shard, len(selection), self.batch_size, self.drop_remainder, heaviest.chunk_rows
+            *self.shard, len(selection), self.batch_size, self.drop_remainder, self.layout.chunk_grid(heaviest.name)
         )
         selection = self._selection = share.select(selection, shuffle=self.shuffle)
         self.plan = self._plan(read_size(memory_budget))
-        blocks = Blocks(selection, self.plan.block_rows)
+        blocks = Blocks(selection, self.layout.block_grid(self.plan.block_rows))
         self._blocks = share.deal(blocks, self.seed) if self.shuffle else blocks
         self.num_rows = self._blocks.total
         check_order(self._blocks.count, len(self))
@@ -279,15 +292,21 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
         return self._finish(epoch, place, self._gather(epoch, place, own=False))
 
     def batch_rows(self, place: int, epoch: int | None = None) -> np.ndarray:
-        """Return the row numbers in the file of batch number `place`, int64, in the order delivered."""
+        """Return the row numbers of batch number `place`, int64, in the order delivered, counted through all files."""
         place = self._check_index(place)
         order = self._order(self.epoch if epoch is None else read_whole("epoch", epoch, 0))
         return order.rows(*self._bounds(place))
 
+    @property
+    def path(self) -> str:
+        """Absolute path of the file, of several the first."""
+        return self.paths[0]
+
     def __repr__(self) -> str:
         order = f"shuffled with seed {self.seed}" if self.shuffle else "in file order"
+        more = f" and {len(self.paths) - 1:,} more" if len(self.paths) > 1 else ""
         return (
-            f"<H5ChunkSequence {shown(os.path.basename(self.path))}: {self.num_rows:,} rows in "
+            f"<H5ChunkSequence {shown(os.path.basename(self.path))}{more}: {self.num_rows:,} rows in "
             f"{len(self):,} batches of {self.batch_size:,}, {order}>"
         )
 
@@ -334,8 +353,7 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
             self._columns,
             resident=self.plan.cache_bytes,
             check_finite=self._check_finite,
-            allow_external=self._allow_external,
-            allow_missing=self._allow_missing,
+            access=self._access,
         )
         store = WindowStore(
             reader,
@@ -370,21 +388,22 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
     def _beside(self, name: str, rows: np.ndarray) -> H5ChunkSequence:
         """Return another dataset of the file, as stored and in file order."""
         return H5ChunkSequence(
-            self.path,
+            self.paths,
             name,
             None,
             rows=rows,
             shuffle=False,
             dtype="stored",
             batch_size=1 << 16,
-            allow_external=self._allow_external,
-            allow_missing_chunks=self._allow_missing,
+            allow_external=self._access.allow_external,
+            allow_missing_chunks=self._access.allow_missing,
+            locking=self._access.locking,
         )
 
     def _order_within(self, budget: int) -> EpochOrder:
         """Return the order of epoch 0 that another memory budget would give."""
         plan = self._plan(budget)
-        blocks = self._share.deal(Blocks(self._selection, plan.block_rows), self.seed)
+        blocks = self._share.deal(Blocks(self._selection, self.layout.block_grid(plan.block_rows)), self.seed)
         return EpochOrder(blocks, plan.window_blocks, self.seed, 0)
 
     def _plan(self, budget: int | str | None) -> MemoryPlan:
@@ -397,6 +416,7 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
             workers=self._preparers,
             budget=budget,
             ordered=not self.shuffle,
+            grid=self.layout.block_grid,
         )
 
     def _bounds(self, place: int) -> tuple[int, int]:
@@ -404,14 +424,14 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
 
     def _agreement(self) -> dict[str, Any]:
         return make_agreement(
-            datasets=self.layout.datasets,
+            layout=self.layout,
+            grid=self._blocks.grid,
             selection=self._selection,
             shard=self.shard,
             batch_size=self.batch_size,
             batches=len(self),
             shuffle=self.shuffle,
             drop_remainder=self.drop_remainder,
-            block_rows=self.plan.block_rows,
             windows=-(-self._blocks.count // self.plan.window_blocks),
         )
 

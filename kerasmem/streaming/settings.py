@@ -2,14 +2,78 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import pickle
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kerasmem.errors import UsageError
+from kerasmem.errors import DataError, UsageError
 from kerasmem.streaming.columns import Part, read_part
+from kerasmem.streaming.layout import shown
+
+_LOCKING = (None, True, False, "best-effort")
+
+
+@dataclass(frozen=True)
+class Access:
+    """What of a file may be read, and how it is opened.
+
+    Args:
+        allow_external: follow external links, external storage and virtual datasets, that is: read other files
+            which this one names.
+        allow_missing: accept datasets of which parts were never written.
+        locking: as h5py has it.
+    """
+
+    allow_external: bool = False
+    allow_missing: bool = False
+    locking: bool | str | None = None
+
+
+def read_paths(path: Any) -> tuple[str, ...]:
+    """Return absolute paths: of one file, of those in a list, or of all that match a pattern, part-2 before part-10.
+
+    Raises:
+        DataError: no file matches.
+        UsageError: these are no paths, or one is named twice.
+    """
+    if isinstance(path, Sequence) and not isinstance(path, (str, bytes)):
+        paths = [read_path(one) for one in path]
+        if not paths:
+            raise UsageError("path: the list of files is empty")
+        if len(set(paths)) < len(paths):
+            twice = next(one for one in paths if paths.count(one) > 1)
+            raise UsageError(f"path: {shown(twice)} is named more than once; its rows would come more than once")
+        return tuple(paths)
+    one = read_path(path)
+    if glob.has_magic(one) and not os.path.exists(one):
+        found = [name for name in glob.glob(one, recursive=True) if os.path.isfile(name)]
+        if not found:
+            raise DataError(
+                f"{shown(one)}: no file matches this pattern; give the path of a file, a list of paths, "
+                "or a pattern such as 'data/*.h5' that some match ('**' stands for folders within folders)"
+            )
+        return tuple(sorted(found, key=_natural))
+    return (one,)
+
+
+def _natural(path: str) -> tuple[list[tuple[int, str]], str]:
+    """Return what sorts names as people count: part-2 before part-10."""
+    pieces = re.split(r"([0-9]+)", path)  # text and digits in turn, so that like is compared with like
+    numbered = [(int(piece), "") if at % 2 else (0, piece) for at, piece in enumerate(pieces)]
+    return numbered, path
+
+
+def read_locking(value: Any) -> bool | str | None:
+    """Return how a file is to be locked."""
+    if not any(value is known or (isinstance(value, str) and value == known) for known in _LOCKING):
+        raise UsageError(f"locking: {value!r} is none of None, True, False and 'best-effort'")
+    return value
 
 
 def read_path(path: Any) -> str:
@@ -17,7 +81,8 @@ def read_path(path: Any) -> str:
     try:
         text = os.fsdecode(os.fspath(path))
     except TypeError:
-        raise UsageError(f"path: give the path of an HDF5 file, not {type(path).__name__}") from None
+        kind = type(path).__name__
+        raise UsageError(f"path: give the path of an HDF5 file, a list or a pattern of paths, not {kind}") from None
     if not text or "\0" in text:
         raise UsageError(f"path: {text!r} is not a path")
     return os.path.abspath(os.path.expanduser(text))

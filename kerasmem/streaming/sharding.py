@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import UsageError
+from kerasmem.streaming.grid import Grid, as_grid
 from kerasmem.streaming.order import Blocks
 from kerasmem.streaming.settings import read_whole
 
@@ -113,8 +114,8 @@ class Share:
         rows: the rows of all workers.
         batch_size: rows a batch.
         drop_remainder: whether only full batches are delivered.
-        chunk_rows: rows of a chunk. The border between two shards lies between two chunks where that leaves
-            both with the same number of batches, and else within a chunk, which both then read.
+        chunks: rows of a chunk, or the grid of chunks. The border between two shards lies between two chunks where
+            that leaves both with the same number of batches, and else within a chunk, which both then read.
 
     Raises:
         UsageError: there are not enough rows.
@@ -125,7 +126,7 @@ class Share:
     rows: int
     batch_size: int
     drop_remainder: bool
-    chunk_rows: int = 1
+    chunks: Grid | int = 1
 
     def __post_init__(self) -> None:
         if self.rows < self.count:
@@ -151,7 +152,7 @@ class Share:
         """Return the rows that blocks are to be made of: with `shuffle` all of them, else this worker's run."""
         if self.count == 1 or shuffle:
             return selection
-        blocks = Blocks(selection, self.chunk_rows * -(-_GRID // self.chunk_rows))
+        blocks = Blocks(selection, as_grid(self.chunks).coarser(_GRID))
         cuts = self._cut(blocks, np.arange(blocks.count))
         return selection[cuts[self.index] : cuts[self.index + 1]]
 
@@ -203,7 +204,7 @@ class Share:
             high = min(cuts[-1] + most, self.rows - left * least)
             target = min(max(self.rows * done // self.count, low), high)
             at = int(np.searchsorted(ends, target, side="right")) - 1
-            chunks = blocks.rows(int(order[at])) // self.chunk_rows
+            chunks = as_grid(self.chunks).cell(blocks.rows(int(order[at])))
             borders = ends[at] + np.r_[0, np.flatnonzero(chunks[1:] != chunks[:-1]) + 1, len(chunks)]
             borders = borders[(borders >= low) & (borders <= high)]
             cuts.append(int(borders[np.abs(borders - target).argmin()]) if borders.size else target)
@@ -221,7 +222,7 @@ class ShardBlocks:
     """
 
     def __init__(self, blocks: Blocks, order: np.ndarray, start: int, stop: int) -> None:
-        self.size = blocks.size
+        self.grid = blocks.grid
         self.total = stop - start
         ends = np.r_[0, np.cumsum(blocks.sizes(order))]
         first = int(np.searchsorted(ends, start, side="right")) - 1

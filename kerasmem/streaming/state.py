@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kerasmem.errors import DataError, UsageError
-from kerasmem.streaming.layout import DatasetLayout
+from kerasmem.streaming.grid import Grid
+from kerasmem.streaming.layout import DataLayout
 
 FORMAT_VERSION = 1
 _POSITION = ("seed", "epoch", "batch")
@@ -19,7 +20,8 @@ _REMEDIES = {
     "batch_size": "make the sequence with the batch_size of the saved one",
     "shuffle": "make the sequence with the shuffle of the saved one",
     "drop_remainder": "make the sequence with the drop_remainder of the saved one",
-    "datasets": "the names, shapes or types of the datasets read are others; use the file and names of the saved one",
+    "datasets": "the names, shapes or types of the datasets read are others, or the files; use the files and names of "
+    "the saved one",
     "selection": "use the `rows` of the saved one",
     "batches": "use the data and settings of the saved one",
     "windows": "the order of rows depends on it; use the memory_budget of the saved one",
@@ -29,37 +31,40 @@ _REMEDIES = {
 
 def make_agreement(
     *,
-    datasets: Iterable[DatasetLayout],
+    layout: DataLayout,
+    grid: Grid,
     selection: range | np.ndarray,
     shard: tuple[int, int],
     batch_size: int,
     batches: int,
     shuffle: bool,
     drop_remainder: bool,
-    block_rows: int,
     windows: int,
 ) -> dict[str, Any]:
     """Return what makes a batch what it is, wherever the file lies: equal agreements and seeds, equal batches.
 
     Args:
-        datasets: the datasets read; names, shapes and types count.
+        layout: the datasets read: names, shapes and types count; of several files their order too.
+        grid: the blocks.
         selection: the rows used.
         shard: (index, count).
         batch_size: rows a batch.
         batches: batches an epoch.
         shuffle: whether rows are shuffled.
         drop_remainder: whether a last batch that is not full is left out.
-        block_rows: rows of a block; counts where rows are shuffled, but not all together.
         windows: windows an epoch; counts where rows are shuffled.
     """
-    named = repr([(layout.name, layout.shape, layout.dtype) for layout in datasets])
+    named = repr([(dataset.name, dataset.shape, dataset.dtype) for dataset in layout.datasets])
+    files = repr(layout.identity) if layout.identity else ""
+    sizes = grid.sizes
+    block_rows = sizes[0] if len(sizes) == 1 else _digest(repr(sizes).encode())
     rows = repr(selection).encode() if isinstance(selection, range) else selection.tobytes()
     return {
         "shard": list(shard),
         "batch_size": batch_size,
         "shuffle": shuffle,
         "drop_remainder": drop_remainder,
-        "datasets": _digest(named.encode()),
+        "datasets": _digest((named + files).encode("utf-8", "surrogateescape")),
         "selection": _digest(rows),
         "batches": batches,
         "block_rows": block_rows if shuffle and (windows > 1 or shard[1] > 1) else None,

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -112,3 +120,114 @@ def test_fit_reports_a_failing_transform(numbered):
     stream = H5ChunkSequence(numbered(), transform=broken)
     with pytest.raises(Exception, match=r"transform, on batch 0 of epoch 0.*StopIteration"):
         tiny_model().fit(stream, verbose=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}])
+def test_a_mere_touch_does_not_stop_a_run(write, options):
+    x = np.random.default_rng(0).random((4000, 50), "f4")
+    path = write(x=x, y=np.arange(4000), chunks=50, options={"x": options})
+    with H5ChunkSequence(path, batch_size=100, memory_budget="200kB", workers=2) as stream:
+        batches = stream.next_epoch()
+        seen = [next(batches)]
+        os.utime(path)
+        with pytest.warns(UserWarning, match=r"data.h5'?: the file has another time of change .* it is read on"):
+            seen += list(batches)
+        assert sorted(row for _, y in seen for row in y.tolist()) == list(range(4000))
+        assert all(np.array_equal(features, x[y]) for features, y in seen)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert sum(len(y) for _, y in stream.next_epoch()) == 4000, "said once"
+        os.utime(path, ns=(1, 1))
+        tiny_model_of(50).fit(stream, verbose=0)
+
+
+def test_a_touch_while_many_threads_read(write):
+    path = write(x=np.ones((20_000, 50), "f4"), y=np.arange(20_000), chunks=20, options={"x": {"compression": "gzip"}})
+    with warnings.catch_warnings(), H5ChunkSequence(path, batch_size=100, memory_budget="1MB", workers=4) as stream:
+        warnings.simplefilter("ignore")
+        for number, (features, _) in enumerate(stream.next_epoch()):
+            assert features.min() == 1
+            if number % 10 == 0:
+                os.utime(path)
+
+
+def test_what_was_written_in_place_is_found(write):
+    """Same size, same layout; and the samples of the content tell."""
+    path = write(x=np.ones((4000, 50), "f4"), y=np.arange(4000))
+    stream = H5ChunkSequence(path, batch_size=100, shuffle=False, memory_budget="200kB")
+    batches = iter(stream)
+    next(batches)
+    with h5py.File(path) as file:
+        offset = file["x"].id.get_offset()
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(np.full((4000, 50), 2, "f4").tobytes())
+    with pytest.raises(DataError, match=r"data.h5'?: the file was written anew while in use; make the sequence again"):
+        for features, _ in batches:
+            assert len(np.unique(features)) == 1
+    stream.close()
+
+
+def test_fit_stops_where_the_file_is_replaced(write, tmp_path):
+    path = write(x=np.ones((4000, 50), "f4"), y=np.arange(4000), chunks=50)
+    other = shutil.copy(path, tmp_path / "other.h5")
+
+    def replace(x, y):
+        if os.path.exists(other) and 1000 in y:
+            os.replace(other, path)
+        return x, y
+
+    stream = H5ChunkSequence(path, batch_size=100, memory_budget="200kB", transform=replace)
+    with pytest.raises(Exception, match="the file was replaced by another while in use; make the sequence again"):
+        tiny_model_of(50).fit(stream, epochs=3, verbose=0)
+    stream.close()
+    assert len(stream[0][1]) == 100, "closed, it may be used with the new one"
+
+
+@pytest.mark.parametrize("latest", [True, False])
+def test_missing_chunks_are_found_before_training(tmp_path, latest):
+    path = tmp_path / "sparse.h5"
+    with h5py.File(path, "w", libver="latest" if latest else "earliest") as file:
+        x = file.create_dataset("x", (100, 3), "f4", chunks=(10, 3), compression="gzip")
+        file["y"] = np.arange(100)
+        for start in (*range(0, 50, 10), *range(60, 100, 10)):
+            x[start : start + 10] = 1
+    with pytest.raises(DataError, match=r"1 of its 10 chunks were never written.*allow_missing_chunks=True"):
+        H5ChunkSequence(path)
+    features, rows = H5ChunkSequence(path, batch_size=100, allow_missing_chunks=True)[0]
+    assert np.array_equal(features[:, 0] == 0, (rows >= 50) & (rows < 60))
+
+
+# ---- Ctrl-C
+
+THREADS, PROCESSES = {"workers": 3}, {"workers": 2, "use_multiprocessing": True}
+
+
+@pytest.mark.parametrize(("settings", "handled"), [({}, "yes"), (THREADS, "no"), (PROCESSES, "yes"), (PROCESSES, "no")])
+def test_ctrl_c_ends_training_at_once(numbered, settings, handled):
+    here = Path(__file__).parent
+    child = subprocess.Popen(
+        [sys.executable, str(here / "interrupted.py"), str(numbered(rows=400)), json.dumps(settings), handled],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}"},
+    )
+    try:
+        assert child.stdout.readline() == "training\n", child.communicate(timeout=5)[1][-2000:]
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to the workers as well
+        pressed = time.monotonic()
+        said, errors = child.communicate(timeout=60)
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+    assert time.monotonic() - pressed < 20
+    if handled == "yes":
+        assert child.returncode == 0, errors[-2000:]
+        assert json.loads(said) == {"rows": 400, "threads": [], "processes": 0}
+    else:
+        assert child.returncode in (-signal.SIGINT, 1, 130), errors[-2000:]
+        assert "KeyboardInterrupt" in errors
+    with pytest.raises(ProcessLookupError):  # nobody of its session is left
+        os.killpg(child.pid, 0)

@@ -22,7 +22,7 @@ def refuse(error, text, *args, **settings):
 def test_no_file(tmp_path):
     refuse(DataError, "no such file", tmp_path / "none.h5")
     refuse(DataError, "not a file", tmp_path)
-    refuse(UsageError, "path of an HDF5 file, not int", 7)
+    refuse(UsageError, "path of an HDF5 file, a list or a pattern of paths, not int", 7)
     refuse(UsageError, "not a path", "")
 
 

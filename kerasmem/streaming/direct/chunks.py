@@ -10,6 +10,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from kerasmem.streaming.direct.codecs import DecodeError
+
 MOST_CHUNKS = 8_000_000  # that are remembered, 24 bytes each
 
 
@@ -37,13 +39,17 @@ class ChunkIndex:
 
     Args:
         dataset: the dataset; its index is read now.
+        shape: its shape as far as it is of interest; it may have more rows.
+        file_size: bytes of the file.
         base: added to every place that HDF5 tells.
+
+    Raises:
+        DecodeError: the index is damaged: two chunks lie in one place, or one lies outside the file.
     """
 
-    def __init__(self, dataset: h5py.Dataset, base: int = 0) -> None:
-        shape, chunks = dataset.shape, dataset.chunks
-        self._chunks = tuple(int(extent) for extent in chunks)
-        self._shape = tuple(int(extent) for extent in shape)
+    def __init__(self, dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, base: int = 0) -> None:
+        self._chunks = tuple(int(extent) for extent in dataset.chunks)
+        self._shape = shape
         self._grid = tuple(-(-extent // chunk) for extent, chunk in zip(self._shape, self._chunks, strict=True))
         self._per_row = prod(self._grid[1:])
         # A chunk's number may exceed 64 bits in a hostile file, so rows and the rest are kept apart.
@@ -51,6 +57,8 @@ class ChunkIndex:
 
         def note(info: Any) -> None:
             cell = [at // chunk for at, chunk in zip(info.chunk_offset, self._chunks, strict=True)]
+            if any(at % chunk for at, chunk in zip(info.chunk_offset, self._chunks, strict=True)):
+                raise DecodeError(f"its chunk index is damaged: no chunk begins at {info.chunk_offset}")
             if any(at >= count for at, count in zip(cell, self._grid, strict=True)):
                 return
             number = 0
@@ -69,6 +77,17 @@ class ChunkIndex:
         self._offsets = table[:, 2] + base
         self._sizes = table[:, 3].astype(np.uint32)
         self._masks = table[:, 4].astype(np.uint32)
+        self._refuse_overlaps(file_size)
+
+    def _refuse_overlaps(self, file_size: int) -> None:
+        places = self._offsets.argsort()
+        starts = self._offsets[places]
+        ends = starts + self._sizes[places]
+        if len(starts) and (starts[0] < 0 or ends.max() > file_size):
+            raise DecodeError("its chunk index is damaged: a chunk lies outside the file")
+        twice = (self._rows[1:] == self._rows[:-1]) & (self._numbers[1:] == self._numbers[:-1])
+        if twice.any() or (starts[1:] < ends[:-1]).any():
+            raise DecodeError("its chunk index is damaged: two chunks lie in one place")
 
     def row_of_chunks(self, number: int) -> Iterator[Chunk]:
         """Return the chunks that hold the rows from `number` × chunk rows onwards."""

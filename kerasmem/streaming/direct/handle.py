@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.streaming.layout import shown
 
+_SAMPLES, _SAMPLE_BYTES = 16, 4096  # of a file's content, to tell whether it was written to
 _MOST_VIEWS = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in os.sysconf_names else 16
 
 
@@ -27,8 +29,22 @@ class FileHandle:
         self.size = size
         self.bytes_read = 0
         self._counting = threading.Lock()
-        self._number = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self._number = -1
+        self.open()
         self.seen = os.fstat(self._number)
+        self.sample = self._take_sample()
+
+    def open(self) -> None:
+        """Open the file again after `close`; `changed` and `written` tell whether it is still what it was."""
+        if self._number < 0:
+            self._number = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+
+    def _take_sample(self) -> bytes:
+        """Return a digest of some of the content, spread over the file as it was at first."""
+        digest = hashlib.blake2b(digest_size=16)
+        for number in range(_SAMPLES):
+            digest.update(os.pread(self._number, _SAMPLE_BYTES, self.size * number // _SAMPLES))
+        return digest.digest()
 
     def read(self, views: Sequence[memoryview], offset: int, size: int) -> None:
         """Fill the views, `size` bytes in all, with what follows `offset`.
@@ -70,15 +86,17 @@ class FileHandle:
             there = os.stat(self.path)
         except OSError:
             return ""  # deleted: what is open stays whole until it is closed
-        if (there.st_ino, there.st_dev) != (now.st_ino, now.st_dev):
+        if (there.st_ino, there.st_dev) != (self.seen.st_ino, self.seen.st_dev):
             return "the file was replaced by another while in use; make the sequence again"
-        if now.st_mtime_ns != self.seen.st_mtime_ns and now.st_size == self.seen.st_size:
-            return "the file was written to while in use; make the sequence again"
         return ""
 
-    def grown(self) -> bool:
-        """Return whether the file has become longer since it was opened."""
-        return os.fstat(self._number).st_size > self.seen.st_size
+    def written(self) -> bool:
+        """Return whether the file may have been written to since it was opened: it is longer, or its time is another.
+
+        `touch` sets the time too, so that this is no proof; another `sample` is.
+        """
+        now = os.fstat(self._number)
+        return now.st_size > self.seen.st_size or now.st_mtime_ns != self.seen.st_mtime_ns
 
     def close(self) -> None:
         """Close the file; reading from it is an error afterwards."""

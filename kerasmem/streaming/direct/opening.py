@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -20,7 +21,7 @@ _PROBED = 4096  # bytes compared where a user block makes places in the file dou
 
 def open_source(
     file: h5py.File,
-    dataset: h5py.Dataset,
+    find: Callable[[], h5py.Dataset],
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     handle: FileHandle,
@@ -32,18 +33,19 @@ def open_source(
 
     Args:
         file: the file, open in h5py.
-        dataset: the dataset.
-        shape: its shape, the extents of an array type included.
+        find: returns the dataset, open.
+        shape: its shape, the extents of an array type included; it may have more rows.
         dtype: its type, without them.
         handle: the same file, to be read past HDF5.
         allow_missing: chunks that were never written come as the fill value.
         refuse: raises the error for rows that cannot be read.
     """
+    dataset = find()
     chunks = None if dataset.chunks is None else tuple(int(extent) for extent in dataset.chunks)
     row_bytes = max(1, prod(shape[1:]) * dtype.itemsize)
     cell = chunks[0] if chunks else max(1, PIECE_BYTES // row_bytes)
-    other = Hdf5Source(dataset, shape, dtype, cell, refuse)
-    if not _stored_as_read(dataset) or dataset.is_virtual or dataset.external:
+    other = Hdf5Source(find, shape, dtype, cell, refuse)
+    if not _stored_as_read(dataset) or dataset.is_virtual or dataset.external or not _lies_in(file, dataset):
         return other
     creation = dataset.id.get_create_plist()
     layout = creation.get_layout()
@@ -66,7 +68,7 @@ def open_source(
         return other
     return ChunkedSource(
         handle,
-        ChunkIndex(dataset, base),
+        ChunkIndex(dataset, shape[: len(chunks)], handle.seen.st_size, base),
         chunk=chunk,
         shape=shape,
         dtype=dtype,
@@ -82,6 +84,11 @@ def _stored_as_read(dataset: h5py.Dataset) -> bool:
     """Return whether the bytes in the file are those that NumPy's type means: HDF5 has types that NumPy lacks."""
     stored, dtype = dataset.id.get_type(), dataset.dtype
     return bool(stored.equal(h5py.h5t.py_create(dtype, logical=True)))
+
+
+def _lies_in(file: h5py.File, dataset: h5py.Dataset) -> bool:
+    """Return whether a dataset lies in the file itself: at the end of an external link it lies in another."""
+    return bool(h5py.h5o.get_info(dataset.id).fileno == h5py.h5o.get_info(file.id).fileno)
 
 
 def _base(file: h5py.File, dataset: h5py.Dataset, handle: FileHandle) -> int | None:

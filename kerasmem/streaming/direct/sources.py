@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol
 import h5py
 import numpy as np
 
+from kerasmem.errors import DataError
 from kerasmem.streaming.budget import PIECE_BYTES, SCATTER_BYTES
 from kerasmem.streaming.direct.chunks import Chunk, ChunkIndex
 from kerasmem.streaming.direct.codecs import DecodeError
@@ -19,6 +20,8 @@ from kerasmem.streaming.direct.delivery import Delivery, Places
 from kerasmem.streaming.direct.handle import FileHandle, view_of
 from kerasmem.streaming.direct.pipeline import Pipeline
 from kerasmem.streaming.direct.scratch import Scratch
+from kerasmem.streaming.layout import one_line
+from kerasmem.streaming.links import DAMAGED
 from kerasmem.units import KIB
 
 _SKIP_BYTES = 64 * KIB  # in data without chunks, shorter gaps are read along
@@ -211,7 +214,9 @@ class ChunkedSource:
             try:
                 for chunk in self.index.row_of_chunks(part.start // self._chunk[0]):
                     self._read_chunk(chunk, part, outputs, scratch)
-            except (EOFError, OSError, DecodeError) as error:
+            except DataError:
+                raise
+            except (EOFError, OSError, DecodeError, ValueError, OverflowError) as error:
                 self._refuse(part.start, part.stop, str(error), error)
 
     def _read_chunk(self, chunk: Chunk, run: Run, outputs: Outputs, scratch: Scratch) -> None:
@@ -254,7 +259,7 @@ class Hdf5Source:
     """A dataset that is read by HDF5: one thread at a time, whatever the storage.
 
     Args:
-        dataset: the dataset.
+        dataset: returns the dataset, open.
         shape: shape of the rows and all, the extents of an array type included.
         dtype: type as read.
         cell: rows read at a time, and not read where none of them is picked.
@@ -262,7 +267,12 @@ class Hdf5Source:
     """
 
     def __init__(
-        self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any], cell: int, refuse: Refuse
+        self,
+        dataset: Callable[[], h5py.Dataset],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        cell: int,
+        refuse: Refuse,
     ) -> None:
         self._dataset = dataset
         self._shape = shape
@@ -286,14 +296,16 @@ class Hdf5Source:
                 rows = raw.view(self._dtype).reshape(shape)
                 try:
                     self._fetch(part.start, part.stop, rows)
-                except (OSError, RuntimeError, KeyError) as error:
-                    self._refuse(part.start, part.stop, " ".join(str(error).split()), error)
+                except DataError:
+                    raise
+                except DAMAGED as error:
+                    self._refuse(part.start, part.stop, one_line(str(error)), error)
                 self.bytes_read += raw.nbytes
                 for delivery, target in outputs:
                     delivery.put(rows, part.picked, target, part.places, scratch)
 
     def _fetch(self, start: int, stop: int, into: np.ndarray) -> None:
-        dataset = self._dataset
+        dataset = self._dataset()
         if dataset.dtype.subdtype is None:
             dataset.read_direct(into, np.s_[start:stop])
             return

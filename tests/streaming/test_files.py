@@ -1,0 +1,259 @@
+"""Several files as one data set: every row once, the same batches always, and refusals that name the files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import h5py
+import keras
+import numpy as np
+import pytest
+from streams import RowModel
+
+from kerasmem import H5ChunkSequence, ResumeTraining
+from kerasmem.errors import DataError, UsageError
+from kerasmem.streaming import files as open_files
+
+LENGTHS = (37, 5, 64, 1, 50)
+STORAGE = (
+    {"chunks": (8, 3), "compression": "gzip"},
+    {},
+    {"chunks": (5, 3), "shuffle": True, "compression": "lzf"},
+    {"chunks": (1, 2)},
+    {"chunks": (9, 2), "fletcher32": True},
+)
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Return files part-1 … part-11 whose rows are numbered through, each stored in another way."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    paths, first = [], 0
+    for number, (rows, options) in enumerate(zip(LENGTHS, STORAGE, strict=True)):
+        path = folder / f"part-{number * 3 - 1 if number else 1}.h5"  # 1, 2, 5, 8, 11
+        with h5py.File(path, "w") as file:
+            numbers = np.arange(first, first + rows)
+            x = np.repeat(numbers[:, None], 3, axis=1).astype("f4")
+            file.create_dataset("x", data=x, **options)
+            file["y"] = numbers
+        paths.append(path)
+        first += rows
+    return paths
+
+
+TOTAL = sum(LENGTHS)
+
+
+def rows_of_epoch(stream):
+    delivered = []
+    for x, y in stream:
+        assert np.array_equal(x, np.repeat(np.asarray(y)[:, None], 3, axis=1)), "features and targets of one row"
+        delivered += np.asarray(y).tolist()
+    return delivered
+
+
+@pytest.mark.parametrize("budget", [None, "4kB"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_row_of_all_files_once(parts, budget, workers):
+    with H5ChunkSequence(parts, batch_size=16, memory_budget=budget, workers=workers) as stream:
+        assert stream.num_rows == TOTAL
+        assert len(stream) == -(-TOTAL // 16)
+        rows = rows_of_epoch(stream)
+        assert sorted(rows) == list(range(TOTAL))
+        assert rows != sorted(rows)
+        assert stream.batch_rows(1).tolist() == rows[16:32], "row numbers go through all files"
+        if budget is None:
+            first = {int(np.searchsorted(np.cumsum(LENGTHS), row, side="right")) for row in rows[:32]}
+            assert len(first) >= 3, "a batch mixes the files"
+    with H5ChunkSequence(parts, batch_size=16, shuffle=False, memory_budget=budget) as stream:
+        assert rows_of_epoch(stream) == list(range(TOTAL))
+
+
+def test_a_pattern_sorts_names_as_people_count(parts):
+    pattern = str(parts[0].parent / "part-*.h5")
+    stream = H5ChunkSequence(pattern, shuffle=False)
+    assert [os.path.basename(path) for path in stream.paths] == [path.name for path in parts]
+    assert rows_of_epoch(stream) == list(range(TOTAL))
+    assert stream.path == str(parts[0])
+    assert "'part-1.h5' and 4 more: 157 rows" in repr(stream)
+    assert "and 4 more files: 157 rows" in stream.describe()
+    assert rows_of_epoch(H5ChunkSequence(str(parts[0].parent.parent / "**" / "*.h5"), shuffle=False))
+    stream.close()
+
+
+def test_a_file_whose_name_looks_like_a_pattern(numbered, tmp_path):
+    path = numbered(name="a[1].h5")
+    numbered(name="a1.h5", rows=7)
+    assert H5ChunkSequence(path).num_rows == 100
+
+
+def test_lists_that_are_refused(parts, tmp_path):
+    with pytest.raises(DataError, match=r"none-\*.h5'?: no file matches this pattern; give"):
+        H5ChunkSequence(tmp_path / "none-*.h5")
+    with pytest.raises(UsageError, match="list of files is empty"):
+        H5ChunkSequence([])
+    with pytest.raises(UsageError, match=r"part-2.h5' is named more than once"):
+        H5ChunkSequence([*parts, parts[0].parent / "." / "part-2.h5"])
+    with pytest.raises(UsageError, match="a list or a pattern of paths, not int"):
+        H5ChunkSequence([parts[0], 3])
+    with pytest.raises(DataError, match=r"gone.h5'?: there is no such file"):
+        H5ChunkSequence([*parts, tmp_path / "gone.h5"])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ({"x": np.zeros((9, 4), "f4"), "y": np.zeros(9, int)}, r"rows of shape \(4,\), and in .* it has \(3,\)"),
+        ({"x": np.zeros((9, 3), "f8"), "y": np.zeros(9, int)}, r"the type <f8, and in .* it has <f4"),
+        ({"x": np.zeros((9, 3), "f4")}, "has no dataset 'y'"),
+        ({"x": np.zeros((9, 3), "f4"), "y": np.zeros(8, int)}, "'x' has 9, 'y' has 8"),
+        ({"x": np.zeros((0, 3), "f4"), "y": np.zeros(0, int)}, "is empty"),
+    ],
+)
+def test_files_that_do_not_agree_are_named(parts, write, arrays, text):
+    odd = write(name="odd.h5", **arrays)
+    with pytest.raises(DataError, match=text) as caught:
+        H5ChunkSequence([*parts, odd])
+    assert "odd.h5" in str(caught.value)
+
+
+def test_rows_shards_and_budgets_go_through_all_files(parts):
+    picked = np.r_[3:40, 60:62, 106, 107, 150:157]
+    assert sorted(rows_of_epoch(H5ChunkSequence(parts, rows=picked, batch_size=7))) == picked.tolist()
+    for shuffle in (True, False):
+        seen, steps = [], set()
+        for index in range(3):
+            stream = H5ChunkSequence(parts, shard=(index, 3), batch_size=8, shuffle=shuffle, memory_budget="4kB")
+            seen += rows_of_epoch(stream)
+            steps.add(len(stream))
+            stream.close()
+        assert sorted(seen) == list(range(TOTAL))
+        assert len(steps) == 1
+    small, large = (H5ChunkSequence(parts, memory_budget=budget, batch_size=8) for budget in ("4kB", "1MB"))
+    assert small.plan.window_rows < large.plan.window_rows
+    with pytest.raises(UsageError, match=r"memory_budget: .* smallest that works"):
+        H5ChunkSequence(parts, memory_budget="100B")
+
+
+def test_each_chunk_is_read_once(parts):
+    with H5ChunkSequence(parts, y=None, x="x", batch_size=16, shuffle=False, memory_budget="6kB") as stream:
+        for _ in stream:
+            pass
+        stored = sum(file.datasets[0].stored_bytes for file in stream.layout.files)
+        assert stream._here().reader.bytes_read <= 1.05 * stored
+
+
+def test_more_files_than_may_be_open(tmp_path, monkeypatch, write):
+    monkeypatch.setattr(open_files, "most_open", lambda: 3)
+    paths = [
+        write(name=f"{number}.h5", x=np.full((10, 3), number, "f4"), y=np.arange(10) + 10 * number, chunks=5)
+        for number in range(12)
+    ]
+    for workers in (1, 4):
+        with H5ChunkSequence(paths, batch_size=8, memory_budget="3kB", workers=workers) as stream:
+            for _ in range(3):
+                assert sorted(row for _, y in stream.next_epoch() for row in y.tolist()) == list(range(120))
+                assert stream._here().reader.files.open_now <= 3
+
+
+def test_fit_evaluate_and_predict(parts):
+    with (
+        H5ChunkSequence(parts, batch_size=16, memory_budget="4kB", workers=2) as train,
+        H5ChunkSequence(parts, batch_size=16, shuffle=False) as test,
+    ):
+        model = RowModel()
+        model.fit(train, validation_data=test, epochs=2, verbose=0)
+        assert sorted(model.trained) == sorted(list(range(TOTAL)) * 2)
+        assert model.trained[:TOTAL] != model.trained[TOTAL:]
+        assert model.tested == list(range(TOTAL)) * 2
+        assert model.predict(test, verbose=0)[:, 0].tolist() == list(range(TOTAL))
+
+
+def test_weights_are_those_of_one_file(parts, numbered):
+    def weights(path):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Rescaling(0.01), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        with H5ChunkSequence(path, batch_size=16) as stream:
+            model.fit(stream, epochs=2, verbose=0)
+        return model.get_weights()
+
+    # The same rows in one window: the order depends on the seed alone, not on how they are spread over files.
+    for one, other in zip(weights(parts), weights(numbered(rows=TOTAL)), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_resume_in_the_midst_of_several_files(parts, tmp_path):
+    def make(paths=parts):
+        return H5ChunkSequence(paths, batch_size=16, memory_budget="4kB")
+
+    with make() as stream:
+        wanted = [y.tolist() for _ in range(2) for _, y in stream.next_epoch()]
+    with make() as stream:
+        epoch = stream.next_epoch()
+        got = [next(epoch)[1].tolist() for _ in range(4)]
+        state = stream.state_dict()
+    assert len(json.dumps(state)) < 1000
+    moved = tmp_path / "moved"
+    shutil.copytree(parts[0].parent, moved)
+    with make([moved / path.name for path in parts]) as stream:
+        stream.load_state_dict(json.loads(json.dumps(state)))
+        got += [y.tolist() for _ in range(2) for _, y in stream.next_epoch()]
+    assert got == wanted, "also where the folder was moved"
+    for other in (parts[::-1], parts[:-1], parts[0]):
+        stream = make(other)
+        with pytest.raises(UsageError, match="files"):
+            stream.load_state_dict(state)
+    renamed = parts[1].rename(parts[1].with_name("other.h5"))
+    with pytest.raises(UsageError, match="files"):
+        make([parts[0], renamed, *parts[2:]]).load_state_dict(state)
+
+
+def test_training_goes_on_over_several_files(parts, tmp_path):
+    def train(epochs):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Rescaling(0.01), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        with H5ChunkSequence(parts, batch_size=16, memory_budget="4kB") as stream:
+            saver = ResumeTraining(tmp_path / "run.resume", stream, every=2)
+            stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: fail_at(batch, epochs))
+            model.fit(stream, epochs=2, verbose=0, callbacks=[saver, stop])
+        return model.get_weights()
+
+    def fail_at(batch, fail):
+        if fail and batch == 6:
+            raise InterruptedError("power cut")
+
+    with pytest.raises(InterruptedError):
+        train(True)
+    resumed = train(False)
+    whole = train(False)
+    assert all(np.array_equal(one, other) for one, other in zip(resumed, whole, strict=True))
+
+
+def test_damage_names_the_file_and_both_row_numbers(parts):
+    with h5py.File(parts[2]) as file:
+        chunk = file["x"].id.get_chunk_info_by_coord((10, 0))
+    with open(parts[2], "r+b") as file:
+        file.seek(chunk.byte_offset)
+        file.write(os.urandom(chunk.size))
+    with pytest.raises(DataError) as caught:
+        rows_of_epoch(H5ChunkSequence(parts, shuffle=False, memory_budget="4kB", batch_size=4))
+    text = str(caught.value)
+    assert "part-5.h5" in text
+    assert "rows 10 to 15 of dataset 'x' (rows 52 to 57 of all files) cannot be read" in text
+    rest = np.r_[0:52, 57:TOTAL]
+    assert sorted(rows_of_epoch(H5ChunkSequence(parts, rows=rest))) == rest.tolist(), "as the message says"
+
+
+def test_a_file_that_goes_or_changes_is_named(parts, write):
+    stream = H5ChunkSequence(parts, shuffle=False, batch_size=4)
+    parts[3].unlink()
+    with pytest.raises(DataError, match=r"part-8.h5'?: there is no such file"):
+        rows_of_epoch(stream)
+    shutil.copy(parts[1], parts[3])
+    with pytest.raises(DataError, match=r"part-8.h5'?: dataset 'x' has changed since the sequence was made"):
+        rows_of_epoch(stream)
