@@ -12,6 +12,7 @@ from kerasmem.streaming.direct.handle import view_of
 from kerasmem.streaming.direct.scratch import Scratch
 
 _CHECKSUM = 4  # bytes of it after the data
+_WORDS = {2: "<u2", 4: "<u4"}  # of so many bytes, whose first is the lowest, as in a shuffled chunk
 _PIECE = 1 << 16  # elements put together, or words added up, at a time
 
 
@@ -102,11 +103,19 @@ def _unshuffled(data: np.ndarray, numbers: Sequence[int], scratch: Scratch) -> n
         return data
     whole = count * itemsize
     out = scratch.take("unshuffled", data.nbytes)
-    elements = out[:whole].reshape(count, itemsize)
     planes = data[:whole].reshape(itemsize, count)
     for first in range(0, count, _PIECE):
-        for byte in range(itemsize):
-            elements[first : first + _PIECE, byte] = planes[byte, first : first + _PIECE]
+        part = slice(first, first + _PIECE)
+        if itemsize in _WORDS:  # shifted into words, which is faster than going through memory byte by byte
+            word = out[:whole].view(_WORDS[itemsize])[part]
+            word[...] = planes[-1, part]
+            for byte in range(itemsize - 2, -1, -1):
+                np.left_shift(word, 8, out=word)
+                np.bitwise_or(word, planes[byte, part], out=word)
+        else:
+            elements = out[:whole].reshape(count, itemsize)
+            for byte in range(itemsize):
+                elements[part, byte] = planes[byte, part]
     out[whole:] = data[whole:]
     return out
 
