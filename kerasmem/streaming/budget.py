@@ -24,12 +24,13 @@ _LEAST_BLOCK_BYTES = 4 * KIB  # a page: reading less costs as much
 _PLACE_BYTES = 8  # a row's shuffled place in its window, and which row comes to a place
 PIECE_BYTES = 256 * KIB  # read at a time where rows change on their way: they stay in the processor's cache
 PIECE_VALUES = 32 * KIB  # converted at a time
-SCATTER_BYTES = 2 * KIB  # rows of this size on are scattered by the kernel, smaller ones by NumPy
+SCATTER_BYTES = KIB  # rows of this size on are scattered by the kernel, smaller ones by NumPy
 _QUEUE_SHARE = 8  # one part in so many of a budget is for batches, more where batches are large
 _LEAST_AHEAD = 2  # batches, room for which is kept whether or not workers prepare any
 _ORDER_BYTES = 24  # a block's number, its size and the sum of the sizes before it
 _MOST_ORDER = 4 * GIB
 _MOST_THREADS = 16  # that read and unpack
+_USUAL_THREADS = 4
 _IN_ORDER_BYTES = 32 * MIB  # of a window in file order with nothing to unpack; larger ones gain nothing
 _WINDOWS = 2  # the one being delivered, and the one being filled
 
@@ -133,7 +134,9 @@ def plan_memory(
         ):
             fullest = min(_fullest(selection, grid(block)), rows)
             thread = max(_thread_bytes(d, columns, block, dense) for d in layouts)
-            for scratch in (max(thread, min(_MOST_THREADS * thread, room // 8)), thread):
+            # For many threads there is a small part of the budget, and for as many as most machines have a larger one.
+            ample = max(thread, min(_MOST_THREADS * thread, room // 8), min(_USUAL_THREADS * thread, room // 4))
+            for scratch in (ample, thread):
                 space = room - fixed - scratch
                 if rows * row_bytes <= space:
                     windows, window_blocks, window_rows = 1, rows, rows  # there are never more blocks than rows

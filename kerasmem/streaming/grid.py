@@ -74,6 +74,17 @@ class Grid:
         return Grid((self._sizes * -(-least // self._sizes)).tolist(), self._starts.tolist())
 
 
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return runs of numbers one after another: `counts[k]` of them from `starts[k]` on.
+
+    Example:
+        >>> ranges(np.array([7, 3]), np.array([2, 3])).tolist()
+        [7, 8, 3, 4, 5]
+    """
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
+
+
 def as_grid(grid: Grid | int) -> Grid:
     """Return a grid; a number is the rows of a cell in a single file."""
     return grid if isinstance(grid, Grid) else Grid(grid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kerasmem.streaming.ahead import BatchesAhead, TransformPool
 from kerasmem.streaming.order import EpochOrder
@@ -12,6 +12,7 @@ from kerasmem.streaming.reader import RowReader
 from kerasmem.streaming.window import WindowStore
 
 _making = threading.Lock()
+_process = object()  # another one in a forked process; asking the system for its number costs more
 
 
 def making() -> threading.Lock:
@@ -19,23 +20,28 @@ def making() -> threading.Lock:
     return _making
 
 
-def _new_lock_after_fork() -> None:
-    global _making
-    _making = threading.Lock()
+def _start_anew_after_fork() -> None:
+    global _making, _process
+    _making, _process = threading.Lock(), object()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock_after_fork)
+    os.register_at_fork(after_in_child=_start_anew_after_fork)
 
 
 @dataclass
 class Live:
     """What belongs to one process and is never pickled: locks, the open file, buffers, threads."""
 
-    pid: int
     lock: threading.Lock
     reader: RowReader
     store: WindowStore
     ahead: BatchesAhead | None
     pool: TransformPool | None
     order: EpochOrder | None = None
+    process: object = field(default_factory=lambda: _process)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process in which it was made, and not a fork of it."""
+        return self.process is _process

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kerasmem.streaming.grid import Grid, as_grid
+from kerasmem.streaming.grid import Grid, as_grid, ranges
 
 if TYPE_CHECKING:
     from kerasmem.streaming.sharding import ShardBlocks
@@ -76,11 +76,18 @@ class Blocks:
         start = inside[0]
         return None if inside[-1] + 1 - start == len(inside) else inside - start
 
-    def rows(self, block: int) -> np.ndarray:
-        """Return the file rows of a block, rising."""
-        if self._rows is None:
-            return np.arange(*self.span(block), dtype=np.int64)
-        return self._rows[self._bounds[block] : self._bounds[block + 1]]
+    def rows(self, blocks: np.ndarray, low: np.ndarray | int = 0, high: np.ndarray | None = None) -> np.ndarray:
+        """Return the file rows of blocks, rising in each, int64.
+
+        Args:
+            blocks: the blocks, one after another.
+            low: the first row of each that is wanted.
+            high: the row after the last of each that is wanted; None for all.
+        """
+        counts = (self.sizes(blocks) if high is None else high) - low
+        if self._rows is not None:
+            return self._rows[ranges(self._bounds[blocks] + low, counts)]
+        return ranges(np.maximum(self.grid.low(self._cell + blocks), self._first) + low, counts)
 
 
 @dataclass(frozen=True)
@@ -169,7 +176,7 @@ class EpochOrder:
         """Return the file rows delivered as rows `start` to `stop` of the epoch."""
         pieces = []
         for segment in self.segments(start, stop):
-            held = np.concatenate([self.blocks.rows(int(block)) for block in self.window_order(segment.window)])
+            held = self.blocks.rows(self.window_order(segment.window))
             places = self.places(segment)
             pieces.append(held[segment.start : segment.stop] if places is None else held[places])
         return np.concatenate(pieces)

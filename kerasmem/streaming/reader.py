@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from kerasmem.streaming.columns import Column
 from kerasmem.streaming.direct.delivery import Delivery, Places
 from kerasmem.streaming.direct.scratch import Scratch
 from kerasmem.streaming.direct.sources import Outputs, Run, part_of
+from kerasmem.streaming.direct.straight import StraightRead, can_read_straight
 from kerasmem.streaming.files import OpenFiles
 from kerasmem.streaming.grid import Grid
 from kerasmem.streaming.layout import DataLayout, DatasetLayout, shown
@@ -83,7 +85,14 @@ class RowReader:
             for name in self._by_dataset
             if name in self._resident_names
         ]
-        heavy = [name for name in self._by_dataset if name not in self._resident_names]
+        heavy = []
+        for name in self._by_dataset:
+            if name not in self._resident_names:
+                straight = self._straight(name, order, window, places, arrays)
+                if straight is None:
+                    heavy.append(name)
+                else:
+                    tasks += straight
         if heavy:
             done = 0
             for block in order.window_order(window).tolist():
@@ -122,6 +131,40 @@ class RowReader:
 
     # ---- tasks
 
+    def _straight(
+        self, name: str, order: EpochOrder, window: int, places: Places, arrays: Sequence[np.ndarray]
+    ) -> list[Task] | None:
+        """Return the tasks for a dataset whose rows are delivered as they lie in the files; None for others."""
+        number, *others = self._by_dataset[name]
+        column, target = self._columns[number], arrays[number]
+        if others or not self._deliveries[number].plain or not can_read_straight(column.row_bytes):
+            return None
+        rows = order.blocks.rows(order.window_order(window))
+        tasks: list[Task] = []
+        for first, last, plan in self._rows[name].plan(rows, places, target):
+            if plan is None:
+                return None
+            for share in plan.shares():
+                tasks.append(self._share(name, rows[first:last], part_of(places, first, last), target, plan, share))
+        return tasks
+
+    def _share(
+        self,
+        name: str,
+        rows: np.ndarray,
+        places: Places,
+        target: np.ndarray,
+        plan: StraightRead,
+        share: tuple[int, int],
+    ) -> Task:
+        def task(scratch: Scratch) -> None:
+            self._rows[name].read_straight(plan, share, rows)
+            if self._check_finite:
+                column = self._columns[self._by_dataset[name][0]]
+                self._refuse_not_finite(column, rows[slice(*share)], target[part_of(places, *share)])
+
+        return task
+
     def _from_file(self, name: str, run: Run, arrays: Sequence[np.ndarray]) -> Task:
         dataset = self._rows[name]
         numbers = self._by_dataset[name]
@@ -143,7 +186,7 @@ class RowReader:
         numbers = self._by_dataset[name]
 
         def task(scratch: Scratch) -> None:
-            rows = np.concatenate([order.blocks.rows(block) for block in order.window_order(window).tolist()])
+            rows = order.blocks.rows(order.window_order(window))
             resident.load(rows, scratch)
             for number in numbers:
                 self._deliveries[number].put(resident.values, rows, arrays[number], places, scratch)
@@ -196,6 +239,28 @@ class _Rows:
             with self._files.use(number) as file:
                 file.source(self._name).read(here, outputs, scratch)
             run, number = rest, number + 1
+
+    def plan(
+        self, rows: np.ndarray, places: Places, target: np.ndarray
+    ) -> Iterator[tuple[int, int, StraightRead | None]]:
+        """Return how to read rows as they lie in the files: for each run of them in one file, first and last, the plan.
+
+        The plan is None where the rows do not lie there as they are.
+        """
+        files = np.searchsorted(self._starts, rows, side="right") - 1
+        bounds = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(rows)]
+        for first, last in itertools.pairwise(bounds):
+            number = int(files[first])
+            with self._files.use(number) as file:
+                offsets = file.source(self._name).offsets(rows[first:last] - self._starts[number])
+            part = part_of(places, first, last)
+            yield first, last, None if offsets is None else StraightRead(offsets, part, target)
+
+    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
+        """Read a share of what was planned for these rows of one file."""
+        number = int(np.searchsorted(self._starts, rows[0], side="right")) - 1
+        with self._files.use(number) as file:
+            file.source(self._name).read_straight(plan, share, rows - self._starts[number])
 
 
 class _Resident:

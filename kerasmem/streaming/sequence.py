@@ -313,7 +313,7 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
     def close(self) -> None:
         """Close the file, end the workers and free the windows; the sequence can be used again afterwards."""
         live, self._live = self._live, None
-        if live is not None and live.pid == os.getpid():
+        if live is not None and live.is_here:
             if live.ahead is not None:
                 live.ahead.close()
             if live.pool is not None:
@@ -340,10 +340,10 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
     def _here(self) -> Live:
         """Return what this process has open; a forked or unpickled copy starts afresh."""
         live = self._live
-        if live is None or live.pid != os.getpid():
+        if live is None or not live.is_here:
             with making():
                 live = self._live
-                if live is None or live.pid != os.getpid():
+                if live is None or not live.is_here:
                     live = self._live = self._come_alive()
         return live
 
@@ -371,7 +371,7 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
             )
         if self._processes and self.transform is not None:
             pool = TransformPool(self.transform, self._preparers)
-        return Live(os.getpid(), threading.Lock(), reader, store, ahead, pool)
+        return Live(threading.Lock(), reader, store, ahead, pool)
 
     def _order(self, epoch: int) -> EpochOrder:
         live = self._here()

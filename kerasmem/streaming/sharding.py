@@ -204,7 +204,7 @@ class Share:
             high = min(cuts[-1] + most, self.rows - left * least)
             target = min(max(self.rows * done // self.count, low), high)
             at = int(np.searchsorted(ends, target, side="right")) - 1
-            chunks = as_grid(self.chunks).cell(blocks.rows(int(order[at])))
+            chunks = as_grid(self.chunks).cell(blocks.rows(order[at : at + 1]))
             borders = ends[at] + np.r_[0, np.flatnonzero(chunks[1:] != chunks[:-1]) + 1, len(chunks)]
             borders = borders[(borders >= low) & (borders <= high)]
             cuts.append(int(borders[np.abs(borders - target).argmin()]) if borders.size else target)
@@ -243,19 +243,19 @@ class ShardBlocks:
         """Return the run of file rows, (start, stop), that covers a block."""
         if self._is_whole(block):
             return self._whole.span(int(self._numbers[block]))
-        inside = self.rows(block)
+        inside = self.rows(np.array([block]))
         return int(inside[0]), int(inside[-1]) + 1
 
     def picked(self, block: int) -> np.ndarray | None:
         """Return which rows of the span are in the shard, counted from its start; None when all are."""
         if self._is_whole(block):
             return self._whole.picked(int(self._numbers[block]))
-        inside = self.rows(block)
+        inside = self.rows(np.array([block]))
         return None if inside[-1] + 1 - inside[0] == len(inside) else inside - inside[0]
 
-    def rows(self, block: int) -> np.ndarray:
-        """Return the file rows of a block, rising."""
-        return self._whole.rows(int(self._numbers[block]))[self._low[block] : self._high[block]]
+    def rows(self, blocks: np.ndarray) -> np.ndarray:
+        """Return the file rows of blocks, rising in each, int64."""
+        return self._whole.rows(self._numbers[blocks], self._low[blocks], self._high[blocks])
 
     def _is_whole(self, block: int) -> bool:
         number = self._numbers[block : block + 1]

@@ -49,7 +49,7 @@ def test_blocks_tile_the_selection():
             pieces.append(np.arange(start, stop) if picked is None else start + picked)
             assert start // size == (stop - 1) // size, "a block lies in one cell of the grid"
             assert blocks.sizes(np.array([k]))[0] == len(pieces[-1]) > 0
-            assert np.array_equal(blocks.rows(k), pieces[-1])
+            assert np.array_equal(blocks.rows(np.array([k])), pieces[-1])
         assert np.array_equal(np.concatenate(pieces), np.asarray(selection))
 
 

@@ -52,7 +52,7 @@ def test_shards_are_disjoint_and_complete_and_have_equal_steps(shuffle):
             chosen = share.select(selection, shuffle=shuffle)
             blocks = Blocks(chosen, chunk * 3)
             blocks = share.deal(blocks, seed=3) if shuffle else blocks
-            pieces = [blocks.rows(block) for block in range(blocks.count)]
+            pieces = [blocks.rows(np.array([block])) for block in range(blocks.count)]
             mine = np.concatenate(pieces)
             assert len(mine) == blocks.total == blocks.sizes(np.arange(blocks.count)).sum()
             assert blocks.total <= len(share.plan_for(selection)), "memory is planned for enough rows"
@@ -82,7 +82,7 @@ def test_chunks_are_not_torn_where_that_can_be_avoided():
             blocks = Blocks(share.select(range(10_100), shuffle=shuffle), 64)
             blocks = share.deal(blocks, 0) if shuffle else blocks
             for block in range(blocks.count):
-                for chunk in set(blocks.rows(block) // 16):
+                for chunk in set(blocks.rows(np.array([block])) // 16):
                     owners.setdefault(int(chunk), set()).add(share.index)
         assert {len(workers) for workers in owners.values()} == {1}
 

@@ -106,6 +106,18 @@ class ChunkIndex:
             else:
                 yield Chunk(inner, None)
 
+    def offsets(self, cells: np.ndarray, size: int) -> np.ndarray | None:
+        """Return where in the file the only chunk of each row of chunks begins.
+
+        None where there are several to a row, or one of these was not written or has not the right size.
+        """
+        if self._per_row != 1 or self._chunks[1:] != self._shape[1:] or not len(self._rows):
+            return None
+        at = np.minimum(np.searchsorted(self._rows, cells), len(self._rows) - 1)
+        if not (np.array_equal(self._rows[at], cells) and (self._sizes[at] == size).all()):
+            return None
+        return self._offsets[at]
+
     def same_as(self, other: ChunkIndex) -> bool:
         """Return whether every chunk known here lies where it lay when `other` was made, or has been added."""
         count = len(other._rows)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -13,7 +15,23 @@ from kerasmem.errors import DataError
 from kerasmem.streaming.layout import shown
 
 _SAMPLES, _SAMPLE_BYTES = 16, 4096  # of a file's content, to tell whether it was written to
-_MOST_VIEWS = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in os.sysconf_names else 16
+MOST_VIEWS = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in os.sysconf_names else 16
+
+
+def _find_preadv() -> Callable[..., int] | None:
+    if ctypes.sizeof(ctypes.c_long) < 8:  # places in a file are as wide
+        return None
+    try:
+        function = ctypes.CDLL(None, use_errno=True).preadv
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long)
+    function.restype = ctypes.c_ssize_t
+    return function
+
+
+_preadv = _find_preadv()
+CAN_SCATTER = _preadv is not None
 
 
 class FileHandle:
@@ -53,15 +71,42 @@ class FileHandle:
             EOFError: the file ends before that.
         """
         done = 0
-        for first in range(0, len(views), _MOST_VIEWS):
-            part = views[first : first + _MOST_VIEWS]
-            wanted = sum(map(len, part)) if len(views) > _MOST_VIEWS else size
+        for first in range(0, len(views), MOST_VIEWS):
+            part = views[first : first + MOST_VIEWS]
+            wanted = sum(map(len, part)) if len(views) > MOST_VIEWS else size
             got = os.preadv(self._number, part, offset + done)
             if got < wanted:
                 self._read_rest(part, offset + done, got, wanted)
             done += wanted
         with self._counting:
             self.bytes_read += size
+
+    def scatter(
+        self, target: np.ndarray, vectors: np.ndarray, pieces: Iterable[tuple[int, int, int]], row_bytes: int
+    ) -> None:
+        """Fill rows of an array, without an object a row as `read` needs it.
+
+        Args:
+            target: (rows, …), C-contiguous.
+            vectors: struct iovec a row, (rows, 2) numbers as wide as a pointer: where to, and how many bytes.
+            pieces: the first of these, how many (`MOST_VIEWS` at most), and the place in the file that they begin at.
+            row_bytes: bytes of each row.
+
+        Raises:
+            EOFError: the file ends before that.
+        """
+        assert _preadv is not None
+        number, first, width = self._number, vectors.ctypes.data, vectors.strides[0]
+        for at, rows, offset in pieces:
+            got = _preadv(number, first + at * width, rows, offset)
+            if got != rows * row_bytes:
+                if got < 0 and ctypes.get_errno() != errno.EINTR:
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+                window, begin = view_of(target), target.ctypes.data
+                views = [window[to : to + row_bytes] for to in (vectors[at : at + rows, 0] - begin).tolist()]
+                self._read_rest(views, offset, max(got, 0), rows * row_bytes)
+        with self._counting:
+            self.bytes_read += len(vectors) * row_bytes
 
     def _read_rest(self, views: Sequence[memoryview], offset: int, got: int, wanted: int) -> None:
         """Read on after a call that brought less than was asked for, as any may."""

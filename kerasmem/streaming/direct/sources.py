@@ -20,6 +20,7 @@ from kerasmem.streaming.direct.delivery import Delivery, Places
 from kerasmem.streaming.direct.handle import FileHandle, view_of
 from kerasmem.streaming.direct.pipeline import Pipeline
 from kerasmem.streaming.direct.scratch import Scratch
+from kerasmem.streaming.direct.straight import StraightRead
 from kerasmem.streaming.layout import one_line
 from kerasmem.streaming.links import DAMAGED
 from kerasmem.units import KIB
@@ -86,6 +87,12 @@ class Source(Protocol):
     def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
 
+    def offsets(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return where in the file each row begins; None where not all lie there as they are."""
+
+    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
+        """Read a share of what was planned with `offsets` of these rows."""
+
     def lies_where(self, other: Source) -> bool:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
 
@@ -124,6 +131,14 @@ class RowBytes:
             for delivery, target in outputs:
                 delivery.put(rows, part.picked, target, part.places, scratch)
 
+    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray, refuse: Refuse) -> None:
+        """Read a share of rows whose places in the file are known."""
+        try:
+            plan.read(self._handle, share)
+        except (EOFError, OSError) as error:
+            first, last = share
+            refuse(int(rows[first:last].min()), int(rows[first:last].max()) + 1, str(error), error)
+
     def _scatter(self, offset: int, run: Run, target: np.ndarray) -> None:
         """Let the kernel put each row into its place."""
         size, count = self.size, run.stop - run.start
@@ -152,6 +167,14 @@ class ContiguousSource:
     def lies_where(self, other: Source) -> bool:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
         return isinstance(other, ContiguousSource) and other.offset == self.offset
+
+    def offsets(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return where in the file each row begins."""
+        return self.offset + rows * self._rows.size
+
+    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
+        """Read a share of what was planned with `offsets` of these rows."""
+        self._rows.read_straight(plan, share, rows, self._refuse)
 
     def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
@@ -207,6 +230,18 @@ class ChunkedSource:
     def lies_where(self, other: Source) -> bool:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
         return isinstance(other, ChunkedSource) and self.index.same_as(other.index)
+
+    def offsets(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return where in the file each row begins; None where not all lie there as they are."""
+        if self._filtered:
+            return None
+        cells, inside = np.divmod(rows, self._chunk[0])
+        chunks = self.index.offsets(cells, self._bytes)
+        return None if chunks is None else chunks + inside * self._rows.size
+
+    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
+        """Read a share of what was planned with `offsets` of these rows."""
+        self._rows.read_straight(plan, share, rows, self._refuse)
 
     def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
@@ -286,6 +321,13 @@ class Hdf5Source:
     def lies_where(self, other: Source) -> bool:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
         return isinstance(other, Hdf5Source)
+
+    def offsets(self, rows: np.ndarray) -> None:
+        """Return None: where the rows lie is HDF5's affair."""
+
+    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
+        """Not for data whose `offsets` are not known."""
+        raise NotImplementedError
 
     def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
