@@ -1,0 +1,1 @@
+"""IT RAN OUT. NOW WHAT? Logs and exceptions → what ran out, why, and what to do about it."""

@@ -1,0 +1,99 @@
+"""From the name of an operation, as it stands in a log, to the Keras layer and the phase of the step. Pure.
+
+With the model at hand `kerasmem.models.op_names` tells layers apart for certain; a log has the names alone. Keras 3
+numbers every scope of a call ("net_1/block_2_1/Relu" is the layer block_2 of the model net), Keras 2 none
+("net/block_2/Relu"), and sessions of TensorFlow 1 put gradients below "training/Adam/gradients".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kerasmem.models.op_names import BACKWARD
+
+_NUMBERED = re.compile(r"(.+)_\d{1,4}")
+_WRAPPERS = re.compile(
+    r"(?:StatefulPartitionedCall|PartitionedCall|while|body|cond|then|else|train_function|replica|replica_\d+|loop_body"
+    r"|one_step_on_(?:data|iterator)|jit\(.*|training|train_step|map|scan|remat.*|custom_jvp_call|pjit)(?:_\d+)?"
+)
+_OPTIMIZERS = re.compile(
+    r"(?i)(?:adam|adamw|adam_w|sgd|rmsprop|adagrad|adadelta|adamax|nadam|ftrl|lion|adafactor|lamb|muon"
+    r"|loss_scale_optimizer|optimizer|apply_gradients|rms_prop)(?:_\d+)?"
+)
+# scopes that operations open inside a layer
+_INSIDE = re.compile(
+    r"(?i)(?:convolution|conv\dd|separable_conv2d|depthwise|batchnorm|moments|einsum|tensordot|kernel|bias|add|sub|mul|div"
+    r"|truediv|floordiv|pow|sum|mean|matmul|reshape|dropout|normalize|softmax|sequential_call|random_uniform|lstm_cell"
+    r"|gru_cell|regularizer|l2_?loss|fusedbatchnorm.*|biasadd.*|relu.*|gelu|read|assign.*|const|initializer|zeros|fill"
+    r"|concat|stack|strided_slice|pad|transpose|tile|square.*|sqrt|rsqrt|maximum|minimum|cast|selu|tanh|sigmoid|swish)"
+    r"(?:_grad)?(?:_\d+)?"
+)
+_LOSSES = re.compile(
+    r"(?i)(?:compile_loss|loss|.*_?crossentropy|mean_.*_error|mse|mae|metrics?|compile_metrics)(?:_\d+)?"
+)
+
+
+@dataclass(frozen=True)
+class Named:
+    """What an operation's name tells: the layer, if any, "forward", "backward" or "optimizer", if any."""
+
+    layer: str | None
+    phase: str | None
+
+
+def read_name(name: str, *, keras: int | None = None) -> Named:
+    """Return the layer and the phase of the operation of this name.
+
+    Args:
+        name: as TensorFlow or XLA writes it.
+        keras: 2 or 3 where known: which of them named the scopes.
+
+    Example:
+        >>> read_name("gradient_tape/vgg16_1/block4_conv2_1/Conv2D/Conv2DBackpropInput")
+        Named(layer='block4_conv2', phase='backward')
+    """
+    name = name[:400].split(";")[0]
+    if "(" in name:
+        return _of_jax(name)
+    parts = [part for part in re.sub(r"__inference_\w+$|:\d+$|\^", "", name).split("/") if part]
+    backward = BACKWARD in parts or any(re.fullmatch(r"gradients?(?:_\d+)?", part) for part in parts)
+    # the tape adds up the gradients of a value that was used more than once outside any scope
+    backward = backward or any(re.fullmatch(r"AddN(?:_\d+)?", part) for part in parts)
+    backward = backward or any(part.endswith("_grad") or "Backprop" in part for part in parts)
+    while parts and (_WRAPPERS.fullmatch(parts[0]) or parts[0] == BACKWARD):
+        parts.pop(0)
+    if parts and _OPTIMIZERS.fullmatch(parts[0]) and not backward:
+        return Named(None, "optimizer")
+    if backward:
+        parts = [part for part in parts if part != BACKWARD and not re.fullmatch(r"gradients?(?:_\d+)?", part)]
+        parts = parts[1:] if parts and _OPTIMIZERS.fullmatch(parts[0]) else parts
+    if len(parts) < 2:  # of no layer: an operation of the step's own
+        return Named(None, "backward" if backward else None)
+    if _LOSSES.fullmatch(parts[0]) and not re.search(r"conv|dense|block", parts[0]):
+        return Named(None, "backward" if backward else "forward")
+    return Named(_layer(parts[:-1], keras), "backward" if backward else "forward")
+
+
+def _layer(scopes: list[str], keras: int | None) -> str | None:
+    if keras != 2 and len(scopes) > 1 and all(_NUMBERED.fullmatch(each) for each in scopes[:2]):
+        inside: list[str] = []
+        for each in scopes[1:]:
+            found = _NUMBERED.fullmatch(each)
+            if not found or (inside and _INSIDE.fullmatch(each)):
+                break
+            inside.append(found[1])
+        return "/".join(inside) or None
+    kept = [scopes[0]]
+    for each in scopes[1:]:
+        if _INSIDE.fullmatch(each):
+            break
+        kept.append(each)
+    if keras == 3 and len(kept) == 1:
+        return None  # what the model does outside its layers
+    return "/".join(kept[1:]) if len(kept) > 1 else kept[0]
+
+
+def _of_jax(name: str) -> Named:
+    phase = "backward" if "transpose(" in name else "forward" if "jvp(" in name else None
+    return Named(None, phase)
