@@ -1,0 +1,227 @@
+"""`kerasmem report`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kerasmem.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from kerasmem.rendering.page.contents import PageContents
+
+EXAMPLES = """\b
+Examples:
+  kerasmem report run.jsonl -o page.html
+  kerasmem report before.jsonl after.jsonl estimate.json profile.json -o page.html
+  kerasmem report run.rank*.jsonl --json
+  kerasmem report run.csv --plot memory.svg --prometheus memory.prom
+
+\b
+Logs whose paths differ in a rank alone (run.rank0.jsonl, rank1/run.csv) are merged."""
+
+_LARGEST_REPORT = 64 * 2**20
+_LARGEST_LOG = 2 * 2**30
+_DRAWN_POINTS = 120_000  # of all lines of a page together: some 3 MB
+
+
+@click.command("report", epilog=EXAMPLES)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("-o", "--output", metavar="PAGE", help="Write one HTML page that needs no network.")
+@click.option("--plot", metavar="PICTURE", help="Write a picture, .png or .svg.")
+@click.option("--prometheus", metavar="FILE|-", help="Write Prometheus text; - is standard output.")
+@click.option("--ranks", is_flag=True, help="Merge all logs as ranks of one training, whatever their names.")
+@click.option("--title", default="Memory report", show_default=True, help="The page's heading.")
+@click.option("--json", "as_json", is_flag=True, help="Print the merged summary as one JSON object.")
+def command(
+    files: tuple[str, ...], output: str | None, plot: str | None, prometheus: str | None, ranks: bool, title: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Show runs, estimates and profiles together: as a page, a picture, a table or data.
+
+    FILEs are logs of MemoryLogger (.jsonl, .csv), and what `kerasmem estimate --json` and
+    `kerasmem profile --json` saved. Without an option, a table of the runs is printed.
+    """
+    _check_outputs(files, output, plot, prometheus, as_json)
+    contents = _read(files, ranks, title)
+    if output is not None:
+        from kerasmem.rendering.page import render_page
+
+        _write("--output", output, render_page(contents).encode())
+    if plot is not None:
+        from kerasmem.rendering.plot import render_plot
+
+        _write("--plot", plot, render_plot(contents, Path(plot).suffix.lower().removeprefix(".")))
+    if prometheus is not None:
+        from kerasmem.rendering.prometheus import render_prometheus
+
+        text = render_prometheus(contents.trainings, contents.compositions)
+        if prometheus == "-":
+            click.echo(text, nl=False)
+        else:
+            _write("--prometheus", prometheus, text.encode())
+    if as_json:
+        _print_json(contents)
+    elif output is None and plot is None and prometheus is None:
+        _print_tables(contents)
+
+
+def _check_outputs(
+    files: tuple[str, ...], output: str | None, plot: str | None, prometheus: str | None, as_json: bool
+) -> None:
+    """Refuse what would lose a file or mix two outputs, before anything is read."""
+    if as_json and prometheus == "-":
+        raise UsageError("--json and --prometheus - both print; write one of them into a file")
+    if plot is not None and Path(plot).suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"--plot: {plot!r} ends in neither .png nor .svg; name the picture so")
+    inputs: dict[str, str] = {}
+    for path in files:
+        place = os.path.realpath(path)
+        if place in inputs:
+            raise UsageError(f"{path}: given twice; give each file once")
+        inputs[place] = path
+    written: set[str] = set()
+    for option, target in (("--output", output), ("--plot", plot), ("--prometheus", prometheus)):
+        if target is None or (option == "--prometheus" and target == "-"):
+            continue
+        place = os.path.realpath(target)
+        if place in inputs:
+            raise UsageError(f"{option}: {target} is one of the files to read; choose another name")
+        if place in written:
+            raise UsageError(f"{option}: {target} is written by another option too; choose another name")
+        written.add(place)
+
+
+def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
+    from kerasmem.monitoring.digest import LogSummary, summarise
+    from kerasmem.monitoring.merging import Training
+    from kerasmem.monitoring.ranks import group_by_rank
+    from kerasmem.rendering.composition import Composition, read_composition
+    from kerasmem.rendering.page.contents import PageContents
+
+    compositions: list[Composition] = []
+    logs: list[str] = []
+    for path in files:
+        data = _saved_report(path)
+        if data is None:
+            logs.append(path)
+        else:
+            compositions.append(read_composition(data, path))
+    groups = group_by_rank(logs, together=ranks)
+    # a log of one device has some five lines; with four devices and twenty logs a page stays below 10 MB
+    points = max(200, min(3000, _DRAWN_POINTS // max(1, 6 * len(logs))))
+    trainings = []
+    for name, members in groups.items():
+        summaries: list[LogSummary] = [summarise(_timeline(path), path, rank, points) for rank, path in members]
+        trainings.append(Training(name if len(members) > 1 else members[0][1], tuple(summaries)))
+    return PageContents(tuple(trainings), tuple(compositions), title)
+
+
+def _saved_report(path: str) -> dict[str, Any] | None:
+    """Return the object in a file of one JSON object that is no log; None for what may be a log."""
+    import json
+
+    from kerasmem.rendering.composition import is_report
+
+    file = Path(path)
+    try:
+        if file.is_dir():
+            raise InputError(f"{path}: is a folder; name the files in it: kerasmem report {path}/*.jsonl")
+        if not file.is_file() and file.exists():
+            raise InputError(f"{path}: is no regular file; give a log or a saved report")
+        length = file.stat().st_size
+        if length > _LARGEST_LOG:
+            raise InputError(f"{path}: larger than 2 GiB; log fewer batches: MemoryLogger(every=100)")
+        if length == 0:
+            raise InputError(f"{path}: is empty; give a log of MemoryLogger or a saved estimate")
+        with file.open("rb") as opened:
+            start = opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read: {reason}; check the name") from error
+    if not start.startswith(b"{") or start.startswith((b'{"kind"', b'{"kind ')):
+        return None
+    if length > _LARGEST_REPORT:
+        return None
+    try:
+        data = json.loads(file.read_text("utf-8-sig", errors="replace"))
+    except RecursionError as error:
+        raise InputError(f"{path}: its JSON is nested too deeply for a report; write it anew") from error
+    except ValueError:
+        return None
+    if is_report(data):
+        return dict(data)
+    if isinstance(data, dict) and "kind" in data:
+        return None
+    raise InputError(
+        f"{path}: a JSON object without the field bytes, so no kerasmem estimate or profile; "
+        "write one: kerasmem estimate MODEL --json > estimate.json"
+    )
+
+
+def _timeline(path: str) -> Any:
+    from kerasmem.monitoring import read_timeline
+
+    try:
+        timeline = read_timeline(path)
+    except (OverflowError, RecursionError) as error:
+        raise InputError(f"{path}: no kerasmem log: it holds a number or a nesting beyond any log's") from error
+    except InputError as error:
+        raise InputError(
+            f"{error}; give a log that MemoryLogger(filename=…) wrote, or the output of kerasmem estimate --json"
+        ) from error
+    if not len(timeline):
+        raise InputError(f"{path}: holds no sample; was the run cut short before its first batch?")
+    return timeline
+
+
+def _write(option: str, path: str, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    import tempfile
+
+    target = Path(path)
+    if target.exists() and not target.is_file():  # a pipe or a device takes it as it comes; a folder refuses
+        try:
+            target.write_bytes(data)
+        except OSError as error:
+            raise UsageError(f"{option}: {path} cannot be written: {error.strerror or error}") from error
+        return
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=os.path.realpath(target.parent), prefix=".kerasmem-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, os.path.realpath(target))
+    except OSError as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise UsageError(
+            f"{option}: {path} cannot be written: {error.strerror or error}; choose another place"
+        ) from error
+
+
+def _print_json(contents: PageContents) -> None:
+    from dataclasses import asdict
+
+    from kerasmem.monitoring.merging import trainings_to_dict
+    from kerasmem.rendering.data import to_json
+
+    reports = [{**asdict(each), "categories": dict(each.categories)} for each in contents.compositions]
+    click.echo(to_json({**trainings_to_dict(contents.trainings), "reports": reports}))
+
+
+def _print_tables(contents: PageContents) -> None:
+    from kerasmem.cli.terminal import console, is_terminal
+    from kerasmem.rendering.runs_table import compositions_table, runs_table
+
+    screen = console() if is_terminal() else console(width=400)
+    if contents.trainings:
+        screen.print(runs_table(contents.trainings, rich_look=is_terminal()))
+    if contents.compositions:
+        screen.print(compositions_table(contents.compositions, rich_look=is_terminal()))

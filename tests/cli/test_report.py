@@ -1,0 +1,106 @@
+"""`kerasmem report`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kerasmem.monitoring.timeline import COLUMNS
+
+ROW = "0,{},train,0,{},1,GPU:0,100,{},,,,,700,0"
+REPORT = {
+    "format_version": 1,
+    "model": {"name": "net"},
+    "settings": {"batch_size": 32, "method": "graph"},
+    "bytes": {"total": 1000, "low": 900, "high": 1100, "weights": 400},
+    "layers": [],
+}
+
+
+@pytest.fixture
+def log(tmp_path):
+    def write(name="run.csv", peak=900):
+        rows = [ROW.format(place / 10, place, peak) for place in range(5)]
+        (tmp_path / name).write_text("\n".join([",".join(COLUMNS), *rows, ""]))
+        return tmp_path / name
+
+    return write
+
+
+def test_runs_are_printed_as_a_table(cli, log, tmp_path):
+    (tmp_path / "e.json").write_text(json.dumps(REPORT))
+    done = cli("report", log(), tmp_path / "e.json")
+    assert done.code == 0 and done.err == ""
+    assert "900 B" in done.out and "epoch 1, batch 0" in done.out and "e.json" in done.out
+
+
+def test_everything_is_written_at_once(cli, log, tmp_path):
+    for library in ("plotly", "matplotlib", "prometheus_client"):
+        pytest.importorskip(library)
+    page, picture, metrics = (tmp_path / name for name in ("page.html", "p.svg", "m.prom"))
+    done = cli("report", log(), "-o", page, "--plot", picture, "--prometheus", metrics, "--title", "<mine>")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert "&lt;mine&gt;" in page.read_text() and "<svg" in picture.read_text()
+    assert "# TYPE kerasmem_run_peak_bytes gauge" in metrics.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.prom", "p.svg", "page.html", "run.csv"]
+    assert cli("report", log(), "--prometheus", "-").out.startswith("# HELP kerasmem_run_peak_bytes")
+
+
+def test_json_merges_ranks(cli, log, tmp_path):
+    done = cli("report", log("run.rank0.csv", 300), log("run.rank1.csv", 500), "--json")
+    data = json.loads(done.out)
+    (training,) = data["trainings"]
+    assert data["format_version"] == 1 and training["ranks"] == [0, 1] and training["missing_ranks"] == []
+    assert (training["merged"]["peak_bytes"], training["merged"]["peak_rank"]) == (500, 1)
+    assert [found["runs"][0]["peak_bytes"] for found in training["logs"]] == [300, 500]
+    together = json.loads(cli("report", log("a.csv"), log("b.csv"), "--ranks", "--json").out)
+    assert together["trainings"][0]["ranks"] == [0, 1]
+    (tmp_path / "e.json").write_text(json.dumps(REPORT))
+    assert json.loads(cli("report", tmp_path / "e.json", "--json").out)["reports"][0]["total"] == 1000
+    assert "all 2 ranks" in cli("report", log("run.rank0.csv"), log("run.rank1.csv")).out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("empty.jsonl", b"", "is empty"),
+        ("a.csv", b"x,y\n1,2\n", "no kerasmem log"),
+        ("b.csv", (",".join(COLUMNS) + "\n").encode(), "holds no sample"),
+        ("c.json", b'{"a": 1}', "without the field bytes"),
+        ("d.json", b'{"bytes": {"total": 1}}', "format_version is missing"),
+        ("e.jsonl", b'{"kind":"sample","run":' + b"9" * 40 + b',"time":1,"phase":"train"}\n', "beyond any log"),
+        ("f.json", b'{"bytes":' + b"[" * 100_000, "nested too deeply"),
+        ("g.jsonl", b"\x00\xff\x89PNG", "no kerasmem log"),
+        ("h.json", json.dumps({**REPORT, "bytes": {"total": 10**30}}).encode(), "bytes.total"),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_a_line(cli, tmp_path, name, content, told):
+    (tmp_path / name).write_bytes(content)
+    done = cli("report", tmp_path / name)
+    assert done.code == 2 and told in done.err and name in done.err
+    assert "Traceback" not in done.err and done.err.count("\n") == 1 and done.out == ""
+
+
+def test_wrong_usage_is_refused_before_anything_is_written(cli, log, tmp_path):
+    run = log()
+    before = run.read_bytes()
+    for arguments, told in (
+        (["-o", run], "one of the files to read"),
+        ([run], "given twice"),
+        (["--plot", tmp_path / "p.gif"], "neither .png nor .svg"),
+        (["--json", "--prometheus", "-"], "both print"),
+        (["-o", tmp_path / "x.svg", "--plot", tmp_path / "x.svg"], "another option"),
+        (["-o", tmp_path / "no" / "x.html"], "cannot be written"),
+        ([tmp_path / "missing.jsonl"], "cannot be read"),
+        ([tmp_path], "is a folder"),
+    ):
+        done = cli("report", run, *arguments)
+        assert done.code == 2 and told in done.err and "Traceback" not in done.err, arguments
+    assert run.read_bytes() == before and list(tmp_path.iterdir()) == [run]
+    assert cli("report").code == 2
+
+
+def test_a_name_from_a_file_cannot_steer_the_terminal(cli, log, tmp_path):
+    done = cli("report", log("run\x1b[31m\u202e.csv"))
+    assert done.code == 0 and "\x1b" not in done.out and "\u202e" not in done.out

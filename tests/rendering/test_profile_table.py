@@ -1,0 +1,90 @@
+"""The table of a profile: complete, adding up, and safe to print."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from kerasmem.models.op_names import Instant
+from kerasmem.monitoring.profiling.results import (
+    LiveChunk,
+    PeakBytes,
+    ProfiledLayer,
+    ProfiledModel,
+    ProfileSettings,
+    Share,
+    StepProfile,
+    TimelinePoint,
+)
+from kerasmem.rendering.profile_table import print_profile, render_profile
+
+MIB = 2**20
+
+
+@pytest.fixture
+def profile():
+    layers = [
+        ProfiledLayer(f"dense_{number}", "Dense", (None, 8), 100, 8, number * MIB, {"activations": number * MIB})
+        for number in range(1, 6)
+    ]
+    layers.append(ProfiledLayer("evil\x1b[2J", "Layer", None, 0, None, 5 * MIB, {"weights": 5 * MIB}))
+    return StepProfile(
+        ProfiledModel("net\x1b[1m", "m.keras", 6, 600, 600),
+        ProfileSettings(32, "adam", "mse", "float32", "train", "graph", None),
+        PeakBytes(24 * MIB, 20 * MIB, 25 * MIB, 5 * MIB, 0, 0, 15 * MIB, 0, 0, 3 * MIB, MIB),
+        tuple(layers),
+        (Share("waste in chunks", 3 * MIB), Share("not known", MIB)),
+        Instant("while computing dense_5", "net/dense_5/MatMul", "dense_5", "forward"),
+        tuple(TimelinePoint(float(time), time * MIB, "") for time in (1, 24, 2)),
+        (LiveChunk(6 * MIB, 5 * MIB, "weights", "evil\x1b[2J", "x/kernel\x1b", "[8,8]"),),
+        12,
+        MIB,
+        21 * MIB,
+        32 * MIB,
+        99,
+        ("a note",),
+        ({"what": "something", "why": "a reason", "bytes": None},),
+    )
+
+
+def test_all_that_was_found_is_said(profile):
+    text = render_profile(profile)
+    for words in (
+        "batch 32 · training · float32 · adam · graph mode · one real step",
+        "24.0 MiB in use (25,165,824 B), measured",
+        "20.0 MiB to 25.0 MiB from step to step",
+        "while computing dense_5",
+        "95.83 % of the peak, in 12 chunks",
+        "Waste in chunks",
+        "Not known",
+        "In use at the peak",
+        "dense_5 (Dense)",
+        "In no layer, together",
+        "4.00 MiB",
+        "weights, evil",
+        "Not seen: something: a reason.",
+        "Note: a note.",
+    ):
+        assert words in text, words
+    assert "\x1b" not in text
+    assert "Estimate" not in text
+    assert "▁█▂" in text
+
+
+def test_the_largest_first_or_as_called(profile):
+    by_size = render_profile(profile, top=2)
+    assert by_size.index("dense_5 (Dense)") < by_size.index("4 more layers")
+    assert "dense_1" not in by_size
+    by_order = render_profile(profile, sort="order")
+    assert by_order.index("dense_1") < by_order.index("dense_5 (Dense)")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_it_fits_the_terminal(profile, width):
+    buffer = io.StringIO()
+    print_profile(profile, Console(file=buffer, width=width, force_terminal=False, emoji=False, markup=False))
+    lines = buffer.getvalue().splitlines()
+    assert max(len(line) for line in lines) <= width
+    assert "dense_5" in buffer.getvalue()
