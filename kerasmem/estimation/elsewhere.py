@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from kerasmem.devices.cards import Card
 from kerasmem.estimation.allocator import BFCAllocator
-from kerasmem.estimation.attribution import CATEGORIES
 from kerasmem.estimation.gpu_target.need import gpu_need
 from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, gpu_target_plan, instant_of
 from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.probe.probing import probe
 from kerasmem.estimation.replay import smallest_limit
-from kerasmem.estimation.report import Instant, Pool
+from kerasmem.estimation.report import Pool
+from kerasmem.models.op_names import CATEGORIES, Instant
 from kerasmem.models.request import ModelRequest
 
 

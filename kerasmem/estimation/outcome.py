@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kerasmem.estimation.report import Instant, Pool, Unmodelled
+from kerasmem.estimation.report import Pool, Unmodelled
+from kerasmem.models.op_names import Instant
 
 # How far from a total real steps are said to lie at least, as a share of it. In graph mode processes that train the
 # same model differ in their medians, and steps within one by up to 15 %, as threads race; what the simulation varies is

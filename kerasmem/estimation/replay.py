@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from kerasmem.devices.recording import ALLOCATE, AllocatorEvent
 from kerasmem.estimation.allocator import GRAIN, BFCAllocator, OutOfMemory
 
 # A step for `replay`: (key, bytes) allocates, (key, FREE) frees what the key holds.
@@ -43,7 +44,6 @@ def smallest_limit(
     *,
     growth: bool = True,
     resolution: int = 1 << 20,
-    collect: bool = True,
     descending: bool = False,
 ) -> int:
     """Return the smallest memory limit under which the steps run without running out of memory.
@@ -55,8 +55,7 @@ def smallest_limit(
         steps: (key, bytes) and (key, FREE), from an empty allocator on.
         growth: regions as needed, or one region of the whole limit.
         resolution: in bytes.
-        collect: as for `BFCAllocator`.
-        descending: as for `BFCAllocator`.
+        descending: the allocator is a CPU's: its regions lie as for `BFCAllocator`, and it never hands one back.
 
     Example:
         >>> smallest_limit([(1, 3 << 20), (1, FREE), (2, 5 << 20)])  # the first region can be handed back
@@ -65,7 +64,7 @@ def smallest_limit(
 
     def suffices(limit: int) -> bool:
         try:
-            replay(BFCAllocator(limit, growth, collect=collect, descending=descending), steps)
+            replay(BFCAllocator(limit, growth, collect=not descending, descending=descending), steps)
         except OutOfMemory:
             return False
         return True
@@ -97,3 +96,21 @@ def _least_bytes(steps: Iterable[Step]) -> int:
             now += sizes[key]
             most = max(most, now)
     return max(most, GRAIN)
+
+
+def replay_steps(events: Iterable[AllocatorEvent]) -> list[Step]:
+    """Return the events as `replay` takes them; frees of what was not seen are left out.
+
+    Keys count the allocations from 0.
+    """
+    steps: list[Step] = []
+    holders: dict[int, int] = {}
+    count = 0
+    for event in events:
+        if event.kind == ALLOCATE:
+            holders[event.address] = count
+            steps.append((count, event.requested))
+            count += 1
+        elif event.address in holders:
+            steps.append((holders.pop(event.address), FREE))
+    return steps

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from kerasmem.errors import InputError
+from kerasmem.models.op_names import Instant
 
 FORMAT_VERSION = 1
 
@@ -160,23 +161,6 @@ class Pool:
     reserved: int | None
     driver: int | None = None
     smallest_limit: int | None = None
-
-
-@dataclass(frozen=True)
-class Instant:
-    """When the peak is reached.
-
-    Attributes:
-        text: in words: "while computing the gradient of block1_conv2".
-        operation: the operation that runs then, as TensorFlow or XLA names it.
-        layer: the Keras layer that it belongs to, or None.
-        phase: "forward", "backward", "optimizer" or None.
-    """
-
-    text: str
-    operation: str
-    layer: str | None
-    phase: str | None
 
 
 @dataclass(frozen=True)

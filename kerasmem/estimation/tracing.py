@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from kerasmem.estimation.attribution import Attribution
 from kerasmem.estimation.layers import Inferred
 from kerasmem.estimation.outcome import Outcome
 from kerasmem.models.inputs import ModelInput
+from kerasmem.models.op_names import Attribution
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import prepare_step, trace_step
 from kerasmem.models.training import TrainingSettings

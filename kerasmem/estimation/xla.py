@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.attribution import CATEGORIES, Attribution
 from kerasmem.estimation.graph.heap import Heap, make_variables
 from kerasmem.estimation.outcome import SPREAD, Outcome
 from kerasmem.estimation.replay import smallest_limit
 from kerasmem.estimation.report import Pool
+from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.models.step import TracedStep
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -223,7 +223,7 @@ def outcome(
     categories["workspace"] += plan.requested - known
     categories["allocator"] = total - sum(categories.values())
     return Outcome(
-        "xla", "xla", total, int(total * (1 - SPREAD["xla"])), max(int(total * (1 + SPREAD["xla"])), limit),
+        "xla", "xla", total, int(total * (1 - SPREAD["xla"])), int(max(total, limit) * (1 + SPREAD["xla"])),
         Pool(requested, total, allocator.reserved, None, limit),
         categories, layers,
         None if plan.at is None else attribution.instant(plan.at),

@@ -10,18 +10,16 @@ The step is what Keras's `fit` runs for one batch: `model.train_step` (the model
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.batch import output_spec, pack_inputs, target_spec
 from kerasmem.models.compiling import compile_model, has_own_step
 from kerasmem.models.inputs import ModelInput
+from kerasmem.models.op_scopes import scopes_noted
 from kerasmem.models.training import TrainingSettings
 from kerasmem.models.weightless import with_stand_ins
 
@@ -154,8 +152,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
     def step(*tensors: Any) -> Any:
         return run(keras.tree.pack_sequence_as(prepared.data, list(tensors)))
 
-    scopes: dict[str, tuple[str, ...]] = {}
-    with with_stand_ins(make), _scopes_noted(scopes):
+    with with_stand_ins(make), scopes_noted() as noted:
         for variable in _own_variables(prepared.model, prepared.mode):
             if variable._value is not None:
                 stand_ins.setdefault(id(variable._value.handle), variable)
@@ -180,35 +177,9 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
     optimizer = getattr(prepared.model, "optimizer", None) if prepared.mode == "train" else None
     inner = getattr(optimizer, "inner_optimizer", None)
     return TracedStep(
-        function, flat, captures, tuple(variables), kinds, scopes,
+        function, flat, captures, tuple(variables), kinds, noted.scopes,
         tuple(str(each.name) for each in (optimizer, inner) if each is not None),
     )  # fmt: skip
-
-
-@contextmanager
-def _scopes_noted(scopes: dict[str, tuple[str, ...]]) -> Iterator[None]:
-    """Note which name scope each layer's call opens, in this thread."""
-    import tensorflow as tf
-
-    keras = import_keras()
-    open_scope, owner = keras.Layer._open_name_scope, threading.get_ident()
-    path: list[str] = []
-
-    @contextmanager
-    def noted(layer: Any) -> Iterator[Any]:
-        with open_scope(layer) as scope:
-            path.append(layer.name)
-            scopes.setdefault(tf.get_current_name_scope(), tuple(path))
-            try:
-                yield scope
-            finally:
-                path.pop()
-
-    def open_noted(self: Any) -> Any:
-        return noted(self) if threading.get_ident() == owner else open_scope(self)
-
-    with mock.patch.object(keras.Layer, "_open_name_scope", open_noted):
-        yield
 
 
 def _runner(prepared: PreparedStep) -> Callable[[Any], Any]:

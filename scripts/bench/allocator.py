@@ -49,8 +49,8 @@ def train(name: str, steps: int, folder: str) -> None:
 
 def untold(events: Any, descending: bool) -> int:
     """Return the wrong chunk sizes where the simulation is not told where TensorFlow's regions lie."""
+    from kerasmem.devices.recording import ALLOCATE
     from kerasmem.estimation.allocator import BFCAllocator
-    from kerasmem.estimation.events import ALLOCATE
 
     pool = BFCAllocator(limit=64 << 30, collect=False, descending=descending)
     handles: dict[int, int] = {}
@@ -66,8 +66,8 @@ def untold(events: Any, descending: bool) -> int:
 
 def compare(folder: str) -> dict[str, Any]:
     """Replay one recording."""
+    from kerasmem.devices.recording import ALLOCATE, check_complete, read_allocator_events
     from kerasmem.estimation.allocator import BFCAllocator
-    from kerasmem.estimation.events import ALLOCATE, check_complete, read_allocator_events
 
     events = read_allocator_events(folder)
     pool = BFCAllocator(limit=64 << 30, collect=False, descending=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import keras
 import pytest
 
-from kerasmem.estimation.attribution import Attribution, Origin
 from kerasmem.estimation.layers import infer_layers
 from kerasmem.models.inputs import model_inputs
+from kerasmem.models.op_names import Attribution, Origin
 from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step
 

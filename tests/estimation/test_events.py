@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kerasmem.devices.recording import ALLOCATE, check_complete, read_allocator_events, read_recording
 from kerasmem.errors import InputError
 from kerasmem.estimation.allocator import BFCAllocator
-from kerasmem.estimation.events import ALLOCATE, check_complete, read_allocator_events, read_recording
 from kerasmem.estimation.probe.fitting import FIRST, STEP, split_recording
 from kerasmem.estimation.probe.running import run_steps
 from kerasmem.models.request import ModelRequest

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from kerasmem.devices.recording import ALLOCATE, DEALLOCATE, AllocatorEvent, Mark, check_complete
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.allocator import BFCAllocator
-from kerasmem.estimation.events import ALLOCATE, DEALLOCATE, AllocatorEvent, Mark, check_complete, replay_steps
 from kerasmem.estimation.probe.fitting import BATCH, FIRST, SETUP, STEP, fit_recording, replay_fit, split_recording
 from kerasmem.estimation.probe.probing import _check, default_batch_sizes, probe
 from kerasmem.estimation.probe.running import Answer, Run
-from kerasmem.estimation.replay import replay
+from kerasmem.estimation.replay import replay, replay_steps
 from kerasmem.models.request import ModelRequest
 
 # (operation, bytes whatever the batch, bytes a sample)

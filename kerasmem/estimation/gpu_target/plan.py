@@ -12,7 +12,7 @@ from kerasmem.estimation.child import run_child
 from kerasmem.estimation.gpu_target.hlo import BACKWARD, OPTIMIZER, LiveBuffer
 from kerasmem.estimation.gpu_target.targets import check_target, target_text
 from kerasmem.estimation.gpu_target.worker import EXTRA, FEATURE, missing_parts
-from kerasmem.estimation.report import Instant
+from kerasmem.models.op_names import Instant
 from kerasmem.models.request import ModelRequest
 from kerasmem.units import GIB
 

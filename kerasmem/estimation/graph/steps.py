@@ -7,7 +7,6 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
-from kerasmem.estimation.attribution import CATEGORIES, Attribution
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor, Memory
 from kerasmem.estimation.graph.heap import Buffer, Heap
@@ -16,6 +15,7 @@ from kerasmem.estimation.graph.rules import CPU_RULES, DeviceRules, is_known
 from kerasmem.estimation.outcome import SPREAD, Outcome
 from kerasmem.estimation.replay import smallest_limit
 from kerasmem.estimation.report import Pool, Unmodelled
+from kerasmem.models.op_names import CATEGORIES, Attribution
 
 WARM_UP_STEPS, STEPS, OTHER_STEPS, FEWEST_STEPS = 3, 15, 5, 3
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, Mark
 from kerasmem.estimation.allocator import GRAIN, BFCAllocator
-from kerasmem.estimation.events import ALLOCATE, AllocatorEvent, Mark
 from kerasmem.estimation.replay import FREE, Step, replay, smallest_limit
 
 SETUP, BATCH, FIRST, STEP = "setup", "batch", "first", "step"

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kerasmem.devices.recording import read_recording
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.events import read_recording
 from kerasmem.estimation.outcome import SPREAD
 from kerasmem.estimation.probe.fitting import Fit, fit_recording, replay_fit, split_recording
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, Run, run_steps

@@ -83,26 +83,45 @@ def run_steps(
         ModelError: a step failed, or ran out of memory.
         KerasmemError: the process gave no answer: it was too slow or was ended by the system.
     """
-    if not timeout > 0:
-        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
-    available = host_memory().available_bytes
-    if memory_limit is None and available is not None:
-        memory_limit = int(available * _SHARE_OF_HOST)
     data = {
         "request": request.to_dict(),
         "runs": [{"batch_size": size, "steps": steps} for size, steps in runs],
         "folder": None if folder is None else os.fspath(folder),
         "seconds": seconds,
     }
+    return _parsed(ask_worker(WORKER, data, timeout=timeout, memory_limit=memory_limit))
+
+
+def ask_worker(
+    worker: str, data: dict[str, Any], *, timeout: float = DEFAULT_TIMEOUT, memory_limit: int | None = None
+) -> dict[str, Any]:
+    """Run a worker that trains real steps, and return its answer.
+
+    Args:
+        worker: its module.
+        data: what it is given: `request` (a `ModelRequest` as data), `runs` (of which each has a `batch_size`), ….
+        timeout: seconds for the whole process.
+        memory_limit: bytes of host memory that the process may take; None: nearly all that is free.
+
+    Raises:
+        UsageError: the timeout is not positive.
+        ModelError: a step failed, or ran out of memory.
+        KerasmemError: the process gave no answer.
+    """
+    if not timeout > 0:
+        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
+    available = host_memory().available_bytes
+    if memory_limit is None and available is not None:
+        memory_limit = int(available * _SHARE_OF_HOST)
     try:
-        answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env={"TF_CPP_MIN_LOG_LEVEL": "3"})
+        return run_child(worker, data, timeout=timeout, memory_limit=memory_limit, env={"TF_CPP_MIN_LOG_LEVEL": "3"})
     except ChildFailure as failure:
-        sizes = ", ".join(str(size) for size, _ in runs)
+        sizes = ", ".join(str(run["batch_size"]) for run in data["runs"])
+        model = data["request"]["source"] or data["request"]["factory"]
         raise KerasmemError(
-            f"the process that runs real steps of {request.source or request.factory} at batch size {sizes} gave no "
+            f"the process that runs real steps of {model} at batch size {sizes} gave no "
             f"answer: {failure.reason}; {_way_out(failure.reason)}"
         ) from failure
-    return _parsed(answer)
 
 
 def _way_out(reason: str) -> str:

@@ -43,14 +43,14 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
     if folder is not None:
         options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
         tf.profiler.experimental.start(folder, options=options)
-    session = _Session(ModelRequest.from_dict(data["request"]), folder is not None)
+    session = Session(ModelRequest.from_dict(data["request"]), folder is not None)
     runs = [session.run(run["batch_size"], run["steps"], data.get("seconds")) for run in data["runs"]]
     if folder is not None:
         tf.profiler.experimental.stop()
     return {**session.facts(), "runs": runs}
 
 
-class _Session:
+class Session:
     """One model with real weights, trained at one batch size after the other."""
 
     def __init__(self, request: ModelRequest, is_traced: bool) -> None:
@@ -64,7 +64,7 @@ class _Session:
         with open_request(request) as opened:
             self.model, self.training = opened.model, opened.training
             self.structure, self.inputs = model_inputs(opened.model, request.input_shapes())
-        _give_values(self.model)
+        give_values(self.model)
 
     def run(self, batch_size: int, steps: int, seconds: float | None) -> dict[str, Any]:
         """Train for some steps at one batch size."""
@@ -73,14 +73,14 @@ class _Session:
         self.count += 1
         try:
             data, function = self._prepare(batch_size)
-            with self._mark(BATCH_MARK):
+            with self.mark(BATCH_MARK):
                 tensors = tf.nest.map_structure(_filled, data)
-            before = self._memory()["current"]
-            first = self._step(function, tensors, FIRST_MARK)
+            before = self.memory()["current"]
+            first = self.step(function, tensors, FIRST_MARK)
             peaks: list[int] = []
             begin = time.monotonic()
             while len(peaks) < steps:
-                peaks.append(self._step(function, tensors, STEP_MARK))
+                peaks.append(self.step(function, tensors, STEP_MARK))
                 if seconds is not None and len(peaks) >= 2 and time.monotonic() - begin > seconds:
                     break
             took = (time.monotonic() - begin) / max(len(peaks), 1)
@@ -95,7 +95,7 @@ class _Session:
             ) from error
         return {
             "batch_size": batch_size,
-            "inputs": sum(_bytes(tensor) for tensor in tf.nest.flatten(tensors)),
+            "inputs": sum(tensor_bytes(tensor) for tensor in tf.nest.flatten(tensors)),
             "before": before,
             "first": first,
             "peaks": peaks,
@@ -108,8 +108,8 @@ class _Session:
         return {
             "device": self.device,
             "execution": "xla" if self.jit_compile else "graph",
-            "weights": sum(_bytes(each.value) for each in self.model.variables),
-            "optimizer": None if optimizer is None else sum(_bytes(each.value) for each in optimizer.variables),
+            "weights": sum(tensor_bytes(each.value) for each in self.model.variables),
+            "optimizer": None if optimizer is None else sum(tensor_bytes(each.value) for each in optimizer.variables),
             "notes": [] if self.prepared is None else list(self.prepared.notes),
         }
 
@@ -129,7 +129,7 @@ class _Session:
                 batch_size, request.mode, self.jit_compile,
             )  # fmt: skip
             self.prepared_size = batch_size
-            _give_values(model)
+            give_values(model)
         prepared = self.prepared
 
         def resized(spec: Any) -> Any:
@@ -154,32 +154,35 @@ class _Session:
         data = (prepared.x,) if prepared.y is None else (prepared.x, prepared.y)
         return tf.nest.map_structure(resized, data), lambda tensors: function(iter([tensors]))
 
-    def _step(self, function: Callable[[Any], Any], tensors: Any, mark: str) -> int:
+    def step(self, function: Callable[[Any], Any], tensors: Any, mark: str) -> int:
+        """Run one step and return its peak in use, in bytes."""
         import tensorflow as tf
 
         tf.config.experimental.reset_memory_stats(self.device)
-        with self._mark(mark):
+        with self.mark(mark):
             outputs = function(tensors)
             for tensor in tf.nest.flatten(outputs):
                 if hasattr(tensor, "numpy"):
                     tensor.numpy()  # waits for the device
             del outputs
-        return int(self._memory()["peak"])
+        return int(self.memory()["peak"])
 
-    def _mark(self, name: str) -> Any:
+    def mark(self, name: str) -> Any:
+        """Return a context that marks a place in the recording, where there is one."""
         import tensorflow as tf
 
         if not self.is_traced:
             return contextlib.nullcontext()
         return tf.profiler.experimental.Trace(name, step_num=self.count)
 
-    def _memory(self) -> Any:
+    def memory(self) -> Any:
+        """Return the allocator's statistics."""
         import tensorflow as tf
 
         return tf.config.experimental.get_memory_info(self.device)
 
 
-def _give_values(model: Any) -> None:
+def give_values(model: Any) -> None:
     """Initialise every variable that was made without a value."""
     optimizer = getattr(model, "optimizer", None)
     of_optimizer = () if optimizer is None else optimizer.variables
@@ -195,7 +198,8 @@ def _filled(spec: Any) -> Any:
     return tf.fill(spec.shape, tf.constant("" if spec.dtype == tf.string else 0, spec.dtype))
 
 
-def _bytes(tensor: Any) -> int:
+def tensor_bytes(tensor: Any) -> int:
+    """Return the bytes of a tensor."""
     size = tensor.dtype.size or 0
     return int(size * tensor.shape.num_elements())
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kerasmem.errors import InputError
-from kerasmem.estimation.replay import FREE, Step
 
 ALLOCATE, DEALLOCATE = "allocate", "free"
 _KINDS = {"MemoryAllocation": ALLOCATE, "MemoryDeallocation": DEALLOCATE}
 # What the profiler calls a field of `AllocatorEvent`.
 _NUMBERS = {
     "addr": "address", "requested_bytes": "requested", "allocation_bytes": "allocated", "id": "step",
-    "bytes_allocated": "in_use", "peak_bytes_in_use": "peak",
+    "bytes_allocated": "in_use", "peak_bytes_in_use": "peak", "bytes_available": "available",
+    "fragmentation": "fragmentation",
 }  # fmt: skip
 _TEXTS = {"allocator_name": "allocator", "tf_op": "op", "region_type": "region", "shape": "shape"}
 
@@ -36,6 +36,8 @@ class AllocatorEvent(NamedTuple):
         region: what it is for: "output", "temp", "persist" or "".
         step: TensorFlow's number of the step (one call of a function), 0 outside of any.
         shape: as TensorFlow writes it ("[32,10]"), or "".
+        available: bytes that the allocator may still hand out, new memory from the device included.
+        fragmentation: the share of free reserved memory outside the largest free block, with six digits.
     """
 
     time: int
@@ -50,6 +52,8 @@ class AllocatorEvent(NamedTuple):
     region: str = ""
     step: int = 0
     shape: str = ""
+    available: int = 0
+    fragmentation: float = 0.0
 
 
 class Mark(NamedTuple):
@@ -130,7 +134,7 @@ def _events_of(plane: Any) -> Iterator[AllocatorEvent]:
             for stat in event.stats:
                 key = stat.metadata_id
                 if key in numbers:
-                    fields[numbers[key]] = stat.int64_value or stat.uint64_value
+                    fields[numbers[key]] = stat.int64_value or stat.uint64_value or stat.double_value or 0
                 elif key in texts:
                     fields[texts[key]] = names.get(stat.ref_value, "") if stat.ref_value else stat.str_value
             yield AllocatorEvent(**fields)
@@ -158,21 +162,3 @@ def check_complete(events: Iterable[AllocatorEvent]) -> int:
         if in_use != event.in_use:
             wrong, in_use = wrong + 1, event.in_use
     return wrong
-
-
-def replay_steps(events: Iterable[AllocatorEvent]) -> list[Step]:
-    """Return the events as `kerasmem.estimation.replay.replay` takes them; frees of what was not seen are left out.
-
-    Keys count the allocations from 0.
-    """
-    steps: list[Step] = []
-    holders: dict[int, int] = {}
-    count = 0
-    for event in events:
-        if event.kind == ALLOCATE:
-            holders[event.address] = count
-            steps.append((count, event.requested))
-            count += 1
-        elif event.address in holders:
-            steps.append((holders.pop(event.address), FREE))
-    return steps

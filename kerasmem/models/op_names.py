@@ -10,12 +10,27 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kerasmem.estimation.report import Instant
-
 BACKWARD = "gradient_tape"
 _SUM = re.compile(r"AddN(_\d+)?")
 # phase → the category of the report that what it makes belongs to
 CATEGORIES = {"forward": "activations", "backward": "gradients", "optimizer": "workspace"}
+
+
+@dataclass(frozen=True)
+class Instant:
+    """When the peak is reached.
+
+    Attributes:
+        text: in words: "while computing the gradient of block1_conv2".
+        operation: the operation that runs then, as TensorFlow or XLA names it.
+        layer: the Keras layer that it belongs to, or None.
+        phase: "forward", "backward", "optimizer" or None.
+    """
+
+    text: str
+    operation: str
+    layer: str | None
+    phase: str | None
 
 
 @dataclass(frozen=True)
@@ -43,9 +58,9 @@ class Attribution:
 
     def __post_init__(self) -> None:
         self._rows = frozenset(self.rows)
-        self._layers = {scope: self._row(path) for scope, path in self.scopes.items()}
+        self._layers = {scope: self.row(path) for scope, path in self.scopes.items()}
 
-    def _row(self, path: tuple[str, ...]) -> str | None:
+    def row(self, path: tuple[str, ...]) -> str | None:
         """Return the deepest row that the path leads through: layers inside a layer count as that layer."""
         for end in range(len(path), 0, -1):
             for begin in (1, 0):  # the outermost model has no row of its own
@@ -58,6 +73,15 @@ class Attribution:
         if name not in self._known:
             self._known[name] = self._find(name)
         return self._known[name]
+
+    def path(self, name: str) -> tuple[str, ...]:
+        """Return the names of the layers and models in whose calls the operation was made, () for none."""
+        parts = name.split("/")
+        for begin in range(len(parts)):
+            for end in range(len(parts), begin, -1):
+                if (scope := "/".join(parts[begin:end])) in self.scopes:
+                    return self.scopes[scope]
+        return ()
 
     def _find(self, name: str) -> Origin:
         parts = name.split("/")
@@ -91,3 +115,38 @@ class Attribution:
 
 def _plain(name: str) -> str:
     return next((part for part in name.split("/") if part != BACKWARD), name)
+
+
+def outside_scopes(operations: Iterable[tuple[str, tuple[str, ...]]], attribution: Attribution) -> dict[str, str]:
+    """Return the operations that were made in no layer's scope, each with a name that tells where it belongs.
+
+    Gradients that Keras or TensorFlow define by hand (swish, loops) are made outside any scope. What is made so after
+    the tape began is the gradient of what it takes from; what is made so before it is the step's own, and stands for
+    itself.
+
+    Args:
+        operations: name and the names of the operations that it takes from, in the order in which they were made.
+        attribution: for names with scopes.
+
+    Example:
+        >>> attribution = Attribution({"net/act": ("net", "act")}, ["act"], ("adam",))
+        >>> made = [("net/act/swish", ()), ("gradient_tape/mse/mul", ()), ("Sigmoid", ("net/act/swish",))]
+        >>> outside_scopes(made, attribution)
+        {'Sigmoid': 'gradient_tape/net/act/swish'}
+    """
+    found: dict[str, str] = {}
+    scoped: dict[str, str] = {}  # operation → the nearest one with a scope that it takes from
+    phase = "forward"
+    for name, inputs in operations:
+        if attribution.path(name) or attribution.origin(name).phase != "forward":
+            phase = attribution.origin(name).phase
+            scoped[name] = name
+            continue
+        beside = next((scoped[each] for each in inputs if each in scoped), None)
+        if beside is not None:
+            scoped[name] = beside
+        if phase == "backward":
+            found[name] = f"{BACKWARD}/{beside or name}"
+        else:
+            found[name] = name
+    return found

@@ -1,0 +1,161 @@
+"""`kerasmem profile`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kerasmem.cli.model_options import (
+    EXIT_CODES,
+    cache_option,
+    call_arguments,
+    check_options,
+    json_option,
+    model_options,
+)
+from kerasmem.errors import UsageError
+
+EXAMPLES = """\b
+Examples:
+  kerasmem profile model.keras --batch-size 64
+  kerasmem profile keras.applications:MobileNetV2 --batch-size 8 --optimizer adam
+  kerasmem profile mymodels.unet:build --xla --top 10 -o profile.json
+  kerasmem profile model.h5 --no-compare --json
+
+\b
+Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or time ·
+2 wrong usage or unreadable input · 3 does not fit · 4 too close to call"""
+
+_LARGEST = 25  # layers that are listed, where no other number is asked for
+
+
+@click.command("profile", epilog=EXAMPLES)
+@model_options(
+    click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps to record."),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=600,
+        show_default=True,
+        metavar="SECONDS",
+        help="Give up after so long.",
+    ),
+    click.option("--compare/--no-compare", default=True, show_default=True, help="Show the estimate beside it."),
+    cache_option,
+    output=(
+        click.option(
+            "--sort",
+            type=click.Choice(["size", "order"]),
+            default="size",
+            show_default=True,
+            help="Layers largest first, or as called.",
+        ),
+        click.option(
+            "--top",
+            type=click.IntRange(min=0),
+            default=_LARGEST,
+            show_default=True,
+            metavar="N",
+            help="List the N largest layers, add up the others (0: all).",
+        ),
+        json_option,
+        click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the profile as JSON to a file."),
+    ),
+)
+def command(
+    model: str | None, steps: int, timeout: float, compare: bool, no_cache: bool, output: str | None, **options: Any
+) -> int:
+    """Train MODEL for some steps and say what is in memory at the peak of one, by layer and category.
+
+    The steps run in a process of their own, with real (random) weights and a batch of zeros, under TensorFlow's
+    profiler; on a machine without a GPU the allocator is the one that TensorFlow uses on GPUs.
+    MODEL is as for `kerasmem estimate`.
+    """
+    check_options("profile", model, options)
+    _check_output(output)
+    from kerasmem.cli.terminal import quiet_tensorflow, working
+
+    name = model or options["factory"]
+    with quiet_tensorflow(), working(f"profiling {name}", "profile"):
+        from kerasmem.front_profile.running import predicted, profile
+
+        arguments = call_arguments(options)
+        found = profile(model, steps=steps, timeout=timeout, **arguments)
+        estimate, why = predicted(model, found, is_cached=not no_cache, **arguments) if compare else (None, None)
+    device = _device(found, options["device"])
+    data = {**found.to_dict(), "device": device, "estimate": _beside(estimate)}
+    if why is not None:
+        data["notes"].append(f"no estimate beside it: {why}")
+    _write(output, data)
+    _show(found, estimate, why, data, options)
+    return 0 if device is None else EXIT_CODES[device["verdict"]]
+
+
+def _check_output(output: str | None) -> None:
+    """Refuse a file that cannot be written before minutes are spent."""
+    if output is None:
+        return
+    folder = os.path.dirname(os.path.abspath(output))
+    if not os.path.isdir(folder):
+        raise UsageError(f"-o {output}: there is no folder {folder}")
+    if not os.access(output if os.path.exists(output) else folder, os.W_OK):
+        raise UsageError(f"-o {output}: may not be written")
+
+
+def _device(found: Any, name: str | None) -> dict[str, Any] | None:
+    if name is None:
+        return None
+    from dataclasses import asdict
+
+    from kerasmem.devices.catalogue import resolve_device
+    from kerasmem.estimation.report import DeviceVerdict
+    from kerasmem.estimation.verdict import verdict
+
+    card = resolve_device(name)
+    said = verdict(found.bytes, card.available_bytes)
+    return asdict(DeviceVerdict(card.name, card.memory_bytes, card.available_bytes, said, card.note))
+
+
+def _beside(estimate: Any) -> dict[str, Any] | None:
+    """Return what the estimate says of the same step, in the fields that the profile has too."""
+    if estimate is None:
+        return None
+    data = estimate.to_dict()
+    layers = [{"name": row["name"], "bytes_at_peak": row["bytes_at_peak"]} for row in data["layers"]]
+    return {"settings": data["settings"], "bytes": data["bytes"], "layers": layers}
+
+
+def _write(output: str | None, data: dict[str, Any]) -> None:
+    if output is None:
+        return
+    from kerasmem.rendering.data import to_json
+
+    Path(output).write_text(to_json(data) + "\n", encoding="utf-8")
+
+
+def _show(found: Any, estimate: Any, why: str | None, data: dict[str, Any], options: dict[str, Any]) -> None:
+    from kerasmem.cli.terminal import console, is_terminal
+
+    if options["as_json"]:
+        from kerasmem.rendering.data import to_json
+
+        click.echo(to_json(data))
+        return
+    from kerasmem.rendering.escape import printable
+    from kerasmem.rendering.profile_table import print_profile, render_profile
+
+    sort, top = options["sort"], options["top"]
+    if is_terminal():
+        print_profile(found, console(), estimate, sort=sort, top=top)
+    else:
+        click.echo(render_profile(found, estimate, sort=sort, top=top), nl=False)
+    if why is not None:
+        click.echo(f"Note: no estimate beside it: {printable(why)}.")
+    if data["device"] is not None:
+        from kerasmem.estimation.report import DeviceVerdict
+        from kerasmem.rendering.peak_text import verdict_line
+
+        click.echo(verdict_line(DeviceVerdict(**data["device"]), found.bytes).plain)
