@@ -19,8 +19,12 @@ _PUBLIC = {
     "SearchResult": "kerasmem.estimation.search",
     "summary": "kerasmem.front",
     "MemoryLogger": "kerasmem.monitoring.logger",
+    "LeakWatch": "kerasmem.monitoring.leak_watch",
     "Timeline": "kerasmem.monitoring.timeline",
     "read_timeline": "kerasmem.monitoring",
+    "track": "kerasmem.front_track",
+    "tracked": "kerasmem.front_track",
+    "explain_oom": "kerasmem.recovery.explaining",
     "enable_memory_growth": "kerasmem.devices.growth",
     "H5ChunkSequence": "kerasmem.streaming.sequence",
     "ResumeTraining": "kerasmem.streaming.resume",
@@ -38,9 +42,13 @@ if TYPE_CHECKING:
     from kerasmem.estimation.search import SearchResult as SearchResult
     from kerasmem.estimation.sizing import max_batch_size as max_batch_size
     from kerasmem.front import summary as summary
+    from kerasmem.front_track import track as track
+    from kerasmem.front_track import tracked as tracked
     from kerasmem.monitoring import read_timeline as read_timeline
+    from kerasmem.monitoring.leak_watch import LeakWatch as LeakWatch
     from kerasmem.monitoring.logger import MemoryLogger as MemoryLogger
     from kerasmem.monitoring.timeline import Timeline as Timeline
+    from kerasmem.recovery.explaining import explain_oom as explain_oom
     from kerasmem.streaming.resume import ResumeTraining as ResumeTraining
     from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence
 

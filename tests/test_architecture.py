@@ -18,17 +18,26 @@ ALLOWED = {
     "models": {"errors", "units"},
     "devices": {"errors", "units"},
     "estimation": {"errors", "units", "models", "devices"},
-    "monitoring": {"errors", "units", "devices"},
+    "monitoring": {"errors", "units", "models", "devices"},
     "streaming": {"errors", "units", "devices"},
-    "rendering": {"errors", "units", "estimation", "monitoring", "devices"},
+    "recovery": {"errors", "units", "models", "devices", "estimation", "monitoring"},
+    "rendering": {"errors", "units", "estimation", "monitoring", "devices", "recovery"},
     "front": {"errors", "units", "models", "devices", "estimation", "monitoring", "streaming", "rendering"},
-    "cli": {"errors", "units", "models", "devices", "estimation", "monitoring", "streaming", "rendering", "front"},
-}
+    "front_track": {"monitoring", "rendering"},
+    "front_profile": {"errors", "units", "models", "devices", "estimation", "monitoring"},
+    "cli": {
+        "errors", "units", "models", "devices", "estimation", "monitoring", "streaming", "recovery", "rendering",
+        "front", "front_profile",
+    },
+}  # fmt: skip
 # What rendering may know of other rooms: results, not the ways to them.
 RESULTS = {
     "kerasmem.estimation.report", "kerasmem.estimation.reference", "kerasmem.estimation.search",
     "kerasmem.estimation.comparing", "kerasmem.monitoring.timeline", "kerasmem.devices.cards",
-    "kerasmem.devices.live",
+    "kerasmem.devices.live", "kerasmem.devices.doctor", "kerasmem.monitoring.tracking",
+    "kerasmem.monitoring.course", "kerasmem.monitoring.digest", "kerasmem.monitoring.merging",
+    "kerasmem.monitoring.phases",
+    "kerasmem.monitoring.scene", "kerasmem.monitoring.profiling.results", "kerasmem.recovery.diagnosis",
 }  # fmt: skip
 # library -> the rooms that may use it
 ONLY_IN = {
@@ -37,10 +46,14 @@ ONLY_IN = {
     "psutil": {"devices"},
     "h5py": {"models", "streaming"},
     "matplotlib": {"rendering"},
-    "rich": {"rendering", "cli", "front"},
+    "plotly": {"rendering"},
+    "prometheus_client": {"rendering"},
+    "rich": {"rendering", "cli", "front", "front_track"},
 }
 # Modules that a user reaches only through a public name that needs Keras anyway.
-KERAS_AT_THE_TOP = {"monitoring/logger.py", "streaming/resume.py", "streaming/sequence.py"}
+KERAS_AT_THE_TOP = {
+    "monitoring/logger.py", "monitoring/profiling/callback.py", "streaming/resume.py", "streaming/sequence.py",
+}  # fmt: skip
 
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
@@ -78,7 +91,7 @@ def test_imports_run_in_the_allowed_directions(path):
             other = rest[0] if rest else None
             if other and room not in ("__init__", "__main__"):
                 assert other == room or other in ALLOWED[room], f"{path} imports {name}"
-                if room == "rendering" and other in ("estimation", "monitoring", "devices"):
+                if room == "rendering" and other in ("estimation", "monitoring", "devices", "recovery"):
                     assert name in RESULTS, f"{path} imports {name}: rendering knows results only"
             continue
         if first in ONLY_IN:
@@ -125,7 +138,17 @@ def test_importing_loads_nothing_heavy(program, statement):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["estimate", "-h"], ["devices", "-h"], ["max-batch", "-h"], ["compare", "-h"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["estimate", "-h"],
+        ["devices", "-h"],
+        ["max-batch", "-h"],
+        ["compare", "-h"],
+        ["watch", "-h"],
+        ["doctor", "-h"],
+        ["explain", "-h"],
+    ],
 )
 def test_help_loads_no_tensorflow(program, arguments):
     script = (

@@ -19,6 +19,11 @@ COMMANDS = {
     "max-batch": ("max_batch_command", "The largest batch, layer or depth that fits a device."),
     "compare": ("compare_command", "What differs in memory between two models; a limit for CI."),
     "measure": ("measure_command", "How much memory some real training steps take."),
+    "profile": ("profile_command", "What is in memory at the peak of a real step, layer by layer."),
+    "explain": ("explain_command", "What ran out of memory in a log, why, and what to do."),
+    "watch": ("watch_command", "Cards, processes and running training, live."),
+    "doctor": ("doctor_command", "Does TensorFlow see the GPU, and if not, why."),
+    "report": ("report_command", "Runs, estimates and profiles as a page, a picture, a table or data."),
     "devices": ("devices_command", "The catalogue of cards, and what is in this machine."),
 }
 

@@ -63,7 +63,7 @@ def command(
     known = next(iter(saved.values()), None)
     if known is not None:
         taken = {name: getattr(known.settings, name) for name in _SAME if name not in chosen}
-        if taken.get("method") == "measure":
+        if taken.get("method") in ("measure", "profile"):
             taken.pop("method")
         options.update(taken)
     from kerasmem.cli.terminal import quiet_tensorflow, working

@@ -1,4 +1,4 @@
-"""What TensorFlow's allocator has handed out, device by device.
+"""What TensorFlow's allocator has handed out, device by device (JAX's and PyTorch's: `other_allocators`).
 
 TensorFlow tells Python two numbers for a device: the bytes in use now, and the largest that was in use
 since the last reset (`tf.config.experimental.get_memory_info`). Bytes are counted as the allocator hands
@@ -8,6 +8,7 @@ reserved beyond that is not told to Python anywhere, so it is None here.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -73,15 +74,38 @@ class TensorFlowAllocator:
         self._info: Callable[[str], dict[str, int]] = tf.config.experimental.get_memory_info
         self._reset: Callable[[str], None] = tf.config.experimental.reset_memory_stats
         self.read()
+        self._shorten()
 
     def read(self) -> AllocatorReading:
         """Return what is in use, and the peak since the last reset, in bytes."""
-        info = self._info(self.device)
-        return AllocatorReading(info["current"], info["peak"])
+        told = self._info(self.device)
+        return AllocatorReading(told["current"], told["peak"])
 
     def reset(self) -> None:
         """Start a new peak from what is in use now."""
         self._reset(self.device)
+
+    def _shorten(self) -> None:
+        """Call what TensorFlow's two functions call in the end; their way there takes longer after a training step."""
+        try:
+            from tensorflow.python import pywrap_tfe
+            from tensorflow.python.eager import context
+
+            tell, forget = pywrap_tfe.TFE_GetMemoryInfo, pywrap_tfe.TFE_ResetMemoryStats
+
+            device, make = self.device, tuple.__new__  # a named tuple's own way is a Python function more
+
+            def read() -> AllocatorReading:
+                told = tell(context._context._context_handle, device)
+                return make(AllocatorReading, (told["current"], told["peak"], None))
+
+            def reset() -> None:
+                forget(context._context._context_handle, device)
+
+            if read().in_use_bytes >= 0:
+                vars(self).update(read=read, reset=reset)
+        except Exception:  # nothing that TensorFlow promises; the public functions stay
+            return
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TensorFlowAllocator) and self.device == other.device
@@ -110,7 +134,8 @@ class TrackedDevice:
 def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDevice], list[str]]:
     """Return the devices that training uses, each with its allocator, and notes on what is missing.
 
-    Every GPU that TensorFlow sees; the CPU where there is no GPU. TensorFlow initialises its devices.
+    Every GPU that TensorFlow sees; the CPU where there is no GPU. TensorFlow initialises its devices. On JAX every GPU
+    of this process, on PyTorch the one that is current; a device without a name where there is none.
 
     Args:
         names: the logical devices to report on in place of those, such as ["GPU:0", "CPU:0"].
@@ -120,8 +145,7 @@ def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDev
     """
     backend = _keras_backend()
     if backend != "tensorflow":
-        reason = f"allocator: Keras runs on {backend}, whose allocator is not read yet; host memory is"
-        return [TrackedDevice(None)], [reason]
+        return _of_other_backend(backend, names)
     import tensorflow as tf
 
     logical = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
@@ -146,6 +170,25 @@ def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDev
             f"{_NO_CPU_STATS}"
         )
     return devices or [TrackedDevice(None)], notes
+
+
+def _of_other_backend(backend: str, names: Sequence[str] | None) -> tuple[list[TrackedDevice], list[str]]:
+    """Return what `tracked_devices` does where Keras does not run on TensorFlow."""
+    from kerasmem.devices.other_allocators import jax_devices, torch_devices
+
+    ways = {"jax": jax_devices, "torch": torch_devices}
+    if backend not in ways:
+        notes = [f"allocator: Keras runs on {backend}, which has no allocator to ask; host memory is logged"]
+        return [TrackedDevice(None)], notes
+    try:
+        found, notes = ways[backend](importlib.import_module(backend))
+    except Exception as error:  # a broken driver, as a rule; it is the backend's to complain about
+        found, notes = [], [f"allocator: {backend} could not be asked for its devices: {error}; host memory is logged"]
+    if names is not None:
+        there = {device.name: device for device in found}
+        notes += [f"allocator: {name}: {backend} has no such device to ask" for name in names if name not in there]
+        found = [there.get(name, TrackedDevice(name)) for name in names]
+    return found or [TrackedDevice(None)], notes
 
 
 def cpu_uses_bfc() -> bool:

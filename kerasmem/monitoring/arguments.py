@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 
 from kerasmem.devices.nvml import Nvml
 from kerasmem.errors import UsageError
@@ -14,8 +14,9 @@ _DEVICE_NAME = re.compile(r"[A-Za-z_]+:\d+\Z")
 
 
 def check_arguments(
-    filename: object, every: object, nvml: object, verbose: object, devices: object, keep: object, board: object = None
-) -> None:
+    filename: object, every: object, nvml: object, verbose: object, devices: object, keep: object,
+    board: object = None, sampling: object = 20.0,
+) -> None:  # fmt: skip
     """Raise UsageError for an argument that cannot be right."""
     if filename is not None:
         _check_path("filename", filename)
@@ -36,6 +37,8 @@ def check_arguments(
             raise UsageError(f"devices: {name!r} is no logical device such as 'GPU:0'")
     if keep is not None and not _is_whole(keep, 0):
         raise UsageError(f"keep: {keep!r} is neither None nor a number of samples from 0 on")
+    if isinstance(sampling, bool) or not isinstance(sampling, Real) or not 0 <= float(sampling) <= 1000:
+        raise UsageError(f"sampling: {sampling!r} is no number of readings a second from 0 to 1000")
 
 
 def _is_whole(value: object, least: int) -> bool:

@@ -31,6 +31,16 @@ class KerasCall:
         found = next(_callback_lists(sys._getframe(1), method), None)
         return None if found is None else cls(method, found)
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the local variables of the method, its arguments among them; empty where it has ended."""
+        here = self.thread == threading.get_ident()
+        frame = sys._getframe(1) if here else sys._current_frames().get(self.thread)
+        while frame is not None:
+            if frame.f_code.co_name == self._method and frame.f_locals.get("callbacks") is self._callbacks():
+                return dict(frame.f_locals)
+            frame = frame.f_back
+        return {}
+
     def is_running(self) -> bool:
         """Whether it has neither returned nor raised."""
         wanted = self._callbacks()

@@ -1,13 +1,13 @@
 """Samples to a file that survives a crash, and back: CSV, or JSON lines.
 
-Each row is handed to the operating system whole, in append mode, as soon as it is known: what was written is
-there after an exception, an out-of-memory or `kill -9`. (Only the machine losing power can take rows that
-the system had not yet put on the disk.)
+Each row is handed to the operating system whole, in append mode: what was written is there after an exception, an
+out-of-memory or `kill -9`. (Only the machine losing power can take rows that the system had not yet put on the disk.)
 
 CSV: one header line, then one line a sample, an empty cell for what is not known; nothing else, so that any
 reader of CSV takes it. JSON lines: objects with a "kind": "run" at each start (format_version, the wall
-clock, the notes so far), "note" for what turns out later, and "sample" with the columns of the CSV and null
-for what is not known.
+clock, the notes so far; "rank" and "ranks" where several processes train together), "note" for what turns out
+later, "sample" with the columns of the CSV and null for what is not known, "phase" for what background readings
+found, "health" for an allocator's at an epoch's end, "cost" for what the logging took.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kerasmem.errors import InputError, UsageError
+from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, KINDS, Sample, Timeline, make_sample
 
 Format = Literal["csv", "jsonl"]
@@ -64,6 +65,7 @@ class LogFile:
 
     Attributes:
         next_run: the number that the next run gets, so that runs appended to a file stay apart.
+        behind: what has rows that wait to be written here, so that who reads the file in this process has them.
 
     Raises:
         UsageError: the file cannot be written, holds something else than such a log, or is in use.
@@ -79,6 +81,7 @@ class LogFile:
         self.path = Path(path)
         self.format: Format = format
         self.next_run = 0
+        self.behind: weakref.WeakMethod[Callable[[], None]] | None = None
         self._runs_end = 0  # after the run begun
         self._busy = busy
         self._file = -1
@@ -108,15 +111,15 @@ class LogFile:
         if self.format == "jsonl":
             self._write(json.dumps({"kind": kind, **values}, separators=(",", ":")) + "\n")
 
-    def start_run(self, run: int, clock: str, notes: Sequence[str]) -> None:
-        """Write what is known at the start of a run; `clock` is the wall clock in ISO format.
+    def start_run(self, run: int, clock: str, notes: Sequence[str], **more: int) -> None:
+        """Write what is known at the start of a run; `clock` is the wall clock in ISO format, `more` further fields.
 
         Raises:
             UsageError: the file cannot be written after all.
         """
         self._runs_end = run + 1
         try:
-            self.add_object("run", format_version=FORMAT_VERSION, run=run, started=clock, notes=list(notes))
+            self.add_object("run", format_version=FORMAT_VERSION, run=run, started=clock, notes=list(notes), **more)
         except OSError as error:
             raise self._refusal(error) from error
 
@@ -213,11 +216,23 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
         >>> read_timeline(log).max("peak_bytes")
         900
     """
+    for log in [log for reference in _open_logs if (log := reference()) is not None]:
+        if log.behind is not None and (write := log.behind()) is not None:
+            write()
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise InputError(f"{os.fspath(path)}: cannot be read: {error.strerror or error}") from error
-    return _read_json(text, os.fspath(path)) if text.lstrip().startswith("{") else _read_csv(text, os.fspath(path))
+    return read_timeline_text(text, os.fspath(path))
+
+
+def read_timeline_text(text: str, name: str) -> Timeline:
+    """Read the text of a log; `name` is for messages.
+
+    Raises:
+        InputError: it is no such log.
+    """
+    return _read_json(text, name) if text.lstrip().startswith("{") else _read_csv(text, name)
 
 
 def _read_csv(text: str, name: str) -> Timeline:
@@ -251,6 +266,7 @@ def _cells(line: str) -> list[str]:
 
 def _read_json(text: str, name: str) -> Timeline:
     samples: list[Sample] = []
+    phases: list[PhasePeaks] = []
     notes: dict[str, None] = {}
     bad = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -264,13 +280,15 @@ def _read_json(text: str, name: str) -> Timeline:
                 if version != FORMAT_VERSION:
                     raise InputError(f"{name}: format_version is {version!r}; this kerasmem reads {FORMAT_VERSION}")
                 notes.update(dict.fromkeys(data.get("notes", ())))
+            elif kind == "phase":
+                phases.append(PhasePeaks.from_dict(data))
             elif kind == "note":
                 notes[str(data["text"])] = None
         except (AttributeError, KeyError, TypeError, ValueError):
             bad.append(number)
     if bad and not samples and not notes and len(bad) == len(text.splitlines()):
         raise InputError(f"{name}: no kerasmem log: none of its lines is a sample")
-    return Timeline(samples, [*notes, *_about_bad(bad)])
+    return Timeline(samples, [*notes, *_about_bad(bad)], phases)
 
 
 def _about_bad(lines: list[int]) -> list[str]:

@@ -10,7 +10,9 @@ from kerasmem.monitoring.meter import DeviceReading
 from kerasmem.monitoring.timeline import Sample
 from kerasmem.units import format_size
 
-LOG_SIZES = ("peak_bytes", "in_use_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes", "swap_bytes")
+LOG_SIZES = (
+    "peak_bytes", "in_use_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes", "tree_bytes", "swap_bytes",
+)  # fmt: skip
 
 
 class Maxima:
@@ -32,6 +34,7 @@ class Maxima:
         self._devices = [DeviceReading(name, None, None, None, None, None) for name in devices]
         self._between: list[int | None] = [None] * len(devices)
         self._host: tuple[int | None, int | None] = (None, None)
+        self._tree: int | None = None
 
     def add(
         self,
@@ -52,10 +55,17 @@ class Maxima:
         if host is not None:
             self._host = (_larger(self._host[0], host[0]), _larger(self._host[1], host[1]))
 
+    def add_background(self, rss: int | None, tree: int | None, swap: int | None) -> None:
+        """Take in the largest sizes that background readings found in the epoch so far."""
+        self._host = (_larger(self._host[0], rss), _larger(self._host[1], swap))
+        self._tree = _larger(self._tree, tree)
+
     def largest(self, size: str) -> int | None:
         """Return the largest of a size over all devices; the peak counts the time between batches."""
         if size in ("rss_bytes", "swap_bytes"):
             return self._host[size == "swap_bytes"]
+        if size == "tree_bytes":
+            return _larger(self._tree, self._host[0])
         values = [getattr(device, size) for device in self._devices]
         if size == "peak_bytes":
             values += self._between
@@ -85,7 +95,8 @@ class Maxima:
         if (used := self.largest("driver_used_bytes")) is not None:
             parts.append(f"driver {format_size(used)} of {format_size(self.largest('driver_total_bytes'))}")
         if (rss := self.largest("rss_bytes")) is not None:
-            parts.append(f"host {format_size(rss)}")
+            tree = self.largest("tree_bytes") or rss
+            parts.append(f"host {format_size(rss)}" + (f" ({format_size(tree)} with workers)" if tree > rss else ""))
         if swap := self.largest("swap_bytes"):
             parts.append(f"swapped out {format_size(swap)}")
         devices = ", ".join(device.device for device in self._devices if device.device) or "host"

@@ -13,10 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kerasmem.devices.allocator import Allocator, tracked_devices
+from kerasmem.devices.health import AllocatorHealth, read_health
 from kerasmem.devices.host import HostReader, ProcessReading
+from kerasmem.devices.limits import read_limits
 from kerasmem.devices.nvml import Nvml, NvmlDevice
+from kerasmem.devices.other_allocators import JaxAllocator, TorchAllocator
+from kerasmem.devices.sharing import card_processes
 from kerasmem.devices.visible import match_card
 from kerasmem.monitoring.peaks import Share, ledger_of
+from kerasmem.units import format_size
 
 
 class DeviceReading(NamedTuple):
@@ -30,15 +35,22 @@ class DeviceReading(NamedTuple):
     driver_total_bytes: int | None
 
 
+_Driver = tuple["int | None", "int | None"]
+_Sizes = tuple["int | None", "int | None", "int | None"]
+# For each device in use, peak and reserved, the driver's used and total; and the host.
+Caught = tuple["list[tuple[_Sizes, _Driver]]", "bytes | int | None"]
+
+
 class _Gauge:
     """One device: what to read it with, and the largest peak of the run."""
 
-    __slots__ = ("allocator", "card", "ledger", "name", "resets", "run_peak", "share")
+    __slots__ = ("allocator", "card", "driver", "ledger", "name", "resets", "run_peak", "share")
 
     def __init__(self, name: str | None, allocator: Allocator | None, card: NvmlDevice | None, resets: bool) -> None:
         self.name = name
         self.allocator = allocator
         self.card = card
+        self.driver: _Driver = (None, None)  # used and total, when last asked
         self.resets = resets
         self.ledger = None if allocator is None else ledger_of(allocator)
         self.share = Share()
@@ -104,10 +116,11 @@ class Meter:
         }
 
     def start_run(self) -> tuple[list[DeviceReading], ProcessReading | None]:
-        """Forget the run's peaks, not the process's, and return a first reading."""
+        """Forget the run's peaks, not the process's, and return a first reading; ask the driver before."""
         for gauge in self._gauges:
             if gauge.ledger is not None:
                 gauge.ledger.join(gauge.share)
+        self._note_circumstances()
         readings, host = self.read()
         for gauge, reading in zip(self._gauges, readings, strict=True):
             gauge.run_peak = reading.in_use_bytes if gauge.resets else None
@@ -125,17 +138,57 @@ class Meter:
         return [self._take(gauge)[1] for gauge in self._gauges]
 
     def read(self) -> tuple[list[DeviceReading], ProcessReading | None]:
-        """Return a reading of each device, and of the host."""
-        readings = []
-        for gauge in self._gauges:
-            in_use, peak, reserved = self._take(gauge)
-            used, total = self._driver(gauge)
-            readings.append(DeviceReading(gauge.name, in_use, peak, reserved, used, total))
+        """Return a reading of each device, and of the host; the driver's part is as `read_driver` last left it."""
+        return self.unpack(self.catch())
+
+    def catch(self) -> Caught:
+        """Take the same reading in the fewest steps; `unpack` makes sizes of it later."""
+        sizes = []
+        for gauge in self._gauges:  # before Python 3.12 a comprehension is a call
+            sizes.append((self._take(gauge), gauge.driver))
         try:
-            return readings, self._host.read()
+            return sizes, self._host.catch()
         except Exception as error:  # psutil has several kinds
             self._note(f"host: this process's memory cannot be read: {error}")
-            return readings, None
+            return sizes, None
+
+    def unpack(self, caught: Caught) -> tuple[list[DeviceReading], ProcessReading | None]:
+        """Return what `catch` caught."""
+        sizes, host = caught
+        readings = [
+            DeviceReading(gauge.name, in_use, peak, reserved, *driver)
+            for gauge, ((in_use, peak, reserved), driver) in zip(self._gauges, sizes, strict=True)
+        ]
+        return readings, None if host is None else self._host.unpack(host)
+
+    def read_driver(self) -> int | None:
+        """Ask the driver, and return the bytes in use on the fullest card; too slow for a batch's hook."""
+        for gauge in self._gauges:
+            gauge.driver = self._driver(gauge)
+        return max((gauge.driver[0] for gauge in self._gauges if gauge.driver[0] is not None), default=None)
+
+    def driver_used(self) -> dict[str, int]:
+        """Return the bytes in use on each device's card, as the driver last said."""
+        return {gauge.name: gauge.driver[0] for gauge in self._gauges if gauge.name and gauge.driver[0] is not None}
+
+    def health(self) -> list[AllocatorHealth]:
+        """Return how whole each allocator's free memory is, where it tells; milliseconds each."""
+        found = []
+        for gauge in self._gauges:
+            if gauge.name is None or gauge.allocator is None:
+                continue
+            if isinstance(gauge.allocator, (JaxAllocator, TorchAllocator)):
+                self._note(f"health: {gauge.name}: only TensorFlow's allocator is asked; Keras runs on another backend")
+                continue
+            self._take(gauge)  # what is allocated for asking must not count as training's peak
+            health, why_not = read_health(gauge.name)
+            if gauge.resets:
+                gauge.allocator.reset()
+            if health is not None:
+                found.append(health)
+            elif why_not is not None:
+                self._note(why_not)
+        return found
 
     def close(self) -> None:
         """Let go of the driver and of open files; may be called more than once."""
@@ -143,22 +196,20 @@ class Meter:
         if self._nvml is not None and self._owns_nvml:
             self._nvml.close()
 
-    def _take(self, gauge: _Gauge) -> tuple[int | None, int | None, int | None]:
+    def _take(self, gauge: _Gauge) -> _Sizes:
         """Return in use, peak since last time and reserved, and fold the peak into the largest."""
         allocator, ledger = gauge.allocator, gauge.ledger
         if allocator is None or ledger is None:
             return None, None, None
-
-        def cannot_reset(error: Exception) -> None:
-            gauge.resets = False
-            self._note(f"peaks: {gauge.name} cannot reset its own ({error}); known only where it rose")
-
         try:
-            in_use, peak, reserved = ledger.take(allocator, gauge.share, gauge.resets, cannot_reset)
+            in_use, peak, reserved = ledger.take(allocator, gauge.share, gauge.resets)
         except Exception as error:  # a device that went away must not stop training
             gauge.allocator = None
             self._note(f"allocator: {gauge.name} could no longer be read: {error}")
             return None, None, None
+        if gauge.resets and ledger.refusal is not None:
+            gauge.resets = False
+            self._note(f"peaks: {gauge.name} cannot reset its own ({ledger.refusal}); known only where it rose")
         if peak is not None and (gauge.run_peak is None or peak > gauge.run_peak):
             gauge.run_peak = peak
         return in_use, peak, reserved
@@ -172,6 +223,19 @@ class Meter:
             self._note(f"driver: {gauge.name}: {why_not}")
             return None, None
         return memory.used_bytes, memory.total_bytes
+
+    def _note_circumstances(self) -> None:
+        """Note a limit below what the machine has, scarce memory, and who else is on the cards."""
+        for text in read_limits().notes:
+            self._note(text)
+        for gauge in self._gauges:
+            if gauge.card is None or self._nvml is None:
+                continue
+            for other in card_processes(self._nvml, gauge.card, gauge.driver[1])[0]:
+                if not other.own and other.used_bytes is not None:
+                    share = "" if other.share is None else f", {other.share:.0%} of the card".replace("%", " %")
+                    who = f"process {other.pid}" + (f" ({other.name!r})" if other.name else "")
+                    self._note(f"card: {gauge.name}: {who} has {format_size(other.used_bytes)} there{share}")
 
     def _connect(self, nvml: Nvml | bool | str) -> None:
         if isinstance(nvml, Nvml):

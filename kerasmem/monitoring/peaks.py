@@ -8,11 +8,11 @@ is recording: each has the peak since its own last reading, however many there a
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
-from collections.abc import Callable
 
-from kerasmem.devices.allocator import Allocator
+from kerasmem.devices.allocator import Allocator, tracked_devices
 
 _NOTHING = -1  # below any number of bytes
 
@@ -36,10 +36,14 @@ class PeakLedger:
 
     Attributes:
         process_peak: the largest peak read since the process began, by anybody; None before the first.
+        refusal: the error of the latest reset that did not work.
     """
+
+    __slots__ = ("_fresh", "_lock", "_seen", "_shares", "process_peak", "refusal")
 
     def __init__(self) -> None:
         self.process_peak: int | None = None
+        self.refusal: Exception | None = None
         self.renew_lock()
         self._shares: list[weakref.ref[Share]] = []  # replaced, never changed
         self._fresh = False  # nobody has read since the last reset, so the allocator's peak is new
@@ -61,16 +65,15 @@ class PeakLedger:
         with self._lock:
             self._drop(share)
 
-    def take(
-        self, allocator: Allocator, share: Share, resets: bool, failed: Callable[[Exception], None]
-    ) -> tuple[int, int | None, int | None]:
-        """Read the allocator, and reset its peak if `resets`.
+    def take(self, allocator: Allocator, share: Share, resets: bool) -> tuple[int, int | None, int | None]:
+        """Read the allocator, and reset its peak if `resets`; `refusal` tells whether that did not work.
+
+        It runs twice a batch, each time with cold caches, so it calls as little as it can.
 
         Args:
             allocator: what to read; one of those equal to the ledger's.
             share: the reader's.
             resets: whether to start a new peak.
-            failed: called with the error of a reset that did not work.
 
         Returns:
             In use, the peak since the share's last reading (None where it is not known) and reserved.
@@ -80,8 +83,13 @@ class PeakLedger:
             is_new = self._fresh or peak > self._seen
             for reference in self._shares:
                 other = reference()
-                if other is not None:
-                    _add(other, peak, self._seen, is_new)
+                if other is None:
+                    continue
+                if is_new:
+                    if peak > other.peak:
+                        other.peak = peak
+                elif self._seen > other.bound:  # it may have come up to there again
+                    other.bound = self._seen
             if self.process_peak is None or peak > self.process_peak:
                 self.process_peak = peak
             self._fresh, self._seen = False, peak
@@ -90,21 +98,13 @@ class PeakLedger:
                     allocator.reset()
                     self._fresh = True
                 except Exception as error:  # not every allocator can; the reading is good all the same
-                    failed(error)
+                    self.refusal = error
             own = share.peak if share.peak >= share.bound else _NOTHING
             share.peak = share.bound = _NOTHING
             return in_use, None if own == _NOTHING else own, reserved
 
     def _drop(self, share: Share) -> None:
         self._shares = [reference for reference in self._shares if reference() not in (None, share)]
-
-
-def _add(share: Share, peak: int, seen: int, is_new: bool) -> None:
-    if is_new:
-        if peak > share.peak:
-            share.peak = peak
-    elif seen > share.bound:  # it may have come up to there again
-        share.bound = seen
 
 
 _ledgers: dict[Allocator, PeakLedger] = {}
@@ -115,6 +115,15 @@ def ledger_of(allocator: Allocator) -> PeakLedger:
     """Return the ledger of an allocator in this process; equal allocators have the same."""
     with _ledgers_lock:
         return _ledgers.setdefault(allocator, PeakLedger())
+
+
+def running_allocators() -> list[Allocator]:
+    """Return the allocators of this process, without loading TensorFlow or making it start its devices."""
+    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
+    if not getattr(context, "_initialized", False):
+        return []
+    found, _ = tracked_devices()
+    return [device.allocator for device in found if device.allocator is not None]
 
 
 def _after_fork() -> None:

@@ -6,67 +6,31 @@ of the recording with one warning, and never reaches the training loop as an exc
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
-import uuid
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from kerasmem.devices.nvml import Nvml
-from kerasmem.errors import KerasmemError
-from kerasmem.monitoring.board import Board
-from kerasmem.monitoring.cost import Overhead
-from kerasmem.monitoring.logfile import Format, LogFile
+from kerasmem.monitoring.batches import CaughtBatch, OpenBatch, Pile
+from kerasmem.monitoring.cost import Overhead, costed
+from kerasmem.monitoring.epoch_health import EpochHealth, health_notes
+from kerasmem.monitoring.leak_watch import LeakWatch
+from kerasmem.monitoring.logfile import Format
 from kerasmem.monitoring.maxima import Maxima
-from kerasmem.monitoring.meter import DeviceReading, Meter
+from kerasmem.monitoring.meter import Meter
+from kerasmem.monitoring.outputs import Outputs
+from kerasmem.monitoring.phases import Mark, PhasePeaks
 from kerasmem.monitoring.rows import PackedRows
-from kerasmem.monitoring.timeline import KINDS, Sample, Timeline
+from kerasmem.monitoring.sampler import Sampler
+from kerasmem.monitoring.timeline import KINDS, Timeline
+from kerasmem.monitoring.workers import Worker
 
 Kind = Literal["train", "test", "predict"]
-F = TypeVar("F", bound=Callable[..., Any])
-_begun: set[str] = set()  # families whose file has been begun in this process
-
-
-def _hook(method: F) -> F:
-    """Count the method's time as the recorder's cost, and keep its failures out of the training loop."""
-    is_batch = method.__name__.endswith("_batch")
-    starts = method.__name__ == "begin_run"  # a new run gets a new chance
-
-    @functools.wraps(method)
-    def guarded(self: Recorder, *args: Any) -> Any:
-        if self.broken and not starts:
-            return None
-        start = self.clock()
-        try:
-            return method(self, *args)
-        except KerasmemError:
-            raise
-        except Exception as error:
-            self.broken = True
-            self._finish_files()
-            self.note(f"logger: stopped by an unexpected {type(error).__name__}: {error}", say=True)
-            return None
-        finally:
-            spent = self.clock() - start
-            self.total_seconds += spent
-            if is_batch:
-                self.batch_seconds += spent
-
-    return guarded  # type: ignore[return-value]
-
-
-class _OpenBatch:
-    """A sampled batch that has begun: its number, the peaks before it, and its own if known early."""
-
-    __slots__ = ("batch", "between", "settled")
-
-    def __init__(self, batch: int, between: list[int | None]) -> None:
-        self.batch = batch
-        self.between = between
-        self.settled: list[int | None] | None = None
+_PENDING = 64  # batches whose readings wait to be taken in
 
 
 class Recorder:
@@ -76,14 +40,18 @@ class Recorder:
         clock: seconds that only go forward.
         run: number of the run under way; None between runs.
         epoch: number of the epoch under way; None outside.
+        worker: which of several this process is in the run; None where it trains alone.
+        mark: the phase that training is in.
         broken: True once an unexpected error has ended the recording.
+        health: how whole the allocators' free memory was at each epoch's end, where that is asked for.
+        leak_watch: what watches for memory that epochs keep, where that is asked for.
     """
 
     _meter: Meter | None
-    _file: LogFile | None
-    _board: Board | None
     _maxima: Maxima | None
-    _open: dict[str, _OpenBatch]
+    _pending: Pile
+    _sampler: Sampler | None
+    _open: dict[str, OpenBatch]
     _due: dict[str, int]
 
     def __init__(
@@ -98,21 +66,29 @@ class Recorder:
         devices: Sequence[str] | None,
         reset_peaks: bool,
         keep: int | None,
+        sampling: float,
+        health: bool = False,
+        leaks: bool = False,
         clock: Callable[[], float],
     ) -> None:
         self.clock = clock
         self.run: int | None = None
         self.epoch: int | None = None
         self.broken = False
-        self.total_seconds = self.batch_seconds = 0.0
+        self.total_seconds = self.batch_seconds = self.step_seconds = self._background_seconds = 0.0
+        self.step_start: float | None = None
         self.batches = 0
-        self._path, self._format, self._append = path, format, append
-        self._family = uuid.uuid4().hex  # copies have the same, for they write to the same file
-        self._board_folder = board
-        self._every = every
+        self.mark = Mark()
+        self.worker: Worker | None = None
+        self._outputs = Outputs(path, format, append, board)
+        self._every, self._sampling = every, sampling
         self._nvml, self._devices, self._reset_peaks = nvml, devices, reset_peaks
         self._rows = PackedRows(KINDS, keep)
+        self._asks_health = health
+        self.leak_watch = LeakWatch("epochs") if leaks else None
+        self.health: list[EpochHealth] = []
         self._notes: dict[str, None] = {}
+        self._phases: list[PhasePeaks] = []
         self._next_run = 0
         self._elapsed = 0.0  # of the time line, when it was last stopped
         self._zero: float | None = None  # the clock at the time line's zero
@@ -125,7 +101,13 @@ class Recorder:
     @property
     def timeline(self) -> Timeline:
         """The samples so far, as an immutable copy."""
-        return Timeline._of(self._rows.copy(), self._notes)
+        self._pending.settle()
+        return Timeline._of(self._rows.copy(), self._notes, self.phases)
+
+    @property
+    def phases(self) -> tuple[PhasePeaks, ...]:
+        """What background readings found, epoch by epoch; the epoch under way is not in it."""
+        return tuple(self._phases)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -140,74 +122,115 @@ class Recorder:
     @property
     def overhead(self) -> Overhead:
         """What the recording cost so far."""
-        return Overhead(self.total_seconds, self.batch_seconds, self.batches)
+        background = self._background_seconds + (self._sampler.seconds if self._sampler is not None else 0.0)
+        return Overhead(self.total_seconds, self.batch_seconds, self.batches, self.step_seconds, background)
 
     def note(self, text: str, *, say: bool = False) -> None:
         """Keep a sentence on what cannot be read, once; `say` warns too."""
         if text in self._notes:
             return
         self._notes[text] = None
-        if self._file is not None and self.run is not None:
-            try:
-                self._file.add_object("note", run=self.run, text=text)
-            except OSError as error:
-                self._stop_file(error)
+        if self.run is not None:
+            self._add_object("note", run=self.run, text=text)
         if say:
             warnings.warn(f"MemoryLogger: {text}", stacklevel=2)
 
+    def _add_object(self, kind: str, **values: Any) -> None:
+        self._say(self._outputs.add_object(kind, **values))
+
+    def _say(self, failures: list[str]) -> None:
+        for text in failures:
+            self.note(text, say=True)
+
     # ---------------------------------------------------------------- runs
 
-    @_hook
-    def begin_run(self, busy: Callable[[], bool] | None = None) -> None:
+    @costed
+    def begin_run(self, busy: Callable[[], bool] | None = None, worker: Worker | None = None) -> None:
         """Open the file and the devices.
 
         Args:
             busy: whether the run is still going on, where that can be told.
+            worker: which of several this process is.
 
         Raises:
             UsageError: the file cannot be written, or is another recorder's that is busy.
         """
         self.broken = False
-        self._finish()
+        self._finish()  # of a run that broke off
+        self.mark.enter("between")
+        self.step_start = None
         if self._meter is not None and self._meter.pid != os.getpid():
             self._meter = None  # the parent's of this forked process
         if self._zero is None:
             self._zero = self.clock() - self._elapsed
-        if self._path is not None:
-            append = self._append or self._next_run > 0 or self._family in _begun
-            self._file = LogFile(self._path, self._format, append=append, busy=busy)
-            _begun.add(self._family)
-            self._next_run = max(self._next_run, self._file.next_run)
-        if self._board is None and self._board_folder is not None:
-            self._board = Board(self._board_folder)
+        self.worker = worker
+        self._next_run = max(self._next_run, self._outputs.open(worker, self._next_run > 0, busy))
         if self._meter is None:
             self._meter = Meter(self._meter_note, devices=self._devices, nvml=self._nvml, reset_peaks=self._reset_peaks)
+        behind = self._pending.settle_behind if self._sampling else None
+        sampler = Sampler(self.mark, self._meter.read_driver, self._meter_note, self._sampling, busy, behind)
         readings, host = self._meter.start_run()
         self._known = {name for r in readings for name, value in r._asdict().items() if value is not None}
         if "in_use_bytes" in self._known:
             self._known.add("peak_bytes")
-        self._known |= {name for name, value in (host._asdict() if host else {}).items() if value is not None}
+        if host is not None:
+            self._known |= {"tree_bytes", *(name for name, value in host._asdict().items() if value is not None)}
         self.run = self._next_run
         self._next_run += 1
-        if self._file is not None:
-            self._file.start_run(self.run, datetime.now(timezone.utc).isoformat(), self.notes)
+        self._outputs.start_run(self.run, self.notes, worker)
+        if self._outputs.file is not None:
+            self._outputs.file.behind = weakref.WeakMethod(self._pending.settle_behind)
+        self._sampler = sampler
+        sampler.start()
 
-    @_hook
+    @costed
     def end_run(self) -> None:
         """Close the files; the devices stay open for the next run."""
         self._finish()
 
+    def break_off(self, error: Exception) -> None:
+        """End the recording because of a fault in it; training goes on."""
+        self.broken = True
+        with contextlib.suppress(Exception):  # the fault that is being dealt with, most likely
+            self._pending.settle()
+        self._pending = Pile(self._take_in)
+        self._end_sampler()
+        self._finish_files()
+        self.note(f"logger: stopped by an unexpected {type(error).__name__}: {error}", say=True)
+
     def _finish(self) -> None:
-        if self.run is not None and self._meter is not None:
-            self._meter.end_run()
+        if self._sampler is not None:
+            self._end_sampler()
+        if self.run is not None:
+            if self._meter is not None:
+                self._meter.end_run()
+                for text in health_notes(self.health, self.run, self._meter.driver_used()):
+                    self.note(text)
+            if self.leak_watch is not None and (found := self.leak_watch.report()).leaks:
+                for text in found.explain():
+                    self.note(f"leak: {text}")
+            self._add_object("cost", run=self.run, **self.overhead.to_dict())
         self._finish_files()
 
+    def _end_sampler(self) -> None:
+        """Stop the background thread and keep what it found."""
+        sampler, self._sampler = self._sampler, None
+        if sampler is None or sampler.pid != os.getpid():  # the parent's of this forked process
+            return
+        sampler.stop()
+        sampler.read()
+        self._background_seconds += sampler.seconds
+        self._keep_phases(sampler)
+
+    def _keep_phases(self, sampler: Sampler) -> None:
+        for peaks in sampler.cut(self.run or 0, self.epoch):
+            self._phases.append(peaks)
+            self._add_object("phase", **peaks.to_dict())
+
     def _finish_files(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._board is not None:
-            self._board.close()
-        self._file = self.run = self.epoch = self._maxima = None
+        self._pending.settle()
+        self._outputs.close()
+        self.run = self.epoch = self._maxima = None
         self._open.clear()
         self._due.clear()
 
@@ -221,25 +244,47 @@ class Recorder:
 
     # -------------------------------------------------------------- epochs
 
-    @_hook
+    @costed
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch's maxima."""
+        """Begin an epoch's maxima; what came before belongs to the epoch before."""
+        if self._sampler is not None:
+            self._sampler.read()
+            self._keep_phases(self._sampler)
+        self.mark.enter("between")
         self.epoch = epoch
         self.begin_part("train")
         if self._meter is not None:
             self._meter.peaks()
             self._maxima = Maxima(epoch, self._meter.names)
 
-    @_hook
+    @costed
     def end_epoch(self) -> tuple[dict[str, float], str] | None:
         """Record the epoch's maxima; return what goes into Keras's logs, and a line for people."""
+        self._pending.settle()
         maxima, self._maxima = self._maxima, None
         if maxima is None or self._meter is None:
             return None
+        if self._sampler is not None:
+            self._sampler.read()
+            maxima.add_background(*map(self._sampler.largest, ("rss_bytes", "tree_bytes", "swap_bytes")))
+        self.mark.enter("epoch end")
         readings, host = self._meter.read()
         maxima.add([r._replace(peak_bytes=None) for r in readings], [r.peak_bytes for r in readings], host)
-        self._write(maxima.rows(self.run or 0, self._moment()))
+        rows = maxima.rows(self.run or 0, self._moment())
+        for row in rows:
+            self._rows.append(row)
+        self._say(self._outputs.add([rows]))
+        if self._asks_health:
+            self._read_health(self._meter)
+        if self.leak_watch is not None:
+            self.leak_watch.sample(self._rows.held_bytes)
         return maxima.logs(self._known), maxima.line()
+
+    def _read_health(self, meter: Meter) -> None:
+        for found in meter.health():
+            entry = EpochHealth(self.run or 0, self.epoch, found)
+            self.health.append(entry)
+            self._add_object("health", **entry.to_dict())
 
     # ------------------------------------------------------------- batches
 
@@ -248,18 +293,19 @@ class Recorder:
         self._due.pop(kind, None)
         self._open.pop(kind, None)
 
-    @_hook
+    @costed
     def begin_batch(self, kind: Kind, batch: int) -> None:
         """Read the peak since the reading before, and start the batch's own, if it is to be sampled."""
+        self.mark.batch("train batch" if kind == "train" else self.mark.rest)
         if batch < self._due.get(kind, 0) or self._meter is None:
             return
         peaks = self._meter.peaks()
         for outer in self._open.values():  # its end hooks are running this batch: its own work is done
             if outer.settled is None:
                 outer.settled = peaks
-        self._open[kind] = _OpenBatch(batch, peaks)
+        self._open[kind] = OpenBatch(batch, peaks)
 
-    @_hook
+    @costed
     def end_batch(self, kind: Kind, phase: str, last: int, total: int | None = None) -> None:
         """Record the batch, or, with several steps an execution, the batches up to `last`.
 
@@ -267,6 +313,8 @@ class Recorder:
         known, is how many there are.
         """
         self.batches += 1
+        mark = self.mark
+        mark.phase, mark.changes = mark.rest, mark.changes + 1
         opened = self._open.pop(kind, None)
         if total is not None and total > (0 if opened is None else opened.batch):
             last = min(last, total - 1)
@@ -277,43 +325,37 @@ class Recorder:
         if opened is None or self._meter is None:
             return
         batch = opened.batch
+        caught = self._meter.catch()
         self._due[kind] = max(batch + self._every, last + 1)
-        readings, host = self._meter.read()
-        if opened.settled is not None:
-            pairs = zip(readings, opened.settled, strict=True)
-            readings = [reading._replace(peak_bytes=peak) for reading, peak in pairs]
-        if self._maxima is not None:
-            where = f"in batch {batch}" if phase == "train" else f"in {phase} batch {batch}"
-            self._maxima.add(readings, opened.between, host, where)
-        head = (self.run or 0, self._moment(), phase, self.epoch, batch, last - batch + 1)
-        tail = host or (None, None)
-        self._write([Sample(*head, *_sizes(r, before), *tail) for r, before in zip(readings, opened.between)])  # noqa: B905
+        steps = last - batch + 1
+        pile = self._pending.batches
+        ended = (self.run or 0, phase, self.epoch, batch, steps, self.clock(), caught, opened.between, opened.settled)
+        pile.append(tuple.__new__(CaughtBatch, ended))  # the type's own way is a Python function more
+        if len(pile) >= _PENDING or (self._sampling == 0 and self._outputs.any):
+            self._pending.settle()
 
-    def _moment(self) -> float:
-        return round(self.clock() - (self._zero or 0.0), 6)  # as the file has it
+    def _take_in(self, batches: list[CaughtBatch]) -> None:
+        """Take batches into rows, maxima and the file; also called in the background thread."""
+        if self._meter is None:
+            return
+        moments = []
+        for batch in batches:
+            readings, host = self._meter.unpack(batch.caught)
+            if batch.settled is not None:
+                pairs = zip(readings, batch.settled, strict=True)
+                readings = [reading._replace(peak_bytes=peak) for reading, peak in pairs]
+            samples = batch.samples(self._moment(batch.clock), readings, host)
+            for sample in samples:
+                self._rows.append(sample)
+            if self._maxima is not None:
+                self._maxima.add(readings, batch.between, host, batch.where)
+            moments.append(samples)
+        if self._outputs.any:
+            self._say(self._outputs.add(moments))
 
-    def _write(self, samples: list[Sample]) -> None:
-        for sample in samples:
-            self._rows.append(sample)
-        if self._file is not None:
-            try:
-                self._file.add(samples)
-            except OSError as error:
-                self._stop_file(error)
-        if self._board is not None:
-            try:
-                self._board.add(samples)
-            except OSError as error:
-                self._board = self._board_folder = None
-                self.note(f"tensorboard: writing stopped: {error.strerror or error}", say=True)
-
-    def _stop_file(self, error: OSError) -> None:
-        """A disk that is full ends the writing, not the training."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-        reason = error.strerror or error
-        self.note(f"file: writing to {self._path} stopped: {reason}; .timeline goes on", say=True)
+    def _moment(self, now: float | None = None) -> float:
+        now = self.clock() if now is None else now
+        return int((now - (self._zero or 0.0)) * 1e6) / 1e6  # whole microseconds, as the file has them
 
     def _meter_note(self, text: str) -> None:
         self.note(text, say=self._nvml is True and text.startswith("driver:"))
@@ -321,27 +363,29 @@ class Recorder:
     # ------------------------------------------------------------- copies
 
     def _drop_handles(self) -> None:
-        self._meter = self._file = self._board = self._maxima = None
+        self._meter = self._maxima = self._sampler = None
         self._open, self._due = {}, {}
+        self._pending = Pile(self._take_in)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds settings and results, and no handle: it opens its own when it records."""
+        self._pending.settle()
         state = dict(self.__dict__)
         state["_peaks"] = self.peaks
         state["_elapsed"] = self._elapsed if self._zero is None else self._moment()
-        for name in ("_meter", "_file", "_board", "_maxima", "_open", "_due"):
+        for name in ("_meter", "_maxima", "_sampler", "_open", "_due", "_pending"):
             del state[name]
         state["_zero"] = state["run"] = state["epoch"] = None
         if isinstance(self._nvml, Nvml):
             state["_nvml"] = "auto"
         state["_rows"] = self._rows.copy()
+        state["_phases"], state["health"], state["mark"] = list(self._phases), list(self.health), Mark()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._drop_handles()
 
-
-def _sizes(reading: DeviceReading, before: int | None) -> tuple[Any, ...]:
-    device, in_use, peak, reserved, used, total = reading
-    return device, in_use, peak, before, reserved, used, total
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # one that was never whole
+            self._pending.settle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
@@ -53,6 +54,11 @@ class PackedRows(Sequence[tuple[Any, ...]]):
     def nbytes(self) -> int:
         """Bytes that the columns take."""
         return sum(column.itemsize * len(column) for column in self._columns)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the columns take from the system, room for more rows included."""
+        return sum(map(sys.getsizeof, self._columns))
 
     def __len__(self) -> int:
         return len(self._columns[0])

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from kerasmem.errors import InputError, UsageError
+from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.monitoring.rows import PackedRows
 
 FORMAT_VERSION = 1
@@ -33,7 +34,8 @@ class Sample(NamedTuple):
             loading, other callbacks, batches that were skipped (`every`); in an "epoch" row, the largest of
             these in the epoch.
         reserved_bytes: taken by the allocator from the device, handed out or not.
-        driver_used_bytes: in use on the card, by all processes, as the driver says.
+        driver_used_bytes: in use on the card, by all processes, as the driver said when it was last asked: by the
+            background readings, and at the beginning and end of epochs.
         driver_total_bytes: the card's memory, as the driver says.
         rss_bytes: RAM that this process holds.
         swap_bytes: what of this process is in swap.
@@ -105,6 +107,7 @@ class Timeline:
     Args:
         samples: the readings.
         notes: what could not be read, and why.
+        phases: what background readings found in each phase of each epoch.
 
     Example:
         >>> timeline = Timeline([Sample(0, 0.5, "train", 0, 7, 1, "GPU:0", 100, 900, *[None] * 6)])
@@ -112,21 +115,25 @@ class Timeline:
         (900, 7)
     """
 
-    __slots__ = ("_notes", "_rows")
+    __slots__ = ("_notes", "_phases", "_rows")
     _notes: tuple[str, ...]
+    _phases: tuple[PhasePeaks, ...]
     _rows: PackedRows
 
-    def __init__(self, samples: Iterable[Sample] = (), notes: Iterable[str] = ()) -> None:
+    def __init__(
+        self, samples: Iterable[Sample] = (), notes: Iterable[str] = (), phases: Iterable[PhasePeaks] = ()
+    ) -> None:
         rows = PackedRows(KINDS)
         for sample in samples:
             rows.append(sample)
         object.__setattr__(self, "_rows", rows)
         object.__setattr__(self, "_notes", tuple(notes))
+        object.__setattr__(self, "_phases", tuple(phases))
 
     @classmethod
-    def _of(cls, rows: PackedRows, notes: Iterable[str]) -> Timeline:
+    def _of(cls, rows: PackedRows, notes: Iterable[str], phases: Iterable[PhasePeaks]) -> Timeline:
         """Return a timeline over rows that nobody else changes."""
-        timeline = cls((), notes)
+        timeline = cls((), notes, phases)
         object.__setattr__(timeline, "_rows", rows)
         return timeline
 
@@ -139,6 +146,11 @@ class Timeline:
     def notes(self) -> tuple[str, ...]:
         """What could not be read, and why."""
         return self._notes
+
+    @property
+    def phases(self) -> tuple[PhasePeaks, ...]:
+        """What background readings found in each phase of each epoch; CSV files do not hold it."""
+        return self._phases
 
     @property
     def dropped(self) -> int:
@@ -199,6 +211,7 @@ class Timeline:
             "columns": list(COLUMNS),
             "rows": [list(row) for row in self],
             "notes": list(self.notes),
+            "phases": [peaks.to_dict() for peaks in self.phases],
         }
 
     @classmethod
@@ -214,9 +227,10 @@ class Timeline:
         try:
             columns = list(data["columns"])
             samples = [make_sample(dict(zip(columns, row, strict=True))) for row in data["rows"]]
+            phases = [PhasePeaks.from_dict(peaks) for peaks in data.get("phases", ())]
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"timeline: not rows of the columns named ({error})") from error
-        return cls(samples, data.get("notes", ()))
+        return cls(samples, data.get("notes", ()), phases)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -230,7 +244,8 @@ class Timeline:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Timeline):
             return NotImplemented
-        return len(self) == len(other) and self.notes == other.notes and all(map(_same, self, other))
+        beside = self.notes == other.notes and self.phases == other.phases
+        return beside and len(self) == len(other) and all(map(_same, self, other))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -238,7 +253,7 @@ class Timeline:
         raise AttributeError("a Timeline does not change")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Timeline._of, (self._rows, self.notes)
+        return Timeline._of, (self._rows, self.notes, self.phases)
 
     def __repr__(self) -> str:
         return f"<Timeline: {len(self)} samples, peak {self.max('peak_bytes')} B>"

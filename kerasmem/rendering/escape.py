@@ -28,3 +28,16 @@ def spreadsheet_cell(text: str) -> str:
     """Return `text` for a CSV cell: printable, and never taken for a formula by a spreadsheet."""
     shown = printable(text)
     return "'" + shown if shown[:1] in ("=", "+", "-", "@") else shown
+
+
+def middle(value: str, limit: int) -> str:
+    """Return text with its middle left out where it is longer than `limit`: the ends tell layers apart.
+
+    Example:
+        >>> middle("encoder/block_07/attention/query", 17)
+        'encoder/…on/query'
+    """
+    if len(value) <= limit:
+        return value
+    head = (limit - 1) // 2
+    return f"{value[:head]}…{value[-(limit - 1 - head) :]}"

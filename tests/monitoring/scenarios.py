@@ -6,13 +6,17 @@ Each function gets a fresh folder as working directory and returns plain data fo
 import contextlib
 import copy
 import functools
+import gc
 import io
 import json
 import os
 import pickle
+import statistics
+import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -25,7 +29,7 @@ from recorded_nvml import RecordedNvml
 from kerasmem import MemoryLogger
 from kerasmem.devices.allocator import AllocatorReading, TrackedDevice
 from kerasmem.devices.nvml import Nvml
-from kerasmem.monitoring import meter, read_timeline
+from kerasmem.monitoring import Timeline, meter, read_timeline
 
 WIDTH = 2048
 SCENARIOS = []
@@ -171,6 +175,7 @@ def history_and_csv():
         "without": sorted(without.history),
         "notes": logger.notes,
         "growth": logger.growth.state,
+        "cost": logger.overhead.to_dict(),
     }
 
 
@@ -333,7 +338,7 @@ def reading_fails():
         def on_train_batch_end(self, batch, logs=None):
             if batch == 3 and not rows(logger)[-1]["epoch"]:
                 gauge = logger._recorder._meter._gauges[0]
-                gauge.allocator._info = lambda device: 1 / 0
+                gauge.allocator.read = lambda: 1 / 0
 
     history = small_model().fit(*data(), batch_size=8, epochs=2, verbose=0, callbacks=[logger, Break()])
     return {
@@ -347,11 +352,11 @@ def reading_fails():
 @scenario
 def logger_breaks():
     """A fault in the logger itself: one warning, and training goes on."""
-    logger = MemoryLogger("log.csv")
+    logger = MemoryLogger("log.csv", sampling=0)
 
     class Break(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            logger._recorder._rows = None
+            logger._recorder._pending = None
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -366,13 +371,13 @@ def logger_breaks():
 
 @scenario
 def disk_full():
-    logger = MemoryLogger("log.csv")
+    logger = MemoryLogger("log.csv", sampling=0)
 
     class Fill(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            if batch == 2 and logger._recorder._file is not None:
+            if batch == 2 and logger._recorder._outputs.file is not None:
                 full = os.open("/dev/full", os.O_WRONLY)
-                os.dup2(full, logger._recorder._file._file)
+                os.dup2(full, logger._recorder._outputs.file._file)
                 os.close(full)
 
     with warnings.catch_warnings(record=True) as caught:
@@ -431,12 +436,15 @@ def two_gpus():
     api = RecordedNvml("two_t4")
     nvml, _ = Nvml.open(api)
     devices = [TrackedDevice(f"GPU:{i}", PretendAllocator(f"GPU:{i}", 1000 * (i + 1)), i, "Tesla T4") for i in (0, 1)]
-    logger = MemoryLogger("log.csv", nvml=nvml)
+    logger = MemoryLogger("log.csv", nvml=nvml, sampling=0)
     original = meter.tracked_devices
     meter.tracked_devices = lambda names: (devices, [])
     hidden = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:
-        history = fit(small_model(), logger, rows=24)
+        asked = []
+        count = At(None, None)
+        count.on_train_batch_end = lambda batch, logs=None: asked.append(api.queries)
+        history = fit(small_model(), logger, count, rows=24)
     finally:
         meter.tracked_devices = original
         if hidden is not None:
@@ -450,6 +458,7 @@ def two_gpus():
         "run_peak": logger.run_peak,
         "still_open": api.initialised,
         "queries": api.queries,
+        "in_batches": len(set(asked)),
         "same": read_timeline("log.csv").samples == logger.timeline.samples,
     }
 
@@ -709,7 +718,7 @@ def one_file_for_two():
     for copied in (copy.deepcopy(original), pickle.loads(pickle.dumps(original)), original):
         fit(small_model(), copied, batch_size=20)
     found["copies"] = [[s.run, s.batch] for s in read_timeline("grid.csv")]
-    one, two = MemoryLogger("hand.csv"), MemoryLogger("hand.csv")
+    one, two = MemoryLogger("hand.csv", sampling=0), MemoryLogger("hand.csv", sampling=0)
     for logger in (one, two):
         logger.on_train_batch_begin(0)
     _, found["warnings"] = _caught(lambda: [logger.on_train_batch_end(0) for logger in (one, two)])
@@ -739,7 +748,192 @@ def numpy_numbers():
 def overhead():
     logger = MemoryLogger("log.csv")
     fit(small_model(), logger, rows=1600)
-    return {"overhead": logger.overhead.to_dict()}
+    hooks = MemoryLogger()
+    hooks.on_train_begin()
+    times = []
+    for batch in range(3000):
+        start = time.perf_counter()
+        hooks.on_train_batch_begin(batch)
+        hooks.on_train_batch_end(batch)
+        times.append(time.perf_counter() - start)
+    hooks.on_train_end()
+    return {
+        "overhead": logger.overhead.to_dict(),
+        "summary": logger.summary.to_dict(),
+        "median": statistics.median(times),
+    }
+
+
+def resident(mebibytes, seconds=0.3):
+    """Hold so much of the host's memory for a while."""
+    block = np.ones(mebibytes * 2**17)
+    time.sleep(seconds)
+    del block
+
+
+class Held(keras.utils.PyDataset):
+    """Data that takes 80 MiB to load, once."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 3:
+            resident(80)
+        return data(8)
+
+
+@scenario
+def phases():
+    """Host peaks in loading, validation, a callback at the epoch's end and saving; each larger than the one before."""
+
+    class Glutton(keras.callbacks.Callback):
+        def on_test_batch_begin(self, batch, logs=None):
+            resident(160)
+
+        def on_epoch_end(self, epoch, logs=None):
+            resident(240)
+
+    class Heavy(keras.layers.Layer):
+        def save_own_variables(self, store):
+            resident(320)
+            super().save_own_variables(store)
+
+        def call(self, x):
+            return x
+
+    model = keras.Sequential([keras.Input((4,)), Heavy(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(*data(8), verbose=0)
+    logger = MemoryLogger("log.jsonl")
+    saver = keras.callbacks.ModelCheckpoint("saved.keras")
+    history = model.fit(
+        Held(), shuffle=False, validation_data=data(8), verbose=0, epochs=2, callbacks=[logger, Glutton(), saver]
+    )
+    first = min(sample.rss_bytes for sample in logger.timeline)
+    return {
+        "phases": [peaks.to_dict() for peaks in logger.phases],
+        "least": first,
+        "history": history.history,
+        "same": read_timeline("log.jsonl").phases == logger.timeline.phases == logger.phases,
+        "thawed": pickle.loads(pickle.dumps(logger.timeline)) == logger.timeline,
+        "in_json": Timeline.from_dict(json.loads(json.dumps(logger.timeline.to_dict()))) == logger.timeline,
+        "off": [peaks.phase for peaks in _fitted(MemoryLogger(sampling=0)).phases],
+    }
+
+
+def _fitted(logger):
+    fit(small_model(), logger)
+    return logger
+
+
+@scenario
+def process_tree():
+    """A child process of 100 MiB that lives during one run."""
+    command = [sys.executable, "-c", "b = b'x' * (100 * 2**20); print(flush=True); input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    try:
+        logger = MemoryLogger()
+        history = fit(small_model(), logger)
+    finally:
+        child.communicate(b"\n")
+    alone = fit(small_model(), MemoryLogger())
+    return {"with": history.history, "alone": alone.history}
+
+
+def samplers():
+    return [thread.name for thread in threading.enumerate() if thread.name == "kerasmem sampler"]
+
+
+@scenario
+def threads():
+    """No thread is left, however a run ends; the logger is in use while it runs."""
+    found = {"during": []}
+    logger = MemoryLogger()
+    fit(small_model(), logger, At(1, lambda: found["during"].append(len(samplers()))))
+    found["after fit"] = samplers()
+    for name, error in (("exception", BoomError()), ("interrupt", KeyboardInterrupt())):
+        with contextlib.suppress(BoomError, KeyboardInterrupt):
+            fit(small_model(), logger, RaiseAt(1, error))
+        time.sleep(0.5)
+        found[name] = samplers()
+    model = small_model()
+    model.evaluate(*data(8), verbose=0, callbacks=[logger])
+    model.predict(data(8)[0], verbose=0, callbacks=[logger])
+    found["evaluate and predict"] = samplers()
+    by_hand = MemoryLogger()
+    by_hand.on_train_begin()
+    found["during"].append(len(samplers()))
+    del by_hand
+    gc.collect()
+    time.sleep(0.5)
+    found["forgotten"] = samplers()
+    broken = MemoryLogger()
+
+    def spoil():
+        broken._recorder._pending = None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(small_model(), broken, At(1, spoil))
+    found["broken"] = samplers()
+    return found
+
+
+@scenario
+def profiled_batch():
+    """One option profiles one batch of a real fit; another fit is too short for it."""
+    model = wide_model()
+    logger = MemoryLogger("deep/run.jsonl", profile_batch=3)
+    fit(model, logger, epochs=2)
+    found = {
+        "profile": logger.profile.to_dict(),
+        "file": json.loads(Path("deep/run.profile.json").read_text()),
+        "row": [row for row in rows(logger) if row["phase"] == "train"][2],
+        "notes": logger.notes,
+        "copied": copy.deepcopy(logger).profile == logger.profile,
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(model, logger, rows=8)
+    found["short"] = [logger.profile, logger.notes[-1], len(caught) > 0]
+    return found
+
+
+@scenario
+def wide_inputs():
+    wide, slim = np.ones((64, 4)), np.ones((64, 1), "float32")
+    found = {}
+    for name, arguments in (
+        ("x", {"x": wide, "y": slim}),
+        (
+            "validation",
+            {"x": wide.astype("float32"), "y": slim, "validation_data": (slim.repeat(4, 1), np.ones((64, 1)))},
+        ),
+        ("none", {"x": wide.astype("float32"), "y": slim}),
+    ):
+        logger = MemoryLogger()
+        small_model().fit(**arguments, verbose=0, callbacks=[logger])
+        found[name] = [note for note in logger.notes if note.startswith("input:")]
+    return found
+
+
+@scenario
+def allocator_health():
+    logger = MemoryLogger("log.jsonl", health=True)
+    fit(wide_model(), logger, epochs=2)
+    lines = [json.loads(line) for line in Path("log.jsonl").read_text().splitlines()]
+    plain = MemoryLogger()
+    fit(wide_model(), plain, epochs=2)
+    return {
+        "health": [entry.to_dict() for entry in logger.health],
+        "file": [line for line in lines if line["kind"] == "health"],
+        "notes": [note for note in logger.notes if note.startswith("health:")],
+        "peaks": [logger.run_peak, plain.run_peak],
+        "summary": logger.summary.to_dict()["health"],
+        "without": len(plain.health),
+    }
 
 
 def main(target):

@@ -8,6 +8,7 @@ import math
 import pytest
 
 MIB = 2**20
+QUERIES = 4 + 3  # of one card at the beginning and end of run and epoch; the other is lost at the third
 NO_GPU = "driver: training uses no GPU, so there is no driver to ask"
 
 
@@ -96,7 +97,7 @@ def test_two_loggers_at_once_have_the_same_true_peaks(scenario):
 
 def test_history_and_csv_logger_have_the_epochs_maxima(scenario):
     found = scenario("history_and_csv")
-    keys = ["memory_in_use_bytes", "memory_peak_bytes", "memory_rss_bytes", "memory_swap_bytes"]
+    keys = ["memory_in_use_bytes", "memory_peak_bytes", "memory_rss_bytes", "memory_swap_bytes", "memory_tree_bytes"]
     assert sorted(found["history"]) == sorted(["loss", "val_loss", *keys])
     assert {tuple(types) for types in found["types"].values()} == {("float",)}
     for row, peak, rss in zip(
@@ -125,17 +126,20 @@ def test_what_is_not_known_is_null_with_a_reason(scenario):
     found = scenario("history_and_csv")
     assert all(row["reserved_bytes"] is None and row["driver_used_bytes"] is None for row in found["rows"])
     assert found["notes"][0].startswith("reserved_bytes: TensorFlow does not tell")
-    assert found["notes"][1:] == [NO_GPU]
+    assert [note for note in found["notes"][1:] if not note.startswith("host:")] == [NO_GPU]
     assert found["growth"] == "no gpu"
 
 
 def test_json_lines_carry_version_clock_and_notes(scenario):
     found = scenario("history_and_csv")
     lines = [json.loads(line) for line in found["file"].splitlines()]
-    assert [line["kind"] for line in lines] == ["run"] + ["sample"] * len(found["rows"])
+    kinds = [line["kind"] for line in lines]
+    assert kinds.count("sample") == len(found["rows"]) and kinds[0] == "run" and kinds[-1] == "cost"
+    assert set(kinds) == {"run", "sample", "phase", "cost"}
     assert lines[0]["format_version"] == 1 and lines[0]["notes"] == found["notes"]
     assert lines[0]["started"].endswith("+00:00")
-    assert [{**row, "kind": "sample"} for row in found["rows"]] == lines[1:]
+    assert [{**row, "kind": "sample"} for row in found["rows"]] == [line for line in lines if line["kind"] == "sample"]
+    assert lines[-1]["batches"] == found["cost"]["batches"] and lines[-1]["step_share"] > 0
 
 
 def test_evaluate_and_predict_are_runs_of_their_own(scenario):
@@ -214,7 +218,7 @@ def test_a_fit_in_another_thread_is_not_mixed_into_the_run(scenario):
     epochs = [[*([0, "train", e, batch] for batch in range(4)), [0, "epoch", e, None]] for e in (0, 1)]
     assert found["rows"] == [*epochs[0], *epochs[1], [1, "train", 0, 0], [1, "epoch", 0, None]]
     assert len(found["warnings"]) == 1 and "in another thread" in found["warnings"][0]
-    assert found["keys"] == 5
+    assert found["keys"] == 6
 
 
 def test_a_logger_listed_twice_logs_once(scenario):
@@ -348,14 +352,15 @@ def test_two_gpus_have_a_row_each_and_a_lost_one_becomes_unknown(scenario):
     rows = batches(found["rows"])
     assert numbers(rows, "batch", "device") == [[b, f"GPU:{g}"] for b in range(3) for g in (0, 1)]
     assert {row["time"] for row in rows if row["batch"] == 0} == {rows[0]["time"]}
-    second = [row["driver_used_bytes"] for row in rows if row["device"] == "GPU:1"]
-    assert second == [700 * MIB, None, None]
-    assert [row["driver_used_bytes"] for row in rows if row["device"] == "GPU:0"] == [500 * MIB] * 3
-    assert found["notes"] == ["driver: GPU:1: Tesla T4: the driver has lost this GPU (GPU is lost); it needs a reset"]
+    assert {row["device"]: row["driver_used_bytes"] for row in rows} == {"GPU:0": 500 * MIB, "GPU:1": 700 * MIB}
+    assert [row["driver_used_bytes"] for row in batches(found["rows"], "epoch")] == [500 * MIB, 700 * MIB]
+    lost = "driver: GPU:1: Tesla T4: the driver has lost this GPU (GPU is lost); it needs a reset"
+    assert lost in found["notes"]
     assert found["history"]["memory_driver_used_bytes"] == [700.0 * MIB], "the fullest device"
     assert found["run_peak"] == found["run_peaks"]["GPU:1"] > found["run_peaks"]["GPU:0"]
     assert found["still_open"] == 1, "a connection that was handed in is its owner's to close"
-    assert found["queries"] == 5 + 3, "a lost card is not asked again"
+    assert found["in_batches"] == 1, "no batch asks the driver"
+    assert found["queries"] == QUERIES, "a lost card is not asked again"
     assert found["same"]
 
 
@@ -369,7 +374,7 @@ def test_on_another_backend_the_host_is_logged_and_the_rest_has_a_reason(scenari
     found = scenario("other_backend")
     assert found["file"] == len(found["rows"]) == 6
     assert all(row["device"] is None and row["peak_bytes"] is None and row["rss_bytes"] for row in found["rows"])
-    assert found["keys"] == ["loss", "memory_rss_bytes", "memory_swap_bytes"]
+    assert found["keys"] == ["loss", "memory_rss_bytes", "memory_swap_bytes", "memory_tree_bytes"]
     assert "jax" in found["notes"][0] and len(found["notes"]) == 1
     assert found["printed"].startswith("memory, epoch 1 (host): host ")
 
@@ -407,3 +412,73 @@ def test_the_logger_tells_its_own_cost(scenario):
     assert 0 < cost["batch_seconds"] <= cost["total_seconds"]
     assert cost["per_batch_seconds"] == pytest.approx(cost["batch_seconds"] / 200)
     assert cost["per_batch_seconds"] < 0.001
+    assert cost["step_share"] > 0 and cost["batch_seconds"] < cost["step_seconds"]
+    assert scenario("overhead")["summary"]["overhead"] == cost
+    assert scenario("overhead")["median"] < 50e-6, "the budget of a batch, with allocator and host"
+
+
+# ------------------------------------------------------ between the batches
+
+
+def test_host_peaks_outside_batches_are_found_and_named(scenario):
+    found = scenario("phases")
+    for epoch in (0, 1):
+        peaks = {p["phase"]: p["rss_bytes"] - found["least"] for p in found["phases"] if p["epoch"] == epoch}
+        for phase, size in (("validation", 160), ("epoch end", 240), ("save", 320)):
+            assert size * MIB < peaks[phase] < (size + 70) * MIB, (epoch, phase, peaks)
+        loading = max(peaks.get("between", 0), peaks.get("train batch", 0))
+        assert 80 * MIB < loading < 150 * MIB, (epoch, peaks)
+    assert found["same"] and found["thawed"] and found["in_json"]
+    assert set(found["off"]) <= {"between", "train batch", "epoch end"}, "read at the ends of epochs alone"
+
+
+def test_the_epochs_logs_have_the_peaks_between_batches(scenario):
+    found = scenario("phases")
+    assert all(size - found["least"] > 160 * MIB for size in found["history"]["memory_rss_bytes"])
+    tree = zip(found["history"]["memory_tree_bytes"], found["history"]["memory_rss_bytes"], strict=True)
+    assert all(with_workers >= alone for with_workers, alone in tree)
+
+
+def test_processes_under_this_one_count(scenario):
+    found = scenario("process_tree")
+    (workers,) = found["with"]["memory_tree_bytes"]
+    assert 100 * MIB < workers - found["with"]["memory_rss_bytes"][0] < 130 * MIB
+    assert found["alone"]["memory_tree_bytes"] == found["alone"]["memory_rss_bytes"]
+
+
+@pytest.mark.parametrize("end", ["after fit", "exception", "interrupt", "evaluate and predict", "forgotten", "broken"])
+def test_no_thread_is_left_behind(scenario, end):
+    assert scenario("threads")[end] == []
+    assert scenario("threads")["during"] == [1, 1]
+
+
+def test_float64_arrays_are_named(scenario):
+    found = scenario("wide_inputs")
+    assert found["none"] == []
+    (x,) = found["x"]
+    assert x.startswith("input: x is float64 and takes 2.00 KiB, twice the 1.00 KiB of float32")
+    (validation,) = found["validation"]
+    assert "validation_data[1]" in validation and "512 B" in validation
+
+
+# --------------------------------------------------------------- profile
+
+
+def test_one_batch_is_profiled_inside_the_run(scenario):
+    found = scenario("profiled_batch")
+    assert found["file"] == found["profile"] and found["copied"]
+    assert not [note for note in found["notes"] if note.startswith("profile")]
+    assert {layer["name"] for layer in found["profile"]["layers"] if layer["class"] == "Dense"}
+    total = found["profile"]["bytes"]["total"]
+    assert abs(total - found["row"]["peak_bytes"]) < 2**20, "the same allocator, the same batch"
+    nothing, note, warned = found["short"]
+    assert nothing is None and warned and note.startswith("profile: batch 3 was to be profiled")
+
+
+@pytest.mark.parametrize("batch", [0, 1, True, 2.5, "3"])
+def test_a_batch_that_cannot_be_profiled_is_refused(batch):
+    from kerasmem import MemoryLogger
+    from kerasmem.errors import UsageError
+
+    with pytest.raises(UsageError, match=r"profile_batch .*: must be a whole number from 2"):
+        MemoryLogger(profile_batch=batch, memory_growth=False)

@@ -100,11 +100,29 @@ def test_kill_9_leaves_whole_lines(run_python, tmp_path, name):
         child.wait()
     text = log.read_text()
     timeline = read_timeline(log)
-    whole = text.count("\n") - 1  # the header, or the object of the run
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    whole = sum('"kind":"sample"' in line for line in lines) if name == "log.jsonl" else len(lines) - 1  # the header
     assert len(timeline) == whole > 100
     assert [s.batch for s in timeline if s.epoch == 0 and s.phase == "train"] == list(range(100))
     assert all(sample.peak_bytes and sample.rss_bytes for sample in timeline)
     assert not [note for note in timeline.notes if "not whole" in note] or not text.endswith("\n")
+
+
+UNCAUGHT = """
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 200:
+            raise RuntimeError("nobody catches this")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((2400, 4)), np.ones((2400, 1)), batch_size=8, verbose=0, callbacks=[MemoryLogger("log.csv"), Stop()])
+"""
+
+
+def test_a_program_that_ends_by_an_exception_leaves_every_batch(run_python, tmp_path):
+    done = run_python("-c", PRELUDE + UNCAUGHT, check=False)
+    assert "nobody catches this" in done.stderr
+    assert [sample.batch for sample in read_timeline(tmp_path / "log.csv")] == list(range(201))
 
 
 def test_without_allocator_statistics_the_host_is_logged(run_python, tmp_path):
@@ -114,5 +132,5 @@ def test_without_allocator_statistics_the_host_is_logged(run_python, tmp_path):
     timeline = read_timeline(tmp_path / "log.csv")
     assert [list(sample) for sample in timeline] == rows
     assert all(sample.peak_bytes is None and sample.rss_bytes > 0 for sample in timeline)
-    assert keys == ["loss", "memory_rss_bytes", "memory_swap_bytes"]
+    assert keys == ["loss", "memory_rss_bytes", "memory_swap_bytes", "memory_tree_bytes"]
     assert any("TF_CPU_ALLOCATOR_USE_BFC=true" in note for note in notes)

@@ -10,6 +10,7 @@ import pytest
 
 from kerasmem.devices.allocator import AllocatorReading, TrackedDevice
 from kerasmem.monitoring import meter
+from kerasmem.monitoring.batches import Pile
 from kerasmem.monitoring.recorder import Recorder
 
 
@@ -57,7 +58,7 @@ def ledger(monkeypatch):
 def recorder(**changes):
     settings = {
         "every": 1, "append": False, "board": None, "nvml": False, "devices": None, "reset_peaks": True,
-        "keep": None, "clock": Clock(),
+        "keep": None, "sampling": 0.0, "clock": Clock(),
     }  # fmt: skip
     return Recorder(None, "csv", **{**settings, **changes})
 
@@ -283,11 +284,11 @@ def test_a_part_inside_a_batchs_hooks_does_not_count_as_the_batchs(ledger):
 def test_a_note_on_a_full_disk_ends_the_writing_alone(ledger, monkeypatch, tmp_path):
     rec = Recorder(
         tmp_path / "log.jsonl", "jsonl", every=1, append=False, board=None, nvml=False, devices=None,
-        reset_peaks=True, keep=None, clock=Clock(),
+        reset_peaks=True, keep=None, sampling=0.0, clock=Clock(),
     )  # fmt: skip
     rec.begin_run()
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, rec._file._file)
+    os.dup2(full, rec._outputs.file._file)
     os.close(full)
     with pytest.warns(UserWarning, match="writing to .* stopped: No space left"):
         rec.note("something turned out")
@@ -328,6 +329,8 @@ def test_time_and_cost_are_the_clocks(ledger):
     cost = rec.overhead
     assert cost.batch_seconds == 3.0, "one step of the clock in the first hook, two in the second"
     assert cost.per_batch_seconds == 3.0 and cost.total_seconds < 15
+    assert cost.step_seconds == 4.0, "from the first hook's beginning to the second's end"
+    assert cost.step_share == 3.0, "a second of batch between the hooks"
 
 
 def test_what_fails_after_the_start_is_nan_in_the_logs(ledger, monkeypatch):
@@ -363,17 +366,13 @@ def test_an_allocator_that_cannot_be_reset_has_peaks_where_they_rise(ledger, mon
 def test_a_broken_recorder_gets_a_new_chance_with_the_next_run(ledger):
     rec = recorder()
     rec.begin_run()
-    rec._rows = None
+    rec._pending = None
     rec.begin_batch("train", 0)
     with pytest.warns(UserWarning, match="unexpected AttributeError"):
         rec.end_batch("train", "train", 0)
     assert rec.broken and rec.run is None
     rec.begin_epoch(0)
     assert rec.end_epoch() is None
-    from kerasmem.monitoring.rows import PackedRows
-    from kerasmem.monitoring.timeline import KINDS
-
-    rec._rows = PackedRows(KINDS)
     rec.begin_run()
     rec.begin_batch("train", 0)
     rec.end_batch("train", "train", 0)
@@ -399,3 +398,44 @@ def test_a_forked_process_opens_devices_of_its_own(ledger):
     rec.begin_run()
     assert rec._meter is not parents
     assert rec.run == 1
+
+
+class Taker:
+    def __init__(self):
+        self.taken = []
+
+    def take(self, batches):
+        if "bad" in batches:
+            raise ValueError("a fault")
+        self.taken.append(batches)
+
+
+def test_a_pile_is_taken_in_at_once_and_once():
+    taker = Taker()
+    pile = Pile(taker.take)
+    pile.batches.extend("abc")
+    pile.settle_behind()
+    pile.settle()
+    assert taker.taken == [["a", "b", "c"]]
+
+
+def test_a_fault_in_the_background_is_raised_where_it_is_heard():
+    taker = Taker()
+    pile = Pile(taker.take)
+    pile.batches.append("bad")
+    pile.settle_behind()
+    with pytest.raises(ValueError, match="a fault"):
+        pile.settle()
+    pile.settle()
+
+
+def test_a_forked_process_leaves_the_parents_batches_alone(tmp_path):
+    taker = Taker()
+    pile = Pile(taker.take)
+    pile.batches.append("a")
+    child = os.fork()
+    if child == 0:
+        os._exit(len(pile.batches))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    pile.settle()
+    assert taker.taken == [["a"]]

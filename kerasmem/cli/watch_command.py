@@ -1,0 +1,99 @@
+"""`kerasmem watch`."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from kerasmem.monitoring.scene import Scene
+
+EXAMPLES = """\b
+Examples:
+  kerasmem watch
+  kerasmem watch 4711 --log run.jsonl
+  kerasmem watch --once --json"""
+_MINUTES = 3  # of the course that is shown
+
+
+@click.command("watch", epilog=EXAMPLES)
+@click.argument("pid", required=False, type=click.IntRange(min=1))
+@click.option("--log", type=click.Path(), help="A log that MemoryLogger writes; those that are open are found.")
+@click.option("--every", default=1.0, show_default=True, help="Seconds between two looks.")
+@click.option("--once", is_flag=True, help="Look once and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: one object, or without --once a line for each look.")
+def command(pid: int | None, log: str | None, every: float, once: bool, as_json: bool) -> None:
+    """Watch cards, host, a process (or all that train) and how far its training has come, until Ctrl-C."""
+    from kerasmem.cli.terminal import console, is_terminal
+    from kerasmem.errors import UsageError
+    from kerasmem.monitoring.scene import read_scene
+
+    if not 0.1 <= every <= 3600:
+        raise UsageError(f"--every: {every!r} is no number of seconds from 0.1 to 3600")
+    if not (once or as_json or is_terminal()):
+        raise UsageError("watch: standard output is no terminal; pass --once, or --json for a line for each look")
+
+    def look() -> Scene:
+        return read_scene(pid, log)
+
+    if once:
+        scene = look()
+        if as_json:
+            from kerasmem.rendering.data import to_json
+
+            click.echo(to_json(scene.to_dict()))
+            return
+        from kerasmem.rendering.watch_view import watch_view
+
+        screen = console() if is_terminal() else console(width=400)
+        screen.print(watch_view(scene, rich_look=is_terminal()))
+        return
+    try:
+        if as_json:
+            _repeat(look, every, lambda scene: click.echo(json.dumps(scene.to_dict(), allow_nan=False)))
+        else:
+            _show(look, every)
+    except KeyboardInterrupt:  # how watching ends
+        pass
+
+
+def _show(look: Callable[[], Scene], every: float) -> None:
+    from rich.live import Live
+
+    from kerasmem.cli.terminal import console
+    from kerasmem.rendering.watch_view import watch_view
+
+    history: dict[str, deque[int]] = {}
+    length = max(2, math.ceil(_MINUTES * 60 / every))
+    screen = console()
+    with Live(console=screen, auto_refresh=False, screen=False) as live:
+
+        def show(scene: Scene) -> None:
+            for name, size in scene.sizes().items():
+                history.setdefault(name, deque(maxlen=length)).append(size)
+            width = min(60, max(8, screen.width - 60))
+            courses = {name: list(values) for name, values in history.items()}
+            live.update(watch_view(scene, courses, rich_look=True, width=width), refresh=True)
+
+        _repeat(look, every, show)
+
+
+def _repeat(look: Callable[[], Scene], every: float, show: Callable[[Scene], None]) -> None:
+    """Look and show until the process that is watched has ended, which the first look takes for wrong usage."""
+    from kerasmem.errors import UsageError
+
+    show(look())
+    while True:
+        time.sleep(every)
+        try:
+            scene = look()
+        except UsageError as error:
+            click.echo(str(error).replace("; name one that `ps` lists", " any more"), err=True)
+            return
+        show(scene)

@@ -1,0 +1,71 @@
+"""What TensorFlow says of itself, for `kerasmem.devices.doctor`, in a process that may crash.
+
+    python -m kerasmem.devices.doctor_child RESULT.json
+
+Writes the file anew after each stage, so that a crash leaves what was known before it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+STEP = "kerasmem: the step begins"  # a line in the log
+
+
+def main(path: str) -> None:
+    """Write what is found to `path`, as JSON."""
+    found: dict[str, Any] = {"stage": "import tensorflow"}
+
+    def reach(stage: str) -> None:
+        found["stage"] = stage
+        Path(path).write_text(json.dumps(found))
+
+    reach("import tensorflow")
+    import tensorflow as tf
+
+    found["tensorflow"] = {"version": str(tf.__version__), "folder": str(Path(tf.__file__).parent)}
+    found["build"] = {key: value for key, value in tf.sysconfig.get_build_info().items() if isinstance(value, str)}
+    found["built_with_cuda"] = bool(tf.test.is_built_with_cuda())
+    reach("import keras")
+    import keras
+
+    found["keras"] = {"version": str(keras.__version__), "backend": str(keras.config.backend())}
+    reach("list the GPUs")
+    gpus = tf.config.list_physical_devices("GPU")
+    visible = set(tf.config.get_visible_devices("GPU"))
+    found["gpus"] = [
+        {
+            "name": gpu.name,
+            "card": tf.config.experimental.get_device_details(gpu).get("device_name"),
+            "visible": gpu in visible,
+            "growth": tf.config.experimental.get_memory_growth(gpu),
+        }
+        for gpu in gpus
+    ]
+    reach("start the devices")
+    tf.debugging.set_log_device_placement(True)  # heeded before the devices start, not after
+    for gpu in gpus:  # a doctor must not take the memory of the patient
+        tf.config.experimental.set_memory_growth(gpu, True)
+    found["logical_devices"] = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
+    if found["keras"]["backend"] == "tensorflow":
+        reach("run a small training step")
+        _step(tf, keras, found)
+    reach("done")
+
+
+def _step(tf: Any, keras: Any, found: dict[str, Any]) -> None:
+    import numpy as np
+
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+    model.compile("sgd", "mse")
+    found["jit_compile"] = bool(model.jit_compile)  # as Keras resolves "auto" here
+    model.compile("sgd", "mse", jit_compile=False)  # inside an XLA cluster, operations have no place of their own
+    print(STEP, file=sys.stderr, flush=True)
+    model.train_on_batch(np.ones((4, 8), "float32"), np.ones((4, 8), "float32"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

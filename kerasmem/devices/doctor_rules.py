@@ -1,0 +1,219 @@
+"""From what TensorFlow, the driver and the environment say to sentences on what is wrong; starts nothing."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from kerasmem.devices.doctor_child import STEP
+from kerasmem.devices.live import LiveMachine
+
+_MISSING = re.compile(r"Could not load dynamic library '([^']+)'")
+_PLACED = re.compile(r"\] .+?: \((\w+)\): /job:\S+/device:(\w+:\d+)$", re.MULTILINE)
+_ERROR = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
+_INSUFFICIENT = re.compile(r"CUDA driver version is insufficient|forward compatibility was attempted", re.IGNORECASE)
+_MISMATCH = re.compile(r"kernel version (\S+) does not match DSO version (\S+)")
+_BOOKKEEPING = {"_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "Const", "NoOp", "VarHandleOp", "_EagerConst"}
+_INSTALL = "pip install 'tensorflow[and-cuda]'"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence of the diagnosis.
+
+    Attributes:
+        kind: "problem", "note" or "fine".
+        what: what was found.
+        way_out: what to do; None where nothing is to be done.
+    """
+
+    kind: Literal["problem", "note", "fine"]
+    what: str
+    way_out: str | None
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """What TensorFlow's log said.
+
+    Attributes:
+        missing: libraries that could not be loaded, by name.
+        placed: how many operations of the small step ran on each device.
+        driver: what was wrong with the driver; None for nothing.
+        error: the Python exception that ended it; None for none.
+        tail: its last lines.
+    """
+
+    missing: tuple[str, ...]
+    placed: dict[str, int]
+    driver: str | None
+    error: str | None
+    tail: tuple[str, ...]
+
+
+def read_log(text: str) -> LogFacts:
+    """Return what a log of TensorFlow's start says.
+
+    Example:
+        >>> read_log("dso_loader.cc:144] Could not load dynamic library 'libcudnn.so.9'; dlerror: …").missing
+        ('libcudnn.so.9',)
+    """
+    missing = tuple(dict.fromkeys(_MISSING.findall(text)))
+    placed = Counter(place for op, place in _PLACED.findall(text.rpartition(STEP)[2]) if op not in _BOOKKEEPING)
+    driver = None
+    if match := _MISMATCH.search(text):
+        driver = f"the loaded kernel driver {match[1]} and the driver's library {match[2]} are of different versions"
+    elif _INSUFFICIENT.search(text):
+        driver = "the driver is older than this TensorFlow's CUDA needs"
+    errors = _ERROR.findall(text)
+    tail = [line for line in text.splitlines() if line.strip()][-8:]
+    return LogFacts(missing, dict(placed), driver, errors[-1] if errors else None, tuple(tail))
+
+
+@dataclass(frozen=True)
+class SelfReport:
+    """What TensorFlow said of itself; None for what it did not get to.
+
+    Attributes:
+        tensorflow, keras: versions.
+        folder: where TensorFlow was imported from.
+        backend: that Keras runs on.
+        built_with_cuda: whether the wheel was.
+        cuda, cudnn: versions that it was built for.
+        gpus: as it lists them: "name", "card", "visible", "growth" (as the program would find it).
+        jit_compile: what Keras's jit_compile="auto" comes to here.
+        log: what its log said.
+        failure: at which stage it ended, and how; None where it did not fail.
+    """
+
+    tensorflow: str | None
+    keras: str | None
+    folder: str | None
+    backend: str | None
+    built_with_cuda: bool | None
+    cuda: str | None
+    cudnn: str | None
+    gpus: tuple[dict[str, Any], ...]
+    jit_compile: bool | None
+    log: LogFacts
+    failure: str | None
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any], log: LogFacts, ended: str | None) -> SelfReport:
+        """Return the said from what the process wrote, its log, and how it ended."""
+        stage = facts.get("stage", "")
+        failure = None
+        if ended is not None or stage != "done":
+            failure = f"could not {stage}: {log.error or ended or 'it ended early'}"
+        tensorflow, keras, build = (facts.get(name, {}) for name in ("tensorflow", "keras", "build"))
+        return cls(
+            tensorflow=tensorflow.get("version"),
+            keras=keras.get("version"),
+            folder=tensorflow.get("folder"),
+            backend=keras.get("backend"),
+            built_with_cuda=facts.get("built_with_cuda"),
+            cuda=build.get("cuda_version"),
+            cudnn=build.get("cudnn_version"),
+            gpus=tuple(facts.get("gpus", ())),
+            jit_compile=facts.get("jit_compile"),
+            log=log,
+            failure=failure,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the said as plain data."""
+        return asdict(self)
+
+
+def judge(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:
+    """Return what it all comes to."""
+    found = []
+    if said.failure is not None:
+        found.append(Finding("problem", f"TensorFlow {said.failure}", _cure(said)))
+    found += _about_gpus(said, machine, environ)
+    found += _about_variables(said, environ)
+    if said.jit_compile is not None:
+        state = "on" if said.jit_compile else "off"
+        found.append(Finding("fine", f"XLA is {state} by default here (Keras's jit_compile='auto')", None))
+    return found
+
+
+def _cure(said: SelfReport) -> str | None:
+    error = said.log.error or ""
+    if error.startswith("ModuleNotFoundError") and "tensorflow" in error:
+        return f"install it: {_INSTALL} (or 'tensorflow' for the CPU alone)"
+    if said.failure is not None and "SIGILL" in said.failure:
+        return "this wheel uses processor instructions (AVX) that this machine lacks; build TensorFlow for it"
+    return "run `python -c 'import tensorflow'` for the whole message"
+
+
+def _about_gpus(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:
+    if said.gpus:
+        return _about_seen(said)
+    hidden = environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None and (not hidden.strip() or hidden.strip().startswith("-")):
+        what = f"TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES={hidden!r} hides them all"
+        return [Finding("problem" if machine.devices else "note", what, "unset CUDA_VISIBLE_DEVICES")]
+    if not machine.devices:
+        return [Finding("note", f"no GPU to use: {machine.reason}", None)]
+    cards = f"the driver lists {len(machine.devices)}, TensorFlow none"
+    if hidden is not None and all(device.cuda_index is None for device in machine.devices):
+        what = f"{cards}: CUDA_VISIBLE_DEVICES={hidden!r} names no card of this machine"
+        return [Finding("problem", what, "unset it, or name a card that `kerasmem devices` lists")]
+    if said.built_with_cuda is False:
+        return [Finding("problem", f"{cards}: this TensorFlow was built without CUDA", _INSTALL)]
+    if said.log.driver is not None:
+        return [Finding("problem", f"{cards}: {said.log.driver}", "update the NVIDIA driver, and restart the machine")]
+    if said.log.missing:
+        names = ", ".join(said.log.missing)
+        if "libcuda.so.1" in said.log.missing:
+            way_out = "libcuda.so.1 comes with the NVIDIA driver: install it, or start the container with --gpus all"
+        else:
+            way_out = f"{_INSTALL} brings them"
+            if environ.get("LD_LIBRARY_PATH"):
+                way_out += "; LD_LIBRARY_PATH is set and may lead to others"
+        return [Finding("problem", f"{cards}: libraries could not be loaded: {names}", way_out)]
+    if said.failure is not None:
+        return []
+    return [Finding("problem", f"{cards}, and its log does not say why", "see the log below; restart the machine")]
+
+
+def _about_seen(said: SelfReport) -> list[Finding]:
+    names = ", ".join(f"{gpu['name'].removeprefix('/physical_device:')} ({gpu['card'] or '?'})" for gpu in said.gpus)
+    found = [Finding("fine", f"TensorFlow sees {names}", None)]
+    if not any(gpu["growth"] for gpu in said.gpus):
+        found.append(
+            Finding(
+                "note",
+                "memory growth is off: TensorFlow takes nearly a whole card when it first touches it",
+                "call kerasmem.enable_memory_growth() first, or set TF_FORCE_GPU_ALLOW_GROWTH=true",
+            )
+        )
+    if said.log.placed and not any(place.startswith("GPU") for place in said.log.placed):
+        found.append(Finding("problem", "a small training step ran on the CPU although there is a GPU", None))
+    return found
+
+
+def _about_variables(said: SelfReport, environ: Mapping[str, str]) -> list[Finding]:
+    found = []
+    allocator = environ.get("TF_GPU_ALLOCATOR")
+    if allocator == "cuda_malloc_async":
+        what = "TF_GPU_ALLOCATOR=cuda_malloc_async: CUDA's pool in place of TensorFlow's allocator"
+        found.append(Finding("note", f"{what}; estimates of chunk waste do not hold for it", None))
+    elif allocator:
+        what = f"TF_GPU_ALLOCATOR={allocator!r} is no allocator that TensorFlow knows"
+        found.append(Finding("problem", what, "unset it, or write cuda_malloc_async"))
+    growth = environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
+    if growth not in (None, "true", "false"):
+        what = f"TF_FORCE_GPU_ALLOW_GROWTH={growth!r} is not understood and has no effect"
+        found.append(Finding("problem", what, "write true or false, in small letters"))
+    jax = sorted(name for name in environ if name.startswith("XLA_PYTHON_CLIENT_"))
+    if jax and said.backend != "jax":
+        what = f"{', '.join(jax)}: JAX's; TensorFlow does not read {'it' if len(jax) == 1 else 'them'}"
+        found.append(Finding("note", what, "for TensorFlow, TF_FORCE_GPU_ALLOW_GROWTH=true"))
+    if said.backend not in (None, "tensorflow"):
+        found.append(Finding("note", f"Keras runs on {said.backend}, not on TensorFlow", "KERAS_BACKEND=tensorflow"))
+    return found

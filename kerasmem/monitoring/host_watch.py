@@ -1,0 +1,130 @@
+"""One background thread for all actions that `kerasmem.track` has under way."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+
+from kerasmem.devices.nvml import Nvml, NvmlDevice
+from kerasmem.devices.tree import TreeReader
+from kerasmem.devices.visible import visible_devices
+from kerasmem.monitoring.phases import Moment
+from kerasmem.monitoring.sampler import loop
+
+_PERIOD = 0.05
+
+
+class HostPeaks:
+    """The largest sizes while an action lasts, in bytes; None where nothing is known."""
+
+    __slots__ = ("driver", "high_water", "rss", "tree")
+
+    def __init__(self) -> None:
+        self.rss: int | None = None
+        self.tree: int | None = None
+        self.driver: int | None = None
+        self.high_water: int | None = None
+
+    def add(self, moment: Moment) -> None:
+        """Take in a reading; the high-water mark counts where it rose since the first."""
+        rss, high = moment.rss_bytes, moment.high_water_bytes
+        extra = 0
+        if high is not None and rss is not None:
+            if self.high_water is not None and high > self.high_water:
+                extra = max(high - rss, 0)
+            self.high_water = high
+        for name, size in (("rss", rss), ("tree", moment.tree_bytes)):
+            held = getattr(self, name)
+            if size is not None and (held is None or size + extra > held):
+                setattr(self, name, size + extra)
+        used = moment.driver_used_bytes
+        if used is not None and (self.driver is None or used > self.driver):
+            self.driver = used
+
+
+class HostWatch:
+    """Reads host and driver while at least one action is under way; its thread and NVML end with the last."""
+
+    _thread: threading.Thread | None
+    _tree: TreeReader | None
+    _nvml: Nvml | None
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._open: list[HostPeaks] = []
+        self._cards: list[NvmlDevice] = []
+        self._thread = self._tree = self._nvml = None
+
+    def open(self, peaks: HostPeaks) -> Moment:
+        """Take a reading, and add it and all further ones to `peaks`."""
+        with self._lock:
+            if not self._open:
+                self._begin()
+            self._open.append(peaks)
+            return self._read()
+
+    def close(self, peaks: HostPeaks) -> Moment:
+        """Take a last reading for `peaks`."""
+        with self._lock:
+            if not self._open:  # a forked child ends an action of its parent's
+                self._begin()
+            moment = self._read()
+            peaks.add(moment)
+            self._open = [other for other in self._open if other is not peaks]
+            if self._open:
+                return moment
+            thread, self._thread = self._thread, None
+            self._stop.set()
+            if self._nvml is not None:
+                self._nvml.close()
+            self._nvml, self._tree = None, None
+        if thread is not None:
+            thread.join()  # outside the lock, which its last reading may wait for
+        return moment
+
+    def tick(self) -> float | None:
+        """Take a reading in the thread; return its cost in seconds of processor time, None to end."""
+        start = time.thread_time()
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return None
+            self._read()
+        return time.thread_time() - start
+
+    def after_fork(self) -> None:
+        """Begin with nothing in a forked child: thread, lock and driver are the parent's."""
+        HostWatch.__init__(self)
+
+    def _begin(self) -> None:
+        self._tree = TreeReader()
+        self._nvml, _ = Nvml.open()
+        devices = () if self._nvml is None else self._nvml.devices
+        self._cards = [match.device for match in visible_devices(devices, os.environ) if match.device is not None]
+        self._stop = threading.Event()
+        arguments = (weakref.ref(self), self._stop, _PERIOD)
+        self._thread = threading.Thread(target=loop, args=arguments, name="kerasmem track", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> Moment:
+        used = None
+        if self._nvml is not None:
+            known = [memory.used_bytes for card in self._cards if (memory := self._nvml.memory(card)[0]) is not None]
+            used = max(known, default=None)
+        moment = Moment(None, None, None, None, used)
+        if self._tree is not None:
+            try:
+                rss, tree, _, high, swap = self._tree.read()
+                moment = Moment(rss, tree, high, swap, used)
+            except Exception:  # psutil has several kinds; the action must not fail for it
+                self._tree = None
+        for peaks in self._open:
+            peaks.add(moment)
+        return moment
+
+
+host_watch = HostWatch()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=host_watch.after_fork)

@@ -1,0 +1,90 @@
+"""The logs of several ranks as one training: the largest of all, and each rank's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kerasmem.monitoring.digest import FORMAT_VERSION, LogSummary
+
+_SIZES = ("peak_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes", "swap_bytes")
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """The largest of a size over ranks, and whose it is.
+
+    Attributes:
+        bytes: the largest.
+        rank: whose; None where there is one log, of no rank.
+        least_bytes: the smallest of those ranks that know it.
+        sum_bytes: of those ranks.
+        known: how many ranks know it.
+    """
+
+    bytes: int
+    rank: int | None
+    least_bytes: int
+    sum_bytes: int
+    known: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training: one log, or one a rank.
+
+    Attributes:
+        name: the log's name; "*" in place of the rank where there are several.
+        logs: in the order of ranks.
+    """
+
+    name: str
+    logs: tuple[LogSummary, ...]
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks below the highest without a log (the first hundred); one log alone misses none."""
+        there = {log.rank for log in self.logs if log.rank is not None}
+        if len(there) < 2:
+            return ()
+        gaps = (rank for rank in range(max(there)) if rank not in there)
+        return tuple(rank for _, rank in zip(range(100), gaps, strict=False))
+
+    def extreme(self, size: str) -> Extreme | None:
+        """Return the largest of a size over all ranks and runs; None where no rank knows it.
+
+        Args:
+            size: "peak_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes" or "swap_bytes".
+        """
+        found = [(value, log.rank) for log in self.logs if (value := _largest(log, size)) is not None]
+        if not found:
+            return None
+        values = [value for value, _ in found]
+        most = max(values)
+        return Extreme(most, found[values.index(most)][1], min(values), sum(values), len(values))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the training as plain data: the merged view, then each log."""
+        merged: dict[str, Any] = {}
+        for size in _SIZES:
+            extreme = self.extreme(size)
+            merged[size] = None if extreme is None else extreme.bytes
+            merged[size.replace("_bytes", "_rank")] = None if extreme is None else extreme.rank
+        return {
+            "name": self.name,
+            "ranks": [log.rank for log in self.logs],
+            "missing_ranks": list(self.missing_ranks),
+            "merged": merged,
+            "logs": [log.to_dict() for log in self.logs],
+        }
+
+
+def trainings_to_dict(trainings: Sequence[Training]) -> dict[str, Any]:
+    """Return trainings as the object that `kerasmem report --json` prints."""
+    return {"format_version": FORMAT_VERSION, "trainings": [training.to_dict() for training in trainings]}
+
+
+def _largest(log: LogSummary, size: str) -> int | None:
+    values: Iterable[int | None] = (getattr(run, size) for run in log.runs)
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,197 @@
+"""Where in training host and driver memory peaked: the phases of a run, and the largest sizes in each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+# "between": data loading, other callbacks, tracing's aftermath; "epoch end": callbacks after the epoch's last batch
+PHASES = ("train batch", "validation", "evaluate", "predict", "epoch end", "save", "between")
+_SAVERS = (
+    "keras.src.saving", "keras.src.legacy.saving", "tensorflow.python.saved_model", "tensorflow.python.checkpoint",
+)  # fmt: skip
+_SIZES = ("rss_bytes", "tree_bytes", "swap_bytes", "driver_used_bytes")
+
+
+class Moment(NamedTuple):
+    """One background reading, in bytes; None where a size is not known.
+
+    Attributes:
+        rss_bytes: resident in this process.
+        tree_bytes: resident in this process and those under it; shared pages count for each.
+        high_water_bytes: the largest that this process ever held.
+        swap_bytes: what of this process is in swap.
+        driver_used_bytes: in use on the fullest card, by all processes.
+    """
+
+    rss_bytes: int | None
+    tree_bytes: int | None
+    high_water_bytes: int | None
+    swap_bytes: int | None
+    driver_used_bytes: int | None
+
+
+@dataclass(frozen=True)
+class PhasePeaks:
+    """The largest sizes that background readings found in one phase of one epoch, in bytes.
+
+    Attributes:
+        run: number of the run, as in `Sample`.
+        epoch: Keras's number of the epoch; None before the first, and outside `fit`. What callbacks do at an
+            epoch's end belongs to that epoch.
+        phase: one of `PHASES`; None for a peak between two readings of different phases (the kernel keeps the
+            process's largest size, but not when that was).
+        readings: background readings in this phase.
+        rss_bytes: resident in this process.
+        tree_bytes: resident in this process and those under it, as PyDataset's workers; shared pages count for each.
+        swap_bytes: what of this process was in swap.
+        driver_used_bytes: in use on the fullest card, by all processes.
+    """
+
+    run: int
+    epoch: int | None
+    phase: str | None
+    readings: int
+    rss_bytes: int | None
+    tree_bytes: int | None
+    swap_bytes: int | None
+    driver_used_bytes: int | None
+
+    def joined(self, other: PhasePeaks) -> PhasePeaks:
+        """Return the larger of each size, and the readings of both."""
+        readings = self.readings + other.readings
+        sizes = [_larger(getattr(self, name), getattr(other, name)) for name in _SIZES]
+        return PhasePeaks(self.run, self.epoch, self.phase, readings, *sizes)
+
+    def with_epoch(self, epoch: int | None) -> PhasePeaks:
+        """Return the same peaks under another epoch."""
+        return replace(self, epoch=epoch)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the peaks as plain data, sizes in bytes."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PhasePeaks:
+        """Return the peaks that `to_dict` described.
+
+        Raises:
+            KeyError, TypeError, ValueError: the data is not such peaks.
+        """
+        sizes = {name: _whole(data.get(name)) for name in _SIZES}
+        phase = data["phase"]
+        return cls(
+            run=int(data["run"]),
+            epoch=_whole(data["epoch"]),
+            phase=None if phase is None else str(phase),
+            readings=int(data["readings"]),
+            **sizes,
+        )
+
+
+class Mark:
+    """The phase that training is in, written by hooks and read by the sampler's thread.
+
+    Attributes:
+        phase: now.
+        rest: the phase to go back to when a batch has ended.
+        changes: how often `phase` was set.
+    """
+
+    __slots__ = ("changes", "phase", "rest")
+
+    def __init__(self) -> None:
+        self.phase = self.rest = "between"
+        self.changes = 0
+
+    def enter(self, phase: str) -> None:
+        """Go into a phase, until another is entered."""
+        self.phase = self.rest = phase
+        self.changes += 1
+
+    def batch(self, phase: str) -> None:
+        """A batch begins."""
+        self.phase = phase
+        self.changes += 1
+
+
+class PhaseBook:
+    """Takes in labelled readings and keeps the largest sizes of each phase; knows no threads and no clock.
+
+    Example:
+        >>> book = PhaseBook()
+        >>> book.add("save", 3, Moment(100, 120, None, 0, None))
+        >>> book.cut(run=0, epoch=1)[0].tree_bytes
+        120
+    """
+
+    def __init__(self) -> None:
+        self._peaks: dict[str | None, tuple[int | None, ...]] = {}
+        self._readings: dict[str | None, int] = {}
+        self._high_water: int | None = None
+        self._last: tuple[str, int] | None = None
+        self._last_rss: int | None = None
+
+    def add(self, phase: str, changes: int, moment: Moment) -> None:
+        """Take in a reading.
+
+        Args:
+            phase: that training was in.
+            changes: how often the phase had changed, to tell whether it lasted since the reading before.
+            moment: the reading.
+        """
+        sizes = (moment.rss_bytes, moment.tree_bytes, moment.swap_bytes, moment.driver_used_bytes)
+        self._put(phase, sizes)
+        self._readings[phase] = self._readings.get(phase, 0) + 1
+        high = moment.high_water_bytes
+        if high is not None and moment.rss_bytes is not None:
+            rose = self._high_water is not None and high > self._high_water
+            if rose and high > max(moment.rss_bytes, self._last_rss or 0):
+                others = (moment.tree_bytes or moment.rss_bytes) - moment.rss_bytes
+                label = phase if self._last == (phase, changes) else None
+                self._put(label, (high, high + others, None, None))
+            self._high_water = high
+        self._last, self._last_rss = (phase, changes), moment.rss_bytes
+
+    def largest(self, size: str) -> int | None:
+        """Return the largest "rss_bytes", "tree_bytes", "swap_bytes" or "driver_used_bytes" since the last cut."""
+        place = _SIZES.index(size)
+        return max((value for sizes in self._peaks.values() if (value := sizes[place]) is not None), default=None)
+
+    def cut(self, run: int, epoch: int | None) -> list[PhasePeaks]:
+        """Return the peaks so far, in the order of `PHASES`, and begin anew."""
+        order = {phase: place for place, phase in enumerate(PHASES)}
+        found = [
+            PhasePeaks(run, epoch, phase, self._readings.get(phase, 0), *self._peaks[phase])
+            for phase in sorted(self._peaks, key=lambda phase: order.get(phase or "", len(order)))
+        ]
+        self._peaks, self._readings = {}, {}
+        return found
+
+    def _put(self, phase: str | None, sizes: tuple[int | None, ...]) -> None:
+        held = self._peaks.get(phase)
+        if held is not None:
+            sizes = tuple(map(_larger, held, sizes))
+        self._peaks[phase] = sizes
+
+
+def is_saving(thread: int) -> bool:
+    """Return whether a thread is inside Keras's or TensorFlow's code that saves models or weights."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_name.lstrip("_").startswith(("save", "write")):
+            module = frame.f_globals.get("__name__")
+            if isinstance(module, str) and module.startswith(_SAVERS):
+                return True
+        frame = frame.f_back
+    return False
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((value for value in (one, other) if value is not None), default=None)
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,259 @@
+"""What one profiled step held at its peak: a frozen result in bytes, in the shape of an estimate's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar
+
+from kerasmem.errors import InputError
+from kerasmem.models.op_names import Instant
+
+FORMAT_VERSION = 1
+METHOD = "profile"
+
+
+@dataclass(frozen=True)
+class ProfiledModel:
+    """The model: name, where it came from ("" for a live one), layers and parameters (counts)."""
+
+    name: str
+    source: str
+    layers: int
+    parameters: int
+    trainable_parameters: int
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """How the step was run; `batch_size` is None where it could not be seen, `execution` "graph", "xla" or "none"."""
+
+    batch_size: int | None
+    optimizer: str | None
+    loss: str | None
+    dtype_policy: str
+    mode: str
+    execution: str
+    device: str | None
+    method: str = METHOD
+
+
+@dataclass(frozen=True)
+class PeakBytes:
+    """The peak in bytes and what it is made of; the categories and `unnamed` add up to `total`.
+
+    Attributes:
+        total: all chunks that the allocator had handed out.
+        low: the least peak of the steps that ran.
+        high: the most.
+        weights: variables of the model and its metrics.
+        optimizer: the optimizer's variables.
+        gradients: what the backward pass made.
+        activations: what the forward pass made, loss included.
+        inputs: the batch.
+        workspace: scratch memory of operations, the optimizer's included, and constants of the step.
+        allocator: bytes of chunks beyond what was asked for.
+        unnamed: chunks of which nothing tells what they are for.
+    """
+
+    total: int
+    low: int | None
+    high: int | None
+    weights: int
+    optimizer: int
+    gradients: int
+    activations: int
+    inputs: int
+    workspace: int
+    allocator: int
+    unnamed: int = 0
+
+    CATEGORIES: ClassVar[tuple[str, ...]] = (
+        "weights", "optimizer", "gradients", "activations", "inputs", "workspace", "allocator", "unnamed",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ProfiledLayer:
+    """One layer: what an estimate says of it as far as it is known, and what it held at the peak.
+
+    Attributes:
+        name: the path of names through nested models, joined by "/".
+        class_name: the layer's class ("class" in JSON).
+        output_shape: of its first output, None for the batch; None where it is not known.
+        parameters: numbers in its weights.
+        activation_elements: output elements for one sample; None if unknown.
+        bytes_at_peak: what was asked for on its behalf, and live at the peak.
+        parts: the same by category.
+        bytes: the same again, as estimates have it.
+        trainable_parameters: those of its parameters that are trained.
+        activation_bytes: output bytes for one sample; None if unknown.
+        weight_bytes: its weights in bytes.
+        dtype: of its first output.
+        uses: how often the model calls it.
+        kind: "input", "layer" or "view".
+        inputs: the names of the layers whose outputs it takes, as far as known.
+    """
+
+    name: str
+    class_name: str
+    output_shape: tuple[int | None, ...] | None
+    parameters: int
+    activation_elements: int | None
+    bytes_at_peak: int
+    parts: Mapping[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    trainable_parameters: int = 0
+    activation_bytes: int | None = None
+    weight_bytes: int = 0
+    dtype: str | None = None
+    uses: int = 1
+    kind: str = "layer"
+    inputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Share:
+    """What belongs to no layer: "optimizer", "loss", "batch", "waste in chunks", …, and its bytes at the peak."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TimelinePoint:
+    """An instant of the step: microseconds from its begin, bytes in use then, and the operation that ran ("": none)."""
+
+    time_us: float
+    bytes: int
+    operation: str
+
+
+@dataclass(frozen=True)
+class LiveChunk:
+    """A chunk that was live at the peak.
+
+    Attributes:
+        bytes: of the chunk.
+        requested: of those, what was asked for.
+        category: one of `PeakBytes.CATEGORIES`.
+        layer: the layer that it belongs to, or None.
+        what: the variable, or the operation that asked for it.
+        shape: as TensorFlow writes it ("[32,10]"), or "".
+    """
+
+    bytes: int
+    requested: int
+    category: str
+    layer: str | None
+    what: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """One real step: what was in memory at its peak, by layer and category, and how it came to that.
+
+    `to_dict` gives the object that `kerasmem profile --json` prints, in the layout of an estimate's; `from_dict`
+    reads it back.
+
+    Attributes:
+        model: the model.
+        settings: how the step was run.
+        bytes: the peak and its categories.
+        layers: by layer; with `shares` they add up to `bytes.total`.
+        shares: what belongs to no layer.
+        instant: when the peak was reached; None where nothing was allocated.
+        timeline: bytes in use over the step, thinned to at most 2,000 points of which the peak is one.
+        live: the largest chunks at the peak, the largest first.
+        live_chunks: how many chunks were live then (count).
+        before: bytes in use when the step began.
+        requested: bytes asked for, of those in use at the peak; None where chunks from before are unknown.
+        reserved: bytes that the allocator took from the device, under memory growth; None where not known.
+        events: allocations and frees in the step (count).
+        notes: how it was measured.
+        unmodelled: what could not be seen, and why.
+        formula: the hand formula, as an estimate has it; None where the layers' outputs were not inferred.
+    """
+
+    model: ProfiledModel
+    settings: ProfileSettings
+    bytes: PeakBytes
+    layers: tuple[ProfiledLayer, ...]
+    shares: tuple[Share, ...]
+    instant: Instant | None
+    timeline: tuple[TimelinePoint, ...]
+    live: tuple[LiveChunk, ...]
+    live_chunks: int
+    before: int
+    requested: int | None
+    reserved: int | None
+    events: int
+    notes: tuple[str, ...] = ()
+    unmodelled: tuple[Mapping[str, Any], ...] = ()
+    formula: Mapping[str, int] | None = None
+
+    @property
+    def named_share(self) -> float:
+        """The share of the peak's bytes that have a layer or a category, from 0 to 1."""
+        return 1 - self.bytes.unnamed / self.bytes.total if self.bytes.total else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the profile as JSON-ready data, sizes in integer bytes."""
+        data = _plain(asdict(self))
+        # Three figures that are easily confused, where an estimate has them.
+        pool = {"requested": self.requested, "in_use": self.bytes.total, "reserved": self.reserved}
+        return {
+            "format_version": FORMAT_VERSION, "measured": True, **data, "named_share": round(self.named_share, 6),
+            "pool": pool,
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> StepProfile:
+        """Read what `to_dict` gave; fields that this version does not know are passed over.
+
+        Raises:
+            InputError: it is no such profile, or of a later format.
+        """
+        if not isinstance(data, Mapping) or data.get("format_version") != FORMAT_VERSION:
+            version = data.get("format_version") if isinstance(data, Mapping) else None
+            raise InputError(f"profile: format_version is {version!r}, this kerasmem reads {FORMAT_VERSION}")
+        try:
+            known = {each.name for each in fields(cls)}
+            values = {key: value for key, value in data.items() if key in known}
+            return cls(
+                **{
+                    **values,
+                    "model": _build(ProfiledModel, data["model"]),
+                    "settings": _build(ProfileSettings, data["settings"]),
+                    "bytes": _build(PeakBytes, data["bytes"]),
+                    "layers": tuple(_layer(each) for each in data["layers"]),
+                    "shares": tuple(_build(Share, each) for each in data["shares"]),
+                    "instant": _build(Instant, data["instant"]) if data.get("instant") else None,
+                    "timeline": tuple(_build(TimelinePoint, each) for each in data["timeline"]),
+                    "live": tuple(_build(LiveChunk, each) for each in data["live"]),
+                    "notes": tuple(data.get("notes", ())),
+                    "unmodelled": tuple(data.get("unmodelled", ())),
+                }
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"profile: not a kerasmem profile ({type(error).__name__}: {error})") from error
+
+
+def _plain(value: Any) -> Any:
+    """Return the value as JSON has it: lists for tuples, and `class` for what Python cannot call so."""
+    if isinstance(value, dict):
+        return {"class" if key == "class_name" else key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _layer(data: Mapping[str, Any]) -> ProfiledLayer:
+    shape = data["output_shape"]
+    given = {**data, "class_name": data["class"], "inputs": tuple(data.get("inputs", ()))}
+    built: ProfiledLayer = _build(ProfiledLayer, {**given, "output_shape": None if shape is None else tuple(shape)})
+    return built
+
+
+def _build(cls: Any, data: Mapping[str, Any]) -> Any:
+    known = {each.name for each in fields(cls)}
+    return cls(**{key: value for key, value in data.items() if key in known})

@@ -1,0 +1,200 @@
+"""`kerasmem.track`: what one action cost, in the allocator, on the card and on the host."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+from kerasmem.devices.allocator import Allocator
+from kerasmem.errors import UsageError
+from kerasmem.monitoring.host_watch import HostPeaks, host_watch
+from kerasmem.monitoring.peaks import Share, ledger_of, running_allocators
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Use(NamedTuple):
+    """One size before, after and at its largest during an action, in bytes; None where it is not known.
+
+    `peak_bytes` of the allocator is exact. That of driver and host is the largest of background readings, and, for
+    the host, of the kernel's own high-water mark where that rose.
+    """
+
+    before_bytes: int | None
+    after_bytes: int | None
+    peak_bytes: int | None
+
+    @property
+    def kept_bytes(self) -> int | None:
+        """What the action left behind (below 0: gave back); None where that is not known."""
+        if self.before_bytes is None or self.after_bytes is None:
+            return None
+        return self.after_bytes - self.before_bytes
+
+
+@dataclass(frozen=True)
+class Span:
+    """What one action cost.
+
+    Attributes:
+        label: the action.
+        path: the labels of the actions around it, the outermost first, and its own.
+        thread: the name of the thread that it ran in. Sizes are the process's: what other threads do meanwhile counts.
+        started: seconds on `time.perf_counter`, to order spans of one process.
+        seconds: that it took.
+        allocator: in use on each device, such as "GPU:0"; empty where TensorFlow is not loaded or does not tell.
+        driver: in use on the fullest card that the process uses, by all processes.
+        host: resident in this process.
+        tree: resident in this process and those under it; shared pages count for each.
+        error: the name of the exception that ended it; None where none did.
+    """
+
+    label: str
+    path: tuple[str, ...]
+    thread: str
+    started: float
+    seconds: float
+    allocator: dict[str, Use]
+    driver: Use
+    host: Use
+    tree: Use
+    error: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the span as plain data: seconds and bytes."""
+        sizes = {name: getattr(self, name)._asdict() for name in ("driver", "host", "tree")}
+        allocator = {device: use._asdict() for device, use in self.allocator.items()}
+        return {**asdict(self), "path": list(self.path), "allocator": allocator, **sizes}
+
+
+_path: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("kerasmem_track", default=())
+
+
+class Tracker:
+    """Measures an action: `with Tracker("load data") as tracker: …`, or as a decorator of a function.
+
+    May be entered again after it has ended, inside itself, and in several threads at once.
+
+    Args:
+        label: the action.
+        done: called with each span when it has ended.
+
+    Attributes:
+        result: the span that ended last; None before.
+
+    Raises:
+        UsageError: the label is no text, or empty.
+
+    Example:
+        >>> with Tracker("load data") as tracker:
+        ...     data = bytearray(2**24)
+        >>> tracker.result.host.peak_bytes >= 2**24
+        True
+    """
+
+    def __init__(self, label: str, done: Callable[[Span], None] | None = None) -> None:
+        if not isinstance(label, str) or not label.strip():
+            raise UsageError(f"label: {label!r} is no name for an action; write for example 'load data'")
+        self.label = label
+        self.result: Span | None = None
+        self._done = done
+        self._local = threading.local()
+
+    def __enter__(self) -> Tracker:
+        stack = self._local.__dict__.setdefault("open", [])
+        stack.append(_OpenSpan(self.label))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.result = self._local.open.pop().end(None if kind is None else kind.__name__)
+        if self._done is not None:
+            self._done(self.result)
+
+    def __call__(self, function: F) -> F:
+        """Return the function with each of its calls measured; coroutine functions too."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError(
+                f"track: {function.__name__} is a generator, whose body runs later, piece by piece; "
+                "use `with kerasmem.track(…):` inside it"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaited(*args: Any, **options: Any) -> Any:
+                with Tracker(self.label, self._finished):
+                    return await function(*args, **options)
+
+            return awaited  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def called(*args: Any, **options: Any) -> Any:
+            with Tracker(self.label, self._finished):
+                return function(*args, **options)
+
+        return called  # type: ignore[return-value]
+
+    def _finished(self, span: Span) -> None:
+        self.result = span
+        if self._done is not None:
+            self._done(span)
+
+
+class _OpenSpan:
+    """An action under way."""
+
+    def __init__(self, label: str) -> None:
+        self._token = _path.set((*_path.get(), label))
+        self._path = _path.get()
+        self._shares: dict[Allocator, tuple[Share, int]] = {}
+        for allocator in running_allocators():
+            share = Share()
+            ledger_of(allocator).join(share)
+            in_use = _take(allocator, share)[0]
+            if in_use is not None:
+                self._shares[allocator] = (share, in_use)
+        self._peaks = HostPeaks()
+        self._before = host_watch.open(self._peaks)
+        self._start = time.perf_counter()
+
+    def end(self, error: str | None) -> Span:
+        """Return what it cost."""
+        seconds = time.perf_counter() - self._start
+        allocator: dict[str, Use] = {}
+        for each in running_allocators():
+            opened = self._shares.get(each)
+            share, earlier = (Share(), None) if opened is None else opened
+            in_use, peak = _take(each, share)
+            ledger_of(each).leave(share)
+            if in_use is not None:  # a device that TensorFlow has started since had nothing in use before
+                allocator[each.device] = Use(earlier or 0, in_use, None if earlier is None else peak)
+        after = host_watch.close(self._peaks)
+        before, peaks = self._before, self._peaks
+        _path.reset(self._token)
+        return Span(
+            label=self._path[-1],
+            path=self._path,
+            thread=threading.current_thread().name,
+            started=self._start,
+            seconds=seconds,
+            allocator=allocator,
+            driver=Use(before.driver_used_bytes, after.driver_used_bytes, peaks.driver),
+            host=Use(before.rss_bytes, after.rss_bytes, peaks.rss),
+            tree=Use(before.tree_bytes, after.tree_bytes, peaks.tree),
+            error=error,
+        )
+
+
+def _take(allocator: Allocator, share: Share) -> tuple[int | None, int | None]:
+    try:
+        return ledger_of(allocator).take(allocator, share, True)[:2]
+    except Exception:  # a device that went away must not stop the action
+        return None, None

@@ -1,0 +1,66 @@
+"""What the doctor found, as text for people."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kerasmem.devices.doctor import Examination
+from kerasmem.rendering.escape import printable
+from kerasmem.units import format_size
+
+_MARKS = {"problem": ("PROBLEM", "bold red"), "note": ("note", "yellow"), "fine": ("fine", "green")}
+
+
+def doctor_table(found: Examination, *, rich_look: bool) -> RenderableType:
+    """Return findings first, then the facts behind them.
+
+    Args:
+        found: the examination.
+        rich_look: colours, for a terminal.
+    """
+    parts: list[RenderableType] = []
+    for finding in found.findings:
+        mark, style = _MARKS[finding.kind]
+        line = Text(f"{mark}: ", style=style if rich_look else "")
+        line.append(printable(finding.what), style="none")
+        if finding.way_out:
+            line.append(f"\n  way out: {printable(finding.way_out)}", style="none")
+        parts.append(line)
+    facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, value in _facts(found):
+        facts.add_row(name, Text(printable(value)))
+    parts += ["", facts]
+    if found.said.failure is not None or any(finding.kind == "problem" for finding in found.findings):
+        parts += ["", Text("The last lines of TensorFlow's log", style="bold" if rich_look else "")]
+        parts += [Text("  " + printable(line, 200)) for line in found.said.log.tail]
+    return Group(*parts)
+
+
+def _facts(found: Examination) -> list[tuple[str, str]]:
+    said, host = found.said, found.machine.host
+    built = "" if said.built_with_cuda is None else ", without CUDA" if not said.built_with_cuda else ", with CUDA"
+    if said.built_with_cuda and said.cuda:
+        built += f" {said.cuda}, cuDNN {said.cudnn or '?'}"
+    rows = [
+        ("Python", found.python),
+        ("TensorFlow", f"{said.tensorflow or 'not known'}{built}" + (f", in {said.folder}" if said.folder else "")),
+        ("Keras", "not known" if said.keras is None else f"{said.keras} on {said.backend}"),
+    ]
+    for gpu in said.gpus:
+        growth = "on" if gpu["growth"] else "off"
+        rows.append((gpu["name"].removeprefix("/physical_device:"), f"{gpu['card']}; memory growth {growth}"))
+    for device in found.machine.devices:
+        used, total = format_size(device.used_bytes), format_size(device.total_bytes)
+        rows.append(("Driver", f"{device.driver_version}: {device.name}, {used} of {total} in use"))
+    if said.log.placed:
+        placed = ", ".join(f"{count} operations on {device}" for device, count in sorted(said.log.placed.items()))
+        rows.append(("A small step", placed))
+    if said.log.missing:
+        rows.append(("Not found", ", ".join(said.log.missing)))
+    rows.append(("Host", f"{format_size(host.available_bytes)} of {format_size(host.total_bytes)} to be had"))
+    rows += [("Environment", f"{name}={value}") for name, value in found.environment.items()]
+    return rows

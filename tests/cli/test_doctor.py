@@ -1,0 +1,150 @@
+"""`kerasmem doctor`: the real TensorFlow, stand-ins that crash or hang as real ones do, and the rules on their own."""
+
+import json
+
+import pytest
+
+from kerasmem.devices.doctor import examine
+from kerasmem.devices.doctor_rules import SelfReport, judge, read_log
+from kerasmem.devices.host import HostMemory
+from kerasmem.devices.live import LiveDevice, LiveMachine
+from kerasmem.errors import UsageError
+
+HOST = HostMemory(2**34, 2**33, 0, 0, 2**28, 0)
+CARD = LiveDevice(0, "gpu", "Tesla T4", "GPU-1", "7.5", 2**34, 2**20, 2**34 - 2**20, "550.54", None, 0)
+WITH_CARD = LiveMachine((CARD,), None, HOST)
+HIDDEN = LiveMachine((LiveDevice(*[*CARD.to_dict().values()][:-2], None),), None, HOST)
+WITHOUT = LiveMachine((), "no NVIDIA driver here", HOST)
+DONE = {
+    "stage": "done",
+    "built_with_cuda": True,
+    "jit_compile": True,
+    "keras": {"version": "3", "backend": "tensorflow"},
+}
+SEEN = {**DONE, "gpus": [{"name": "/physical_device:GPU:0", "card": "Tesla T4", "visible": True, "growth": True}]}
+MISSING = "dso_loader.cc:144] Could not load dynamic library '{}'; dlerror: not found\n"
+STEP = "kerasmem: the step begins\n"
+PLACED = "I0000 placer.cc:162] dense/MatMul: (MatMul): /job:localhost/replica:0/task:0/device:CPU:0\n"
+
+
+def sentences(facts, machine, environ=None, log="", ended=None):
+    said = SelfReport.from_facts(facts, read_log(log), ended)
+    return {f"{f.kind}: {f.what} | {f.way_out}" for f in judge(said, machine, environ or {})}
+
+
+@pytest.mark.parametrize(
+    ("facts", "machine", "environ", "log", "expected"),
+    [
+        (DONE, WITHOUT, {}, "", "note: no GPU to use: no NVIDIA driver here"),
+        (DONE, WITH_CARD, {"CUDA_VISIBLE_DEVICES": ""}, "", "problem: TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES=''"),
+        (DONE, WITHOUT, {"CUDA_VISIBLE_DEVICES": "-1"}, "", "note: TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES='-1'"),
+        (DONE, HIDDEN, {"CUDA_VISIBLE_DEVICES": "7"}, "", "CUDA_VISIBLE_DEVICES='7' names no card of this machine"),
+        (
+            {**DONE, "built_with_cuda": False},
+            WITH_CARD,
+            {},
+            "",
+            "built without CUDA | pip install 'tensorflow",
+        ),
+        (
+            DONE,
+            WITH_CARD,
+            {},
+            MISSING.format("libcudnn.so.9"),
+            "loaded: libcudnn.so.9 | pip install",
+        ),
+        (
+            DONE,
+            WITH_CARD,
+            {},
+            MISSING.format("libcuda.so.1"),
+            "libcuda.so.1 comes with the NVIDIA driver",
+        ),
+        (
+            DONE,
+            WITH_CARD,
+            {},
+            "CUDA driver version is insufficient for CUDA runtime version",
+            "driver is older than this",
+        ),
+        (
+            DONE,
+            WITH_CARD,
+            {},
+            "kernel version 535.1 does not match DSO version 550.2 --",
+            "535.1 and the driver's library",
+        ),
+        (DONE, WITH_CARD, {}, "", "its log does not say why"),
+        (SEEN, WITH_CARD, {}, "", "fine: TensorFlow sees GPU:0 (Tesla T4)"),
+        (SEEN, WITH_CARD, {}, STEP + PLACED, "problem: a small training step ran on the CPU although"),
+        ({**SEEN, "gpus": [{**SEEN["gpus"][0], "growth": False}]}, WITH_CARD, {}, "", "note: memory growth is off"),
+        (SEEN, WITH_CARD, {"TF_GPU_ALLOCATOR": "cuda_malloc_async"}, "", "note: TF_GPU_ALLOCATOR=cuda_malloc_async"),
+        (SEEN, WITH_CARD, {"TF_GPU_ALLOCATOR": "bfc2"}, "", "problem: TF_GPU_ALLOCATOR='bfc2' is no allocator"),
+        (
+            SEEN,
+            WITH_CARD,
+            {"TF_FORCE_GPU_ALLOW_GROWTH": "1"},
+            "",
+            "problem: TF_FORCE_GPU_ALLOW_GROWTH='1' is not",
+        ),
+        (SEEN, WITH_CARD, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "", "JAX's; TensorFlow does not read it"),
+        ({**SEEN, "keras": {"version": "3", "backend": "jax"}}, WITH_CARD, {}, "", "note: Keras runs on jax"),
+        (SEEN, WITH_CARD, {}, "", "fine: XLA is on by default"),
+        (
+            {"stage": "import tensorflow"},
+            WITH_CARD,
+            {},
+            "ModuleNotFoundError: No module named 'tensorflow'",
+            "install it:",
+        ),
+    ],
+)
+def test_the_rules(facts, machine, environ, log, expected):
+    found = sentences(facts, machine, environ, log)
+    assert any(expected in sentence for sentence in found), found
+
+
+def test_what_works_is_no_problem():
+    found = sentences(SEEN, WITH_CARD, {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, STEP + PLACED.replace("CPU:0", "GPU:0"))
+    assert not [sentence for sentence in found if not sentence.startswith("fine")], found
+
+
+def test_the_real_tensorflow(cli):
+    done = cli("doctor", "--json")
+    found = json.loads(done.out)
+    assert done.code == 0 and found["works"] and not found["sees_gpu"], done.err
+    assert found["tensorflow"]["failure"] is None and found["tensorflow"]["jit_compile"] is False
+    assert found["tensorflow"]["log"]["placed"]["CPU:0"] > 10, "where the operations of a step ran"
+    assert found["environment"]["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert any("CUDA_VISIBLE_DEVICES" in f["what"] or "no GPU" in f["what"] for f in found["findings"])
+
+
+BODY = {
+    "crash": "import os; os.abort()",
+    "hang": "import time; time.sleep(600)",
+    "broken": "raise ImportError('libtensorflow_cc.so.2: \\x1b[31mcannot open shared object file')",
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("crash", "could not import tensorflow: it crashed (SIGABRT)"),
+        ("hang", "could not import tensorflow: it had not ended after 3 s"),
+        ("broken", "could not import tensorflow: ImportError: libtensorflow_cc.so.2: \\x1b[31mcannot open"),
+    ],
+)
+def test_a_tensorflow_that_fails_is_reported(cli, monkeypatch, tmp_path, body, expected):
+    (tmp_path / "tensorflow.py").write_text(BODY[body])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = cli("doctor", "--timeout", 3 if body == "hang" else 60)
+    assert done.code == 1 and "Traceback" not in done.err
+    assert done.out.startswith("PROBLEM: TensorFlow " + expected), done.out
+    assert "\x1b" not in done.out and "way out: " in done.out
+
+
+def test_wrong_usage(cli):
+    done = cli("doctor", "--timeout", "0")
+    assert done.code == 2 and "timeout: 0.0 is no number of seconds above 0" in done.err
+    with pytest.raises(UsageError):
+        examine(timeout=float("nan"))

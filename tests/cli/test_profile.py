@@ -1,0 +1,103 @@
+"""`kerasmem profile`: real steps in a process of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kerasmem.estimation.report import MemoryReport
+from kerasmem.monitoring.profiling.results import PeakBytes, StepProfile
+
+MODELS = Path(__file__).resolve().parent.parent / "estimation" / "small_models.py"
+CATEGORIES = PeakBytes.CATEGORIES
+
+
+def adds_up(data):
+    need = data["bytes"]
+    in_layers = sum(row["bytes_at_peak"] for row in data["layers"])
+    return (
+        sum(need[name] for name in CATEGORIES) == need["total"]
+        and in_layers + sum(each["bytes"] for each in data["shares"]) == need["total"]
+    )
+
+
+def test_a_step_in_graph_mode(cli, tmp_path):
+    path = tmp_path / "profile.json"
+    result = cli("profile", f"{MODELS}:convnet", "--batch-size", 16, "--steps", 3, "--device", "2GB", "-o", path)
+    assert result.code == 0, result.err
+    data = json.loads(path.read_text())
+    assert data["measured"] is True
+    assert (data["settings"]["method"], data["settings"]["execution"]) == ("profile", "graph")
+    need = data["bytes"]
+    assert adds_up(data)
+    assert data["named_share"] > 0.999
+    assert need["low"] <= need["total"] <= need["high"]
+    parameters = data["model"]["parameters"]
+    weights = {row["name"]: row["parts"].get("weights", 0) for row in data["layers"]}
+    assert sum(weights.values()) == parameters * 4
+    assert need["weights"] - parameters * 4 == 8  # the loss's own two numbers
+    assert need["optimizer"] > 2 * 4 * data["model"]["trainable_parameters"]
+    assert need["inputs"] == 16 * 24 * 24 * 3 * 4 + 16 * 4
+    assert weights["eyes"] == (27 * 16 + 16) * 4
+    assert data["requested"] <= need["total"] <= data["reserved"]
+    assert data["timeline"][0]["bytes"] == data["before"]
+    assert max(point["bytes"] for point in data["timeline"]) == need["total"]
+    assert data["instant"]["layer"] in weights
+    assert data["live"][0]["layer"] in weights
+    assert data["device"]["verdict"] == "fits"
+    assert data["estimate"]["settings"]["method"] == "graph"
+    assert [row["name"] for row in data["estimate"]["layers"]] == [row["name"] for row in data["layers"]]
+    assert 0.5 < data["estimate"]["bytes"]["total"] / need["total"] < 2
+    assert StepProfile.from_dict(data).bytes.total == need["total"]
+    for text in ("one real step", "Estimate", "Measured", "Waste in chunks", "eyes (Conv2D)", "fits", "In no layer"):
+        assert text in result.out, text
+    # It is read where an estimate is.
+    assert MemoryReport.from_dict(data).bytes.total == need["total"]
+    compared = cli("compare", path, path, "--json")
+    assert compared.code == 0, compared.err
+
+
+def test_a_step_that_xla_compiles(cli):
+    """XLA's steps repeat to the byte; the profiler adds some small objects of TensorFlow's own."""
+    options = (f"{MODELS}:perceptron", "--xla", "--steps", 1, "--json")
+    result, measured = cli("profile", *options, "--no-compare"), cli("measure", *options)
+    assert (result.code, measured.code) == (0, 0), result.err + measured.err
+    data = json.loads(result.out)
+    assert data["settings"]["execution"] == "xla"
+    assert data["estimate"] is None
+    assert adds_up(data)
+    assert data["named_share"] > 0.99
+    total = json.loads(measured.out)["bytes"]["total"]
+    assert data["bytes"]["low"] == data["bytes"]["high"] == data["bytes"]["total"]
+    assert abs(data["bytes"]["total"] - total) <= 4096
+    layers = {row["name"]: row["parts"] for row in data["layers"]}
+    assert layers["dense"]["activations"] >= 32 * 256 * 4  # inside XLA's one buffer
+    assert any("buffer assignment" in note for note in data["notes"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "kerasmem profile -h"),
+        (("no_such_file.keras",), 2, "no_such_file.keras"),
+        (("m.h5", "--steps", 0), 2, "--steps"),
+        (("m.h5", "--device", "no-such-card"), 2, "no-such-card"),
+        (("m.h5", "-o", "no/such/folder/p.json"), 2, "there is no folder"),
+        ((f"{MODELS}:perceptron", "--optimizer", "momentum"), 2, "momentum"),
+        ((f"{MODELS}:perceptron", "--timeout", 0.3), 1, "--timeout"),
+    ],
+)
+def test_what_goes_wrong_is_one_clear_message(cli, arguments, code, words):
+    result = cli("profile", *arguments)
+    assert result.code == code, result.err
+    assert words in result.err
+    assert "Traceback" not in result.err
+
+
+def test_help_has_examples(cli):
+    result = cli("profile", "-h")
+    assert result.code == 0
+    for text in ("kerasmem profile model.keras", "--timeout", "--xla", "--no-compare", "-o", "Exit codes"):
+        assert text in result.out

@@ -1,0 +1,158 @@
+"""Limits on a job's memory, from texts as kernels and Slurm write them."""
+
+import os
+
+import pytest
+
+from kerasmem.devices.limits import (
+    Pressure,
+    find_groups,
+    parse_limit,
+    parse_pressure,
+    read_limits,
+    slurm_limit,
+)
+
+GIB = 2**30
+
+# A Slurm job on a node with cgroup v2: the limit is on a folder above the task's.
+SLURM_V2 = {
+    "/proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n",
+    "/proc/self/mountinfo": (
+        "24 30 0:22 / /proc rw,nosuid - proc proc rw\n"
+        "31 24 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+    ),
+    "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0/memory.max": "max\n",
+    "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711/step_0/user/memory.max": "max\n",
+    "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711/step_0/memory.max": f"{16 * GIB}\n",
+    "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711/memory.max": f"{8 * GIB}\n",
+    "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711/memory.current": f"{3 * GIB}\n",
+    "/sys/fs/cgroup/system.slice/memory.max": "max\n",
+    "/proc/pressure/memory": (
+        "some avg10=40.21 avg60=25.00 avg300=3.51 total=181763\nfull avg10=12.50 avg60=8.00 avg300=1.02 total=88123\n"
+    ),
+}
+
+# Docker under cgroup v1: the group's name is the host's, the mount shows that group alone.
+DOCKER_V1 = {
+    "/proc/self/cgroup": (
+        "12:cpu,cpuacct:/docker/9f86d081\n7:memory:/docker/9f86d081\n1:name=systemd:/docker/9f86d081\n0::/system.slice\n"
+    ),
+    "/proc/self/mountinfo": (
+        "713 705 0:30 /docker/9f86d081 /sys/fs/cgroup/memory ro,nosuid master:14 - cgroup cgroup rw,memory\n"
+        "714 705 0:31 /docker/9f86d081 /sys/fs/cgroup/cpu ro master:15 - cgroup cgroup rw,cpu,cpuacct\n"
+    ),
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes": "4294967296\n",
+    "/sys/fs/cgroup/memory/memory.usage_in_bytes": "1073741824\n",
+}
+
+# Docker under cgroup v2: a namespace hides what is above.
+DOCKER_V2 = {
+    "/proc/self/cgroup": "0::/\n",
+    "/proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
+    "/sys/fs/cgroup/memory.max": "2147483648\n",
+    "/sys/fs/cgroup/memory.current": "104857600\n",
+}
+
+# No limit: version 1's largest number; a memory controller of version 1 beside an empty version 2.
+UNLIMITED = {
+    "/proc/self/cgroup": "4:memory:/user.slice\n0::/user.slice/session-2.scope\n",
+    "/proc/self/mountinfo": (
+        "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+    ),
+    "/sys/fs/cgroup/memory/user.slice/memory.limit_in_bytes": "9223372036854771712\n",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "/proc/pressure/memory": (
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    ),
+}
+
+
+def limits(files, environ=None, machine=256 * GIB):
+    def read(path):
+        if path not in files:
+            raise FileNotFoundError(path)
+        return files[path]
+
+    return read_limits(machine, environ=environ or {}, read=read)
+
+
+@pytest.mark.parametrize(
+    ("files", "limit", "used", "source"),
+    [
+        (SLURM_V2, 8 * GIB, 3 * GIB, "cgroup v2 /sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711"),
+        (DOCKER_V1, 4 * GIB, GIB, "cgroup v1 /sys/fs/cgroup/memory"),
+        (DOCKER_V2, 2 * GIB, 100 * 2**20, "cgroup v2 /sys/fs/cgroup"),
+    ],
+)
+def test_the_tightest_limit_of_all_groups_above(files, limit, used, source):
+    tightest = limits(files).tightest
+    assert (tightest.limit_bytes, tightest.used_bytes, tightest.source) == (limit, used, source)
+
+
+def test_the_note_says_the_jobs_limit_and_the_machines_memory():
+    first, second = limits(SLURM_V2).notes
+    assert first.startswith("host: the job's limit is 8.00 GiB (3.00 GiB in use), set by cgroup v2 ")
+    assert first.endswith("not the machine's 256 GiB")
+    assert second == "host: memory is scarce: tasks waited for it in 25 % of the last minute"
+
+
+def test_without_a_limit_there_is_nothing_to_say():
+    found = limits(UNLIMITED)
+    assert found.limits == () and found.tightest is None and found.notes == ()
+    assert found.pressure == Pressure(0.0, 0.0, 0.0, 0.0)
+    assert limits({}).pressure is None
+
+
+def test_a_limit_above_what_the_machine_has_is_none():
+    found = limits(SLURM_V2, machine=4 * GIB)
+    assert len(found.limits) == 2 and found.tightest is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "size"),
+    [
+        ({"SLURM_MEM_PER_NODE": "8192"}, 8 * GIB),
+        ({"SLURM_MEM_PER_CPU": "2048", "SLURM_CPUS_ON_NODE": "4"}, 8 * GIB),
+        ({"SLURM_MEM_PER_GPU": "16384", "SLURM_GPUS_ON_NODE": "2"}, 32 * GIB),
+        ({"SLURM_MEM_PER_NODE": "0"}, None),
+        ({"SLURM_MEM_PER_CPU": "2048"}, None),
+        ({"SLURM_MEM_PER_NODE": "lots"}, None),
+        ({"SLURM_MEM_PER_NODE": "²"}, None),
+        ({}, None),
+    ],
+)
+def test_slurm(variables, size):
+    found = slurm_limit({"SLURM_JOB_ID": "4711", **variables})
+    assert (found and found.limit_bytes) == size
+    assert slurm_limit(variables) is None, "outside a job"
+
+
+def test_slurms_own_word_counts_where_no_group_holds_it():
+    found = limits(UNLIMITED, {"SLURM_JOB_ID": "7", "SLURM_MEM_PER_NODE": "8192"})
+    assert found.tightest.source == "Slurm (SLURM_MEM_PER_NODE)" and found.to_dict()["limits"][0]["used_bytes"] is None
+
+
+@pytest.mark.parametrize("text", ["", "max", "nonsense", "-1", "9223372036854771712", "٣"])
+def test_what_is_no_limit(text):
+    assert parse_limit(text) is None
+
+
+@pytest.mark.parametrize("text", ["", "cpu avg10=1", "some avg10=x avg60=0 avg300=0 total=0"])
+def test_what_is_no_pressure(text):
+    assert parse_pressure(text) is None
+
+
+def test_groups_in_folders_with_spaces_and_outside_the_namespace():
+    mount = "30 23 0:26 / /sys/fs/my\\040groups rw - cgroup2 cgroup rw\n"
+    (group,) = find_groups("0::/../../other\n", mount)
+    assert group.folders == ("/sys/fs/my groups",)
+    assert find_groups("nonsense\n", mount + "short line\n") == []
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/cgroup"), reason="no control groups on this system")
+def test_this_machine_is_read():
+    found = read_limits()
+    assert found.machine_bytes > 2**28
+    assert all(limit.limit_bytes > 0 for limit in found.limits)

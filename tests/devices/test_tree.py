@@ -1,0 +1,87 @@
+import os
+import subprocess
+import sys
+
+import pytest
+from recorded_nvml import RecordedNvml
+
+from kerasmem.devices.nvml import Nvml
+from kerasmem.devices.sharing import card_processes
+from kerasmem.devices.tree import TreeReader, parse_status
+
+MIB = 2**20
+STATUS = b"Name:\tVmRSS:  9 kB\nVmPeak:\t  500 kB\nVmHWM:\t  300 kB\nVmRSS:\t  200 kB\nVmSwap:\t   4 kB\nThreads:\t9\n"
+
+
+def test_the_kernels_status_is_read():
+    assert parse_status(STATUS) == (200 * 1024, 300 * 1024, 4 * 1024)
+    assert parse_status(b"Name:\tkthreadd\n") == (None, None, None)
+
+
+@pytest.fixture
+def clock():
+    class Clock:
+        now = 0.0
+
+        def __call__(self):
+            return self.now
+
+    return Clock()
+
+
+def child(mebibytes):
+    command = [sys.executable, "-c", f"b = b'x' * ({mebibytes} * 2**20); print(flush=True); input()"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    return process
+
+
+def test_children_are_found_when_a_second_has_passed_and_forgotten_when_they_end(clock):
+    reader = TreeReader(clock)
+    alone = reader.read()
+    process = child(60)
+    try:
+        assert reader.read().processes == alone.processes, "who there is costs too much to ask every time"
+        clock.now += 1.1
+        both = reader.read()
+    finally:
+        process.communicate(b"\n")
+    assert both.processes == alone.processes + 1
+    assert 60 * MIB < both.tree_bytes - both.rss_bytes - (alone.tree_bytes - alone.rss_bytes) < 90 * MIB
+    assert reader.read().processes == alone.processes
+
+
+def test_the_high_water_mark_is_at_least_what_is_resident():
+    reading = TreeReader().read()
+    assert reading.high_water_bytes >= reading.rss_bytes > 0
+
+
+def test_without_proc_psutil_answers(monkeypatch, tmp_path):
+    from pathlib import Path
+
+    reader = TreeReader()
+    monkeypatch.setattr("kerasmem.devices.tree._PROC", Path(tmp_path))
+    reading = reader.read()
+    assert reading.rss_bytes > MIB and reading.high_water_bytes is None
+
+
+def test_who_is_on_a_card_and_with_what_share():
+    api = RecordedNvml("t4")
+    device = api.data["devices"][0]
+    total = device["memory"]["total"] if isinstance(device["memory"], dict) else device["memory"][0]["total"]
+    device["processes"] = [
+        {"pid": os.getpid(), "usedGpuMemory": total // 8},
+        {"pid": 2**22 + 1, "usedGpuMemory": total // 2},
+        {"pid": 2**22 + 2, "usedGpuMemory": 2**64 - 1},
+    ]
+    nvml, _ = Nvml.open(api)
+    found, why_not = card_processes(nvml, nvml.devices[0], total)
+    nvml.close()
+    assert why_not is None
+    assert [(row.pid, row.share, row.own) for row in found] == [
+        (2**22 + 1, 0.5, False),
+        (os.getpid(), 0.125, True),
+        (2**22 + 2, None, False),
+    ]
+    assert found[0].name is None and "python" in found[1].name.lower()
+    assert found[1].to_dict()["used_bytes"] == total // 8

@@ -1,0 +1,126 @@
+"""Real loops that keep memory, and loops that do not; one process, results as JSON on the last line."""
+
+import gc
+import json
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasmem import LeakWatch, MemoryLogger
+
+X, Y = np.ones((32, 16), "float32"), np.ones((32, 4), "float32")
+ROUNDS = 20
+ALIVE = []  # what one loop kept stays: the room that it left would take in what the next one keeps
+
+
+def model():
+    built = keras.Sequential([keras.Input((16,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(4)])
+    built.compile("adam", "mse")
+    return built
+
+
+def watch(label, action):
+    ALIVE.append(action)
+    watched = LeakWatch(label)
+    for number in range(ROUNDS):
+        action(number)
+        watched.sample()
+    return watched.report().to_dict(), watched.report().explain()
+
+
+def new_models():
+    return lambda number: model().fit(X, Y, verbose=0)
+
+
+def retracing():
+    @tf.function
+    def scaled(x, factor):
+        return tf.reduce_sum(x * factor)
+
+    return lambda number: scaled(X, number)
+
+
+def predict_with_scalars():
+    trained = model()
+
+    @tf.function
+    def predict_at(x, threshold):
+        return trained(x) > threshold
+
+    def predict(number):
+        trained.predict(X, verbose=0)
+        predict_at(X, number / 100)
+
+    return predict
+
+
+def captured_arrays():
+    kept = []
+
+    def capture(number):
+        table = np.full(20_000, number, "float32")  # 80 KB
+        function = tf.function(lambda x: x + table)
+        function(tf.zeros([20_000]))
+        kept.append(function)
+
+    return capture
+
+
+def kept_results():
+    kept = []
+    return lambda number: kept.append(tf.random.uniform([25_000]))  # 100 KB
+
+
+def one_model():
+    trained = model()
+    return lambda number: trained.fit(X, Y, verbose=0)
+
+
+def many_shapes():
+    trained = model()
+    return lambda number: trained.predict(X[: 1 + number % 4], verbose=0)
+
+
+def filling_cache():
+    cache = {}
+
+    def work(number):
+        cache.setdefault(number % 5, np.ones(200_000))
+
+    return work
+
+
+def epochs():
+    """The logger's own: epochs that keep a tensor each, and epochs that do not."""
+    found = {}
+    for name in ("leaky", "clean"):
+        kept = []
+
+        class Keep(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None, kept=kept, leaky=name == "leaky"):
+                if leaky:
+                    kept.append(tf.zeros([25_000]))
+
+        logger = MemoryLogger(leaks=True)
+        trained = model()
+        trained.fit(X, Y, verbose=0, epochs=10, callbacks=[logger, Keep()])
+        trained.fit(X, Y, verbose=0, epochs=10, callbacks=[logger, Keep()])
+        found[name] = [logger.leaks.to_dict(), [note for note in logger.notes if note.startswith("leak:")]]
+    return found
+
+
+def main(names):
+    results = {}
+    for name in names:
+        if name == "epochs":
+            results[name] = epochs()
+        else:
+            results[name] = watch(name, globals()[name]())
+        gc.collect()
+    print("RESULT", json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,113 @@
+"""Logs in brief: peaks, growth, courses, ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kerasmem.errors import UsageError
+from kerasmem.monitoring import Sample, Timeline
+from kerasmem.monitoring.digest import summarise
+from kerasmem.monitoring.merging import Training
+from kerasmem.monitoring.phases import PhasePeaks
+from kerasmem.monitoring.ranks import group_by_rank
+from kerasmem.monitoring.table import growth, thin
+
+
+def sample(
+    seconds, peak, *, run=0, phase="train", epoch=0, batch=0, device="GPU:0", between=None, rss=None, in_use=None
+):
+    return Sample(run, seconds, phase, epoch, batch, 1, device, in_use, peak, between, None, None, None, rss, None)
+
+
+def test_a_run_in_brief():
+    rows = [
+        sample(0.1, 500, batch=0, rss=10, in_use=100),
+        sample(0.1, 900, batch=0, device="GPU:1", rss=10, in_use=300),
+        sample(0.2, 600, batch=1, rss=30, in_use=100),
+        sample(0.2, 800, batch=1, device="GPU:1", rss=30, in_use=100),
+        sample(0.3, 950, batch=0, phase="validation", rss=20),
+        sample(0.4, 950, phase="epoch", batch=None, between=940),
+        sample(0.9, 300, run=1, phase="evaluate", epoch=None),
+    ]
+    phases = [PhasePeaks(0, 0, "save", 2, 70, 90, 0, None), PhasePeaks(0, 1, "save", 1, 60, 95, 0, None)]
+    log = summarise(Timeline(rows, ["a note"], phases), "run.csv")
+    fit, evaluate = log.runs
+    assert (fit.kind, fit.epochs, fit.batches, fit.devices) == ("fit", 1, 2, ("GPU:0", "GPU:1"))
+    assert (fit.peak_bytes, fit.peak_phase, fit.peak_batch, fit.peak_device) == (950, "validation", 0, "GPU:0")
+    assert fit.rss_bytes == 70, "background readings count"
+    assert fit.mean_in_use_bytes == 100 and fit.in_use_growth_bytes is None
+    assert (evaluate.kind, evaluate.epochs, evaluate.batches, evaluate.rss_bytes) == ("evaluate", 0, 1, None)
+    assert [(epoch.epoch, epoch.batches, epoch.peak_bytes) for epoch in log.epochs] == [(0, 2, 950)]
+    assert [(peaks.phase, peaks.tree_bytes, peaks.readings) for peaks in log.phases] == [("save", 95, 3)]
+    assert log.notes == ("a note",) and log.rows == 7
+    (course,) = log.courses
+    assert {(line.size, line.device) for line in course.lines} == {
+        ("peak_bytes", "GPU:0"), ("peak_bytes", "GPU:1"), ("in_use_bytes", "GPU:0"), ("in_use_bytes", "GPU:1"),
+        ("rss_bytes", None),
+    }  # fmt: skip
+    assert [(span.phase, span.start, span.end) for span in course.phases] == [
+        ("validation", 0.2, 0.3),
+        ("evaluate", 0.4, 0.9),
+    ]
+
+
+def test_a_peak_between_batches_is_told_as_such():
+    (run,) = summarise(Timeline([sample(0.1, 5), sample(0.2, None, phase="epoch", batch=None, between=9)]), "x").runs
+    assert (run.peak_bytes, run.peak_batch, run.peak_phase) == (9, None, "epoch")
+
+
+def test_what_is_not_known_stays_so_and_nonsense_counts_as_not_known():
+    log = summarise(Timeline([sample(float("nan"), -5, rss=-1), sample(float("inf"), None)]), "x")
+    (run,) = log.runs
+    assert run.peak_bytes is None and run.rss_bytes is None and run.seconds == 0 and log.courses == ()
+    assert summarise(Timeline(), "x").runs == ()
+
+
+def test_a_clock_that_begins_anew_begins_another_course():
+    rows = [sample(seconds, 5, run=run) for run in range(40) for seconds in (1.0, 2.0)]
+    log = summarise(Timeline(rows), "x")
+    assert len(log.runs) == 40 and len(log.courses) == 16
+    assert "24 more stretches" in log.notes[0]
+
+
+def test_thinning_keeps_what_stands_out():
+    values = np.sin(np.arange(100_000) / 500)
+    values[77_777], values[12_345] = 9, -9
+    kept = thin(values, 500)
+    assert len(kept) <= 500 and {0, 12_345, 77_777, 99_999} <= set(kept.tolist())
+    assert list(thin(values[:10], 500)) == list(range(10))
+
+
+def test_growth_passes_over_warm_up_and_single_peaks():
+    steady = np.full(100, 50.0)
+    steady[:15], steady[95] = np.arange(15), 1e9
+    assert growth(steady) == 0
+    assert growth(np.arange(100.0)) == 60
+    assert growth(np.arange(9.0)) is None
+
+
+def test_logs_that_differ_in_their_rank_alone_belong_together():
+    paths = ["b/run.rank10.jsonl", "b/run.rank2.jsonl", "other.csv", "worker_0/run.csv"]
+    assert group_by_rank(paths) == {
+        "b/run.rank*.jsonl": ((2, "b/run.rank2.jsonl"), (10, "b/run.rank10.jsonl")),
+        "other.csv": ((None, "other.csv"),),
+        "worker_*/run.csv": ((0, "worker_0/run.csv"),),
+    }
+    together = group_by_rank(["x.csv", "y.csv"], together=True)
+    assert together == {"x.csv and 1 more": ((0, "x.csv"), (1, "y.csv"))}
+    with pytest.raises(UsageError, match="both rank 1"):
+        group_by_rank(["run.rank1.csv", "run.rank01.csv"])
+
+
+def test_ranks_are_merged():
+    logs = tuple(
+        summarise(Timeline([sample(0.1, peak, rss=rss)]), f"rank{rank}.csv", rank)
+        for rank, peak, rss in ((0, 100, 7), (1, 400, 5), (3, None, 6))
+    )
+    training = Training("rank*.csv", logs)
+    peak = training.extreme("peak_bytes")
+    assert (peak.bytes, peak.rank, peak.least_bytes, peak.sum_bytes, peak.known) == (400, 1, 100, 500, 2)
+    assert training.missing_ranks == (2,) and training.extreme("swap_bytes") is None
+    merged = training.to_dict()["merged"]
+    assert (merged["peak_bytes"], merged["peak_rank"], merged["rss_bytes"], merged["rss_rank"]) == (400, 1, 7, 0)

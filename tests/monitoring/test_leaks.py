@@ -1,0 +1,182 @@
+"""Leaks: the statistics on series with a known answer and on recorded noise, then real loops that leak or do not."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+import kerasmem
+from kerasmem.errors import InputError, UsageError
+from kerasmem.monitoring.evidence import Census, Evidence, compare
+from kerasmem.monitoring.growth import judge_growth, theil_sen
+from kerasmem.monitoring.leak_watch import LeakReport
+
+HERE = Path(__file__).parent
+KIB = 1024
+# Host memory after each iteration of real loops that keep nothing: fit, predict with one and with seven shapes, a
+# tf.function; KiB, recorded with `held_bytes`.
+CLEAN = json.loads((HERE / "clean_loops.json").read_text())
+
+
+def accumulated(steps, start=400_000 * KIB):
+    series = [start]
+    for step in steps:
+        series.append(series[-1] + step)
+    return series
+
+
+def clean_run(seed):
+    """A run that keeps nothing: a warm-up, the noise of a recorded loop drawn anew, and what else happens in one."""
+    rng = random.Random(seed)
+    count = rng.choice([20, 30, 60, 120])
+    level, series = 0.0, []
+    recorded = rng.choice(list(CLEAN.values()))
+    quiet = recorded[len(recorded) // 3 :]
+    line = (quiet[-1] - quiet[0]) / (len(quiet) - 1)
+    noise = [value - quiet[0] - line * place for place, value in enumerate(quiet)]
+    kind = seed % 5
+    steps = {rng.randrange(count) for _ in range(rng.choice([1, 2]))}
+    warm, rate = rng.uniform(0.5, 30) * KIB, rng.uniform(1.5, 8)
+    for place in range(count):
+        if kind == 1 and place in steps:
+            level += rng.uniform(0.1, 3) * KIB  # a buffer that grew once
+        settling = warm * (1 - 2.718 ** (-place * rate / (count / 4)))
+        swing = 800 * ((place % 7) / 7) if kind == 2 else 0  # shapes by turns
+        pages = rng.choice([0, 0, 0, 2048]) if kind == 3 else 0  # huge pages that come and go
+        wave = rng.gauss(0, 300) if kind == 4 else 0  # threads at work
+        creep = line * place
+        series.append((400_000 + level + settling + swing + pages + wave + creep + rng.choice(noise)) * KIB)
+    return series
+
+
+def test_at_most_one_false_alarm_in_a_hundred_clean_runs():
+    alarms = [seed for seed in range(300) if judge_growth(clean_run(seed), 16 * KIB).verdict == "leak"]
+    assert len(alarms) <= 3, alarms
+
+
+@pytest.mark.parametrize("size", [20, 50, 100])
+def test_leaks_in_the_same_noise_are_found(size):
+    found = 0
+    for seed in range(0, 100, 5):  # the kind without swings and jumps, whose noise is that of the loops
+        series = [value + size * KIB * place for place, value in enumerate(clean_run(seed))]
+        growth = judge_growth(series, 16 * KIB)
+        found += growth.verdict == "leak"
+        if growth.verdict == "leak" and size == 100:
+            assert growth.slope == pytest.approx(size * KIB, rel=0.5)
+    assert found >= {20: 16, 50: 19, 100: 19}[size]
+
+
+def test_recorded_loops_that_keep_nothing_are_no_leaks():
+    for name, series in CLEAN.items():
+        assert judge_growth([value * KIB for value in series], 16 * KIB).verdict == "settled", name
+
+
+@pytest.mark.parametrize(
+    ("name", "series"),
+    [
+        ("constant", [5e8] * 40),
+        ("a step", [5e8] * 25 + [6e8] * 25),
+        ("levels off", [5e8 + 1e8 * min(n, 30) for n in range(60)]),
+        ("saturates", [5e8 + 3e8 * (1 - 0.9**n) for n in range(60)]),
+        ("a saw", [5e8 + 1e7 * (n % 10) for n in range(60)]),
+        ("shrinks", [5e8 - 1e6 * n for n in range(60)]),
+        ("cache of ten", [5e8 + 1e6 * min(n, 10) for n in range(30)]),
+    ],
+)
+def test_what_settles(name, series):
+    assert judge_growth(series).verdict == "settled", name
+
+
+def test_a_leak_every_tenth_time_is_one_too():
+    growth = judge_growth(accumulated([10_000_000 if n % 10 == 9 else 0 for n in range(400)]))
+    assert growth.slope == pytest.approx(1e6, rel=0.2)
+
+
+def test_few_values_say_nothing():
+    for count in (0, 1, 5, 17):
+        growth = judge_growth([1e6 * n for n in range(count)])
+        assert growth.verdict == "undecided" and f"{count} iterations are too few; 19 are" in growth.reason
+    assert judge_growth([1e6 * n for n in range(19)]).verdict == "leak"
+
+
+def test_the_slope_heeds_no_outlier():
+    values = [3.0 * n for n in range(21)]
+    values[7] = 1e9
+    slope, low, high = theil_sen(values)
+    assert slope == pytest.approx(3) and low <= 3 <= high
+
+
+def test_growth_in_step_is_evidence_and_the_rest_is_not():
+    graph, tensor = "tensorflow.python.framework.func_graph.FuncGraph", "builtins.dict"
+    before = Census(8, {graph: 5, tensor: 100, "a.B": 7}, {"step": 1, "f": 2})
+    after = Census(24, {graph: 21, tensor: 500, "a.B": 7, "c.D": 30}, {"step": 1, "f": 18})
+    found = compare(before, after)
+    assert (found.known, found.types, found.tracings) == ({"live graphs": 16}, {"c.D": 30}, {"f": 16})
+    assert found.explain()[0].startswith("f was traced 16 more times in 16 iterations")
+    assert Evidence.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_a_watch_of_plain_python():
+    watch, kept = kerasmem.LeakWatch("bytes"), []
+    for _ in range(22):
+        kept.append(bytearray(100_000))
+        watch.sample()
+    report = watch.report()
+    assert report.leaks and report.growth["host"].slope == pytest.approx(100_000, rel=0.2)
+    assert LeakReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    assert report.explain()[0].startswith("bytes: host memory grows by ")
+    calm = kerasmem.LeakWatch()
+    calm.sample()
+    assert not calm.report().leaks and "too few" in calm.report().explain()[0]
+    assert "nothing was sampled" in kerasmem.LeakWatch("x").report().explain()[0]
+
+
+def test_wrong_usage():
+    with pytest.raises(UsageError, match="label: '' is no name for a loop"):
+        kerasmem.LeakWatch("")
+    with pytest.raises(InputError, match="leak report: not what"):
+        LeakReport.from_dict({"label": "x"})
+
+
+# What leaves many objects comes last: garbage collection takes longer from then on.
+LOOPS = ["one_model", "many_shapes", "filling_cache", "retracing", "predict_with_scalars", "kept_results", "epochs",
+         "captured_arrays", "new_models"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory):
+    from conftest import python
+
+    done = python(HERE / "leak_scenarios.py", *LOOPS, cwd=tmp_path_factory.mktemp("leaks"))
+    return json.loads(done.stdout.rpartition("RESULT ")[2])
+
+
+@pytest.mark.parametrize("name", ["one_model", "many_shapes", "filling_cache"])
+def test_real_loops_that_keep_nothing(loops, name):
+    report, said = loops[name]
+    assert not report["leaks"] and said == [f"{name}: no memory is kept (20 iterations)"], said
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("new_models", "more live graphs"),
+        ("retracing", "scaled was traced"),
+        ("predict_with_scalars", "predict_at was traced"),
+        ("captured_arrays", "each of the newest graphs holds 78.1 KiB of arrays"),
+        ("kept_results", "more eager tensors"),
+    ],
+)
+def test_real_loops_that_leak_are_caught_with_their_cause(loops, name, expected):
+    report, said = loops[name]
+    assert report["leaks"] and any(expected in line for line in said), said
+    if name in ("captured_arrays", "kept_results"):
+        assert 75_000 < report["growth"]["CPU:0"]["slope"] <= 110_000
+
+
+def test_the_logger_tells_of_epochs_that_keep_memory(loops):
+    leaky, clean = loops["epochs"]["leaky"], loops["epochs"]["clean"]
+    assert leaky[0]["leaks"] and leaky[0]["iterations"] == 20, "over two fits"
+    assert any("CPU:0 memory grows by " in note for note in leaky[1]), leaky
+    assert not clean[0]["leaks"] and clean[1] == []

@@ -1,0 +1,225 @@
+"""`kerasmem.track`: real allocations, in processes of their own where TensorFlow or the program's end matter."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import kerasmem
+from kerasmem.errors import UsageError
+from kerasmem.monitoring.tracking import Span, Use
+from kerasmem.rendering.track_table import track_table
+
+MIB = 2**20
+
+
+def quiet(label):
+    return kerasmem.track(label, show=False)
+
+
+def threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kerasmem")]
+
+
+def hold(mebibytes, seconds=0.0):
+    block = np.ones(mebibytes * MIB // 8)
+    time.sleep(seconds)
+    return block
+
+
+def test_what_stays_and_what_passes_are_told_apart():
+    with quiet("passes") as passes:
+        hold(200, 0.2)
+    with quiet("stays") as stays:
+        kept = hold(120, 0.2)
+    host = passes.result.host
+    assert 190 * MIB < host.peak_bytes - host.before_bytes < 260 * MIB and host.kept_bytes < 40 * MIB
+    assert 110 * MIB < stays.result.host.kept_bytes < 160 * MIB
+    assert 0.2 < passes.result.seconds < 5 and passes.result.error is None
+    del kept
+
+
+def test_a_peak_too_short_to_be_sampled_is_the_kernels():
+    hold(300)  # nothing below can rise above this: only the sampled peak is known then
+    with quiet("brief") as brief:
+        hold(700)
+    host = brief.result.host
+    assert host.peak_bytes - host.before_bytes > 600 * MIB
+
+
+def test_nested_actions_each_have_their_own_and_the_outer_has_all():
+    with quiet("outer") as outer:
+        with quiet("first") as first:
+            hold(150, 0.15)
+        assert threads() == ["kerasmem track"], "one thread for all"
+        with quiet("second") as second:
+            time.sleep(0.1)
+    assert [t.result.path for t in (outer, first, second)] == [("outer",), ("outer", "first"), ("outer", "second")]
+    assert first.result.host.peak_bytes - first.result.host.before_bytes > 140 * MIB
+    assert second.result.host.peak_bytes - second.result.host.before_bytes < 60 * MIB
+    assert outer.result.host.peak_bytes >= first.result.host.peak_bytes
+    assert threads() == []
+
+
+def test_as_decorator_it_keeps_name_result_and_recursion():
+    tracker = quiet("count")
+
+    @tracker
+    def count(n):
+        """Doc."""
+        return 1 if n == 0 else 1 + count(n - 1)
+
+    assert (count(3), count.__name__, count.__doc__) == (4, "count", "Doc.")
+    assert tracker.result.path == ("count",)
+
+
+def test_coroutines_are_measured_to_their_end_and_generators_refused():
+    tracker = quiet("wait")
+
+    @tracker
+    async def wait():
+        await asyncio.sleep(0.1)
+        return 7
+
+    assert asyncio.run(wait()) == 7 and tracker.result.seconds > 0.09
+    with pytest.raises(UsageError, match="is a generator"):
+
+        @quiet("pieces")
+        def pieces():
+            yield 1
+
+
+def test_an_exception_passes_and_is_named():
+    tracker = quiet("fails")
+    with pytest.raises(KeyError), tracker:
+        raise KeyError("x")
+    assert tracker.result.error == "KeyError" and threads() == []
+
+
+def test_threads_do_not_mix():
+    found, tracker = [], quiet("work")
+    barrier = threading.Barrier(8)
+
+    def work(number):
+        with kerasmem.track(f"thread {number}", show=False):
+            barrier.wait()
+            for _ in range(10):
+                with tracker:
+                    time.sleep(0.002)
+        with kerasmem.track(f"own {number}", show=False) as own:
+            pass
+        found.append(own.result.path)
+
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert sorted(found) == [(f"own {n}",) for n in range(8)]
+    assert threads() == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_forked_inside_an_action_can_track_and_end():
+    with quiet("parent"):
+        child = os.fork()
+        if child == 0:
+            with quiet("child") as inner:
+                pass
+            os._exit(0 if inner.result.host.before_bytes else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("label", ["", "  ", 7, None])
+def test_a_label_must_be_text(label):
+    with pytest.raises(UsageError, match="no name for an action"):
+        kerasmem.track(label)
+
+
+def test_a_span_is_frozen_plain_data():
+    with quiet("a") as tracker:
+        pass
+    data = json.loads(json.dumps(tracker.result.to_dict()))
+    assert data["path"] == ["a"] and set(data["host"]) == {"before_bytes", "after_bytes", "peak_bytes"}
+    with pytest.raises(AttributeError):
+        tracker.result.label = "b"
+
+
+ALLOCATOR = """
+import json, sys
+import kerasmem
+with kerasmem.track("without TensorFlow", show=False) as first:
+    pass
+loaded = "tensorflow" in sys.modules
+import tensorflow as tf
+with kerasmem.track("not started", show=False) as second:
+    started = tf.python.eager.context.context()._initialized if hasattr(tf, "python") else False
+growable = kerasmem.enable_memory_growth().state
+kept = tf.zeros([1024])
+with kerasmem.track("outer", show=False) as outer:
+    with kerasmem.track("inner", show=False) as inner:
+        tf.zeros([2**24]).numpy()
+    kept2 = tf.zeros([2**20])
+    with kerasmem.track("later", show=False) as later:
+        tf.zeros([2**18]).numpy()
+results = [tracker.result.to_dict()["allocator"] for tracker in (first, second, outer, inner, later)]
+print("RESULT", json.dumps([loaded, growable] + results))
+"""
+
+
+def test_the_allocators_peak_is_exact_and_tensorflow_is_left_alone(run_python):
+    done = run_python("-c", ALLOCATOR)
+    loaded, growable, first, second, outer, inner, later = json.loads(done.stdout.rpartition("RESULT ")[2])
+    assert (loaded, first, second) == (False, {}, {})
+    assert growable == "no gpu", "had its devices been started, on a GPU this would be too late"
+    peak = {name: use["CPU:0"]["peak_bytes"] for name, use in (("outer", outer), ("inner", inner), ("later", later))}
+    assert 64 * MIB <= peak["inner"] < 66 * MIB
+    assert peak["outer"] == peak["inner"]
+    assert 5 * MIB <= peak["later"] < 7 * MIB
+    assert outer["CPU:0"]["after_bytes"] - outer["CPU:0"]["before_bytes"] == 4 * MIB
+
+
+TABLE = """
+import kerasmem, numpy as np
+@kerasmem.track("read [red]\\x1b[2Jpart")
+def read():
+    return np.ones(2**20)
+with kerasmem.track("load data"):
+    parts = [read() for _ in range(3)]
+try:
+    with kerasmem.track("train"):
+        raise ValueError
+except ValueError:
+    pass
+with kerasmem.track("hidden", show=False):
+    pass
+assert [span.label for span in kerasmem.tracked()] == ["read [red]\\x1b[2Jpart"] * 3 + ["load data", "train"]
+"""
+
+
+def test_one_plain_table_at_the_end(run_python):
+    done = run_python("-c", TABLE)
+    assert done.stdout == "" and "\x1b" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert lines[0].split() == ["Action", "Calls", "Seconds", "Allocator", "kept", "Card", "kept", "Host", "kept"]
+    assert lines[1].startswith("load data  ")
+    assert lines[2].startswith("  read [red]\\x1b[2Jpart") and " 3 " in lines[2]
+    assert lines[3].startswith("train (1 failed)")
+    assert len(lines) == 4
+
+
+def test_the_table_orders_children_below_parents():
+    none = Use(None, None, None)
+
+    def span(path, started):
+        return Span(path[-1], path, "MainThread", started, 1.0, {}, none, Use(0, 5, 9), none, None)
+
+    spans = [span(("b", "d"), 4), span(("b", "c"), 3), span(("b",), 2), span(("a",), 1), span(("x", "inner"), 9)]
+    table = track_table(spans, rich_look=False)
+    assert [cell.plain for cell in table.columns[0].cells] == ["a", "b", "  c", "  d", "  inner"]
+    assert list(table.columns[7].cells) == ["9 B"] * 5 and list(table.columns[8].cells) == ["+5 B"] * 5
+    assert list(table.columns[3].cells) == ["–"] * 5
