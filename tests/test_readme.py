@@ -116,3 +116,11 @@ def test_figures_of_the_cost_table_are_the_benchs():
     rows = json.loads((RESULTS / "estimate_cost.json").read_text())["rows"]
     for row in rows:
         assert f"| {row['seconds']:.0f} | {row['host_bytes'] / 1e9:.2f} GB |" in README, row["name"]
+
+
+def test_figures_of_the_streaming_table_are_the_benchs():
+    summary = json.loads((RESULTS / "streaming.json").read_text())["summary"]
+    shown = [row for row in summary if "bytes read" not in row["what"]]
+    assert len(shown) >= 20
+    for row in shown:
+        assert f"| {row['what']} | {row['value']:.2f} | {row['goal']} |" in README, row["what"]
