@@ -134,7 +134,8 @@ def _events_of(plane: Any) -> Iterator[AllocatorEvent]:
             for stat in event.stats:
                 key = stat.metadata_id
                 if key in numbers:
-                    fields[numbers[key]] = stat.int64_value or stat.uint64_value or stat.double_value or 0
+                    value = stat.int64_value or stat.uint64_value or stat.double_value or 0
+                    fields[numbers[key]] = 0 if value != value else value  # 0/0 where nothing reserved is free
                 elif key in texts:
                     fields[texts[key]] = names.get(stat.ref_value, "") if stat.ref_value else stat.str_value
             yield AllocatorEvent(**fields)

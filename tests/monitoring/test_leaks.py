@@ -146,7 +146,7 @@ LOOPS = ["one_model", "many_shapes", "filling_cache", "retracing", "predict_with
 
 @pytest.fixture(scope="module")
 def loops(tmp_path_factory):
-    from conftest import python
+    from fresh import python
 
     done = python(HERE / "leak_scenarios.py", *LOOPS, cwd=tmp_path_factory.mktemp("leaks"))
     return json.loads(done.stdout.rpartition("RESULT ")[2])

@@ -97,7 +97,7 @@ def test_each_has_a_path_of_its_own(path, rank, expected):
 @pytest.fixture
 def two_processes(tmp_path):
     """Run a script in two processes at once, as workers of one cluster; return what each printed."""
-    from conftest import environment
+    from fresh import environment
 
     def run(script, variables):
         children = [
