@@ -14,6 +14,7 @@ from typing import Any
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, DeviceVerdict, MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
+from kerasmem.estimation.verification import Trial
 
 MOST_EVALUATIONS = 40
 TOLERANCE = 0.01  # of the size: below 100 every size is told apart
@@ -206,6 +207,7 @@ class SearchResult:
         evaluations: every size that was asked, with what it needs.
         report: the estimate at `largest`, or at the smallest size where nothing fits.
         notes: what else a reader should know.
+        trials: the sizes at which real steps were run; empty where none were.
     """
 
     vary: str
@@ -215,6 +217,7 @@ class SearchResult:
     evaluations: tuple[Evaluation, ...]
     report: MemoryReport
     notes: tuple[str, ...] = ()
+    trials: tuple[Trial, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON-ready data, sizes in integer bytes."""
@@ -227,6 +230,7 @@ class SearchResult:
             "evaluations": [asdict(each) for each in self.evaluations],
             "report": self.report.to_dict(),
             "notes": list(self.notes),
+            "trials": [asdict(each) for each in self.trials],
         }
 
     @classmethod
@@ -249,6 +253,7 @@ class SearchResult:
                 tuple(Evaluation(**each) for each in data["evaluations"]),
                 MemoryReport.from_dict(data["report"]),
                 tuple(data["notes"]),
+                tuple(Trial(**each) for each in data.get("trials", ())),
             )
         except (KeyError, TypeError) as error:
             raise InputError(f"search: not a kerasmem result ({type(error).__name__}: {error})") from error

@@ -8,12 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
+from kerasmem.devices.live import list_devices
 from kerasmem.errors import UsageError
 from kerasmem.estimation.cache import cached_estimate
 from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
+from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT
+from kerasmem.estimation.probe.verifying import DEFAULT_STEPS, room_here, try_batch
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
 from kerasmem.estimation.search import MOST_EVALUATIONS, TOLERANCE, Found, SearchResult, search
+from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS
+from kerasmem.estimation.verification import Trial, largest_that_ran
 from kerasmem.models.opening import OBJECT_SOURCE
+from kerasmem.models.request import request_for
 from kerasmem.models.variation import reshaping
 
 BATCH = "batch_size"
@@ -35,11 +41,19 @@ def max_batch_size(
     exact: bool = False,
     method: str = "auto",
     cache: bool = False,
+    margin: float = 0.0,
+    verify: bool = False,
+    samples: int | None = None,
+    steps: int = DEFAULT_STEPS,
+    timeout: float = DEFAULT_TIMEOUT,
     **options: Any,
 ) -> SearchResult:
     """Return the largest batch that fits a device, or the largest size of something else.
 
     The estimator is asked for a few sizes only, each once, and the answer is the largest whose whole interval fits.
+    With `verify`, real steps are then run there, and at a few sizes around it, each in a process of its own under the
+    device's limit: training, the smaller last batch of an epoch, and evaluation. The answer is then the largest that
+    ran.
 
     Args:
         model: as for `kerasmem.estimate`.
@@ -54,6 +68,12 @@ def max_batch_size(
         exact: search to the last one; otherwise to within 1 %, with fewer estimates.
         method: as for `kerasmem.estimate`; "auto" keeps to the method that answers first.
         cache: keep estimates of model files in the user's cache folder, and use them.
+        margin: the share of what the device has that is to stay free, from 0 to below 1.
+        verify: run real steps; the batch size only. Where the machine has no GPU they run on the CPU, with the GPUs'
+            allocator and the device's limit.
+        samples: of the data, for the size of the last batch; None: half a batch.
+        steps: training steps at each size that is tried.
+        timeout: seconds for each size that is tried.
         **options: the other arguments of `kerasmem.estimate`.
 
     Returns:
@@ -69,7 +89,8 @@ def max_batch_size(
         >>> kerasmem.max_batch_size(model, device="64MB", method="formula").largest
         6244
     """
-    target = resolve_device(str(device))
+    target = _with_margin(resolve_device(str(device)), margin)
+    _check_verifying(verify, vary, samples, steps, timeout)
     for name, number in (("minimum", minimum), ("maximum", maximum), ("step", step)):
         if (name != "maximum" or number is not None) and (isinstance(number, bool) or not isinstance(number, int)):
             raise UsageError(f"{name} {number!r}: must be a whole number")
@@ -93,16 +114,131 @@ def max_batch_size(
         ask, target.available_bytes, minimum=minimum, maximum=maximum, step=step,
         guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1, tolerance=0 if exact else TOLERANCE,
     )  # fmt: skip
-    shown = reports[found.evaluations[0].size if found.largest is None else found.largest]
+    largest, trials, notes = found.largest, (), list(_notes(found, vary, maximum))
+    if verify:
+        largest, trials = _verified(
+            model, target, found, (minimum, maximum, step), (samples, steps, timeout), options, str(device)
+        )
+        if largest is not None and largest not in reports:
+            ask(largest)
+        notes += _trial_notes(found, largest, trials)
+    shown = reports[found.evaluations[0].size if largest is None else largest]
     return SearchResult(
         vary=vary,
-        largest=found.largest,
+        largest=largest,
         fails_from=found.fails_from,
-        device=_device(target, found),
+        device=_device(target, found.verdict if not trials else FITS if largest is not None else DOES_NOT_FIT),
         evaluations=found.evaluations,
         report=shown,
-        notes=tuple(_notes(found, vary, maximum)),
+        notes=tuple(notes),
+        trials=trials,
     )
+
+
+def find_batch_size(
+    model: Any,
+    *,
+    device: str | int | None = None,
+    margin: float = 0.05,
+    floor: int = 1,
+    ceiling: int | None = None,
+    samples: int | None = None,
+    steps: int = DEFAULT_STEPS,
+    **options: Any,
+) -> SearchResult:
+    """Return the largest batch size at which real steps run within a device's memory.
+
+    The estimator names a size; two or three real training steps, the smaller last batch of an epoch and evaluation are
+    then run at it in a process of its own, under the device's limit, and at a few sizes around it. This process
+    allocates nothing and cannot be damaged.
+
+    Args:
+        model: as for `kerasmem.estimate`; a function or class must be importable from another process.
+        device: a card of the catalogue ("t4") or a size ("16GB", or bytes); None: what is free now on this machine's
+            first GPU or, without one, in its memory.
+        margin: the share of that which is to stay free.
+        floor: the smallest size.
+        ceiling: the largest; None: as large as fits.
+        samples: of the data, for the size of the last batch; None: half a batch.
+        steps: training steps at each size that is tried.
+        **options: the other arguments of `kerasmem.max_batch_size`.
+
+    Returns:
+        A `SearchResult`: `largest` is None where not even `floor` ran; `trials` has what was run.
+
+    Raises:
+        UsageError: an argument is wrong, or the model exists in this process only.
+        KerasmemError: as `kerasmem.max_batch_size`; or a step failed for another reason than memory.
+
+    Example:
+        >>> import kerasmem
+        >>> kerasmem.find_batch_size("keras.applications:MobileNetV2", device="2GB").largest  # doctest: +SKIP
+        27
+    """
+    where = None
+    if device is None:
+        device, where = room_here()
+    found = max_batch_size(
+        model, device=device, margin=margin, minimum=floor, maximum=ceiling, samples=samples, steps=steps, verify=True,
+        **options,
+    )  # fmt: skip
+    return found if where is None else replace(found, device=replace(found.device, name=where))
+
+
+def _with_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
+    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin < 1:
+        raise UsageError(f"margin {margin!r}: give the share that is to stay free, from 0 to below 1")
+    if not margin:
+        return target
+    note = f"{margin:.0%} of it is to stay free".replace("%", " %")
+    available = int(target.available_bytes * (1 - margin))
+    return replace(target, available_bytes=available, note=f"{target.note}; {note}" if target.note else note)
+
+
+def _check_verifying(verify: bool, vary: str, samples: Any, steps: Any, timeout: Any) -> None:
+    if verify and vary != BATCH:
+        raise UsageError(f"verify: real steps are run for the batch size only, not for {vary!r}")
+    for name, value in (("samples", samples), ("steps", steps)):
+        if name == "samples" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(f"{name} {value!r}: must be a whole number from 1")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
+
+
+def _verified(
+    model: Any,
+    target: DeviceTarget,
+    found: Found,
+    sizes: tuple[int, int | None, int],
+    running: tuple[int | None, int, float],
+    options: Mapping[str, Any],
+    device: str,
+) -> tuple[int | None, tuple[Trial, ...]]:
+    """Run real steps around what the estimator found."""
+    minimum, maximum, step = sizes
+    samples, steps, timeout = running
+    own = {name: value for name, value in options.items() if name not in ("replicas", "device")}
+    with request_for(model, batch_size=minimum, **own) as request:
+
+        def try_size(size: int) -> Trial:
+            last = samples % size if samples is not None else size // 2
+            return try_batch(request, size, target.available_bytes, steps=steps, last=last, timeout=timeout)
+
+        first = minimum if found.largest is None else found.largest
+        return largest_that_ran(
+            try_size, first=first, fails_from=found.fails_from, minimum=minimum, maximum=maximum, step=step
+        )
+
+
+def _trial_notes(found: Found, largest: int | None, trials: tuple[Trial, ...]) -> Iterator[str]:
+    if not list_devices():
+        yield "ran on the CPU, with the GPUs' allocator and the device's limit; a GPU's kernels may take other scratch"
+    if largest is None:
+        yield f"not even batch size {trials[-1].size:,} ran"
+    elif found.largest is not None and largest < found.largest:
+        yield f"the estimate was too low: batch size {found.largest:,} should have fitted and ran out of memory"
 
 
 def _asker(model: Any, vary: str, batch_size: int, device: str, cache: bool, options: Mapping[str, Any]) -> Ask:
@@ -131,8 +267,8 @@ def _asker(model: Any, vary: str, batch_size: int, device: str, cache: bool, opt
     return ask_reshaped
 
 
-def _device(target: DeviceTarget, found: Found) -> DeviceVerdict:
-    return DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, found.verdict, target.note)
+def _device(target: DeviceTarget, verdict: str) -> DeviceVerdict:
+    return DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, verdict, target.note)
 
 
 def _notes(found: Found, vary: str, maximum: int | None) -> Iterator[str]:

@@ -41,6 +41,8 @@ def _contents(result: SearchResult, *, terminal: int | None) -> RenderableType:
         f"method: {printable(settings.method, 30)} ({how(report)})"
     )
     parts: list[RenderableType] = [title, "", _table(result, terminal)]
+    if result.trials:
+        parts += ["", _trials_table(result, terminal)]
     parts += [Text(f"Note: {printable(note)}.") for note in result.notes]
     parts += ["", *_answer(result)]
     return Group(*parts)
@@ -70,13 +72,50 @@ def _table(result: SearchResult, terminal: int | None) -> Table:
     return table
 
 
+def _trials_table(result: SearchResult, terminal: int | None) -> Table:
+    """Return what really ran."""
+    rich_look = terminal is not None
+    table = Table(
+        box=box.SIMPLE_HEAD if rich_look else None,
+        header_style="bold",
+        padding=(0, 1) if rich_look else (0, 2, 0, 0),
+        pad_edge=rich_look,
+    )
+    table.add_column("Real steps at", justify="right", no_wrap=True)
+    table.add_column("Peak", justify="right", no_wrap=True)
+    table.add_column("Limit", justify="right", no_wrap=True)
+    table.add_column("Outcome", no_wrap=True)
+    for each in sorted(result.trials, key=lambda trial: trial.size):
+        outcome = Text("ran", VERDICT_STYLES["fits"]) if each.fits else Text("ran out", VERDICT_STYLES["does not fit"])
+        table.add_row(
+            f"{each.size:,}", "–" if each.peak_bytes is None else format_size(each.peak_bytes),
+            format_size(each.limit_bytes), outcome, style="bold" if each.size == result.largest else None,
+        )  # fmt: skip
+    return table
+
+
 def _what(result: SearchResult) -> str:
     return _WORDS.get(result.vary, printable(result.vary, 60))
+
+
+def _answer_of_trials(result: SearchResult) -> Text:
+    device, sizes = result.device, [each.size for each in result.trials]
+    line = Text(f"{printable(device.name, 80)} ({format_size(device.available_bytes)} for TensorFlow): ")
+    if result.largest is None:
+        line.append(f"batch size {min(sizes):,} ran out of memory", style=VERDICT_STYLES["does not fit"])
+        return line
+    peak = next((each.peak_bytes for each in result.trials if each.size == result.largest), None)
+    line.append(f"batch size {result.largest:,} ran", style=VERDICT_STYLES["fits"])
+    if peak is not None:
+        line.append(f", {format_size(device.available_bytes - peak)} to spare")
+    return line
 
 
 def _answer(result: SearchResult) -> list[Text]:
     device, what = result.device, _what(result)
     smallest = result.evaluations[0]
+    if result.trials:
+        return [_answer_of_trials(result)]
     room = f"{printable(device.name, 80)} ({format_size(device.available_bytes)} for TensorFlow)"
     if result.largest is not None:
         size = next(each for each in result.evaluations if each.size == result.largest)

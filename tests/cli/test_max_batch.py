@@ -95,3 +95,14 @@ def test_wrong_usage(cli, arguments, message):
     assert result.code == 2
     assert message in result.err
     assert result.out == ""
+
+
+def test_verified_by_real_steps(cli, model_file):
+    arguments = ("max-batch", model_file, "--method", "formula", "--min", 4, "--max", 4, "--verify", "--steps", 1)
+    result = cli(*arguments, "--device", "64MB", "--margin", "0.1")
+    assert result.code == 0
+    assert result.out.splitlines()[-1].startswith("64MB (54.9 MiB for TensorFlow): batch size 4 ran, ")
+    lines = [line.split() for line in result.out.splitlines()]
+    assert any(line[:1] == ["4"] and line[-1] == "ran" for line in lines)
+    refused = cli("max-batch", model_file, "--device", "64MB", "--verify", "--vary", "dense.units")
+    assert refused.code == 2 and "verify" in refused.err

@@ -50,6 +50,10 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
     return {**session.facts(), "runs": runs}
 
 
+class StepRanOutError(ModelError):
+    """A step ran out of the device's memory."""
+
+
 class Session:
     """One model with real weights, trained at one batch size after the other."""
 
@@ -85,7 +89,7 @@ class Session:
                     break
             took = (time.monotonic() - begin) / max(len(peaks), 1)
         except tf.errors.ResourceExhaustedError as error:
-            raise ModelError(_out_of_memory(error, self.model.name, batch_size, self.device)) from None
+            raise StepRanOutError(_out_of_memory(error, self.model.name, batch_size, self.device)) from None
         except (KerasmemError, MemoryError):
             raise
         except Exception as error:

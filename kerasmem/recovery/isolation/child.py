@@ -1,0 +1,120 @@
+"""Inside the process of its own: set the limits, call the function, leave the answer in a file.
+
+The answer is a pickle that only the process which asked for it reads: a dictionary with `value`, or with `error`
+(an exception, or None where it cannot be pickled), `told` and `traceback`; and with `device` and `peak` (bytes).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+from kerasmem.errors import KerasmemError
+
+MIB = 2**20
+
+
+def run(call: BinaryIO, answer: BinaryIO, settings: Mapping[str, Any]) -> None:
+    """Call what was asked for and write what became of it.
+
+    Args:
+        call: a pickle of (function, positional arguments, keyword arguments).
+        answer: where to write.
+        settings: `cwd`, `path`, `argv`, `environ`, and `device_bytes` or None.
+    """
+    os.chdir(settings["cwd"])
+    os.environ.clear()
+    os.environ.update(settings["environ"])
+    sys.path[:] = settings["path"]
+    sys.argv[:] = settings["argv"]
+    random.seed()  # forks of one process would draw the same numbers
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    try:
+        _limit(settings["device_bytes"])
+        function, arguments, named = pickle.load(call)
+        found = {"value": function(*arguments, **named)}
+        found.update(_peak())
+        pickled = _dumps_result(found)
+    except BaseException as error:
+        pickled = _dumps_error(error)
+    answer.write(pickled)
+    answer.flush()
+
+
+def _limit(device_bytes: int | None) -> None:
+    """Have TensorFlow count what it hands out, and hand out no more than the limit."""
+    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # several processes may share a card
+    if device_bytes is None:
+        return
+    import tensorflow as tf
+
+    cards = tf.config.list_physical_devices("GPU")
+    if not cards:
+        os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(max(1, device_bytes // MIB))
+    for card in cards:
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=max(1, device_bytes // MIB))
+        tf.config.set_logical_device_configuration(card, [limit])
+
+
+def _peak() -> dict[str, Any]:
+    """Return the device with the highest peak, and the peak; nothing where TensorFlow has not started its devices."""
+    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
+    if context is None or getattr(context, "_context_handle", None) is None:
+        return {}
+    import tensorflow as tf
+
+    peaks = {}
+    devices = tf.config.list_logical_devices()
+    for kind in ("GPU", "CPU"):
+        for device in devices:
+            if device.device_type == kind:
+                name = ":".join(device.name.split(":")[-2:])
+                with contextlib.suppress(ValueError):
+                    peaks[name] = tf.config.experimental.get_memory_info(name)["peak"]
+        if peaks:
+            break
+    if not peaks:
+        return {}
+    device = max(peaks, key=lambda name: peaks[name])
+    return {"device": device, "peak": peaks[device]}
+
+
+def _dumps_result(found: dict[str, Any]) -> bytes:
+    try:
+        return _dumps(found)
+    except Exception as error:
+        raise KerasmemError(
+            f"the result, a {type(found['value']).__name__}, cannot be sent back ({type(error).__name__}: {error}); "
+            "return plain values, arrays, or a Keras model"
+        ) from error
+
+
+def _dumps(value: Any) -> bytes:
+    import cloudpickle
+
+    return bytes(cloudpickle.dumps(value))
+
+
+def _dumps_error(error: BaseException) -> bytes:
+    """Return the failure, with as much of the exception as can be sent."""
+    told: dict[str, Any] = {
+        "class": type(error).__name__,
+        "told": str(error),
+        "traceback": traceback.format_exc(),
+        "error": None,
+    }
+    with contextlib.suppress(Exception):
+        told.update(_peak())
+    with contextlib.suppress(Exception):
+        pickled = _dumps({**told, "error": error.with_traceback(None)})
+        pickle.loads(pickled)  # some exceptions can be written and not be read
+        return pickled
+    return _dumps(told)
