@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import keras
@@ -88,39 +89,15 @@ def test_the_formulas_interval_is_the_one_measured():
     assert 0 <= MEASURED_HIGH - max(ratios) < 0.11
 
 
-def test_figures_of_the_formula_table_are_the_benchs():
-    rows = json.loads((RESULTS / "formula.json").read_text())["rows"]
-    shown = 0
-    for row in rows:
-        line = re.search(rf"^\| {row['model']} \| {row['optimizer']} \|(.*)\|$", README, re.MULTILINE)
-        if line:
-            batch, formula, measured, ratio = (cell.strip() for cell in line[1].split("|"))
-            mib = [f"{row[key] / 2**20:.1f}" for key in ("formula_bytes", "measured_bytes")]
-            assert [batch, formula, measured, ratio] == [str(row["batch_size"]), *mib, f"{row['ratio']:.2f}"]
-            shown += 1
-    assert shown >= 6
-
-
-def test_figures_of_the_estimates_table_are_the_benchs():
-    summary = json.loads((RESULTS / "estimates.json").read_text())["summary"]
-    for name in ("xla", "graph", "probe", "formula", "grappler", "model-profiler"):
-        found = (summary["methods"].get(name) or summary["rivals"].get(name)) if name != "formula" else None
-        found = found or summary["rivals"][name]
-        line = re.search(rf"^\| {name} \| (\d+) \| ([\d.]+) % \| ([\d.]+) % \|", README, re.MULTILINE)
-        figures = [found["rows"], found["median_absolute_error_percent"], found["p95_absolute_error_percent"]]
-        assert line and [float(each) for each in line.groups()] == figures, name
-    assert f"{summary['measured']} of the 215 designed rows" in README
-
-
-def test_figures_of_the_cost_table_are_the_benchs():
-    rows = json.loads((RESULTS / "estimate_cost.json").read_text())["rows"]
-    for row in rows:
-        assert f"| {row['seconds']:.0f} | {row['host_bytes'] / 1e9:.2f} GB |" in README, row["name"]
-
-
-def test_figures_of_the_streaming_table_are_the_benchs():
-    summary = json.loads((RESULTS / "streaming.json").read_text())["summary"]
-    shown = [row for row in summary if "bytes read" not in row["what"]]
-    assert len(shown) >= 20
-    for row in shown:
-        assert f"| {row['what']} | {row['value']:.2f} | {row['goal']} |" in README, row["what"]
+def test_every_measured_figure_is_the_benchs():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        from readme_figures import PARTS, differing, rewritten
+    finally:
+        sys.path.pop(0)
+    new = rewritten(README)
+    assert not differing(README, new), "run scripts/readme"
+    written = set(re.findall(r"^<!-- figures: (\w+) -->$", README, re.MULTILINE))
+    assert written == set(PARTS)  # none is forgotten
+    changed = re.sub(r"(\d)\.(\d)", r"\1.\2\2", README)
+    assert differing(changed, rewritten(changed))  # and a wrong figure is seen
