@@ -47,3 +47,13 @@ def test_train_from_large_file(program, sizes):
     assert result.code == 0, result.err
     assert "MemoryError" in result.out
     assert re.search(r"trained one epoch on [\d,]+ rows", result.out)
+
+
+def test_grid_search(program):
+    result = program(EXAMPLES / "grid_search.py")
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert sum("ran out of memory" in line for line in lines) == 2  # the widest, at both rates
+    scores = [float(found[1]) for line in lines if (found := re.match(r" +\d+ +[\d.]+ +([\d.]+) +[\d.]+ [KM]iB", line))]
+    assert len(scores) == 4
+    assert lines[-1].startswith("Best: {'units': ") and f"accuracy {max(scores):.3f}" in lines[-1]
