@@ -73,19 +73,20 @@ def estimates() -> str:
     all_of_them = f"all {below}" if not survived else f"{below - survived} of {below}"
     graph, xla = methods["graph"], methods["xla"]
     first = prose(
-        f"{found['measured']} of the 215 designed rows are measured; the rest are heavy models in mixed precision, which "
-        "take hours on two cores:"
+        f"{found['measured']} of the 215 designed rows are measured; the rest are heavy models in mixed precision, "
+        "which take hours on two cores:"
     )
     last = prose(f"""
 XLA's plan equals what the allocator was asked for in {xla["plan"]["equal_percent"]:.0f} % of rows (but for scalars that
-TensorFlow copies beside it). On the held-out models the median error is {held["graph"]["median_absolute_error_percent"]} %
-for `graph` and {held["xla"]["median_absolute_error_percent"]} % for `xla`. In graph mode `high` is
+TensorFlow copies beside it). On the held-out models the median error is
+{held["graph"]["median_absolute_error_percent"]} % for `graph` and
+{held["xla"]["median_absolute_error_percent"]} % for `xla`. In graph mode `high` is
 {graph["median_high_to_measured"]:.2f} × the measured median and covers the largest step of
 {graph["maximum_within_high_percent"]:.0f} % of rows (goal 98 %); under XLA it is {xla["median_high_to_measured"]:.2f} ×
-and covers {xla["maximum_within_high_percent"]:.0f} %. Trained again under a limit of `high`, {died} of {tried} runs went
-out of memory (goal: 2 %), and under nine tenths of the need {all_of_them} did. *grappler* is TensorFlow's virtual cluster
-(`DeterminePeakMemoryUsage`), *model-profiler* the package of that name; both ran on {rivals["grappler"]["rows"]} of the
-rows.""")
+and covers {xla["maximum_within_high_percent"]:.0f} %. Trained again under a limit of `high`, {died} of {tried} runs
+went out of memory (goal: 2 %), and under nine tenths of the need {all_of_them} did. *grappler* is TensorFlow's virtual
+cluster (`DeterminePeakMemoryUsage`), *model-profiler* the package of that name; both ran on
+{rivals["grappler"]["rows"]} of the rows.""")
     return f"{first}\n\n{table('method|>rows|>median error|>95th percentile|goal', rows)}\n\n{last}"
 
 
@@ -106,9 +107,9 @@ def estimate_cost() -> str:
 def logger() -> str:
     found = results("logger")["summary"]
     return prose(f"""
-`MemoryLogger` in `fit` (`scripts/bench/logger.py`: a small CNN, steps of {found["step_milliseconds"]:.1f} ms): its hooks
-take {found["hooks_in_fit_microseconds"]:.0f} µs a batch (goal 50), {100 * found["median_own_share"]:.2f} % of the step by
-its own count (goal 1 %).""")
+`MemoryLogger` in `fit` (`scripts/bench/logger.py`: a small CNN, steps of {found["step_milliseconds"]:.1f} ms): its
+hooks take {found["hooks_in_fit_microseconds"]:.0f} µs a batch (goal 50), {100 * found["median_own_share"]:.2f} % of the
+step by its own count (goal 1 %).""")
 
 
 @part
