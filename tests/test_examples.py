@@ -57,3 +57,31 @@ def test_grid_search(program):
     scores = [float(found[1]) for line in lines if (found := re.match(r" +\d+ +[\d.]+ +([\d.]+) +[\d.]+ [KM]iB", line))]
     assert len(scores) == 4
     assert lines[-1].startswith("Best: {'units': ") and f"accuracy {max(scores):.3f}" in lines[-1]
+
+
+def test_recover_from_oom(program):
+    survived = program(EXAMPLES / "recover_from_oom.py")
+    assert survived.code == 0, survived.err
+    assert "ran out of memory" in survived.out and "in micro-batches of 256 rows" in survived.out
+    assert re.search(r"^step 0: 512 rows, then \d+ at a time$", survived.out, re.MULTILINE)
+    whole = program(EXAMPLES / "recover_from_oom.py", "4000")
+    assert "ran out" not in whole.out
+    assert whole.out.splitlines()[-1] == survived.out.splitlines()[-1], "the same weights"
+
+
+def test_recomputation_sweep(program):
+    result = program(EXAMPLES / "recomputation_sweep.py", "--depth", 8, "--batch-size", 512, "--segments", 1, 3)
+    assert result.code == 0, result.err
+    rows = re.findall(r"^ +(\d+) +([\d.]+) MiB +([\d.]+) MiB +\d+ ms$", result.out, re.MULTILINE)
+    assert [row[0] for row in rows] == ["1", "3"]
+    assert all(float(predicted) > 0 for _, predicted, _ in rows)
+    assert float(rows[1][2]) < 0.8 * float(rows[0][2])
+
+
+def test_tf_data_service(program):
+    result = program(EXAMPLES / "tf_data_service.py", "--rows", 8000, "--kill")
+    assert result.code == 0, result.err
+    assert "killed a reader after" in result.out
+    counts = re.search(r"^once ([\d,]+), never ([\d,]+), more than once ([\d,]+)$", result.out, re.MULTILINE).groups()
+    once, never, more = (int(count.replace(",", "")) for count in counts)
+    assert (once + never, more) == (8000, 0), "at most once"

@@ -20,9 +20,12 @@ COMMANDS = {
     "compare": ("compare_command", "What differs in memory between two models; a limit for CI."),
     "measure": ("measure_command", "How much memory some real training steps take."),
     "profile": ("profile_command", "What is in memory at the peak of a real step, layer by layer."),
+    "advise": ("advise_command", "What to do so that training fits a device, each remedy estimated."),
+    "run": ("run_command", "Run a training script, and go on where it runs out of memory."),
     "explain": ("explain_command", "What ran out of memory in a log, why, and what to do."),
     "watch": ("watch_command", "Cards, processes and running training, live."),
     "doctor": ("doctor_command", "Does TensorFlow see the GPU, and if not, why."),
+    "data": ("data_command", "Data files: look into, convert, repack, statistics, speed."),
     "report": ("report_command", "Runs, estimates and profiles as a page, a picture, a table or data."),
     "devices": ("devices_command", "The catalogue of cards, and what is in this machine."),
 }

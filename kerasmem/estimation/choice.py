@@ -11,6 +11,8 @@ from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.layers import Inferred
 from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.parallel.asking import SHARDED_METHOD, WHY, one_of_several
+from kerasmem.estimation.parallel.parallelism import Parallelism
 from kerasmem.estimation.report import Alternative
 from kerasmem.estimation.tracing import step_outcome
 from kerasmem.models.inputs import ModelInput
@@ -31,6 +33,8 @@ class Question:
         source: what `kerasmem.estimate` was given as the model.
         options: and its other arguments that say how to open the model.
         is_fixed: the model's input fixes the batch.
+        split: how the step is spread over devices; None for one. `batch_size` is then one device's share.
+        whole_batch: the samples of all devices together.
     """
 
     model: Any
@@ -44,6 +48,8 @@ class Question:
     source: Any
     options: Mapping[str, Any] = field(default_factory=dict)
     is_fixed: bool = False
+    split: Parallelism | None = None
+    whole_batch: int = 0
 
     def ask(self, method: str, target: DeviceTarget | None, jit_compile: bool | str = "auto") -> Outcome:
         """Return what a method that looks at the step finds.
@@ -51,6 +57,17 @@ class Question:
         Raises:
             KerasmemError: it has no answer; the message says why.
         """
+        if self.split is None:
+            return self._ask_for_one(method, target, jit_compile)
+        from kerasmem.models.request import request_for
+
+        return one_of_several(
+            method, self.split, self.mode, lambda: self._ask_for_one(method, target, jit_compile),
+            request_for(self.source, **self.options, batch_size=self.whole_batch, mode=self.mode, jit_compile=True),
+            [row.name for row in self.inferred.layers], self._weights(),
+        )  # fmt: skip
+
+    def _ask_for_one(self, method: str, target: DeviceTarget | None, jit_compile: bool | str) -> Outcome:
         if method in ("graph", "xla"):
             return step_outcome(
                 method, self.model, self.training, self.structure, self.inputs, self.inferred, self.batch_size,
@@ -103,9 +120,15 @@ def choose(method: str, jit_compile: bool | str, target: DeviceTarget | None, qu
     """
     if method != "auto":
         return Choice(question.ask(method, target, jit_compile))
-    execution, why = _as_keras_would(jit_compile, target, question.model)
+    split = question.split
+    if split is not None and split.is_sharded:
+        found = question.ask(SHARDED_METHOD, target)
+        return Choice(found, (), (f"{SHARDED_METHOD}, since {WHY}",))
+    execution, why = _as_keras_would(jit_compile, target, question.model, split)
     notes: list[str] = []
-    outcome = _first(_methods(execution, target), target, jit_compile, why, question, notes)
+    # A card's own plan is made for one card, and has no exchange between several.
+    methods = _methods(execution, target if split is None else None)
+    outcome = _first(methods, target, jit_compile, why, question, notes)
     if outcome is None:
         notes.append("the formula answers in their place")
         return Choice(None, (), tuple(notes))
@@ -163,7 +186,7 @@ def _other(outcome: Outcome, target: DeviceTarget | None, question: Question) ->
     """Return what the other way of running the step would need; only offered where no device is named."""
     other = "xla" if outcome.execution == "graph" else "graph"
     when = "with jit_compile=True" if other == "xla" else "with jit_compile=False"
-    if target is None:
+    if target is None or question.split is not None:
         return (Alternative(other, other, None, None, None, f"ask for it with --method {other}"),)
     try:
         found = question.ask(other, target)
@@ -172,10 +195,14 @@ def _other(outcome: Outcome, target: DeviceTarget | None, question: Question) ->
     return (Alternative(other, other, found.total, found.low, found.high, when),)
 
 
-def _as_keras_would(jit_compile: bool | str, target: DeviceTarget | None, model: Any) -> tuple[str, str]:
+def _as_keras_would(
+    jit_compile: bool | str, target: DeviceTarget | None, model: Any, split: Parallelism | None = None
+) -> tuple[str, str]:
     """Return "xla" or "graph", and why."""
     if jit_compile != "auto":
         return ("xla" if jit_compile else "graph"), f"jit_compile={jit_compile}"
+    if split is not None:
+        return "graph", "Keras does not compile with XLA under tf.distribute"
     if target is None or target.source != "catalogue":
         reason = "no card is named" if target is None else "a size does not say that it is a GPU's"
         return "graph", f"Keras compiles with XLA on a GPU only, and {reason}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from kerasmem.devices.cards import Card
@@ -10,10 +9,11 @@ from kerasmem.estimation.allocator import BFCAllocator
 from kerasmem.estimation.gpu_target.need import gpu_need
 from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, gpu_target_plan, instant_of
 from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.planned import divide, requests, row_of
 from kerasmem.estimation.probe.probing import probe
 from kerasmem.estimation.replay import smallest_limit
 from kerasmem.estimation.report import Pool
-from kerasmem.models.op_names import CATEGORIES, Instant
+from kerasmem.models.op_names import Instant
 from kerasmem.models.request import ModelRequest
 
 
@@ -39,13 +39,14 @@ def gpu_target_outcome(
     need = gpu_need(plan, lambda variant: _in_allocator(plan, variant).peak - variant.total)
     allocator = _in_allocator(plan, plan.likely)
     limit = max(smallest_limit(_requests(plan, each)) for each in plan.variants)
-    categories, layers = _divide(plan, frozenset(rows))
+    within = plan.likely.temp + plan.likely.output - plan.likely.alias
+    categories, layers = divide(plan.arguments, plan.live, within, frozenset(rows))
     _add_weights(plan, weights or {}, layers)
     categories["allocator"] = need.total - sum(categories.values())
     return Outcome(
         "gpu-target", "xla", need.total, need.low, max(need.high, limit),
         Pool(plan.likely.total, need.total, allocator.reserved, None, limit),
-        categories, layers, _with_row(plan.instant, frozenset(rows)),
+        categories, layers, with_row(plan.instant, frozenset(rows)),
         need.unmodelled,
         (*need.notes, *(f"{each.what}: up to {each.high:,} B more ({each.why})" for each in need.intervals)),
     )  # fmt: skip
@@ -60,25 +61,14 @@ def _in_allocator(plan: GpuPlan, variant: Variant) -> BFCAllocator:
 
 
 def _requests(plan: GpuPlan, variant: Variant) -> list[tuple[int, int]]:
-    """Return what is asked of the allocator, one after another: a number and bytes."""
-    groups = ("trainable", "non_trainable", "metrics", "optimizer", "inputs")
-    sizes = [size for group in groups for size in plan.arguments.get(group, ())]
-    sizes += [size for size in (variant.output - variant.alias, variant.temp) if size > 0]
-    return list(enumerate(sizes))
+    return requests(plan.arguments, variant.output - variant.alias, variant.temp)
 
 
-def _row(path: str | None, rows: frozenset[str]) -> str | None:
-    """Return the deepest row that a path of layers leads through; the path itself where no rows are known."""
-    if path is None or not rows:
-        return path
-    parts = path.split("/")
-    return next((row for end in range(len(parts), 0, -1) if (row := "/".join(parts[:end])) in rows), None)
-
-
-def _with_row(instant: Instant | None, rows: frozenset[str]) -> Instant | None:
-    if instant is None or _row(instant.layer, rows) == instant.layer:
+def with_row(instant: Instant | None, rows: frozenset[str]) -> Instant | None:
+    """Return an instant whose layer is a row of the report."""
+    if instant is None or row_of(instant.layer, rows) == instant.layer:
         return instant
-    return instant_of(instant.operation, _row(instant.layer, rows), instant.phase)
+    return instant_of(instant.operation, row_of(instant.layer, rows), instant.phase)
 
 
 def _add_weights(
@@ -91,32 +81,6 @@ def _add_weights(
         for size, row in known:
             if row is not None:
                 layers[row] = layers.get(row, 0) + size
-
-
-def _divide(plan: GpuPlan, rows: frozenset[str]) -> tuple[dict[str, int], dict[str, int]]:
-    groups = {name: sum(sizes) for name, sizes in plan.arguments.items()}
-    categories = {
-        "weights": groups.get("trainable", 0) + groups.get("non_trainable", 0) + groups.get("metrics", 0),
-        "optimizer": groups.get("optimizer", 0),
-        "gradients": 0,
-        "activations": 0,
-        "inputs": groups.get("inputs", 0),
-        "workspace": 0,
-    }
-    layers: Counter[str] = Counter()
-    known = 0
-    within = plan.likely.temp + plan.likely.output - plan.likely.alias
-    for each in plan.live:
-        if each.phase is None:  # an argument, counted above
-            continue
-        if known + each.bytes > within:
-            break
-        known += each.bytes
-        categories[CATEGORIES[each.phase]] += each.bytes
-        if (row := _row(each.layer, rows)) is not None:
-            layers[row] += each.bytes
-    categories["workspace"] += within - known
-    return categories, dict(layers)
 
 
 def probe_outcome(request: ModelRequest, is_fixed: bool = False) -> Outcome:

@@ -15,6 +15,8 @@ from kerasmem.estimation.choice import Choice, Question, choose
 from kerasmem.estimation.formula import formula, formula_bytes, opaque_layers, share_out
 from kerasmem.estimation.layers import infer_layers
 from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.parallel.asking import check_method
+from kerasmem.estimation.parallel.parallelism import Parallelism, parallelism
 from kerasmem.estimation.report import (
     Bytes,
     DeviceVerdict,
@@ -50,6 +52,9 @@ def estimate(
     jit_compile: bool | str = "auto",
     mode: str = "train",
     replicas: int = 1,
+    parallel: str = "data",
+    shard_optimizer: bool = False,
+    layout: Any = None,
     input_shape: Any = None,
     factory: str | None = None,
     factory_args: Mapping[str, Any] | None = None,
@@ -71,7 +76,12 @@ def estimate(
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes): adds a verdict.
         jit_compile: for "auto": whether XLA compiles the step; "auto" as Keras decides.
         mode: "train", "evaluate" (a forward pass with loss and metrics) or "inference".
-        replicas: devices that share each batch (`tf.distribute.MirroredStrategy`): the report is of one of them.
+        replicas: devices that train together: the report is of one of them.
+        parallel: "data" (each has the whole model and its share of the batch: `tf.distribute`, or with method "xla"
+            `keras.distribution.DataParallel`) or "model" (each has a share of the weights: `ModelParallel`).
+        shard_optimizer: under "data", each device keeps a share of the optimizer's slots.
+        layout: under "model", which dimension of which weight is divided, as `keras.distribution.LayoutMap` has it:
+            {".*/kernel": (None, "model")} or [".*/kernel=,model"]; without it, the largest that comes out even.
         input_shape: open dimensions of the inputs, without the batch: a shape, or name to shape.
         factory: "package.module:function" that builds the model a weights-only file belongs to.
         factory_args: keyword arguments for the function that builds the model.
@@ -93,8 +103,8 @@ def estimate(
         266064
     """
     _check(method, MODES, mode, batch_size, jit_compile)
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-        raise UsageError(f"replicas {replicas!r}: must be a whole number from 1")
+    split = parallelism(replicas, parallel, shard_optimizer, layout)
+    check_method(method, split)
     target = None if device is None else resolve_device(str(device))
     looks_at_step = method != "formula"
     with contextlib.ExitStack() as stack:
@@ -114,9 +124,11 @@ def estimate(
             opened = stack.enter_context(open_model(model, **options))
         training = with_replaced(opened.training, optimizer, loss)
         structure, inputs = _inputs(opened, input_shape)
-        batch, notes = _settle_batch(-(-batch_size // replicas), [each.shape[0] for each in inputs])
-        if replicas > 1:
-            notes.append(f"one of {replicas} replicas: {batch:,} of the {batch_size:,} samples of a batch")
+        share = batch_size if split is None else split.share_of(batch_size)
+        batch, notes = _settle_batch(share, [each.shape[0] for each in inputs])
+        whole_batch = batch_size if split is None or batch == share else batch * batch_size // share
+        if split is not None:
+            notes.append(_of_several(split, batch, whole_batch))
         # A sample's figures do not depend on the batch, and TensorFlow counts elements in 31 bits.
         is_fixed = any(each.shape[0] is not None for each in inputs)
         traced = batch if is_fixed else min(batch, LARGEST_TRACED_BATCH)
@@ -133,16 +145,17 @@ def estimate(
             question = Question(
                 opened.model, training, structure, inputs, inferred, batch, mode,
                 formula_bytes=plain.total_bytes, source=model, options=how, is_fixed=is_fixed,
+                split=split, whole_batch=whole_batch,
             )  # fmt: skip
             chosen = choose(method, jit_compile, target, question)
     notes = [*opened.notes, *notes, *chosen.notes]
     if chosen.outcome is None:
         notes += _notes(layers, need, plain.total_bytes)
-    else:
-        need, unmodelled = _bytes(chosen.outcome), chosen.outcome.unmodelled
-        if replicas > 1 and mode == "train":
+        if split is not None and mode == "train":
             why = "gradients are gathered in buffers of their own where replicas exchange them"
             unmodelled = (*unmodelled, Unmodelled("exchange of gradients", why))
+    else:
+        need, unmodelled = _bytes(chosen.outcome), chosen.outcome.unmodelled
         at_peak = chosen.outcome.layers
         layers = tuple(
             replace(row, bytes=at_peak.get(row.name, 0), bytes_at_peak=at_peak.get(row.name, 0)) for row in layers
@@ -159,6 +172,9 @@ def estimate(
             method="formula" if chosen.outcome is None else chosen.outcome.method,
             execution="none" if chosen.outcome is None else chosen.outcome.execution,
             device=None if target is None else target.name,
+            replicas=replicas,
+            parallel=None if split is None else split.kind,
+            shard_optimizer=split is not None and split.shard_optimizer,
         ),
         bytes=need,
         formula=plain,
@@ -225,6 +241,13 @@ def _settle_batch(asked: int, declared: list[int | None]) -> tuple[int, list[str
     if asked != DEFAULT_BATCH_SIZE:
         raise UsageError(f"batch_size {asked}: the model's input fixes the batch at {fixed[0]}")
     return fixed[0], [f"the model's input fixes the batch at {fixed[0]}"]
+
+
+def _of_several(split: Parallelism, batch: int, whole: int) -> str:
+    if split.kind == "model":
+        return f"one of {split.replicas} devices with a share of the weights each; each has the whole batch"
+    note = f"one of {split.replicas} replicas: {batch:,} of the {whole:,} samples of a batch"
+    return note if whole % split.replicas == 0 else f"{note}, the largest share"
 
 
 def _facts(opened: OpenedModel, layers: tuple[LayerMemory, ...]) -> ModelFacts:

@@ -25,7 +25,11 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked. `execution` is "graph", "xla" or "none" where a method looks at neither."""
+    """What was asked. `execution` is "graph", "xla" or "none" where a method looks at neither.
+
+    Of several devices (`replicas`) the report is of one, and `batch_size` its share; `parallel` is "data" or "model",
+    None for one device.
+    """
 
     batch_size: int
     optimizer: str | None
@@ -35,6 +39,9 @@ class Settings:
     method: str
     execution: str
     device: str | None
+    replicas: int = 1
+    parallel: str | None = None
+    shard_optimizer: bool = False
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ class Vocabulary:
 
     def __init__(self, custom_objects: Mapping[str, Any] | None = None) -> None:
         self._keras = import_keras()
+        importlib.import_module("kerasmem.models.recomputed")  # registers its class with Keras
         self.custom_objects: dict[str, Any] = {
             **self._keras.saving.get_custom_objects(),
             **(custom_objects or {}),

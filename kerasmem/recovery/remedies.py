@@ -54,7 +54,7 @@ def batch_of(incident: Incident, operation: str | None, phase: str | None) -> in
         "Fill",
         "Read",
     )
-    if phase is None or any(word in last for word in of_weights) or not 2 <= sizes[0] <= 65536:
+    if phase is None or any(word in last for word in of_weights) or not 1 <= sizes[0] <= 65536:
         return None
     return int(sizes[0])
 
@@ -88,11 +88,19 @@ def _device(incident: Incident, found: Figures, batch: int | None, phase: str | 
     chosen.append(_smaller(found, batch))
     if incident.family == "theano":
         return [*chosen, _processes(found)] if found.cause != "other process" else chosen
-    if not on_host:
-        chosen.append(_mixed(tpu=incident.facts.get("device") == "TPU"))
+    is_tpu = incident.facts.get("device") == "TPU"
     if compiled and incident.family == "xla" and incident.what == "program":
-        chosen.insert(1, _uncompiled())
-    return [*chosen, _watch()]
+        chosen.append(_uncompiled())
+    if incident.family in ("tensorflow", "xla") and not is_tpu:  # what runs on TensorFlow, on one card
+        if phase == "optimizer":
+            chosen.append(_advice(found, batch))
+        elif batch is not None and smaller_batch(batch, found) >= batch:
+            chosen.append(_recompute())
+        else:
+            chosen.append(_pieces(batch))
+    if not on_host:
+        chosen.append(_mixed(tpu=is_tpu))
+    return [*chosen, _advice(found, batch)] if incident.family != "jax" else [*chosen, _watch()]
 
 
 def _host(incident: Incident, found: Figures) -> list[Suggestion]:
@@ -231,6 +239,33 @@ def _leaner() -> Suggestion:
 def _uncompiled() -> Suggestion:
     why = "a compiled step takes its temporary memory in one piece; without XLA the pieces are smaller"
     return Suggestion("Try the step without XLA", why, "model.compile(optimizer, loss, jit_compile=False)")
+
+
+def _pieces(batch: int | None) -> Suggestion:
+    size = "" if batch is None else f", batch_size={batch}"
+    return Suggestion(
+        "Keep the batch and take it in pieces",
+        "a step that runs out is taken again in micro-batches whose gradients are added up: one update, as before",
+        f"kerasmem.fit(model, x, y{size})   # the arguments of model.fit",
+    )
+
+
+def _recompute() -> Suggestion:
+    return Suggestion(
+        "Compute activations again in the backward pass",
+        "the batch cannot be divided; a step then keeps what crosses a few cuts, for at most a third more arithmetic",
+        "model = kerasmem.recompute(model)",
+    )
+
+
+def _advice(found: Figures, batch: int | None) -> Suggestion:
+    device = str(found.limit) if found.limit else '"16GB"'  # the second is the user's to set
+    size = "" if batch is None else f", batch_size={batch}"
+    return Suggestion(
+        "See what saves how much",
+        "each remedy estimated on the changed model, and what fits together, with a script",
+        f"kerasmem.advise(model, device={device}{size}).remedies",
+    )
 
 
 def _watch() -> Suggestion:

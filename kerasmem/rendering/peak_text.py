@@ -47,8 +47,14 @@ def settings_line(settings: Settings, *, with_batch: bool = True) -> str:
         {"train": "training", "evaluate": "evaluation"}.get(settings.mode, "inference"),
         printable(settings.dtype_policy, 30),
         *([printable(settings.optimizer, 30)] if settings.optimizer else []),
+        *([_one_of(settings)] if settings.replicas > 1 else []),
     ]
     return " · ".join(words)
+
+
+def _one_of(settings: Settings) -> str:
+    sharded = ", optimizer in shards" if settings.shard_optimizer else ""
+    return f"one of {settings.replicas} devices ({printable(settings.parallel or 'data', 10)} parallel{sharded})"
 
 
 def how(report: MemoryReport) -> str:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from kerasmem.streaming.layout import DataLayout
 from kerasmem.streaming.opened import OpenFile
+from kerasmem.streaming.remote.link import Link, Traffic
+from kerasmem.streaming.remote.urls import is_url
 from kerasmem.streaming.settings import Access
 
 _MOST_OPEN = 256
@@ -21,13 +23,20 @@ class OpenFiles:
     Args:
         layout: what they looked like when the sequence was made.
         access: what may be read.
+
+    Attributes:
+        remote: whether any of them is behind a URL.
     """
 
     def __init__(self, layout: DataLayout, access: Access) -> None:
         several = len(layout.files) > 1
+        remote = [is_url(file.path) for file in layout.files]
+        self.remote = any(remote)
+        self._access = access
+        self._link: Link | None = None
         self._files = [
-            OpenFile(file, access, first if several else None)
-            for file, first in zip(layout.files, layout.starts, strict=False)
+            OpenFile(file, access, first if several else None, self._fetching if far else None)
+            for file, first, far in zip(layout.files, layout.starts, remote, strict=False)
         ]
         self._most = most_open()
         self._lock = threading.Lock()
@@ -38,6 +47,11 @@ class OpenFiles:
     def bytes_read(self) -> int:
         """Bytes taken from all files so far."""
         return sum(file.bytes_read for file in self._files)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What came of remote files so far."""
+        return sum((file.traffic for file in self._files), Traffic())
 
     @property
     def open_now(self) -> int:
@@ -71,12 +85,26 @@ class OpenFiles:
         for number in numbers:
             self._files[number].check()
 
+    def break_off(self) -> None:
+        """Have whoever waits for a remote file fail at once."""
+        with self._lock:
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
     def close(self) -> None:
         """Close all files. No task may be running."""
         with self._lock:
             self._open.clear()
             for file in self._files:
                 file.close()
+        self.break_off()
+
+    def _fetching(self) -> Link:
+        with self._lock:
+            if self._link is None:
+                self._link = Link(self._access.remote)
+            return self._link
 
     def _rest_one(self) -> bool:
         for number, users in self._open.items():

@@ -14,13 +14,14 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.streaming.grid import Grid
+from kerasmem.streaming.remote.urls import place_of, redact
 
 FORMAT_VERSION = 1
 
 
 def shown(name: str, limit: int = 120) -> str:
-    """Return a name found in a file so that it can be printed: quoted, control characters escaped."""
-    text = repr(name)
+    """Return a name so that it can be printed: quoted, control characters escaped, without a URL's secrets."""
+    text = repr(redact(name))
     return text if len(text) <= limit else f"{text[: limit - 1]}…{text[0]}"
 
 
@@ -87,15 +88,17 @@ class FileLayout:
         path: absolute path of the file.
         size: bytes of the file when it was looked at.
         datasets: one entry a dataset, in the order asked for.
+        tag: of a remote file, what its store says of its version (an ETag, or a time of change); None otherwise.
     """
 
     path: str
     size: int
     datasets: tuple[DatasetLayout, ...]
+    tag: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the layout as plain numbers, texts and lists, ready for JSON."""
-        return {"format_version": FORMAT_VERSION, **asdict(self)}
+        """Return the layout as plain numbers, texts and lists, ready for JSON; a URL's secrets are left out."""
+        return {"format_version": FORMAT_VERSION, **asdict(self), "path": redact(self.path)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> FileLayout:
@@ -112,7 +115,8 @@ class FileLayout:
                 }
             )
 
-        return cls(data["path"], data["size"], tuple(dataset(entry) for entry in data["datasets"]))
+        datasets = tuple(dataset(entry) for entry in data["datasets"])
+        return cls(data["path"], data["size"], datasets, data.get("tag"))
 
 
 @dataclass(frozen=True)
@@ -167,8 +171,10 @@ class DataLayout:
         """Names and rows of the files, wherever the folder that holds them all lies; [] for a single file."""
         if len(self.files) == 1:
             return []
-        folder = os.path.commonpath([os.path.dirname(file.path) for file in self.files])
-        return [(os.path.relpath(file.path, folder), file.datasets[0].rows) for file in self.files]
+        places = [place_of(file.path) for file in self.files]
+        folder = os.path.commonpath([os.path.dirname(place) for place in places])
+        rows = (file.datasets[0].rows for file in self.files)
+        return [(os.path.relpath(place, folder), count) for place, count in zip(places, rows, strict=True)]
 
     def file_of(self, row: int) -> FileLayout:
         """Return the file that a row lies in."""

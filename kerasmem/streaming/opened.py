@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import h5py
@@ -12,11 +13,15 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.streaming.direct.codecs import EXTRA, DecodeError, register_filters
-from kerasmem.streaming.direct.handle import FileHandle, open_handle
+from kerasmem.streaming.direct.handle import FileHandle, Handle, open_handle
 from kerasmem.streaming.direct.opening import open_source
-from kerasmem.streaming.direct.sources import Hdf5Source, Refuse, Source
+from kerasmem.streaming.direct.sources import Hdf5Source, Refuse, Run, Source
 from kerasmem.streaming.layout import DatasetLayout, FileLayout, one_line, shown
 from kerasmem.streaming.links import DAMAGED
+from kerasmem.streaming.remote.document import RemoteHdf5, open_remote
+from kerasmem.streaming.remote.handle import Claim, RemoteHandle
+from kerasmem.streaming.remote.link import Link, Traffic
+from kerasmem.streaming.remote.objects import Look
 from kerasmem.streaming.scan import close_file, find_dataset, open_file, rows_of
 from kerasmem.streaming.settings import Access
 
@@ -29,19 +34,24 @@ class OpenFile:
             appended is not read.
         access: what may be read.
         first: the number of its first row where it is one of several files, else None.
+        link: returns what fetches it where it is behind a URL; None for a file of this machine.
     """
 
-    def __init__(self, layout: FileLayout, access: Access, first: int | None) -> None:
+    def __init__(
+        self, layout: FileLayout, access: Access, first: int | None, link: Callable[[], Link] | None = None
+    ) -> None:
         self._layout = layout
         self._access = access
         self._first = first
+        self._link = link
         self._lock = threading.RLock()
         self._file: h5py.File | None = None
-        self._handle: FileHandle | None = None
+        self._handle: Handle | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
         self._lengths: dict[str, int] = {}  # rows in the file when last opened, those appended too
         self._sources: dict[str, Source] = {}
         self._bytes_before = 0
+        self._traffic = Traffic()  # of documents and handles that are closed
         self._spoiled = ""
         self._resting = False
 
@@ -50,7 +60,25 @@ class OpenFile:
         """Bytes taken from the file so far; for what HDF5 itself reads, the bytes of the rows."""
         with self._lock:
             through_hdf5 = sum(source.bytes_read for source in self._sources.values() if isinstance(source, Hdf5Source))
+            if self._link is not None:
+                return self.traffic.received
             return self._bytes_before + through_hdf5 + (0 if self._handle is None else self._handle.bytes_read)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What came of a remote file so far."""
+        with self._lock:
+            total = self._traffic
+            if isinstance(self._file, RemoteHdf5):
+                total = total + self._file.document.traffic
+            return total + self._handle.traffic if isinstance(self._handle, RemoteHandle) else total
+
+    def claims(self, name: str, runs: Sequence[Run]) -> Sequence[Claim | None]:
+        """Have fetched what tasks will read of a dataset of the open file, in their order; return a claim for each."""
+        source = self.source(name)
+        if not isinstance(self._handle, RemoteHandle):
+            return [None] * len(runs)
+        return self._handle.claims([list(source.extents(run)) for run in runs])
 
     def source(self, name: str) -> Source:
         """Return what reads a dataset of the open file.
@@ -114,6 +142,8 @@ class OpenFile:
         with self._lock:
             self._bytes_before = self.bytes_read
             self.rest()
+            if isinstance(self._handle, RemoteHandle):
+                self._traffic = self._traffic + self._handle.traffic
             self._sources = {}
             self._handle = None
             self._resting = False
@@ -123,21 +153,37 @@ class OpenFile:
         self._datasets = {}
         file, self._file = self._file, None
         if file is not None:
+            if isinstance(file, RemoteHdf5):
+                self._traffic = self._traffic + file.document.traffic
             close_file(file)
 
-    def _open_anew(self) -> FileHandle:
+    def _open_anew(self) -> Handle:
         try:
             file = self._hdf5()
-            handle = self._handle = open_handle(self._layout.path, self._layout.size)
+            handle = self._handle = self._open_handle()
             self._refuse_other_file(file, handle)
             for layout in self._layout.datasets:
                 self._sources[layout.name] = self._open_source(file, layout, handle)
-        except BaseException:
+        except BaseException as error:
+            opened = self._file
             self.close()
+            if isinstance(error, DataError) and isinstance(opened, RemoteHdf5):
+                opened.document.raise_failure()
             raise
+        if self._link is not None:
+            self._close_file()  # with its connection: what is read past HDF5 needs it no more
         return handle
 
-    def _look_again(self, before: FileHandle) -> None:
+    def _open_handle(self) -> Handle:
+        if self._link is None:
+            return open_handle(self._layout.path, self._layout.size)
+        return RemoteHandle(self._layout.path, self._look, self._link(), self._access.remote)
+
+    @property
+    def _look(self) -> Look:
+        return Look(self._layout.size, self._layout.tag)
+
+    def _look_again(self, before: Handle) -> None:
         """Open the file once more; what was there has to lie where it lay, and to look as it did."""
         self._bytes_before = self.bytes_read
         sources, self._sources = self._sources, {}
@@ -151,7 +197,7 @@ class OpenFile:
             self._handle, self._sources = before, {}
             self._spoiled = before.changed() or f"the file was written to while in use ({error})"
             return
-        grown = after.seen.st_size > before.seen.st_size or self._lengths != lengths
+        grown = after.length > before.length or self._lengths != lengths
         if not same or not (grown or after.sample == before.sample):
             how = ", or rows were appended to a compressed chunk that was not full" if grown else ""
             self._spoiled = f"the file was written anew while in use{how}; make the sequence again"
@@ -162,8 +208,10 @@ class OpenFile:
                 stacklevel=2,
             )
 
-    def _refuse_other_file(self, file: h5py.File, handle: FileHandle) -> None:
+    def _refuse_other_file(self, file: h5py.File, handle: Handle) -> None:
         """Refuse a file that was replaced between the two times it was opened."""
+        if not isinstance(handle, FileHandle):
+            return  # of a remote file each answer is of the version known, or an error
         try:
             other = os.fstat(file.id.get_vfd_handle())
         except DAMAGED:
@@ -173,7 +221,10 @@ class OpenFile:
 
     def _hdf5(self) -> h5py.File:
         if self._file is None:
-            self._file = open_file(self._layout.path, self._access.locking)
+            if self._link is None:
+                self._file = open_file(self._layout.path, self._access.locking)
+            else:
+                self._file = open_remote(self._layout.path, self._access.remote, self._look)
         return self._file
 
     def _dataset(self, layout: DatasetLayout) -> h5py.Dataset:
@@ -210,7 +261,7 @@ class OpenFile:
             self._lengths[layout.name] = shape[0]
             return dataset
 
-    def _open_source(self, file: h5py.File, layout: DatasetLayout, handle: FileHandle) -> Source:
+    def _open_source(self, file: h5py.File, layout: DatasetLayout, handle: Handle) -> Source:
         refuse = self._refuse(layout.name)
         try:
             dataset = self._dataset(layout)
@@ -233,6 +284,8 @@ class OpenFile:
 
     def _refuse(self, name: str) -> Refuse:
         def refuse(start: int, stop: int, reason: str, error: BaseException | None) -> NoReturn:
+            if isinstance(self._file, RemoteHdf5):
+                self._file.document.raise_failure()
             changed = self._handle.changed() if self._handle is not None else ""
             first = self._first
             whole = "" if first is None else f" (rows {first + start:,} to {first + stop:,} of all files)"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kerasmem.errors import UsageError
 from kerasmem.streaming.dataset import batches_signature, make_dataset
+from kerasmem.streaming.graph import make_graph_dataset
 from kerasmem.streaming.passes import Passes
 from kerasmem.streaming.settings import read_flag, read_whole
 from kerasmem.streaming.state import make_state, read_state
@@ -24,6 +25,7 @@ class Progress:
     batch_size: int
     num_rows: int
     seed: int
+    shard: tuple[int, int]
     transform: Any
     _passes: Passes
     _seed_drawn: bool
@@ -78,7 +80,9 @@ class Progress:
         Every iteration delivers the next epoch, so `fit` and `repeat` see a new order each time; the epoch
         counts as used from its first batch, as with `next_epoch`. After `load_state_dict` in the middle of an
         epoch the first iteration is the rest of it, and the number of batches is then not known beforehand;
-        in `fit` leave loading to `ResumeTraining`.
+        in `fit` leave loading to `ResumeTraining`. With `shard` it is not told either: `tf.distribute` may cut
+        the batches up among its workers. Give such a strategy the sequence itself, or this data set from
+        `strategy.distribute_datasets_from_function`, which leaves batches as they are.
 
         Args:
             endless: go on from epoch to epoch within one iteration, for `fit(steps_per_epoch=…)`.
@@ -103,8 +107,40 @@ class Progress:
             signature = batches_signature([self.batch(place) for place in sorted({0, len(self) - 1})])
         if read_flag("endless", endless):
             return make_dataset(self._epochs, signature, batches=-1, prefetch=prefetch)
-        whole = self._passes.position[1] == 0
+        # Under tf.distribute a worker's share comes in smaller and more batches: Keras must not stop at this number.
+        whole = self._passes.position[1] == 0 and self.shard[1] == 1
         return make_dataset(self.next_epoch, signature, batches=len(self) if whole else None, prefetch=prefetch)
+
+    def as_service_dataset(self, *, epochs: int = 1) -> Any:
+        """Return a `tf.data.Dataset` of the same rows that workers of the tf.data service can run, wherever they are.
+
+        It reads the file with TensorFlow's own operations alone, so that a worker needs neither this process nor
+        kerasmem, only the file at the same path. The data must lie in the file as it is: contiguous or in chunks, not
+        compressed. The order is another than the sequence's own: pieces of the file in an order drawn from `seed`,
+        and rows shuffled within a worker's window, which holds as many rows as the sequence's.
+
+        With `ShardingPolicy.DYNAMIC` the service hands out each piece once: every row comes exactly once an epoch. A
+        piece that a worker was reading when it died is lost, with what lay in its window and its buffers: rows then
+        come at most once, none twice. A worker's last batch may be short: `rebatch` makes even ones of all.
+
+        Args:
+            epochs: how often each row comes; each time in another order of pieces.
+
+        Raises:
+            DataError: a dataset is compressed, or stored in another way that TensorFlow cannot read.
+            UsageError: the sequence has a `transform` or checks for NaN, which takes Python.
+
+        Example:
+            >>> import h5py, numpy as np
+            >>> with h5py.File("/tmp/served.h5", "w") as f:
+            ...     f["x"], f["y"] = np.zeros((10, 3)), np.arange(10)
+            >>> from kerasmem import H5ChunkSequence
+            >>> data = H5ChunkSequence("/tmp/served.h5", batch_size=4).as_service_dataset()
+            >>> sorted(int(row) for x, y in data.as_numpy_iterator() for row in y)
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+            >>> # served = data.apply(tf.data.experimental.service.distribute("dynamic", "grpc://host:5000")).rebatch(4)
+        """
+        return make_graph_dataset(self, read_whole("epochs", epochs, 1))
 
     def state_dict(self, *, epoch: int | None = None, batch: int | None = None) -> dict[str, Any]:
         """Return where training stands: less than 1 KB of plain numbers and texts, ready for JSON.

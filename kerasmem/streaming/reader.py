@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,11 @@ from kerasmem.streaming.files import OpenFiles
 from kerasmem.streaming.grid import Grid
 from kerasmem.streaming.layout import DataLayout, DatasetLayout, shown
 from kerasmem.streaming.order import EpochOrder, Segment
+from kerasmem.streaming.remote.handle import Claim
 from kerasmem.streaming.settings import Access
+
+Claims = Sequence[Claim | None]
+"""What a task will read of remote files, by the files it lies in; None for a file of this machine."""
 
 Task = Callable[[Scratch], None]
 """A part of the filling of a window that any thread may do, with its own buffers."""
@@ -57,6 +62,8 @@ class RowReader:
         self._rows = {name: _Rows(self.files, layout.starts, name) for name in self._by_dataset}
         self._resident_names = frozenset(resident)
         self._resident: dict[str, _Resident] = {}
+        self._announcing = threading.Lock()
+        self._next: tuple[tuple[int, int], list[Claims]] | None = None  # the window to come, announced already
 
     @property
     def bytes_read(self) -> int:
@@ -94,14 +101,10 @@ class RowReader:
                 else:
                     tasks += straight
         if heavy:
-            done = 0
-            for block in order.window_order(window).tolist():
-                start, stop = order.blocks.span(block)
-                picked = order.blocks.picked(block)
-                count = stop - start if picked is None else len(picked)
-                run = Run(start, stop, picked, part_of(places, done, done + count))
-                tasks += [self._from_file(name, run, arrays) for name in heavy]
-                done += count
+            runs = list(_runs(order, window, places))
+            claims = self._announce(heavy, order, window, runs) if self.files.remote else itertools.repeat([])
+            needs = ((name, run) for run in runs for name in heavy)
+            tasks += [self._from_file(*need, arrays, claim) for need, claim in zip(needs, claims, strict=False)]
         return tasks
 
     def check(self) -> None:
@@ -115,6 +118,7 @@ class RowReader:
     def close(self) -> None:
         """Close the files; the next read opens them again. No task may be running."""
         self._resident = {}
+        self._next = None
         self.files.close()
 
     def _make_resident(self) -> None:
@@ -165,13 +169,35 @@ class RowReader:
 
         return task
 
-    def _from_file(self, name: str, run: Run, arrays: Sequence[np.ndarray]) -> Task:
+    def _announce(self, names: Sequence[str], order: EpochOrder, window: int, runs: Sequence[Run]) -> list[Claims]:
+        """Have fetched what the tasks of a window will read, and after it what those of the next one will.
+
+        The link is idle neither while the last rows of a window are put into place nor while they are waited for.
+        """
+        with self._announcing:
+            key, (known, claims) = order.key(window), self._next or (None, [])
+            if known != key:
+                self._next = None  # another pass than the one foreseen: what was announced is dropped
+                claims = self._claims(names, runs)
+            if window + 1 < order.windows:
+                coming = list(_runs(order, window + 1, slice(0, order.window_rows(window + 1))))
+                self._next = order.key(window + 1), self._claims(names, coming)
+            else:
+                self._next = None
+            return claims
+
+    def _claims(self, names: Sequence[str], runs: Sequence[Run]) -> list[Claims]:
+        """Return the claims of the tasks, in their order: run by run, and name by name for each."""
+        by_name = [self._rows[name].claims(runs) for name in names]
+        return [claims for each in zip(*by_name, strict=True) for claims in each]
+
+    def _from_file(self, name: str, run: Run, arrays: Sequence[np.ndarray], claims: Claims) -> Task:
         dataset = self._rows[name]
         numbers = self._by_dataset[name]
         outputs = [(self._deliveries[number], arrays[number]) for number in numbers]
 
         def task(scratch: Scratch) -> None:
-            dataset.read(run, outputs, scratch)
+            dataset.read(run, outputs, scratch, claims)
             if self._check_finite:
                 rows = np.arange(run.start, run.stop) if run.picked is None else run.start + run.picked
                 for number in numbers:
@@ -224,9 +250,27 @@ class _Rows:
         self._files = files
         self._starts = np.asarray(starts)
         self._name = name
+        self.remote = files.remote
 
-    def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
-        """Read rows, counted through the files, into the windows."""
+    def read(self, run: Run, outputs: Outputs, scratch: Scratch, claims: Claims = ()) -> None:
+        """Read rows, counted through the files, into the windows; `claims` are what `claims` returned for them."""
+        for (number, here), claim in itertools.zip_longest(self._by_file(run), claims):
+            with self._files.use(number) as file, claim or contextlib.nullcontext():
+                file.source(self._name).read(here, outputs, scratch)
+
+    def claims(self, runs: Sequence[Run]) -> list[Claims]:
+        """Have fetched what will be read of remote files; return for each run the claims, one a file it lies in."""
+        parts = [list(self._by_file(run)) for run in runs]
+        by_file: dict[int, list[Run]] = {}
+        for number, here in itertools.chain.from_iterable(parts):
+            by_file.setdefault(number, []).append(here)
+        found: dict[int, Iterator[Claim | None]] = {}
+        for number, there in by_file.items():
+            with self._files.use(number) as file:
+                found[number] = iter(file.claims(self._name, there))
+        return [[next(found[number]) for number, _ in each] for each in parts]
+
+    def _by_file(self, run: Run) -> Iterator[tuple[int, Run]]:
         number = int(np.searchsorted(self._starts, run.start, side="right")) - 1
         while run.start < run.stop:
             first, end = int(self._starts[number]), int(self._starts[number + 1])
@@ -236,8 +280,7 @@ class _Rows:
                 assert isinstance(run.places, slice)  # blocks lie in one file each; only what stays is read across
                 here = replace(here, places=part_of(run.places, 0, end - run.start))
                 rest = Run(end, run.stop, None, part_of(run.places, end - run.start, run.stop - run.start))
-            with self._files.use(number) as file:
-                file.source(self._name).read(here, outputs, scratch)
+            yield number, here
             run, number = rest, number + 1
 
     def plan(
@@ -279,6 +322,8 @@ class _Resident:
         """Read what is still missing of the cells in which the rows lie."""
         with self._loading:
             needed = np.unique(self._grid.cell(rows))
+            if self._rows.remote and len(needed):  # in one range: what lies between will be needed too
+                needed = np.arange(needed[0], needed[-1] + 1)
             missing = needed[~self._there[needed]]
             breaks = np.flatnonzero(np.diff(missing) > 1) + 1
             for cells in np.split(missing, breaks):
@@ -286,8 +331,20 @@ class _Resident:
                     start = int(self._grid.low(int(cells[0])))
                     stop = min(int(self._grid.high(int(cells[-1]))), len(self.values))
                     run = Run(start, stop, None, slice(start, stop))
-                    self._rows.read(run, [(self._delivery, self.values)], scratch)
+                    (claims,) = self._rows.claims([run]) if self._rows.remote else [()]
+                    self._rows.read(run, [(self._delivery, self.values)], scratch, claims)
                     self._there[cells] = True
+
+
+def _runs(order: EpochOrder, window: int, places: Places) -> Iterator[Run]:
+    """Return the runs of rows that a window's blocks are."""
+    done = 0
+    for block in order.window_order(window).tolist():
+        start, stop = order.blocks.span(block)
+        picked = order.blocks.picked(block)
+        count = stop - start if picked is None else len(picked)
+        yield Run(start, stop, picked, part_of(places, done, done + count))
+        done += count
 
 
 def _places(order: EpochOrder, window: int) -> Places:

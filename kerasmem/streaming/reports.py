@@ -13,6 +13,7 @@ from kerasmem.streaming.budget import MemoryPlan, is_plain
 from kerasmem.streaming.columns import Column, Part
 from kerasmem.streaming.description import advise, describe_quality, describe_stream
 from kerasmem.streaming.layout import DataLayout, shown
+from kerasmem.streaming.live import Live
 from kerasmem.streaming.order import EpochOrder
 from kerasmem.streaming.quality import (
     GOOD,
@@ -23,6 +24,10 @@ from kerasmem.streaming.quality import (
     count_bytes,
     uniform_entropy,
 )
+from kerasmem.streaming.remote.link import Traffic
+from kerasmem.streaming.remote.telling import advise_blocks, describe_remote
+from kerasmem.streaming.remote.urls import is_url
+from kerasmem.streaming.settings import Access
 
 _MOST_ROWS = 1 << 22  # looked at; of more rows, some
 _DOUBLINGS = 8  # of the memory, tried
@@ -42,6 +47,8 @@ class Reports:
     _columns: tuple[Column, ...]
     _uses: Sequence[Sequence[int]]
     _blocks: Any
+    _access: Access
+    _live: Live | None
 
     if TYPE_CHECKING:  # what the sequence has to have
 
@@ -71,7 +78,31 @@ class Reports:
             seed=self.seed if self.shuffle else None,
             ahead=self._ahead_text(),
         )
+        if self._is_remote:
+            lines += "\n" + describe_remote(self._access.remote, self._traffic())
         return lines if labels is None else f"{lines}\n{describe_quality(self._examine(labels), shuffle=self.shuffle)}"
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes taken from the files so far, or received where they are remote; `close()` begins anew.
+
+        Divided by the bytes of the files and by the epochs delivered it is the read amplification.
+        """
+        return self._live.reader.bytes_read if self._live is not None and self._live.is_here else 0
+
+    @property
+    def _is_remote(self) -> bool:
+        return any(is_url(file.path) for file in self.layout.files)
+
+    def _traffic(self) -> Traffic:
+        return self._live.reader.files.traffic if self._live is not None and self._live.is_here else Traffic()
+
+    def _warn_of_small_requests(self) -> None:
+        if self._is_remote and self.shuffle:
+            stored = sum(layout.stored_bytes / max(layout.rows, 1) for layout in self.layout.datasets)
+            advice = advise_blocks(self.plan.block_rows, stored, self._blocks.count)
+            if advice:
+                warnings.warn(f"H5ChunkSequence: {advice}", stacklevel=3)
 
     def quality(self, labels: str | None = None) -> ShuffleQuality:
         """Return how well epoch 0 mixes class labels, against a uniform shuffle, and how much is read for it.

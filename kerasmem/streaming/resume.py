@@ -6,7 +6,7 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.streaming.layout import shown
+from kerasmem.streaming.place import Place
 from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.streaming.settings import read_flag, read_path, read_whole
 
@@ -32,6 +33,7 @@ class SavedPoint:
         logs: what Keras told its callbacks after the last batch.
         variables: type and shape of every variable, by group.
         format_version: of this record.
+        more: what else whoever saves it wants back, as JSON has it.
     """
 
     epoch: int
@@ -41,6 +43,7 @@ class SavedPoint:
     logs: dict[str, float]
     variables: dict[str, list[list[Any]]]
     format_version: int = FORMAT_VERSION
+    more: dict[str, Any] = field(default_factory=dict)
 
 
 class ResumeTraining(keras.callbacks.Callback):
@@ -92,8 +95,8 @@ class ResumeTraining(keras.callbacks.Callback):
         self.sequence = sequence
         self.every = read_whole("every", every, 1)
         self.keep = read_flag("keep", keep)
+        self._place = Place(sequence)
         self._epoch = self._skipped = self._done = self._unsaved = 0
-        self._at = (0, 0)  # the sequence's epoch and place at the first batch trained on in Keras's epoch
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restore what was saved, if anything was."""
@@ -111,7 +114,7 @@ class ResumeTraining(keras.callbacks.Callback):
         self._skipped = self._done = self._unsaved = 0
         if os.path.exists(self.path):
             self._restore(*read_point(self.path))
-        self._at = self.sequence._passes.upcoming
+        self._place.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Note Keras's epoch."""
@@ -126,15 +129,14 @@ class ResumeTraining(keras.callbacks.Callback):
         self._unsaved += done - max(self._done, self._skipped)
         self._done = done
         if self._unsaved >= self.every:
-            self._save(self._epoch, done, self._next(), logs or {})
+            trained = done - self._skipped
+            self._save(self._epoch, done, self._place.after(trained, self._steps()), logs or {})
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Save the start of the next epoch."""
-        epoch_after, place = self._next()
-        # Stopped before its end, a `fit` of whole epochs goes on with the next one.
-        self._at = (epoch_after + 1, 0) if place and not self._goes_on() else (epoch_after, place)
+        at = self._place.end_epoch(max(self._done - self._skipped, 0), self._steps())
         self._skipped = self._done = 0
-        self._save(epoch + 1, 0, self._at, {})
+        self._save(epoch + 1, 0, at, {})
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Remove the file, unless it is to be kept."""
@@ -142,21 +144,8 @@ class ResumeTraining(keras.callbacks.Callback):
         if not self.keep and os.path.exists(self.path):
             os.unlink(self.path)
 
-    def _goes_on(self) -> bool:
-        """Return whether Keras's epochs are others than the data's."""
-        return self.sequence._passes.endless or self._steps() != len(self.sequence)
-
     def _steps(self) -> int | None:
         return (self.params or {}).get("steps")
-
-    def _next(self) -> tuple[int, int]:
-        """Return the sequence's epoch and place of the batch that comes after the last one trained on."""
-        epoch, place = self._at
-        batches, trained = len(self.sequence), max(self._done - self._skipped, 0)
-        if not self._goes_on():
-            trained = min(trained, batches - place)  # several steps in one execution count past the end
-        further, place = divmod(place + trained, batches)
-        return epoch + further, place
 
     def _save(self, epoch: int, batch: int, position: tuple[int, int], logs: Mapping[str, Any]) -> None:
         self._unsaved = 0

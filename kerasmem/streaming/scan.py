@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import warnings
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -12,10 +13,14 @@ from typing import Any
 import h5py
 import numpy as np
 
-from kerasmem.errors import DataError
+from kerasmem.errors import DataError, UsageError
 from kerasmem.streaming.direct.codecs import EXTRA, register_filters
 from kerasmem.streaming.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.streaming.links import DAMAGED, encoded, refuse_external_links, refuse_other_files
+from kerasmem.streaming.remote.document import RemoteHdf5, open_remote
+from kerasmem.streaming.remote.listing import look_at
+from kerasmem.streaming.remote.objects import Look
+from kerasmem.streaming.remote.urls import is_url
 from kerasmem.streaming.settings import Access
 
 _STORAGE = {
@@ -75,24 +80,46 @@ def open_file(path: str, locking: bool | str | None = None) -> h5py.File:
 
 def scan_files(paths: Sequence[str], names: list[str], access: Access) -> DataLayout:
     """Return the layout of the datasets called `names` in all files, as `scan_file` does in one."""
-    return DataLayout(tuple(scan_file(path, names, access) for path in paths))
+    remote = [path for path in paths if is_url(path)]
+    if remote and access.allow_external:
+        raise UsageError(
+            "allow_external: whatever a file behind a URL names is never followed; leave the setting out, or download "
+            "the file"
+        )
+    looks = look_at(remote, access.remote) if len(remote) > 1 else {}
+    return DataLayout(tuple(scan_file(path, names, access, looks.get(path)) for path in paths))
 
 
-def scan_file(path: str, names: list[str], access: Access) -> FileLayout:
+def scan_file(path: str, names: list[str], access: Access, look: Look | None = None) -> FileLayout:
     """Return the layout of the datasets called `names`, all of them fit to train from.
 
     Args:
         path: the HDF5 file.
         names: full dataset paths; a leading "/" may be left out.
         access: what may be read.
+        look: how a remote file was looked at, where it was.
 
     Raises:
         DataError: the file, or one of the datasets, cannot be used. The message says why and what to do.
     """
-    file = open_file(path, access.locking)
+    file: h5py.File = open_remote(path, access.remote, look) if is_url(path) else open_file(path, access.locking)
+    tag = None
     try:
-        size = os.path.getsize(path)
+        if isinstance(file, RemoteHdf5):
+            size, tag = file.document.known.size, file.document.known.tag
+            if tag is None:
+                warnings.warn(
+                    f"{shown(path)}: its store says neither which version it is (no ETag) nor when it was changed; that "
+                    "another file of the same length took its place would not be noticed, and no cache keeps it",
+                    stacklevel=2,
+                )
+        else:
+            size = os.path.getsize(path)
         datasets = [_look_safely(file, path, name, access) for name in names]
+    except DataError:
+        if isinstance(file, RemoteHdf5):
+            file.document.raise_failure()
+        raise
     except OSError as error:
         raise DataError(f"{shown(path)}: the file cannot be read: {error.strerror}") from error
     finally:
@@ -101,7 +128,7 @@ def scan_file(path: str, names: list[str], access: Access) -> FileLayout:
     if len(lengths) > 1:
         listed = ", ".join(f"{shown(layout.name)} has {layout.rows:,}" for layout in datasets)
         raise DataError(f"{shown(path)}: the datasets differ in their number of rows (axis 0): {listed}")
-    return FileLayout(path, size, tuple(datasets))
+    return FileLayout(path, size, tuple(datasets), tag)
 
 
 def close_file(file: h5py.File) -> None:

@@ -7,7 +7,8 @@ import os
 import secrets
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -19,12 +20,15 @@ from kerasmem.streaming.budget import MemoryPlan, check_order, plan_memory
 from kerasmem.streaming.columns import make_columns, read_dtype, read_scale
 from kerasmem.streaming.dataset import columns_signature
 from kerasmem.streaming.description import name_batch
+from kerasmem.streaming.engines import attend, check_attended, check_devices
 from kerasmem.streaming.layout import shown
 from kerasmem.streaming.live import Live, making
 from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.passes import Passes, called_to_start_anew, called_to_train, find_length, find_reader
 from kerasmem.streaming.progress import Progress
 from kerasmem.streaming.reader import RowReader
+from kerasmem.streaming.remote.access import ahead_bytes, read_remote
+from kerasmem.streaming.remote.urls import is_url, name_of
 from kerasmem.streaming.reports import Reports
 from kerasmem.streaming.scan import scan_files
 from kerasmem.streaming.selection import read_rows
@@ -41,6 +45,7 @@ from kerasmem.streaming.settings import (
 from kerasmem.streaming.sharding import Share, read_shard
 from kerasmem.streaming.state import make_agreement
 from kerasmem.streaming.window import WindowStore
+from kerasmem.units import parse_size
 
 
 class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
@@ -67,7 +72,8 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
     context manager, `with H5ChunkSequence(…) as train:`, or call `close()`. A closed one can be used again.
 
     Args:
-        path: the HDF5 file; or a list of files, or a pattern ("data/part-*.h5"; part-2 comes before part-10), whose
+        path: the HDF5 file, or a URL of one ("s3://bucket/train.h5", "gs://…", "https://…", whatever fsspec knows;
+            see `storage_options`); or a list of files, or a pattern ("data/part-*.h5"; part-2 comes before part-10), whose
             rows are counted through in that order. Their datasets have to agree in row shape and type; chunks,
             filters and storage may differ. The number of rows is what it was when the sequence was made: whole
             chunks appended to a file later are left to the next sequence.
@@ -90,6 +96,8 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
             the distribution in force: the open scope of a `tf.distribute` strategy, `keras.distribution`, or
             the environment's `TF_CONFIG`. The parts are disjoint, complete, of equally many batches, and the
             same in every epoch; each chunk is read by one worker, but for at most `count` - 1 on the borders.
+            `batch_size` is then each worker's, in `fit` and `evaluate` under such a distribution too. On JAX, make it
+            with `auto_shard_dataset=False`. Without shard every worker reads all rows, and a warning says so.
         scale: factor, or (factor, offset), applied to all features as they are read, such as 1/255; or a
             dict by dataset name. `value * factor + offset`.
         transform: called with each batch's arrays, `transform(x)`, `transform(x, y)` or
@@ -106,6 +114,11 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
             sources are missing; such parts come as the dataset's fill value, most often 0.
         locking: whether files are locked while open, as h5py has it: None leaves it to HDF5 and its
             HDF5_USE_FILE_LOCKING, False is for file systems without locks (NFS), "best-effort" for those that may have.
+        storage_options: for URLs, what fsspec's file system is made with: credentials, an endpoint, headers. Only the
+            ranges that are needed are fetched, a request a block and up to 16 at a time; each answer is proved to be
+            of the version that the sequence was made from. Needs `kerasmem[remote]`, `[s3]` or `[gcs]`.
+        cache: for URLs, a folder in which what was fetched is kept for later epochs and other processes.
+        cache_size: bytes or text that it may hold ("10GiB", the default); what was out of use longest goes first.
         workers: with 2 or more, as many threads gather and transform batches ahead of training; with 0 or 1
             batches are made when Keras asks (on TensorFlow that is in a background thread already).
         use_multiprocessing: run `transform` in `workers` processes (reading stays in this one).
@@ -156,12 +169,15 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
         allow_external: bool = False,
         allow_missing_chunks: bool = False,
         locking: bool | str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_size: int | str | None = None,
         workers: int = 1,
         use_multiprocessing: bool = False,
         max_queue_size: int = 10,
     ) -> None:
         super().__init__(workers=1, use_multiprocessing=False, max_queue_size=max_queue_size)
-        self.paths = read_paths(path)
+        self.paths = read_paths(path, read_remote(storage_options, cache, cache_size))
         self.batch_size = read_whole("batch_size", batch_size, 1)
         self.shuffle = read_flag("shuffle", shuffle)
         self.seed = secrets.randbits(32) if seed is None else read_whole("seed", seed, 0)
@@ -178,6 +194,7 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
             read_flag("allow_external", allow_external),
             read_flag("allow_missing_chunks", allow_missing_chunks),
             read_locking(locking),
+            read_remote(storage_options, cache, cache_size, remote=any(map(is_url, self.paths))),
         )
         if nan_policy not in ("ignore", "error"):
             raise UsageError(f"nan_policy: {nan_policy!r} is neither 'ignore' nor 'error'")
@@ -206,10 +223,14 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
         )
         selection = self._selection = share.select(selection, shuffle=self.shuffle)
         self.plan = self._plan(read_size(memory_budget))
+        given = None if memory_budget is None else parse_size(read_size(memory_budget), field="memory_budget")
+        remote = replace(self._access.remote, ahead_bytes=ahead_bytes(given, self.plan.total_bytes))
+        self._access = replace(self._access, remote=remote)
         blocks = Blocks(selection, self.layout.block_grid(self.plan.block_rows))
         self._blocks = share.deal(blocks, self.seed) if self.shuffle else blocks
         self.num_rows = self._blocks.total
         check_order(self._blocks.count, len(self))
+        self._warn_of_small_requests()
         self._passes = Passes(len(self))
         self._live: Live | None = None
 
@@ -248,6 +269,8 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
     def on_epoch_begin(self) -> None:
         """Start an epoch; Keras calls this."""
         reader, trains = find_reader(self, asking=False), called_to_train()
+        check_attended(self, reader)
+        check_devices(self)
         with self._here().lock:
             self._passes.begin(reader, trains=trains)
 
@@ -263,6 +286,7 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
     @property
     def workers(self) -> int:
         """What Keras is told: 1, because the sequence prepares batches itself."""
+        attend(self, find_reader(self, asking=False))  # Keras asks as it makes an adapter, before anything else
         return 1
 
     @workers.setter
@@ -306,7 +330,7 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
         order = f"shuffled with seed {self.seed}" if self.shuffle else "in file order"
         more = f" and {len(self.paths) - 1:,} more" if len(self.paths) > 1 else ""
         return (
-            f"<H5ChunkSequence {shown(os.path.basename(self.path))}{more}: {self.num_rows:,} rows in "
+            f"<H5ChunkSequence {shown(name_of(self.path))}{more}: {self.num_rows:,} rows in "
             f"{len(self):,} batches of {self.batch_size:,}, {order}>"
         )
 
@@ -398,6 +422,7 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
             allow_external=self._access.allow_external,
             allow_missing_chunks=self._access.allow_missing,
             locking=self._access.locking,
+            **self._access.remote.settings(self.paths),
         )
 
     def _order_within(self, budget: int) -> EpochOrder:

@@ -7,7 +7,7 @@ import os
 import pickle
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ import numpy as np
 from kerasmem.errors import DataError, UsageError
 from kerasmem.streaming.columns import Part, read_part
 from kerasmem.streaming.layout import shown
+from kerasmem.streaming.remote.access import RemoteAccess
+from kerasmem.streaming.remote.urls import is_broken_url, is_url, local_path
 
 _LOCKING = (None, True, False, "best-effort")
 
@@ -28,29 +30,39 @@ class Access:
             which this one names.
         allow_missing: accept datasets of which parts were never written.
         locking: as h5py has it.
+        remote: how files behind URLs are reached.
     """
 
     allow_external: bool = False
     allow_missing: bool = False
     locking: bool | str | None = None
+    remote: RemoteAccess = field(default_factory=RemoteAccess)
 
 
-def read_paths(path: Any) -> tuple[str, ...]:
+def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]:
     """Return absolute paths: of one file, of those in a list, or of all that match a pattern, part-2 before part-10.
+
+    Args:
+        path: what was given; URLs stay as they are.
+        remote: how URLs are reached, to find those that match a pattern.
 
     Raises:
         DataError: no file matches.
         UsageError: these are no paths, or one is named twice.
     """
     if isinstance(path, Sequence) and not isinstance(path, (str, bytes)):
-        paths = [read_path(one) for one in path]
+        paths = [read_place(one) for one in path]
         if not paths:
             raise UsageError("path: the list of files is empty")
         if len(set(paths)) < len(paths):
             twice = next(one for one in paths if paths.count(one) > 1)
             raise UsageError(f"path: {shown(twice)} is named more than once; its rows would come more than once")
         return tuple(paths)
-    one = read_path(path)
+    one = read_place(path)
+    if is_url(one):
+        from kerasmem.streaming.remote.listing import expand, is_pattern
+
+        return tuple(sorted(expand(one, remote or RemoteAccess()), key=_natural)) if is_pattern(one) else (one,)
     if glob.has_magic(one) and not os.path.exists(one):
         found = [name for name in glob.glob(one, recursive=True) if os.path.isfile(name)]
         if not found:
@@ -86,6 +98,19 @@ def read_path(path: Any) -> str:
     if not text or "\0" in text:
         raise UsageError(f"path: {text!r} is not a path")
     return os.path.abspath(os.path.expanduser(text))
+
+
+def read_place(path: Any) -> str:
+    """Return a URL as it is, and of anything else the absolute path; `file://` names a file of this machine."""
+    if isinstance(path, (str, os.PathLike)):
+        text = os.fspath(path)
+        if isinstance(text, str):
+            if is_broken_url(text) and not os.path.exists(text):
+                raise UsageError(f"path: {shown(text)} has lost a slash, as pathlib does with URLs; give it as text")
+            if is_url(text) and "\0" not in text:
+                return text
+            return read_path(local_path(text))
+    return read_path(path)
 
 
 def read_whole(setting: str, value: Any, least: int) -> int:

@@ -53,7 +53,7 @@ def find_shard() -> tuple[int, int]:
     `keras.distribution.set_distribution`, and the environment's `TF_CONFIG`.
 
     Raises:
-        UsageError: `TF_CONFIG` cannot be understood.
+        UsageError: `TF_CONFIG` cannot be understood, or Keras would share out the rows once more.
     """
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and tensorflow.distribute.has_strategy():
@@ -65,6 +65,12 @@ def find_shard() -> tuple[int, int]:
     distribution = None if keras is None else keras.distribution.distribution()
     if distribution is not None:
         processes = getattr(distribution, "num_processes", 1)
+        if processes > 1 and getattr(distribution, "auto_shard_dataset", False):
+            raise UsageError(
+                "shard: with auto_shard_dataset, Keras shares out the rows itself, and takes a tf.data.Dataset only; "
+                "make the distribution with auto_shard_dataset=False, or set keras.distribution.distribution()"
+                ".auto_shard_dataset = False, and let shard='auto' share them out"
+            )
         if processes > 1:
             return distribution.data_shard_id, min(processes, distribution.num_model_replicas)
         return 0, 1

@@ -153,6 +153,7 @@ class WindowStore:
             for key in list(self._slots):
                 self._drop(key)
             pool, self._pool = self._pool, None
+        self._reader.files.break_off()  # a thread may be waiting for a store
         if pool is not None:
             pool.shutdown(wait=True)
         self._reader.close()

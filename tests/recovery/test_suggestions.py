@@ -46,6 +46,8 @@ def test_the_case_decides():
     assert "optimizers" in told("optimizer") and "in place of" not in told("optimizer")
     assert "batches of 16 in place of 48" in told("tf op")
     assert "--mem" in told("slurm") and "dmesg" in told("killed")
+    assert "kerasmem.fit(model, x, y, batch_size=48)" in told("tf op") and "kerasmem.fit" in told("xla today")
+    assert "kerasmem.fit" not in told("tpu hbm") and "kerasmem.advise" in told("optimizer")
 
 
 @pytest.mark.parametrize(
@@ -61,3 +63,14 @@ def test_the_case_decides():
 )
 def test_a_smaller_batch(batch, limit, used, asked, smaller):
     assert smaller_batch(batch, Figures(asked, None, None, limit, used, None, None, "capacity")) == smaller
+
+
+def test_a_batch_of_one_is_not_divided():
+    text = (
+        "OOM when allocating tensor with shape[1,512,512,32] and type float on "
+        "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc\n"
+        "\t [[{{node functional_1/conv2d_1/Conv2D}}]] [Op:__inference_one_step_on_iterator_1]"
+    )
+    told = [each.code for each in kerasmem.explain_oom(text).suggestions]
+    assert told[1] == "model = kerasmem.recompute(model)"
+    assert not any("kerasmem.fit" in each for each in told)

@@ -11,7 +11,7 @@ from typing import Any
 from kerasmem.estimation.graph.control import straighten
 from kerasmem.estimation.graph.lists import Evaluate, Infer, settle
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
-from kerasmem.estimation.graph.rules import HIDDEN_OUTPUT
+from kerasmem.estimation.graph.rules import HIDDEN_OUTPUT, REPLICAS
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
 
@@ -25,7 +25,7 @@ LARGEST_FED, _UNFED = 16 * 2**20, "InfeedDequeue"
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
     "strides", "padding", "data_format", "ksize", "fused_ops", "transpose_a", "transpose_b", "frame_name",
-    "adj_x", "adj_y", "is_constant",
+    "adj_x", "adj_y", "is_constant", REPLICAS,
 )  # fmt: skip
 
 

@@ -60,6 +60,7 @@ FORWARDS: dict[str, tuple[int, ...] | None] = {
     "AddN": None,
     "Cast": (0,),
     "_FusedMatMul": (),
+    "CollectiveReduceV2": (0,),
 }
 
 # Each output is new memory.
@@ -182,6 +183,15 @@ def _pooling_gradient_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
     return (inputs[1].bytes or 0) + 8 * math.prod(inputs[1].shape)
 
 
+REPLICAS = "_kerasmem_replicas"  # how many take part in an exchange
+
+
+def _exchange_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
+    """A ring of replicas sends its pieces on; a piece arrives beside the one that it is added to, all but one's own."""
+    replicas = node.attributes.get(REPLICAS, 1)
+    return (inputs[0].bytes or 0) * (replicas - 1) // replicas if inputs else 0
+
+
 def _labels_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
     return 4 * inputs[0].shape[0] if inputs and inputs[0].shape else 0
 
@@ -196,5 +206,6 @@ CPU_RULES = DeviceRules(
         **dict.fromkeys(("MatMul", "_FusedMatMul"), _product_scratch),
         **dict.fromkeys(("Conv2DBackpropInput", "Conv2DBackpropFilter"), _convolution_gradient_scratch),
         "MaxPoolGrad": _pooling_gradient_scratch,
+        "CollectiveReduceV2": _exchange_scratch,
     },
 )

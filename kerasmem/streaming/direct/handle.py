@@ -8,6 +8,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -34,6 +35,45 @@ _preadv = _find_preadv()
 CAN_SCATTER = _preadv is not None
 
 
+class Handle(Protocol):
+    """A file, here or remote, that any number of threads read at given places."""
+
+    path: str
+    size: int
+    """Bytes that it had when it was looked at."""
+    sample: bytes
+    scatters: bool
+    """Whether rows can be put into place without a copy."""
+
+    @property
+    def length(self) -> int:
+        """Bytes that it had when it was opened."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes taken from it so far."""
+
+    def open(self) -> None:
+        """Open it again after `close`."""
+
+    def close(self) -> None:
+        """Close it."""
+
+    def read(self, views: Sequence[memoryview], offset: int, size: int) -> None:
+        """Fill the views, `size` bytes in all, with what follows `offset`."""
+
+    def scatter(
+        self, target: np.ndarray, vectors: np.ndarray, pieces: Iterable[tuple[int, int, int]], row_bytes: int
+    ) -> None:
+        """Fill rows of an array; see `FileHandle`."""
+
+    def changed(self) -> str:
+        """Return in words what makes the file unfit to be read on; "" where nothing does."""
+
+    def written(self) -> bool:
+        """Return whether the file may have been written to since it was opened."""
+
+
 class FileHandle:
     """An open file that any number of threads read at given places.
 
@@ -41,6 +81,8 @@ class FileHandle:
         path: the file.
         size: bytes that it had when it was looked at; it may grow, and must not shrink.
     """
+
+    scatters = True
 
     def __init__(self, path: str, size: int) -> None:
         self.path = path
@@ -50,6 +92,7 @@ class FileHandle:
         self._number = -1
         self.open()
         self.seen = os.fstat(self._number)
+        self.length = self.seen.st_size
         self.sample = self._take_sample()
 
     def open(self) -> None:

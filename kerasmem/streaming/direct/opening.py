@@ -12,7 +12,7 @@ import numpy as np
 from kerasmem.streaming.budget import PIECE_BYTES
 from kerasmem.streaming.direct.chunks import MOST_CHUNKS, ChunkIndex
 from kerasmem.streaming.direct.codecs import DecodeError
-from kerasmem.streaming.direct.handle import FileHandle
+from kerasmem.streaming.direct.handle import Handle
 from kerasmem.streaming.direct.pipeline import Pipeline
 from kerasmem.streaming.direct.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, RowBytes, Source
 
@@ -24,7 +24,7 @@ def open_source(
     find: Callable[[], h5py.Dataset],
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
-    handle: FileHandle,
+    handle: Handle,
     *,
     allow_missing: bool,
     refuse: Refuse,
@@ -68,7 +68,7 @@ def open_source(
         return other
     return ChunkedSource(
         handle,
-        ChunkIndex(dataset, shape[: len(chunks)], handle.seen.st_size, base),
+        ChunkIndex(dataset, shape[: len(chunks)], handle.length, base),
         chunk=chunk,
         shape=shape,
         dtype=dtype,
@@ -91,7 +91,7 @@ def _lies_in(file: h5py.File, dataset: h5py.Dataset) -> bool:
     return bool(h5py.h5o.get_info(dataset.id).fileno == h5py.h5o.get_info(file.id).fileno)
 
 
-def _base(file: h5py.File, dataset: h5py.Dataset, handle: FileHandle) -> int | None:
+def _base(file: h5py.File, dataset: h5py.Dataset, handle: Handle) -> int | None:
     """Return what has to be added to places in the file, or None where that cannot be told.
 
     Before a file's own data may lie a user block (MATLAB writes one), which versions of HDF5 count or not.

@@ -17,7 +17,7 @@ from kerasmem.streaming.budget import PIECE_BYTES, SCATTER_BYTES
 from kerasmem.streaming.direct.chunks import Chunk, ChunkIndex
 from kerasmem.streaming.direct.codecs import DecodeError
 from kerasmem.streaming.direct.delivery import Delivery, Places
-from kerasmem.streaming.direct.handle import FileHandle, view_of
+from kerasmem.streaming.direct.handle import Handle, view_of
 from kerasmem.streaming.direct.pipeline import Pipeline
 from kerasmem.streaming.direct.scratch import Scratch
 from kerasmem.streaming.direct.straight import StraightRead
@@ -93,6 +93,9 @@ class Source(Protocol):
     def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
         """Read a share of what was planned with `offsets` of these rows."""
 
+    def extents(self, run: Run) -> Iterator[tuple[int, int]]:
+        """Return where in the file all that `read` may read lies, and how many bytes; nothing where nobody knows."""
+
     def lies_where(self, other: Source) -> bool:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
 
@@ -106,11 +109,18 @@ class RowBytes:
         dtype: type as stored.
     """
 
-    def __init__(self, handle: FileHandle, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, handle: Handle, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._handle = handle
         self._shape = shape
         self._dtype = dtype
         self.size = prod(shape) * dtype.itemsize
+        self.scatters = handle.scatters
+
+    def extents(self, offset: int, run: Run) -> Iterator[tuple[int, int]]:
+        """Return where rows lie of which the first of the run lies at `offset`."""
+        parts = [run] if run.picked is None else run.cells(max(1, _SKIP_BYTES // self.size))
+        for part in parts:
+            yield offset + (part.start - run.start) * self.size, (part.stop - part.start) * self.size
 
     def read(self, offset: int, run: Run, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows of which the first of the run lies at `offset`."""
@@ -168,9 +178,13 @@ class ContiguousSource:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
         return isinstance(other, ContiguousSource) and other.offset == self.offset
 
+    def extents(self, run: Run) -> Iterator[tuple[int, int]]:
+        """Return where the rows lie."""
+        return self._rows.extents(self.offset + run.start * self._rows.size, run)
+
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return where in the file each row begins."""
-        return self.offset + rows * self._rows.size
+        """Return where in the file each row begins; None where that is of no use."""
+        return self.offset + rows * self._rows.size if self._rows.scatters else None
 
     def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
         """Read a share of what was planned with `offsets` of these rows."""
@@ -202,7 +216,7 @@ class ChunkedSource:
 
     def __init__(
         self,
-        handle: FileHandle,
+        handle: Handle,
         index: ChunkIndex,
         *,
         chunk: tuple[int, ...],
@@ -233,7 +247,7 @@ class ChunkedSource:
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
         """Return where in the file each row begins; None where not all lie there as they are."""
-        if self._filtered:
+        if self._filtered or not self._rows.scatters:
             return None
         cells, inside = np.divmod(rows, self._chunk[0])
         chunks = self.index.offsets(cells, self._bytes)
@@ -242,6 +256,17 @@ class ChunkedSource:
     def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
         """Read a share of what was planned with `offsets` of these rows."""
         self._rows.read_straight(plan, share, rows, self._refuse)
+
+    def extents(self, run: Run) -> Iterator[tuple[int, int]]:
+        """Return where the chunks lie, or of those without filters the rows."""
+        for part in run.cells(self._chunk[0]):
+            for chunk in self.index.row_of_chunks(part.start // self._chunk[0]):
+                if chunk.offset is None:
+                    continue
+                if self._filtered or chunk.inner:
+                    yield chunk.offset, chunk.size
+                else:
+                    yield from self._rows.extents(chunk.offset + part.start % self._chunk[0] * self._rows.size, part)
 
     def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
@@ -321,6 +346,10 @@ class Hdf5Source:
     def lies_where(self, other: Source) -> bool:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
         return isinstance(other, Hdf5Source)
+
+    def extents(self, run: Run) -> Iterator[tuple[int, int]]:
+        """Return nothing: where the rows lie is HDF5's affair."""
+        return iter(())
 
     def offsets(self, rows: np.ndarray) -> None:
         """Return None: where the rows lie is HDF5's affair."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from kerasmem.streaming.budget import SCATTER_BYTES
 from kerasmem.streaming.direct.delivery import Places
-from kerasmem.streaming.direct.handle import CAN_SCATTER, MOST_VIEWS, FileHandle, view_of
+from kerasmem.streaming.direct.handle import CAN_SCATTER, MOST_VIEWS, Handle, view_of
 
 _SHARE_BYTES = 4 << 20  # what a thread takes on at a time
 
@@ -49,7 +49,7 @@ class StraightRead:
         for low, high in itertools.pairwise(self._cuts):
             yield int(self._firsts[low]), int(self._lasts[high - 1])
 
-    def read(self, handle: FileHandle, share: tuple[int, int]) -> None:
+    def read(self, handle: Handle, share: tuple[int, int]) -> None:
         """Read the rows of a share.
 
         Raises:

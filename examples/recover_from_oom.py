@@ -1,0 +1,52 @@
+"""Train with a batch that does not fit: the step that runs out of memory is repeated in micro-batches.
+
+    python examples/recover_from_oom.py
+
+TensorFlow's CPU gets the allocator that GPUs have, and a limit of 96 MB: a real out-of-memory, without a GPU. The
+same batches without a limit give the same weights, to rounding.
+"""
+
+import os
+import sys
+import warnings
+
+if os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB") is None:  # all of this must be set before TensorFlow starts
+    limit = sys.argv[1] if len(sys.argv) > 1 else "96"
+    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+    os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = limit
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # oneDNN ends the process where it should raise
+
+import keras
+import numpy as np
+
+import kerasmem
+
+keras.utils.set_random_seed(0)
+layers = keras.layers
+model = keras.Sequential(
+    [
+        keras.Input((32, 32, 3)),
+        layers.Conv2D(16, 3, padding="same", activation="relu"),
+        layers.Conv2D(16, 3, padding="same", activation="relu"),
+        layers.MaxPooling2D(),
+        layers.Conv2D(32, 3, padding="same", activation="relu"),
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(10, activation="softmax"),
+    ]
+)
+model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=False)
+images = np.random.default_rng(0).random((1200, 32, 32, 3), "float32")
+labels = (images.mean((1, 2, 3)) * 1e4).astype("int32") % 10
+
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always", RuntimeWarning)
+    history = kerasmem.fit(model, images, labels, batch_size=512, epochs=2, verbose=0)
+for each in said:
+    if each.category is RuntimeWarning:
+        print(each.message)
+for each in history.recoveries:
+    print(f"step {each.step}: {each.rows} rows, then {each.micro_batch_rows} at a time")
+print(f"loss of each epoch: {[round(loss, 6) for loss in history.history['loss']]}")
+checksum = sum(float(np.abs(weight).sum()) for weight in model.get_weights())
+print(f"sum of all weights' sizes: {checksum:.3f}")

@@ -1,0 +1,86 @@
+"""`kerasmem advise`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kerasmem.cli.model_options import (
+    EXIT_CODES,
+    cache_option,
+    call_arguments,
+    check_options,
+    json_option,
+    method_option,
+    model_options,
+)
+from kerasmem.errors import UsageError
+
+EXAMPLES = """\b
+Examples:
+  kerasmem advise model.keras --device t4 --batch-size 64
+  kerasmem advise keras.applications:ResNet50 --device 8GB --no-xla
+  kerasmem advise model.keras --device 8GB --code A > train.py
+
+\b
+Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
+2 wrong usage or unreadable input · 3 nothing fits · 4 too close to call"""
+
+
+@click.command("advise", epilog=EXAMPLES)
+@model_options(
+    method_option,
+    click.option(
+        "--budget-seconds",
+        type=click.FloatRange(min=0),
+        default=300,
+        show_default=True,
+        metavar="SECONDS",
+        help="Begin no further estimate after so long; what was left out is listed.",
+    ),
+    click.option("--code", metavar="LABEL", help="Print the script of one remedy (1, 2, …, A, B, …) and nothing else."),
+    cache_option,
+    output=(json_option,),
+)
+def command(model: str | None, no_cache: bool, budget_seconds: float, code: str | None, **options: Any) -> int:
+    """Say what to do so that training MODEL fits a device, or takes less.
+
+    Each remedy is estimated anew on the changed model; where no single one is enough, combinations are, the least
+    harmful first. MODEL is as for `kerasmem estimate`.
+    """
+    check_options("advise", model, options)
+    if options["device"] is None:
+        raise UsageError("name the device that it must fit: --device t4, or a size such as --device 16GB")
+    if code is not None and options["as_json"]:
+        raise UsageError("--code and --json: choose one")
+    from kerasmem.cli.terminal import console, is_terminal, quiet_tensorflow, working
+
+    with quiet_tensorflow(), working("estimating remedies", options["method"]):
+        from kerasmem.recovery.advising.facade import advise
+
+        result = advise(
+            model,
+            method=options["method"],
+            cache=not no_cache,
+            budget_seconds=budget_seconds,
+            **call_arguments(options),
+        )
+    if options["as_json"]:
+        from kerasmem.rendering.data import to_json
+
+        click.echo(to_json(result.to_dict()))
+        return EXIT_CODES[result.verdict]
+    from kerasmem.rendering.advice_table import labelled, print_advice, render_advice
+
+    if code is not None:
+        chosen = labelled(result)
+        if code.upper() not in chosen:
+            raise UsageError(f"--code {code}: there is {', '.join(chosen) or 'no remedy'}")
+        click.echo(chosen[code.upper()].code, nl=False)
+        return EXIT_CODES[chosen[code.upper()].verdict]
+    if is_terminal():
+        print_advice(result, console())
+    else:
+        click.echo(render_advice(result), nl=False)
+    return EXIT_CODES[result.verdict]

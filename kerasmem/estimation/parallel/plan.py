@@ -1,0 +1,212 @@
+"""What one of several devices needs by XLA's plan for it: weights, slots or the batch in shards, Keras on JAX."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kerasmem.errors import InputError, MissingExtraError, UsageError
+from kerasmem.estimation.allocator import GRAIN, BFCAllocator
+from kerasmem.estimation.child import run_child
+from kerasmem.estimation.elsewhere import with_row
+from kerasmem.estimation.gpu_target.hlo import LiveBuffer
+from kerasmem.estimation.gpu_target.plan import DEFAULT_MEMORY_LIMIT, DEFAULT_TIMEOUT, instant_of
+from kerasmem.estimation.outcome import SPREAD, Outcome
+from kerasmem.estimation.parallel.collectives import Collective
+from kerasmem.estimation.parallel.parallelism import DATA, MODEL, Parallelism
+from kerasmem.estimation.parallel.placement import Placed, not_divided
+from kerasmem.estimation.planned import divide, requests
+from kerasmem.estimation.replay import smallest_limit
+from kerasmem.estimation.report import Pool, Unmodelled
+from kerasmem.models.op_names import Instant
+from kerasmem.models.request import ModelRequest
+
+WORKER = "kerasmem.estimation.parallel.worker"
+FEATURE, EXTRA = "memory per device where weights, slots or an XLA step lie on several (Keras on JAX)", "jax"
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """What XLA plans for one device of several.
+
+    Attributes:
+        argument, output, alias, temp: bytes, as for `gpu_target.plan.Variant`.
+        arguments: sizes of the step's arguments on a device, by group.
+        placed: the variables and how they are divided.
+        collectives: what is sent between devices.
+        live: what has memory at the peak, the largest first.
+        instant: when that is.
+        notes: what was assumed of the model's training.
+    """
+
+    argument: int
+    output: int
+    alias: int
+    temp: int
+    arguments: Mapping[str, tuple[int, ...]]
+    placed: tuple[Placed, ...]
+    collectives: tuple[Collective, ...]
+    live: tuple[LiveBuffer, ...]
+    instant: Instant | None
+    notes: tuple[str, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes that the step needs on a device by this plan."""
+        return self.argument + self.output - self.alias + self.temp
+
+    @classmethod
+    def from_answer(cls, data: Mapping[str, Any]) -> DevicePlan:
+        """Read what the worker answered.
+
+        Raises:
+            InputError: it is no such answer.
+        """
+        try:
+            instant = data["instant"]
+            return cls(
+                data["argument"], data["output"], data["alias"], data["temp"],
+                {name: tuple(sizes) for name, sizes in data["arguments"].items()},
+                tuple(
+                    Placed(**{**each, "shape": tuple(each["shape"]), "axes": tuple(each["axes"])})
+                    for each in data["placed"]
+                ),
+                tuple(Collective(**each) for each in data["collectives"]),
+                tuple(LiveBuffer(**each) for each in data["live"]),
+                None if instant is None else instant_of(instant["operation"], instant["layer"], instant["phase"]),
+                tuple(data["notes"]),
+            )  # fmt: skip
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"device plan: not what kerasmem writes ({type(error).__name__}: {error})") from error
+
+
+def device_plan(request: ModelRequest, asked: Parallelism, *, timeout: float = DEFAULT_TIMEOUT) -> DevicePlan:
+    """Have XLA plan a step that is spread over several devices; this machine's CPU stands in for each of them.
+
+    Args:
+        request: the model and its training, with the batch of all devices together.
+        asked: what is divided.
+        timeout: seconds.
+
+    Raises:
+        UsageError: the layout does not fit the model, or the batch does not come out even.
+        MissingExtraError: JAX is not installed.
+        ChildFailure: Keras on JAX cannot run the model, or it took too long; the reason says which.
+    """
+    if asked.kind == DATA and request.batch_size % asked.replicas:
+        lower = request.batch_size - request.batch_size % asked.replicas
+        even = f"{lower:,} or {lower + asked.replicas:,}" if lower else f"{asked.replicas:,}"
+        raise UsageError(
+            f"batch_size {request.batch_size}: {asked.replicas} devices do not divide it evenly, and Keras on JAX "
+            f"gives each the same share; take {even}"
+        )
+    if importlib.util.find_spec("jax") is None:
+        raise MissingExtraError(FEATURE, EXTRA)
+    environment = {
+        "KERAS_BACKEND": "jax",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={asked.replicas}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+    }
+    data = {"model": request.to_dict(), "parallelism": asked.to_dict()}
+    return DevicePlan.from_answer(
+        run_child(WORKER, data, timeout=timeout, memory_limit=DEFAULT_MEMORY_LIMIT, env=environment)
+    )
+
+
+def device_outcome(
+    plan: DevicePlan,
+    asked: Parallelism,
+    rows: Collection[str] = (),
+    weights: Mapping[str, Sequence[tuple[int, str | None]]] | None = None,
+) -> Outcome:
+    """Return the peak on one device, divided by category and layer.
+
+    The total is the plan in JAX's one region (it takes three quarters of a GPU at once unless told otherwise), each
+    buffer rounded up; the interval's upper end is for regions that grow, and what their chunks waste.
+
+    Args:
+        plan: XLA's.
+        asked: what is divided.
+        rows: names of the layers in the report.
+        weights: for "trainable" and "non_trainable" each weight's whole bytes and row, in the model's order.
+    """
+    asking = requests(plan.arguments, plan.output - plan.alias, plan.temp)
+    growing = BFCAllocator()
+    for _, size in asking:
+        growing.allocate(size)
+    total = sum(-(-size // GRAIN) * GRAIN for _, size in asking)
+    limit = smallest_limit(asking)
+    categories, layers = divide(plan.arguments, plan.live, plan.temp + plan.output - plan.alias, frozenset(rows))
+    _add_weights(plan, asked.replicas, weights or {}, layers)
+    categories["allocator"] = total - sum(categories.values())
+    spread = SPREAD["xla"]
+    return Outcome(
+        "xla", "xla", total, int(total * (1 - spread)), int(max(growing.peak, limit) * (1 + spread)),
+        Pool(plan.total, total, None, None, limit),
+        categories, layers, with_row(plan.instant, frozenset(rows)), _unmodelled(plan),
+        (*_notes(plan, asked), *plan.notes),
+    )  # fmt: skip
+
+
+def _add_weights(
+    plan: DevicePlan, replicas: int, weights: Mapping[str, Sequence[tuple[int, str | None]]], layers: dict[str, int]
+) -> None:
+    """Add to the layers what the device has of their weights, where the plan has the same ones."""
+    for group, known in weights.items():
+        placed = [each for each in plan.placed if each.group == group]
+        if [size for size, _ in known] != [each.bytes for each in placed]:
+            continue
+        for (_, row), each in zip(known, placed, strict=True):
+            if row is not None:
+                layers[row] = layers.get(row, 0) + each.on_device(replicas)
+
+
+def _unmodelled(plan: DevicePlan) -> tuple[Unmodelled, ...]:
+    why = "outside the allocator; they depend on the library, its version and the links between devices"
+    found = [Unmodelled("prefetched batches", "each batch that is put on a device ahead of time",
+                        sum(plan.arguments.get("inputs", ())))]  # fmt: skip
+    if plan.collectives:
+        found.insert(0, Unmodelled("buffers of the communication library (NCCL, gloo)", why))
+    return tuple(found)
+
+
+def _notes(plan: DevicePlan, asked: Parallelism) -> list[str]:
+    notes = [
+        f"Keras on JAX (KERAS_BACKEND=jax, keras.distribution) on {asked.replicas} devices: XLA's plan for one of "
+        "them, with this machine's CPU in the devices' place; a GPU's kernels may take other scratch"
+    ]
+    trained = [each for each in plan.placed if each.group in ("trainable", "non_trainable")]
+    slots = [each for each in plan.placed if each.group == "optimizer"]
+    if asked.kind == MODEL:
+        notes.append(f"weights: {_share(trained, asked.replicas)}, by {'the layout' if asked.layout else 'rule'}")
+        if not asked.layout:
+            notes.append(
+                "the rule: of each weight with two and more dimensions the largest that the devices divide evenly, of "
+                "equal ones the last; --layout 'REGEX=,model' sets another"
+            )
+        count, size = not_divided(plan.placed)
+        if size:
+            notes.append(f"every device has all of {count} weights ({size:,} B), which are not divided")
+    if slots and (asked.kind == MODEL or asked.shard_optimizer):
+        notes.append(f"optimizer: {_share(slots, asked.replicas)}")
+    if asked.shard_optimizer:
+        count, size = not_divided(plan.placed, ("optimizer",))
+        if size:
+            notes.append(f"every device has all of {count} slots ({size:,} B): no dimension that it divides")
+        notes.append(
+            "Keras has no switch for it: give each slot a layout of its own after optimizer.build; on a GPU XLA may "
+            "scatter the reduced gradients where here each device has all of them"
+        )
+    if plan.collectives:
+        notes.append("between devices, in a step: " + "; ".join(map(str, plan.collectives)))
+    return notes
+
+
+def _share(variables: Sequence[Placed], replicas: int) -> str:
+    here, whole = sum(each.on_device(replicas) for each in variables), sum(each.bytes for each in variables)
+    return f"{here:,} B of {whole:,} B on a device"

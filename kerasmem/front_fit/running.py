@@ -1,0 +1,423 @@
+"""What Keras's `fit` calls in place of its own functions for a step, and what it calls between steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.errors import ModelError, UsageError
+from kerasmem.front_fit.saving import Checkpoint
+from kerasmem.front_fit.sources import Source, StreamSource
+from kerasmem.recovery.fitting.batches import has_any_rows, row_count, without_optionals
+from kerasmem.recovery.fitting.checks import uneven_layers
+from kerasmem.recovery.fitting.driver import Driver
+from kerasmem.recovery.fitting.engine import Engine, LocalEngine, RanOut
+from kerasmem.recovery.fitting.remote import RemoteEngine
+from kerasmem.recovery.fitting.state import GROUPS, load_state, read_state
+
+# Callbacks of Keras's that change nothing of a model but its learning rate, before training ends.
+_HARMLESS = (
+    keras.callbacks.History, keras.callbacks.ProgbarLogger, keras.callbacks.EarlyStopping,
+    keras.callbacks.ModelCheckpoint, keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.TerminateOnNaN,
+    keras.callbacks.RemoteMonitor,
+)  # fmt: skip
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+class Run:
+    """One call of `kerasmem.fit`.
+
+    Args:
+        model: compiled.
+        isolated: whether steps run in a process of their own.
+        micro_batches: pieces from the first batch on, or None.
+        source: the data, where a checkpoint is written.
+        checkpoint: where it is written.
+        may_stay: whether what costs the process can be dealt with from within.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        isolated: bool,
+        micro_batches: int | None,
+        source: Source | None,
+        checkpoint: Checkpoint | None,
+        may_stay: bool = True,
+    ) -> None:
+        self.model, self.isolated, self.source, self.checkpoint = model, isolated, source, checkpoint
+        self.driver: Driver | None = None
+        self.first, self.last = _First(self), _Last(self)
+        self.size: int | None = None  # rows of a piece, where known from an earlier run
+        self.progress: Any = None  # told where training stands, before each step
+        self._micro_batches, self._may_stay = micro_batches, may_stay
+        self._kept: dict[str, Any] = {}
+        self.initial_epoch = 0
+        self.skipped = 0  # batches of the epoch in progress that an earlier process has trained on
+        self._skip = self._behind = 0  # of these, how many are still to be counted; and to be read before
+        self._logs: dict[str, Any] = {}
+        self._pending = False  # what was saved is still to be loaded
+        self._fresh = True
+        self._any_rows = False
+        self._watches = self._risky = False
+        self._rate: float | None = None
+
+    # ---- around `fit`
+
+    def install(self, callbacks: list[Any]) -> None:
+        """Put our functions in the place of Keras's."""
+        model = self.model
+        for callback in callbacks:
+            if type(callback) not in _HARMLESS and not type(callback).__module__.startswith("kerasmem."):
+                self._risky = True
+                own, base = type(callback), keras.callbacks.Callback
+                self._watches |= any(getattr(own, name) is not getattr(base, name) for name in _BATCH_HOOKS)
+        self._kept = {name: getattr(model, name) for name in ("train_function", "test_function")}
+        self.kept_epoch = model._initial_epoch
+        model.train_function = _Function(self.train)
+        if self.isolated:  # the metrics are in the other process; what a step returned is what they say
+            model.__dict__["_get_metrics_result_or_logs"] = lambda logs: logs
+
+    def uninstall(self) -> None:
+        """Give Keras its functions back, traced ones too, and the model what the other process has."""
+        model, driver = self.model, self.driver
+        model.__dict__.pop("_get_metrics_result_or_logs", None)
+        model._initial_epoch = self.kept_epoch
+        model.train_function, model.test_function = self._kept["train_function"], self._kept["test_function"]
+        if driver is None:
+            return
+        engine = driver.engine
+        if isinstance(engine, LocalEngine):
+            model.train_function, model.test_function = engine.whole_train, engine.whole_test
+        engine.close()
+
+    def rescue(self) -> None:
+        """After an error or Ctrl-C: bring the model the other process's weights, or those of the last good copy."""
+        if self.driver is not None and self.isolated:
+            state = self.driver.last_good
+            with contextlib.suppress(RanOut):
+                state = self.driver.engine.state()
+            if state is not None:
+                load_state(self.model, state, ("model", "optimizer"))
+
+    # ---- steps
+
+    def train(self, iterator: Any) -> dict[str, Any]:
+        """Stand in for Keras's training function."""
+        if self._skip:
+            self._pass_over(iterator)
+            return dict(self._logs)
+        if self._behind:
+            self._read(iterator, self._behind)
+        logs = None
+        for _ in range(self.model.steps_per_execution):
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                if logs is None:
+                    raise
+                break
+            if self.driver is None:
+                self._any_rows = has_any_rows(iterator)
+            logs = self._train(without_optionals(batch))
+        assert logs is not None
+        return logs
+
+    def _pass_over(self, iterator: Any) -> None:
+        """Count batches that an earlier process has trained on."""
+        count = min(self._skip, self.model.steps_per_execution)
+        self._skip -= count
+        if self.source is not None and self.source.reads_skipped:
+            self._read(iterator, self._behind + count)
+
+    def _read(self, iterator: Any, count: int) -> None:
+        """Read batches that an earlier process has trained on."""
+        batch = None
+        for _ in range(count):
+            batch = next(iterator)
+        self._behind = 0
+        if isinstance(self.source, StreamSource):
+            if batch is not None:
+                self.source.seen(without_optionals(batch))
+            if not self._skip:
+                self.source.check()
+
+    def _train(self, batch: Any) -> dict[str, Any]:
+        if self.driver is None:
+            self._begin(batch)
+        driver = self.driver
+        assert driver is not None
+        if self._fresh:
+            self._catch_up(driver)
+        rate = self._new_rate() if self._fresh or self._watches else None
+        self._fresh = False
+        logs = self._supervised(driver, batch, rate) if self.progress is not None else driver.train(batch, rate)
+        if self.source is not None:
+            self.source.seen(batch)
+        return logs
+
+    def _supervised(self, driver: Driver, batch: Any, rate: float | None) -> dict[str, Any]:
+        """Take a step in a process that another one watches, and that cannot survive every failure."""
+        self.progress.before(self, driver, row_count(batch))
+        try:
+            return driver.train(batch, rate)
+        except RanOut as failure:
+            self.progress.die(failure, "train", row_count(batch), driver.sizes["train"])
+            raise
+
+    def test(self, iterator: Any) -> dict[str, Any]:
+        """Stand in for Keras's function that evaluates, within the validation of this `fit`."""
+        logs = None
+        for _ in range(self.model.steps_per_execution):
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                if logs is None:
+                    raise
+                break
+            assert self.driver is not None
+            try:
+                logs = self.driver.test(without_optionals(batch))
+            except RanOut as failure:
+                if self.progress is not None:
+                    self.progress.die(failure, "test", row_count(batch), self.driver.sizes["test"])
+                raise
+        assert logs is not None
+        return logs
+
+    def _begin(self, batch: Any) -> None:
+        """Make all variables there will be, and what takes the steps."""
+        model = self.model
+        try:
+            model._symbolic_build(data_batch=batch)
+        except Exception as error:
+            if not model.built:
+                raise UsageError(
+                    f"model: it cannot be built from a batch's shapes ({error}); call it on a batch before fit"
+                ) from error
+            raise
+        state = None
+        if self._pending and self.checkpoint is not None:
+            state = self.checkpoint.restored(model)
+            load_state(model, state)
+            self._pending = False
+        uneven = uneven_layers(model)
+        good = None
+        engine: Engine
+        if self.isolated:
+            good = read_state(model)
+            try:
+                engine = RemoteEngine(model, batch, any_rows=self._any_rows)
+            except RanOut as failure:
+                raise ModelError(f"the process that is to take the steps does not start: {failure}") from None
+        else:
+            ours = model.train_function
+            model.train_function = self._kept["train_function"]  # traced already, where the model was trained before
+            engine = LocalEngine(model, any_rows=self._any_rows)
+            model.train_function = ours
+        self.driver = Driver(
+            engine,
+            micro_batches=self._micro_batches,
+            size=self.size,
+            uneven=uneven,
+            may_stay=self._may_stay,
+            good=good,
+            test_size=None if self.progress is None else self.progress.test_size,
+        )
+        if self.checkpoint is not None and self.checkpoint.point is None:
+            self.last.save(
+                self.last.epoch, 0, {}
+            )  # so that weights and order are those of this run from its first step
+
+    def _new_rate(self) -> float | None:
+        """Return the learning rate, where it is a number and not what it was."""
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        own = getattr(optimizer, "_learning_rate", None)
+        if not isinstance(own, keras.Variable):
+            return None
+        rate, before = float(keras.ops.convert_to_numpy(own)), self._rate
+        self._rate = rate
+        return rate if rate != before else None
+
+    def _catch_up(self, driver: Driver) -> None:
+        """An epoch begins: see what callbacks may have changed between the epochs."""
+        if not self._risky:
+            return
+        if not self.isolated:
+            driver.forget()
+            return
+        here, there = read_state(self.model), driver.keep()
+        if any(
+            not np.array_equal(mine, theirs, equal_nan=mine.dtype.kind == "f")
+            for group in GROUPS[:2]
+            for mine, theirs in zip(here[group], there[group], strict=True)
+        ):
+            driver.engine.load({**here, "metrics": there["metrics"]})
+            driver.forget()
+
+    # ---- between steps
+
+    def begin(self, params: Mapping[str, Any]) -> None:
+        """`fit` begins: see whether to go on with an earlier run."""
+        checkpoint, source = self.checkpoint, self.source
+        if checkpoint is None or checkpoint.point is None or source is None:
+            return
+        checkpoint.check(steps=params.get("steps"), at_once=self.model.steps_per_execution)
+        point = checkpoint.point
+        self.size = self.size or checkpoint.more.get("size")
+        source.go_to(point.sequence["at"], point.epoch, point.batch)
+        if isinstance(source, StreamSource):
+            self._behind = source.pass_over(point.epoch - self.initial_epoch, point.batch)
+            if not self._behind and not point.batch:
+                source.check()
+        self._skip = self.skipped = point.batch
+        self._logs = dict(point.logs)
+        self._pending = True
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Keras has just begun its metrics anew."""
+        self._fresh = True
+        if self.source is not None:
+            self.source.begin_epoch(epoch)
+        if self.driver is not None:
+            self.driver.reset_metrics(has_happened=not self.isolated)
+
+    def end_epoch(self) -> None:
+        """Bring the model what callbacks expect it to have."""
+        self.skipped = 0
+        if self.driver is not None and self.isolated:
+            load_state(self.model, self.driver.keep(), ("model", "optimizer"))
+
+    def begin_test(self) -> None:
+        """The validation of this `fit` begins; Keras begins its metrics anew."""
+        if self.driver is None:
+            return
+        engine = self.driver.engine
+        self._kept["test_function"] = engine.whole_test if isinstance(engine, LocalEngine) else self.model.test_function
+        self.model.test_function = _Function(self.test)
+        self.driver.reset_metrics(has_happened=not self.isolated)
+
+    def end_test(self) -> None:
+        """It is over; what else evaluates uses Keras's own function."""
+        self.model.test_function = self._kept["test_function"]
+
+    def finish(self) -> None:
+        """`fit` ends; where nothing was left to train, the model gets what was saved."""
+        if self._pending and self.checkpoint is not None:
+            load_saved(self.model, self.checkpoint)
+
+
+def load_saved(model: Any, checkpoint: Checkpoint) -> None:
+    """Load weights and optimizer of a run that has nothing left to train."""
+    if not model.built or not model.optimizer.built:
+        model._symbolic_build(data_batch=checkpoint.source.peek())
+    groups = ("model", "optimizer")
+    load_state(model, checkpoint.restored(model, groups=groups), groups)
+
+
+class _Function:
+    """Called by Keras; known as ours."""
+
+    is_kerasmem = True
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __call__(self, iterator: Any) -> Any:
+        return self._function(iterator)
+
+
+class _First(keras.callbacks.Callback):
+    """Comes before the user's callbacks."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        run, model = self._run, self.model
+        run.begin(self.params or {})
+        if run.checkpoint is not None and run.checkpoint.point is not None:
+            model._initial_epoch = max(run.checkpoint.point.epoch, run.initial_epoch)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model._initial_epoch = self._run.kept_epoch  # Keras would begin there in each later fit too
+        self._run.begin_epoch(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._run.end_epoch()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._run.begin_test()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._run.end_test()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._run.finish()
+
+
+class _Last(keras.callbacks.Callback):
+    """Comes after the user's callbacks: saves what they have left."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+        self.epoch = self.done = self._unsaved = 0
+        self.history: dict[str, list[Any]] = {}
+        self.epochs: list[int] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch, self.done = epoch, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        checkpoint, done = self._run.checkpoint, batch + 1
+        if checkpoint is None or self._run.driver is None or done <= self._run.skipped:
+            return
+        self._unsaved += done - max(self.done, self._run.skipped)
+        self.done = done
+        if self._unsaved >= checkpoint.every and done != self._steps():  # the epoch's end is saved anyway
+            self.save(self.epoch, done, logs or {})
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        for name, value in (logs or {}).items():
+            self.history.setdefault(name, []).append(value)
+        self.epochs.append(epoch)
+        source = self._run.source
+        if source is not None:
+            source.end_epoch(self.done, self._steps())
+        if self._run.checkpoint is not None and self._run.driver is not None:
+            self.save(epoch + 1, 0, {})
+
+    def _steps(self) -> int | None:
+        return (self.params or {}).get("steps")
+
+    def save(self, epoch: int, done: int, logs: Mapping[str, Any]) -> None:
+        """Write where training stands."""
+        run = self._run
+        assert run.checkpoint is not None and run.driver is not None
+        self._unsaved = 0
+        size = run.driver.size
+        before = run.checkpoint.more
+        more = {
+            "history": {
+                name: [*before.get("history", {}).get(name, []), *map(plain, self.history.get(name, []))]
+                for name in {**before.get("history", {}), **self.history}
+            },
+            "epochs": [*before.get("epochs", []), *self.epochs],
+            "size": size,
+            "done": False,
+        }
+        run.checkpoint.write(run.driver.keep(), epoch=epoch, done=done, steps=self._steps(), logs=logs, more=more)
+
+
+def plain(value: Any) -> Any:
+    """Return a number, or lists of them, as JSON has it."""
+    array = np.asarray(value)
+    return array.item() if array.ndim == 0 else array.tolist()

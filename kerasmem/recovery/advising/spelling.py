@@ -1,0 +1,207 @@
+"""How the model, its optimizer, its loss and a batch are written in Python: the parts of a script."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kerasmem.models.backend import import_keras
+from kerasmem.models.inputs import ByKeyword
+from kerasmem.models.opening import is_factory_name
+from kerasmem.models.training import TrainingSettings, make_optimizer
+
+THE_MODEL = "# `model` is the model that was given to kerasmem.advise."
+_RATES = {"adafactor": 0.001, "lion": 0.0001, "sgd_momentum": 0.01, "sgd": 0.01}
+_CLASSES = {"adafactor": "Adafactor", "lion": "Lion", "sgd_momentum": "SGD", "sgd": "SGD"}
+
+
+def opening_lines(source: Any, options: Mapping[str, Any], policy: str | None) -> tuple[list[str], list[str]]:
+    """Return the imports and the lines that make `model`.
+
+    Args:
+        source: what `kerasmem.advise` was given.
+        options: `factory`, `factory_args`, `custom_objects`, `trust`, `dtype_policy`.
+        policy: the dtype policy to compute in; None: the model's own.
+    """
+    policy = policy or options.get("dtype_policy")
+    factory = options.get("factory")
+    of_code: Any = factory if factory is not None else source
+    arguments = dict(options.get("factory_args") or {})
+    if isinstance(of_code, functools.partial):
+        of_code, arguments = of_code.func, {**of_code.keywords, **arguments}
+    is_text = isinstance(of_code, (str, os.PathLike))
+    if (is_text and is_factory_name(os.fspath(of_code))) or (factory is not None and is_text):
+        imports, call = _of_name(os.fspath(of_code), arguments)
+    elif inspect.isroutine(of_code) or isinstance(of_code, type):
+        imports, call = _of_function(of_code, arguments)
+    elif is_text:
+        imports, lines = _of_file(os.fspath(of_code), options)
+        return imports, [*lines, *_half_precision(policy)]
+    else:
+        return [], [THE_MODEL, *_half_precision(policy)]
+    before = [] if policy is None else [f'keras.config.set_dtype_policy("{policy}")   # before the model is built']
+    lines = [*before, f"model = {call}"]
+    if factory is not None and source is not None:
+        lines.append(f"model.load_weights({os.fspath(source)!r})")
+    return imports, lines
+
+
+def optimizer_text(training: TrainingSettings, replacement: str | None) -> str:
+    """Return the optimizer as Python: the one that replaces it, or the model's own with its settings."""
+    if replacement is not None:
+        momentum = ", momentum=0.9" if replacement == "sgd_momentum" else ""
+        return f"keras.optimizers.{_CLASSES[replacement]}({_RATES[replacement]}{momentum})"
+    name, config = training.optimizer, dict(training.optimizer_config or {})
+    if name == "lossscaleoptimizer" and isinstance(config.get("inner_optimizer"), dict):
+        inner = config["inner_optimizer"]
+        name, config = str(inner["class_name"]).rpartition(">")[2].lower(), dict(inner["config"])
+    if name is None:
+        return '"adam"'
+    try:
+        usual = make_optimizer(name, {})
+    except ValueError:  # not one of Keras's
+        return "model.optimizer"
+    words = []
+    for key, value in usual.get_config().items():
+        given = config.get(key, value)
+        if key == "learning_rate" and isinstance(given, Mapping):
+            words.append(f"learning_rate=keras.optimizers.schedules.deserialize({dict(given)!r})")
+        elif key != "name" and not _is_same(given, value):
+            words.append(f"{key}={_number(given)!r}")
+    return f"keras.optimizers.{type(usual).__name__}({', '.join(words)})"
+
+
+def loss_text(loss: Any) -> str:
+    """Return a loss as Python; one that is not Keras's is taken from the model."""
+    found = _loss_text(loss)
+    return "model.loss" if found is None else found
+
+
+def metrics_text(model: Any) -> str | None:
+    """Return the metrics that have a name as Python, None where there are none."""
+    compiled = getattr(model, "_compile_metrics", None)
+    given = None if compiled is None else compiled._user_metrics
+    names = [each for each in given if isinstance(each, str)] if isinstance(given, (list, tuple)) else []
+    return repr(names) if names else None
+
+
+def arrays_text(structure: Any, flat: list[Any], samples: str) -> str:
+    """Return arrays of zeros in a structure: a list, a dict or one.
+
+    Args:
+        structure: of the tensors, from `model_inputs`, or the tensors themselves.
+        flat: the tensors, with the batch first.
+        samples: the number of samples, as Python.
+    """
+    keras = import_keras()
+    texts = [_zeros(each, samples) for each in flat]
+    if isinstance(structure, ByKeyword):
+        return "{" + ", ".join(f"{name!r}: {text}" for name, text in zip(structure, texts, strict=True)) + "}"
+    if not isinstance(structure, (list, tuple, dict)):
+        return texts[0]
+    return _written(keras.tree.pack_sequence_as(structure, texts))
+
+
+def _written(nested: Any) -> str:
+    if isinstance(nested, dict):
+        return "{" + ", ".join(f"{name!r}: {_written(each)}" for name, each in nested.items()) + "}"
+    if isinstance(nested, (list, tuple)):
+        return "[" + ", ".join(map(_written, nested)) + "]"
+    return str(nested)
+
+
+def _zeros(tensor: Any, samples: str) -> str:
+    sizes = "".join(f", {size}" for size in tuple(tensor.shape)[1:]) or ","
+    if str(tensor.dtype) == "string":
+        return f'np.full(({samples}{sizes}), "", object)'
+    return f'np.zeros(({samples}{sizes}), "{tensor.dtype}")'
+
+
+def _of_name(text: str, arguments: dict[str, Any]) -> tuple[list[str], str]:
+    module, _, function = text.rpartition(":")
+    if module.startswith("keras."):
+        arguments = {"weights": None, **arguments} if module == "keras.applications" else arguments
+        return [], f"{module}.{function}({_keywords(arguments)})"
+    imports = [f"from {module} import {function}"]
+    if module.endswith(".py"):
+        path = Path(module).absolute()
+        imports = ["import sys", f"sys.path.insert(0, {os.fspath(path.parent)!r})",
+                   f"from {path.stem} import {function}"]  # fmt: skip
+    return imports, f"{function}({_keywords(arguments)})"
+
+
+def _of_function(build: Any, arguments: dict[str, Any]) -> tuple[list[str], str]:
+    module, name = str(getattr(build, "__module__", "__main__")), str(build.__qualname__)
+    if module == "__main__" or "." in name:
+        return [], f"{build.__name__}({_keywords(arguments)})   # the function that was given to kerasmem.advise"
+    if module.startswith("keras."):
+        given = {"weights": None, **arguments} if "applications" in module else arguments
+        return [f"from {module} import {name}"], f"{name}({_keywords(given)})"
+    return [f"from {module} import {name}"], f"{name}({_keywords(arguments)})"
+
+
+def _of_file(path: str, options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    given = dict(options.get("custom_objects") or {})
+    own = {name: each for name, each in given.items() if getattr(each, "__qualname__", "") == name}
+    imports = [f"from {each.__module__} import {name}" for name, each in sorted(own.items())][:20]
+    objects = "{" + ", ".join(f"{name!r}: {name}" for name in sorted(own)[:20]) + "}" if own else ""
+    if path.lower().endswith(".json"):
+        tail = f", custom_objects={objects}" if objects else ""
+        return imports, [f"model = keras.models.model_from_json(open({path!r}).read(){tail})"]
+    words = [f"custom_objects={objects}"] if objects else []
+    words += ["compile=False", *(["safe_mode=False"] if options.get("trust") else [])]
+    return imports, [f"model = keras.saving.load_model({path!r}, {', '.join(words)})"]
+
+
+def _half_precision(policy: str | None) -> list[str]:
+    """Return the lines that change the policy of a model that is there: each layer has its own."""
+    if policy is None:
+        return []
+    return [
+        "for layer in model._flatten_layers():   # also those inside layers; weights stay float32",
+        '    if layer.dtype_policy.name == "float32":',
+        f'        layer.dtype_policy = "{policy}"',
+    ]
+
+
+def _loss_text(loss: Any) -> str | None:
+    keras = import_keras()
+    if isinstance(loss, str):
+        return repr(loss)
+    if isinstance(loss, (list, tuple)):
+        parts = [_loss_text(each) for each in loss]
+        return None if any(each is None for each in parts) else f"[{', '.join(map(str, parts))}]"
+    if isinstance(loss, dict):
+        named = {key: _loss_text(each) for key, each in loss.items()}
+        if any(each is None for each in named.values()):
+            return None
+        return "{" + ", ".join(f"{key!r}: {each}" for key, each in named.items()) + "}"
+    kind = type(loss)
+    if isinstance(loss, keras.losses.Loss) and getattr(keras.losses, kind.__name__, None) is kind:
+        try:
+            config, usual = loss.get_config(), kind().get_config()
+        except Exception:  # it cannot be made without arguments, or holds a function
+            return None
+        words = [f"{key}={value!r}" for key, value in config.items() if usual.get(key) != value and key != "name"]
+        return f"keras.losses.{kind.__name__}({', '.join(words)})"
+    name = getattr(loss, "__name__", None)
+    return repr(name) if name is not None and getattr(keras.losses, name, None) is loss else None
+
+
+def _keywords(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= 1e-6 * abs(other)
+    return bool(one == other)
+
+
+def _number(value: Any) -> Any:
+    """Return a number as a person writes it: a learning rate comes out of a float32."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value

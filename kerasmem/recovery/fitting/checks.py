@@ -1,0 +1,88 @@
+"""What must be known of a model before it is trained in pieces: what cannot work, and what will not be the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kerasmem.errors import UsageError
+
+_SHARES = ("rate", "dropout", "recurrent_dropout")
+_OWN = ("train_step", "compute_loss", "make_train_function")
+
+
+def check_model(model: Any) -> None:
+    """Refuse a model whose steps cannot be taken apart, before anything is trained.
+
+    Raises:
+        UsageError: the message names what it is and the way out.
+    """
+    import keras
+    import tensorflow as tf
+
+    if keras.backend.backend() != "tensorflow":
+        raise UsageError(f"fit: only the TensorFlow backend is supported, not {keras.backend.backend()}")
+    if not isinstance(model, keras.Model):
+        raise UsageError(f"model: give a compiled Keras model, not {type(model).__name__}")
+    if not getattr(model, "compiled", False) or model.optimizer is None:
+        raise UsageError("model: call model.compile(optimizer, loss) first")
+    for name in _OWN:
+        if getattr(type(model), name, None) is not getattr(keras.Model, name):
+            raise UsageError(
+                f"model: {type(model).__name__} has its own {name}(), whose gradients cannot be divided among "
+                "micro-batches; choose a batch that fits beforehand (`kerasmem max-batch`), or train with model.fit "
+                "and kerasmem.recompute, or leave the step to Keras and put the loss into compile() or add_loss()"
+            )
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync > 1 or tf.distribute.has_strategy():
+        raise UsageError(
+            f"model: it was made under {type(strategy).__name__}; only one card is supported. Choose a batch that fits "
+            "beforehand (`kerasmem max-batch`)"
+        )
+    if any(getattr(variable, "overwrite_with_gradient", False) for variable in model.trainable_variables):
+        raise UsageError("model: float8 training replaces its scales by their gradients, which do not add up")
+    for name, reduction in _reductions(model):
+        if reduction in (None, "none"):
+            raise UsageError(
+                f"loss: {name} has reduction=None, so that there is no one number whose gradient could be divided; "
+                'use reduction="sum" for the same gradients'
+            )
+
+
+def _reductions(model: Any) -> list[tuple[str, Any]]:
+    import keras
+
+    given = [] if model._compile_loss is None else keras.tree.flatten(model._compile_loss._user_loss)
+    return [(each.name, each.reduction) for each in given if isinstance(each, keras.losses.Loss)]
+
+
+def uneven_layers(model: Any) -> str | None:
+    """Return what to say of layers for which a batch in pieces is not the same as the batch, or None."""
+    import keras
+
+    statistics, random, added = [], [], []
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)):
+            if layer.trainable:
+                statistics.append(layer.name)
+        elif getattr(layer, "_seed_generators", None):
+            shares = [getattr(layer, name) for name in _SHARES if hasattr(layer, name)]
+            if any(shares) or not shares:  # a GRU has a generator also where it drops nothing
+                random.append(layer.name)
+        elif layer._losses and layer.activity_regularizer is None:
+            added.append(layer.name)
+    parts = []
+    if statistics:
+        parts.append(
+            f"{_list(statistics)}: statistics are those of each micro-batch, so that results differ from the whole "
+            "batch's (frozen, or replaced by GroupNormalization or LayerNormalization, they would not)"
+        )
+    if random:
+        parts.append(f"{_list(random)}: random numbers are drawn for each micro-batch, others than for the whole")
+    if added:
+        parts.append(f"{_list(added)}: what add_loss was given is taken for a mean over the rows")
+    return "micro-batches are not the same as the whole batch for " + "; ".join(parts) if parts else None
+
+
+def _list(names: list[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,138 @@
+"""How much each micro-batch counts in the loss of its batch, so that the sum is the batch's own loss.
+
+Keras 3 reduces a loss to one number for what it is given: a sum, a mean over all elements, over those that a mask
+lets through, or over the sum of the sample weights. A mean of such means is not the batch's mean where the pieces
+differ. So each piece is weighted by its own divisor over that of the whole batch. With d the divisor of a piece of
+n rows, D that of the batch of N rows, the piece's mean m counts as m·d/D. It is handed on as m·(d/D)·(N/n), because
+all else that Keras adds up (penalties on weights, `add_loss`, the shown loss) is weighted by n/N: a penalty that
+is the same in every piece then counts once, and a piece's activity penalty, which is a mean over its rows, as it
+should.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+PLAIN = "rows"  # a mean over rows; pieces count by their rows, which is how they are weighted anyway
+SUM = "sum"
+COUNTED = "counted"  # the divisor is known only from the piece: its mask, or its sample weights
+
+
+class Divisors:
+    """Stands between Keras's losses and their reduction, while a step is traced.
+
+    Attributes:
+        kinds: of each reduction met while divisors were read.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[list[Any]]:
+        """Collect the divisor of each reduction made meanwhile."""
+        found: list[Any] = []
+        self.kinds = []
+
+        def note(reduce: Callable[..., Any], values: Any, **how: Any) -> Any:
+            kind, divisor = _divisor(values, **how)
+            self.kinds.append(kind)
+            found.append(divisor)
+            return reduce(values, **how)
+
+        with _standing_in(note):
+            yield found
+
+    @contextlib.contextmanager
+    def weighing(self, factors: Any) -> Iterator[None]:
+        """Multiply the result of each reduction by its factor; with None, by 1."""
+        place = 0
+
+        def weigh(reduce: Callable[..., Any], values: Any, **how: Any) -> Any:
+            nonlocal place
+            value = reduce(values, **how)
+            if factors is not None:
+                import keras
+
+                value = value * keras.ops.cast(factors[place], value.dtype)
+            place += 1
+            return value
+
+        with _standing_in(weigh):
+            yield
+
+    @property
+    def needs_counting(self) -> bool:
+        """Whether a divisor depends on more than the number of rows."""
+        return COUNTED in self.kinds
+
+    def factors(self, own: Sequence[float], whole: Sequence[float], rows: int, total: int) -> list[float]:
+        """Return what each reduction's result is multiplied by.
+
+        Args:
+            own: the piece's divisors; they count where the kind is "counted".
+            whole: the batch's.
+            rows: of the piece.
+            total: rows of the batch.
+        """
+        found = []
+        for kind, mine, all_of_it in zip(self.kinds, own, whole, strict=True):
+            if kind == PLAIN:
+                found.append(1.0)
+            elif kind == SUM:
+                found.append(total / rows)
+            else:
+                found.append(0.0 if all_of_it == 0 else mine / all_of_it * (total / rows))
+        return found
+
+
+@contextlib.contextmanager
+def _standing_in(function: Callable[..., Any]) -> Iterator[None]:
+    from keras.src.losses import loss as module
+
+    original = module.reduce_weighted_values
+
+    def reduce_weighted_values(
+        values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:  # fmt: skip
+        how = {"sample_weight": sample_weight, "mask": mask, "reduction": reduction, "dtype": dtype}
+        return function(original, values, **how)
+
+    module.reduce_weighted_values = reduce_weighted_values
+    try:
+        yield
+    finally:
+        module.reduce_weighted_values = original
+
+
+def _divisor(values: Any, *, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> tuple[str, Any]:
+    """Return the kind of a reduction and what Keras divides by there."""
+    from keras import ops
+    from keras.src.losses import loss as module
+
+    values = ops.convert_to_tensor(values, dtype=dtype)
+    one = ops.ones((), "float32")
+    if tuple(values.shape) in ((), (0,)):
+        return PLAIN, one
+    if reduction == "sum":
+        return SUM, one
+    weighted = reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None)
+    if mask is None and not weighted:
+        return PLAIN, one
+    if weighted:
+        if sample_weight is not None:
+            sample_weight = ops.convert_to_tensor(sample_weight, dtype=dtype)
+        weight = module.apply_mask(sample_weight, mask, dtype=values.dtype, reduction=reduction)
+        return COUNTED, ops.cast(ops.sum(weight), "float32")
+    mask = ops.convert_to_tensor(mask)
+    valid = ops.sum(ops.cast(mask, "float32"))
+    return COUNTED, valid * (_size(values) / _size(mask))
+
+
+def _size(tensor: Any) -> Any:
+    from keras import ops
+
+    return ops.cast(ops.prod(ops.convert_to_tensor(ops.shape(tensor), dtype="int32")), "float32")

@@ -1,0 +1,49 @@
+"""A model as the planner sees it: a chain of steps, what each keeps for the gradient, and what it hands on. Pure.
+
+A step is one call of a layer. Between any two neighbouring steps lies a place where the chain may be cut. What must be
+remembered at a cut are the tensors that cross it; what lies between two cuts can be computed again from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A tensor that a step makes and that is not gone when the step is over. Sizes in bytes.
+
+    Attributes:
+        bytes: its size.
+        first_use: the number of the first later step that takes it; None where none does.
+        last_use: of the last one; the number of steps where the model puts it out; None where none takes it.
+        for_gradient: whether the backward pass needs its value.
+        for_own_gradient: whether the gradient of the very step that makes it does.
+    """
+
+    bytes: int
+    first_use: int | None
+    last_use: int | None
+    for_gradient: bool
+    for_own_gradient: bool = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of a layer.
+
+    Attributes:
+        name: of the layer.
+        seconds: what its forward pass takes, roughly (`kerasmem.estimation.graph.costs`); only ratios count.
+        flops: of its matrix products and convolutions, forward.
+        working_bytes: what its gradient needs beside what is kept, for as long as it is computed.
+        kept: its tensors that outlive it.
+        may_end: whether a segment may end after it; not where the layer is called again later.
+    """
+
+    name: str
+    seconds: float
+    flops: int
+    working_bytes: int
+    kept: tuple[Kept, ...]
+    may_end: bool = True

@@ -1,0 +1,163 @@
+"""What a conversion did, as plain numbers and texts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class WrittenDataset:
+    """One dataset of an output.
+
+    Args:
+        path: the file.
+        name: full name in it.
+        rows: rows.
+        shape: shape of a row.
+        dtype: type as written.
+        source_dtype: type as read; several, joined by "+", where columns of several types were put together.
+        chunk_rows: rows of a chunk.
+        bytes: bytes of its values.
+        stored_bytes: bytes it takes in the file.
+        crc32: CRC-32 of its values in order, little-endian, as `zlib.crc32(dataset[...].tobytes())` has it.
+        class_names: what its numbers stand for.
+    """
+
+    path: str
+    name: str
+    rows: int
+    shape: tuple[int, ...]
+    dtype: str
+    source_dtype: str
+    chunk_rows: int
+    bytes: int
+    stored_bytes: int
+    crc32: int
+    class_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was read and what was written.
+
+    Args:
+        sources: the files and folders.
+        outputs: the files.
+        parts: rows of each part, by name; one called "" where nothing was split.
+        rows: rows read.
+        datasets: what was written.
+        bytes_read: bytes of the values as read.
+        bytes_written: bytes of the files.
+        float64_saved: bytes saved by writing float64 as float32.
+        compression: "none", "gzip:4", "zstd:3".
+        shuffled: whether the rows were shuffled.
+        seed: of shuffle and split.
+        resumed_rows: rows that an interrupted run had done before.
+        verified: whether the files were read back and their checksums compared.
+        seconds: what it took.
+        notes: what else should be known.
+        line: a line of Python that streams the result.
+    """
+
+    sources: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parts: dict[str, int]
+    rows: int
+    datasets: tuple[WrittenDataset, ...]
+    bytes_read: int
+    bytes_written: int
+    float64_saved: int
+    compression: str
+    shuffled: bool
+    seed: int
+    resumed_rows: int
+    verified: bool
+    seconds: float
+    notes: tuple[str, ...] = ()
+    line: str = ""
+    format_version: int = field(default=FORMAT_VERSION)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain numbers, texts and lists, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Conversion:
+        """Return what `to_dict` wrote, also after a trip through JSON."""
+        datasets = tuple(
+            WrittenDataset(
+                **{
+                    **entry,
+                    "shape": tuple(entry["shape"]),
+                    "class_names": None if entry["class_names"] is None else tuple(entry["class_names"]),
+                }
+            )
+            for entry in data["datasets"]
+        )
+        tuples = {name: tuple(data[name]) for name in ("sources", "outputs", "notes")}
+        return cls(**{**data, **tuples, "datasets": datasets})
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a file streams.
+
+    Args:
+        stored_bytes: bytes of the file.
+        needed_bytes: bytes that an epoch needs.
+        read_bytes: bytes that it reads, at most.
+        block_rows: rows read together.
+        filters: what has to be undone.
+        entropy_ratio: label entropy of a batch, as a share of a uniform shuffle's; None where there are no labels.
+    """
+
+    stored_bytes: int
+    needed_bytes: int
+    read_bytes: int
+    block_rows: int
+    filters: tuple[str, ...]
+    entropy_ratio: float | None
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read for each byte needed."""
+        return self.read_bytes / self.needed_bytes if self.needed_bytes else 1.0
+
+
+@dataclass(frozen=True)
+class Repacking:
+    """A file written anew.
+
+    Args:
+        conversion: what was read and written.
+        before: how the source streams.
+        after: how the output does; the same figures, of the file as it was written.
+    """
+
+    conversion: Conversion
+    before: Reading | None
+    after: Reading | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain numbers, texts and lists, ready for JSON."""
+        readings = {
+            name: None if reading is None else {**asdict(reading), "amplification": reading.amplification}
+            for name, reading in (("before", self.before), ("after", self.after))
+        }
+        return {**self.conversion.to_dict(), **readings}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Repacking:
+        """Return what `to_dict` wrote, also after a trip through JSON."""
+
+        def reading(entry: Any) -> Reading | None:
+            if entry is None:
+                return None
+            rest = {key: value for key, value in entry.items() if key != "amplification"}
+            return Reading(**{**rest, "filters": tuple(rest["filters"])})
+
+        rest = {key: value for key, value in data.items() if key not in ("before", "after")}
+        return cls(Conversion.from_dict(rest), reading(data["before"]), reading(data["after"]))

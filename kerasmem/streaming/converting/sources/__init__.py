@@ -1,0 +1,1 @@
+"""What can be converted: rows out of arrays, tables, images, records and HDF5 files."""

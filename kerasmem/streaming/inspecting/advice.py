@@ -1,0 +1,73 @@
+"""Which dataset is x and which is y, and the line of Python that streams them. Pure text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+_TARGETS = ("y", "label", "labels", "target", "targets", "class", "classes", "y_train", "codes")
+_FEATURES = ("x", "image", "images", "data", "features", "x_train", "inputs")
+
+Known = tuple[str, str, tuple[int, ...]]
+"""Name, type and row shape of a dataset."""
+
+
+def choose_roles(datasets: Sequence[Known]) -> tuple[str, str | None]:
+    """Return the names of what is most likely the features and the targets.
+
+    Args:
+        datasets: those that could be either, of equally many rows; at least one.
+
+    Example:
+        >>> choose_roles([("id", "<i8", ()), ("images", "|u1", (28, 28)), ("label", "<i4", ())])
+        ('images', 'label')
+    """
+
+    def named(name: str, among: Sequence[str]) -> bool:
+        return name.rsplit("/", 1)[-1].lower() in among
+
+    rest = [entry for entry in datasets if not named(entry[0], _TARGETS)] or list(datasets)
+    by_name = [entry for entry in rest if named(entry[0], _FEATURES)]
+    x = max(by_name or rest, key=lambda entry: prod(entry[2]) * np.dtype(entry[1]).itemsize)
+    others = [entry for entry in datasets if entry[0] != x[0]]
+    folder = x[0].rpartition("/")[0]
+
+    def fitness(entry: Known) -> tuple[bool, bool, bool, bool]:
+        name, dtype, shape = entry
+        whole = np.dtype(dtype).kind in "iub" and prod(shape) == 1
+        return named(name, _TARGETS), whole, prod(shape) == 1, name.rpartition("/")[0] == folder
+
+    candidates = [entry for entry in others if fitness(entry)[0] or fitness(entry)[1] or len(others) == 1]
+    if not candidates:
+        return x[0], None
+    return x[0], max(candidates, key=fitness)[0]
+
+
+def stream_line(
+    path: str, datasets: Sequence[Known], batch_size: int, *, x: str | None = None, y: str | None = None
+) -> str:
+    """Return a line of Python that streams a file.
+
+    Args:
+        path: the file.
+        datasets: those in it that go together.
+        batch_size: rows a batch.
+        x: the features; None for a guess.
+        y: the targets; None for a guess.
+    """
+    if x is None:
+        x, guess = choose_roles(datasets)
+        y = guess if y is None else y
+    elif y is None:
+        rest = [entry for entry in datasets if entry[0] != x]
+        y = choose_roles([entry for entry in datasets if entry[0] == x] + rest)[1] if rest else None
+    known = {name: (dtype, shape) for name, dtype, shape in datasets}
+    settings = [f"{path!r}", f"x={x!r}", f"y={y!r}", f"batch_size={batch_size}"]
+    if y is None:
+        settings.append("shuffle=False")
+    dtype, shape = known.get(x, ("<f4", ()))
+    if np.dtype(dtype) == np.uint8 and len(shape) >= 2:
+        settings.append("scale=1 / 255")
+    return f"H5ChunkSequence({', '.join(settings)})"

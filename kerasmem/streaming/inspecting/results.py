@@ -1,0 +1,252 @@
+"""What a look into a file, its statistics and its speed come to, as plain numbers and texts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class DatasetReport:
+    """One dataset of a file.
+
+    Args:
+        name: full path in the file.
+        shape: shape; None where it has none.
+        dtype: type, in NumPy's words.
+        storage: "contiguous", "chunked" and so on; "" where it cannot be trained from.
+        chunks: shape of a chunk; None where there are none.
+        filters: what a chunk passes through.
+        stored_bytes: bytes taken in the file.
+        value_bytes: bytes of its values; None where they cannot be told.
+        float32_bytes: bytes of its values as float32.
+        batch_bytes: bytes of a batch as float32.
+        problem: why it cannot be trained from; "" where it can.
+        class_names: what its whole numbers stand for.
+        class_counts: rows of each value, where it may be labels; None where it is not, or was not looked at.
+        nan_count: NaN among its values; None where they were not looked at.
+        infinite_count: infinities among them.
+        checksum: "right", "wrong", or "" where there is none or it was not looked at.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    storage: str
+    chunks: tuple[int, ...] | None
+    filters: tuple[str, ...]
+    stored_bytes: int
+    value_bytes: int | None
+    float32_bytes: int | None
+    batch_bytes: int | None
+    problem: str = ""
+    class_names: tuple[str, ...] | None = None
+    class_counts: dict[str, int] | None = None
+    nan_count: int | None = None
+    infinite_count: int | None = None
+    checksum: str = ""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a file holds and how well it streams.
+
+    Args:
+        path: the file.
+        size: its bytes.
+        writer: the program whose conventions it follows; "" where that cannot be told.
+        datasets: what it holds.
+        batch_size: rows a batch.
+        x: the dataset taken for features; None where none can be trained from.
+        y: the one taken for targets; None where none looks like them.
+        line: the line of Python that streams it; "" where nothing can be.
+        stream: what `H5ChunkSequence.describe()` says of it.
+        needed_bytes: bytes that an epoch needs of the file.
+        read_bytes: bytes that it reads, at most.
+        mixing: what `H5ChunkSequence.quality()` says of it, where there are labels.
+        advice: what to do for better streaming; "" where it is well.
+        notes: what else should be known.
+    """
+
+    path: str
+    size: int
+    writer: str
+    datasets: tuple[DatasetReport, ...]
+    batch_size: int
+    x: str | None = None
+    y: str | None = None
+    line: str = ""
+    stream: str = ""
+    needed_bytes: int | None = None
+    read_bytes: int | None = None
+    mixing: dict[str, Any] | None = None
+    advice: str = ""
+    notes: tuple[str, ...] = ()
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def read_amplification(self) -> float | None:
+        """Bytes read in an epoch for each byte needed."""
+        return None if not self.needed_bytes or self.read_bytes is None else self.read_bytes / self.needed_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain numbers, texts and lists, ready for JSON."""
+        return {**asdict(self), "read_amplification": self.read_amplification}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Inspection:
+        """Return what `to_dict` wrote, also after a trip through JSON."""
+
+        def dataset(entry: dict[str, Any]) -> DatasetReport:
+            tuples = {
+                key: None if entry[key] is None else tuple(entry[key]) for key in ("shape", "chunks", "class_names")
+            }
+            return DatasetReport(**{**entry, **tuples, "filters": tuple(entry["filters"])})
+
+        rest = {key: value for key, value in data.items() if key != "read_amplification"}
+        return cls(**{**rest, "datasets": tuple(map(dataset, data["datasets"])), "notes": tuple(data["notes"])})
+
+
+@dataclass(frozen=True)
+class ColumnStats:
+    """Statistics of one dataset, over all axes but the last.
+
+    Args:
+        name: the dataset.
+        shape: shape of a row.
+        dtype: type as stored.
+        mean: mean of each entry of the last axis; one where rows are single numbers.
+        variance: variance of each, over all rows (not the estimate for a larger population).
+        minimum: smallest finite value of all.
+        maximum: largest finite value of all.
+        nan_count: NaN among the values; they are left out of the rest.
+        infinite_count: infinities; left out too.
+        class_counts: rows of each value, where it may be labels.
+        class_weight: for each value, rows / (classes × its rows), where it may be labels from 0 on.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    mean: tuple[float, ...]
+    variance: tuple[float, ...]
+    minimum: float | None
+    maximum: float | None
+    nan_count: int = 0
+    infinite_count: int = 0
+    class_counts: dict[int, int] | None = None
+    class_weight: dict[int, float] | None = None
+
+
+@dataclass(frozen=True)
+class DataStats:
+    """Statistics of a file's datasets, of one pass through it.
+
+    Args:
+        path: the file.
+        rows: rows looked at.
+        scale: factor that the values of x were multiplied by.
+        columns: a dataset each.
+        code: lines of Python that put them to use.
+    """
+
+    path: str
+    rows: int
+    scale: float
+    columns: tuple[ColumnStats, ...]
+    code: str
+    format_version: int = FORMAT_VERSION
+
+    def __getitem__(self, name: str) -> ColumnStats:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the statistics as plain numbers, texts and lists, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> DataStats:
+        """Return what `to_dict` wrote, also after a trip through JSON."""
+
+        def numbers(entry: Any, kind: type) -> Any:
+            return None if entry is None else {int(key): kind(value) for key, value in entry.items()}
+
+        columns = tuple(
+            ColumnStats(
+                **{
+                    **entry,
+                    **{key: tuple(entry[key]) for key in ("shape", "mean", "variance")},
+                    "class_counts": numbers(entry["class_counts"], int),
+                    "class_weight": numbers(entry["class_weight"], float),
+                }
+            )
+            for entry in data["columns"]
+        )
+        return cls(**{**data, "columns": columns})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step on the way from the file to a batch.
+
+    Args:
+        name: "disk", "memory", "unpacking", "conversion", "copying".
+        seconds: that it takes for the rows of the sample; None where it does not occur or was not measured.
+        rate: bytes a second, of the bytes that `of` says.
+        of: "stored" or "delivered".
+        threads: that share it.
+    """
+
+    name: str
+    seconds: float | None
+    rate: float | None
+    of: str
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a file can deliver here.
+
+    Args:
+        path: the file.
+        line: what was run.
+        rows: rows of the sample.
+        batch_size: rows a batch.
+        stored_bytes: bytes that the sample takes in the file.
+        delivered_bytes: bytes of its batches.
+        cold_seconds: an epoch of the sample, the system's cache of the file emptied before; None where it cannot be.
+        warm_seconds: the same with the file in the system's cache, the best of several.
+        stages: what it is made of.
+        limit: the stage that takes longest, where the file is not in the cache.
+        warm_limit: the same where it is.
+        advice: what would make it faster; "" where nothing is known to.
+    """
+
+    path: str
+    line: str
+    rows: int
+    batch_size: int
+    stored_bytes: int
+    delivered_bytes: int
+    cold_seconds: float | None
+    warm_seconds: float
+    stages: tuple[Stage, ...]
+    limit: str
+    warm_limit: str
+    advice: str
+    format_version: int = FORMAT_VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the measurement as plain numbers and texts, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Bench:
+        """Return what `to_dict` wrote, also after a trip through JSON."""
+        return cls(**{**data, "stages": tuple(Stage(**stage) for stage in data["stages"])})

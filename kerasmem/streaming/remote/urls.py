@@ -1,0 +1,80 @@
+"""What is a URL, what of it may be shown, and which object it names whoever signed it."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*(::[A-Za-z][A-Za-z0-9+.\-]*)*://")
+_ONE_SLASH = re.compile(r"^(s3a?|gs|gcs|https?|abfss?|az|hf|hdfs|s?ftp|webdavs?):/[^/]")
+_WITHIN = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)((?:(?!::[A-Za-z])[^\s'\"<>])*)")
+_LOCAL = ("file", "local")
+_SECRET = re.compile(r"sign|token|credential|key|secret|password|expires|date|policy|algorithm|^s[a-z]{1,2}$", re.I)
+
+
+def is_url(text: str) -> bool:
+    """Return whether a path is a URL of a store, and not one of this machine's files."""
+    return bool(_URL.match(text)) and scheme_of(text) not in _LOCAL
+
+
+def scheme_of(url: str) -> str:
+    """Return a URL's scheme in small letters, of a chain of them the last."""
+    return url.split("://", 1)[0].rsplit("::", 1)[-1].lower()
+
+
+def is_broken_url(text: str) -> bool:
+    """Return whether a text is what `pathlib` makes of a URL, which has lost a slash."""
+    return bool(_ONE_SLASH.match(text))
+
+
+def local_path(text: str) -> str:
+    """Return the path that a `file://` URL names; other text as it is."""
+    if not _URL.match(text) or scheme_of(text) not in _LOCAL:
+        return text
+    path = text.split("://", 1)[1]
+    if path.startswith("localhost/"):
+        path = path[len("localhost") :]
+    return path if os.path.exists(path) else unquote(path)
+
+
+def redact(text: str) -> str:
+    """Return text in which no URL shows a user, a password or what follows "?" or "#".
+
+    Example:
+        >>> redact("https://me:secret@example.org/a.h5?X-Amz-Signature=abc")
+        'https://…@example.org/a.h5?…'
+    """
+    return _WITHIN.sub(lambda found: found[1] + _without_secrets(found[2]), text) if "://" in text else text
+
+
+def _without_secrets(rest: str) -> str:
+    cut = min((at for at in (rest.find("?"), rest.find("#")) if at >= 0), default=len(rest))
+    place, query = rest[:cut], rest[cut : cut + 1] + "…" if cut < len(rest) else ""
+    # A password may hold a slash that nobody encoded; a name in a store rarely holds "@".
+    host, slash, path = place.partition("/")
+    if "@" in host:
+        host = "…@" + host.rsplit("@", 1)[1]
+    elif re.match(r"[^/@]*:[^@]*@", place):
+        host, slash, path = "…@" + place.rsplit("@", 1)[1], "", ""
+    return host + slash + path + query
+
+
+def identity(url: str) -> str:
+    """Return what names the object: without user and password, and without what signs a link for some hours."""
+    parts = urlsplit(url)
+    kept = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if not _SECRET.search(name)]
+    return parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1], query=urlencode(sorted(kept)), fragment="").geturl()
+
+
+def name_of(path: str) -> str:
+    """Return the last part of a path or URL, fit to be shown."""
+    return os.path.basename(urlsplit(path).path) if is_url(path) else os.path.basename(path)
+
+
+def place_of(path: str) -> str:
+    """Return an absolute path for a file or URL, so that the names of several can be compared."""
+    if not is_url(path):
+        return path
+    parts = urlsplit(path)
+    return f"/{parts.scheme}/{parts.netloc.rsplit('@', 1)[-1]}/{parts.path.lstrip('/')}"

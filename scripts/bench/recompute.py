@@ -1,0 +1,150 @@
+"""Recomputation: what it saves and what it costs, measured, with what was predicted and its rivals beside it.
+
+    python scripts/bench/recompute.py [--quick] [--only dense/graph] [--restart]
+
+Each row runs in a process of its own with the real BFC allocator and is saved when it is done, so that a run that was
+stopped goes on where it was. In results/recompute.json, `activations` is the peak less weights, optimizer and
+gradients; `above_start` is the peak less what was in memory before the step. The optimizer, SGD, has no slots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from environment import RESULTS, environment, write_results
+
+CHILD = Path(__file__).with_name("recompute_child.py")
+SWEEP = [2, 4, 8, 16, 24, 49]
+BAD_CUT = [
+    "dense_0",
+    "dense_1",
+    "dense_2",
+]  # three short segments at the front, and all the rest kept
+TIMEOUT = 600
+
+
+def design(quick: bool) -> list[dict[str, Any]]:
+    """Return the rows to measure."""
+
+    def row(
+        model: str,
+        mode: str,
+        way: str,
+        segments: Any = None,
+        policy: str = "float32",
+        steps: int = 3,
+    ) -> dict[str, Any]:
+        return {
+            "model": model,
+            "mode": mode,
+            "way": way,
+            "segments": segments,
+            "policy": policy,
+            "steps": steps,
+        }
+
+    if quick:
+        return [row("small", "graph", "plain"), row("small", "graph", "kerasmem", 3)]
+    rows = []
+    for model in ("dense", "resnet50", "transformer"):
+        for mode in ("graph", "xla"):
+            rows += [
+                row(model, mode, "plain"),
+                row(model, mode, "kerasmem", "auto"),
+            ]
+        rows.append(row(model, "graph", "RematScope"))
+    rows += [row("dense", "graph", "recompute_grad")]
+    rows += [row("dense", "xla", "RematScope")]
+    rows += [row("dense", "graph", "kerasmem", count) for count in SWEEP]
+    rows += [row("dense", "graph", "kerasmem bad cut", BAD_CUT)]
+    rows += [row("dense", "graph", "plain", policy="mixed_bfloat16")]
+    rows += [row("dense", "graph", "kerasmem", count, "mixed_bfloat16") for count in ("auto", 2, 4, 16, 49)]
+    return rows
+
+
+def key_of(row: dict[str, Any]) -> str:
+    """Return the row's name."""
+    segments = (
+        "" if row["segments"] is None else f"/{row['segments'] if not isinstance(row['segments'], list) else 'bad'}"
+    )
+    return f"{row['model']}/{row['mode']}/{row['policy']}/{row['way']}{segments}"
+
+
+def run(row: dict[str, Any]) -> dict[str, Any]:
+    """Measure a row in a fresh process; a failure is a result too."""
+    process = {
+        **os.environ,
+        "TF_CPU_ALLOCATOR_USE_BFC": "true",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    command = [sys.executable, str(CHILD), json.dumps(row)]
+    try:
+        done = subprocess.run(
+            command,
+            env=process,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer in {TIMEOUT} s"}
+    if done.returncode:
+        lines = [each.strip() for each in done.stderr.splitlines() if "Error" in each]
+        return {"error": lines[-1][:300] if lines else f"exit {done.returncode}"}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def summarise(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return each row against the plain one of its model, mode and policy."""
+    summary = {}
+    for key, row in rows.items():
+        plain = rows.get("/".join([*key.split("/")[:3], "plain"]))
+        if plain is None or "error" in row or "error" in plain:
+            continue
+        above = [each["median_peak_bytes"] - each["before_bytes"] for each in (row, plain)]
+        active = [each["median_peak_bytes"] - each["weight_bytes"] - each["gradient_bytes"] for each in (row, plain)]
+        summary[key] = {
+            "peak": round(row["median_peak_bytes"] / plain["median_peak_bytes"], 3),
+            "above_start": round(above[0] / above[1], 3),
+            "activations": round(active[0] / active[1], 3),
+            "step_time": round(row["median_step_seconds"] / plain["median_step_seconds"], 3),
+            "peak_mb": round(row["median_peak_bytes"] / 1e6, 1),
+            "above_start_mb": round(above[0] / 1e6, 1),
+            "predicted_mb": round(row["predicted"].get("activation_bytes", 0) / 1e6, 1) or None,
+        }
+    return summary
+
+
+def main() -> None:
+    """Measure what is missing and write the results after each row."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two small rows")
+    parser.add_argument("--only", default="", help="rows whose name begins so")
+    parser.add_argument("--restart", action="store_true", help="measure again what is there")
+    options = parser.parse_args()
+    name = "recompute_quick" if options.quick else "recompute"
+    path = RESULTS / f"{name}.json"
+    rows: dict[str, dict[str, Any]] = {}
+    if path.exists() and not options.restart:
+        rows = json.loads(path.read_text())["rows"]
+    for row in design(options.quick):
+        key = key_of(row)
+        if key in rows or not key.startswith(options.only):
+            continue
+        rows[key] = {**run(row), "load_average": round(os.getloadavg()[0], 1)}
+        machine = environment("tensorflow", "keras", "numpy")
+        write_results(name, {"environment": machine, "summary": summarise(rows), "rows": rows})
+        print(key, summarise(rows).get(key, rows[key].get("error")), file=sys.stderr)
+    print(json.dumps(summarise(rows), indent=1))
+
+
+if __name__ == "__main__":
+    main()

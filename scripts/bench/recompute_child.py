@@ -1,0 +1,155 @@
+"""One measurement of the recomputation bench, in a process of its own with the real BFC allocator."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+
+def dense(depth: int = 48, units: int = 1024, batch: int = 4096) -> tuple[Any, Any, Any, str]:
+    """Return the stack of dense layers with a batch and its loss."""
+    import keras
+    import numpy as np
+
+    layers = keras.layers
+    stack = [layers.Dense(units, activation="gelu", name=f"dense_{number}") for number in range(depth)]
+    model = keras.Sequential([keras.Input((units,)), *stack, layers.Dense(1, dtype="float32", name="out")])
+    draw = np.random.default_rng(0)
+    return (
+        model,
+        draw.random((batch, units), "float32"),
+        draw.random((batch, 1), "float32"),
+        "mse",
+    )
+
+
+def resnet50(batch: int = 16) -> tuple[Any, Any, Any, str]:
+    """Return ResNet50 at 128 x 128."""
+    import keras
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    x, y = draw.random((batch, 128, 128, 3), "float32"), draw.integers(0, 10, batch)
+    model = keras.applications.ResNet50(weights=None, input_shape=(128, 128, 3), classes=10)
+    return model, x, y, "sparse_categorical_crossentropy"
+
+
+def transformer(blocks: int = 12, width: int = 256, length: int = 128, batch: int = 16) -> tuple[Any, Any, Any, str]:
+    """Return an encoder with dropout."""
+    import keras
+    import numpy as np
+
+    layers = keras.layers
+    inputs = keras.Input((length,), dtype="int32")
+    x = layers.Embedding(1000, width)(inputs)
+    for number in range(blocks):
+        y = layers.LayerNormalization(name=f"norm_{number}a")(x)
+        x = layers.Add(name=f"add_{number}a")(
+            [
+                x,
+                layers.MultiHeadAttention(8, width // 8, dropout=0.1, name=f"attend_{number}")(y, y),
+            ]
+        )
+        y = layers.LayerNormalization(name=f"norm_{number}b")(x)
+        y = layers.Dense(4 * width, activation="gelu", name=f"wide_{number}")(y)
+        y = layers.Dropout(0.1, name=f"drop_{number}")(layers.Dense(width, name=f"narrow_{number}")(y))
+        x = layers.Add(name=f"add_{number}b")([x, y])
+    outputs = layers.Dense(10, activation="softmax", dtype="float32")(layers.GlobalAveragePooling1D()(x))
+    draw = np.random.default_rng(0)
+    x, y = draw.integers(0, 1000, (batch, length)), draw.integers(0, 10, batch)
+    return keras.Model(inputs, outputs), x, y, "sparse_categorical_crossentropy"
+
+
+def small() -> tuple[Any, Any, Any, str]:
+    """Return a stack that a test can afford."""
+    return dense(8, 128, 512)
+
+
+MODELS = {each.__name__: each for each in (dense, resnet50, transformer, small)}
+
+
+def per_layer(model: Any) -> Any:
+    """Return the rival: each dense layer wrapped in `tf.recompute_grad`."""
+    import keras
+    import tensorflow as tf
+
+    class Wrapped(keras.layers.Layer):
+        def __init__(self, inner: Any) -> None:
+            super().__init__(name=f"again_{inner.name}")
+            self.inner = inner
+
+        def call(self, x: Any) -> Any:
+            return tf.recompute_grad(lambda tensor: self.inner(tensor))(x)
+
+    return keras.Sequential([model.inputs[0], *(Wrapped(each) for each in model.layers)])
+
+
+def prepared(row: dict[str, Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """Return the compiled model of a row, its batch, and what was predicted."""
+    import contextlib
+
+    import keras
+
+    import kerasmem
+
+    keras.config.set_dtype_policy(row["policy"])
+    keras.utils.set_random_seed(0)
+    # Keras reads the scope where a layer is made.
+    scope = keras.RematScope(mode="full") if row["way"] == "RematScope" else contextlib.nullcontext()
+    with scope:
+        model, x, y, loss = MODELS[row["model"]]()
+    if row["way"] == "recompute_grad":
+        model = per_layer(model)
+    model.compile("sgd", loss, jit_compile=row["mode"] == "xla")
+    predicted: dict[str, Any] = {}
+    if row["way"].startswith("kerasmem"):
+        asked = row["segments"]
+        options = {"cuts": asked} if isinstance(asked, list) else {"segments": asked}
+        begin = time.perf_counter()
+        model = kerasmem.recompute(model, batch_size=len(x), **options)
+        plan = model.plan
+        predicted = {
+            "segments": len(plan.segments),
+            "activation_bytes": plan.activation_bytes,
+            "plain_activation_bytes": plan.plain_activation_bytes,
+            "persistent_bytes": plan.persistent_bytes,
+            "extra_time": plan.extra_time,
+            "planning_seconds": round(time.perf_counter() - begin, 2),
+        }
+    return model, x, y, predicted
+
+
+def measure(row: dict[str, Any]) -> dict[str, Any]:
+    """Run the row's steps and return what the allocator and the clock say."""
+    import tensorflow as tf
+
+    model, x, y, predicted = prepared(row)
+    x, y = tf.constant(x), tf.constant(y)
+    model.train_on_batch(x, y)
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    peaks, seconds = [], []
+    for _ in range(row["steps"]):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        begin = time.perf_counter()
+        model.train_on_batch(x, y)
+        seconds.append(round(time.perf_counter() - begin, 4))
+        peaks.append(int(tf.config.experimental.get_memory_info("CPU:0")["peak"]))
+    weights = sum(int(tf.size(each.value)) * each.value.dtype.size for each in model.weights)
+    trained = sum(int(tf.size(each.value)) * each.value.dtype.size for each in model.trainable_weights)
+    return {
+        "peak_bytes": peaks,
+        "step_seconds": seconds,
+        "median_peak_bytes": statistics.median(peaks),
+        "median_step_seconds": statistics.median(seconds),
+        "before_bytes": before,
+        "weight_bytes": weights,
+        "gradient_bytes": trained,
+        "predicted": predicted,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(json.loads(sys.argv[1]))))

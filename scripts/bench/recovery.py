@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""What `kerasmem.fit` costs and whether it keeps its word: overhead, time lost where it ran out, kills, peers.
+
+    python scripts/bench/recovery.py [--pairs 10] [--kills 20] [--quick]
+
+On the CPU, under TensorFlow's BFC allocator and with TF_ENABLE_ONEDNN_OPTS=0 (with oneDNN a failed step ends the
+process). Each part runs in a process of its own (`recovery_child.py`); the kills are by `tests/recovery/fitted.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from environment import ROOT, environment, write_results
+
+CHILD = Path(__file__).with_name("recovery_child.py")
+FITTED = ROOT / "tests" / "recovery" / "fitted.py"
+
+
+def ask(*arguments: Any, limit: int | None = None) -> Any:
+    """Run a part in a process of its own and return what it prints last."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    env.update(TF_CPU_ALLOCATOR_USE_BFC="true", TF_ENABLE_ONEDNN_OPTS="0")
+    if limit:
+        env["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(limit)
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr[-3000:]}")
+    print(arguments[1:], done.stdout.strip().splitlines()[-1][:300], file=sys.stderr)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def kills(count: int) -> dict[str, Any]:
+    """Kill a run at random points, start it again each time, and compare it with one that was not."""
+    import numpy as np
+
+    every, batches = 4, 16
+    common = {"model": "small", "rows": 1000, "size": 64}
+    places = [int(place) for place in np.random.default_rng(11).integers(1, 2 * batches, count)]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [{"name": "whole", **common, "fit": {"checkpoint": "whole.ckpt", "every": every}}]
+        for number, place in enumerate(places):  # each from the beginning, killed once
+            name = f"killed {number}"
+            settings = {**common, "name": name, "fit": {"checkpoint": f"{number}.ckpt", "every": every}}
+            runs += [{**settings, "kill": place}, {**settings, "seed": 99}]
+        found = ask(FITTED, folder, json.dumps(runs))["runs"]
+        for number, place in enumerate(places):
+            steps = (Path(folder) / f"killed {number}.steps").read_text().splitlines()
+            # the second process counts those before its place too: all that is above 2 epochs was trained on twice
+            epoch_begun = place // batches * batches
+            again = len(steps) - place - (2 * batches - epoch_begun)
+            lost = place - epoch_begun - (place - epoch_begun) // every * every
+            same = found[f"killed {number}"]["digest"] == found["whole"]["digest"]
+            rows.append({"killed_after_batch": place, "batches_lost": lost, "bit_equal": same, "uncounted": again})
+    return {
+        "every": every,
+        "kills": len(rows),
+        "bit_equal": sum(row["bit_equal"] for row in rows),
+        "most_batches_lost": max(row["batches_lost"] for row in rows),
+        "rows": rows,
+    }
+
+
+def norm(arrays: list[Any]) -> float:
+    return float(sum((array**2).sum() for array in arrays)) ** 0.5
+
+
+def differences() -> dict[str, Any]:
+    """Weights of runs that ran out against those of runs that did not, in graph mode and under XLA."""
+    import numpy as np
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        runs = []
+        modes = {"graph": (False, "sgd"), "xla": (True, "sgd"), "graph, adam": (False, "adam")}
+        for mode, (xla, optimizer) in modes.items():
+            common = {"xla": xla, "optimizer": optimizer, "fit": {"shuffle": False}}
+            runs += [{"name": mode, "plain": True, **common}, {"name": f"{mode}, limited", "limit": 16, **common}]
+        told = ask(FITTED, folder, json.dumps(runs))["runs"]
+        for mode in modes:
+            with np.load(f"{folder}/{mode}.npz") as one, np.load(f"{folder}/{mode}, limited.npz") as other:
+                pairs = [(one[name].astype("f8"), other[name].astype("f8")) for name in one if one[name].ndim]
+            found[mode] = {
+                "largest_relative_to_largest_value": max(np.abs(a - b).max() for a, b in pairs)
+                / max(np.abs(a).max() for a, _ in pairs),
+                "norm": norm([a - b for a, b in pairs]) / norm([a for a, _ in pairs]),
+                "recoveries": len(told[f"{mode}, limited"]["recoveries"]),
+            }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--quick", action="store_true", help="few of each, to see that it runs")
+    options = parser.parse_args()
+    if options.quick:
+        options.pairs, options.kills = 2, 2
+    parts = {
+        "overhead": lambda: ask(CHILD, "overhead", options.pairs),
+        "kills": lambda: kills(options.kills),
+        "checkpoint": lambda: ask(CHILD, "checkpoint"),
+        "peers": lambda: {"ragged": ask(CHILD, "ragged"), "backup": ask(CHILD, "backup")},
+        "peaks": lambda: [ask(CHILD, "peak", pieces) for pieces in (1, 2, 4, 8)],
+        "differences": differences,
+        "lost_where_it_ran_out": lambda: {mode: ask(CHILD, "lost", mode, limit=150) for mode in ("graph", "xla")},
+    }
+    results: dict[str, Any] = {
+        "environment": {**environment("tensorflow", "keras", "numpy"), "load_average": round(os.getloadavg()[0], 1)},
+        "settings": {"pairs": options.pairs, "kills": options.kills},
+    }
+    for name, part in parts.items():  # what was measured is kept, should a later part fail
+        results[name] = part()
+        write_results("recovery_quick" if options.quick else "recovery", results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""`kerasmem data`: what its commands print, their exit codes, and that hostile input is told in a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from kerasmem import H5ChunkSequence
+from kerasmem.cli.data_command import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "train.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=RNG.random((500, 8)), chunks=(100, 8), compression="gzip")
+        file["y"] = np.arange(500) % 5
+        file["words \x1b[31m[bold]"] = ["a"]
+    return path
+
+
+def pasted(out):
+    """The last line, as a person pastes it."""
+    lines = out.rstrip().splitlines()
+    assert lines[-2] == "from kerasmem import H5ChunkSequence"
+    names = {"H5ChunkSequence": H5ChunkSequence}
+    exec(lines[-1], names)
+    with names["train"] as train:
+        return train[0]
+
+
+def test_inspect(cli, file):
+    done = cli("data", "inspect", file, "--nan")
+    assert (done.code, done.err) == (0, "")
+    x, y = pasted(done.out)
+    assert x.shape == (32, 8) and y.shape == (32,)
+    assert "\x1b" not in done.out and "words \\x1b[31m[bold]: holds text" in done.out
+    assert "Classes in y: 0 20.0 %, 1 20.0 %" in done.out and "balanced" in done.out and "gzip" in done.out
+    assert "bytes an epoch for each byte stored" in done.out
+    data = json.loads(cli("data", "inspect", file, "--json", "--batch-size", 64).out)
+    assert data["format_version"] == 1 and data["read_amplification"] == 1.0 and data["batch_size"] == 64
+    assert {dataset["name"] for dataset in data["datasets"]} == {"x", "y", "words \x1b[31m[bold]"}
+
+
+def test_convert_inspect_verify(cli, tmp_path):
+    np.save(tmp_path / "x.npy", RNG.random((400, 6)))
+    np.save(tmp_path / "y.npy", np.arange(400) % 3)
+    output = tmp_path / "out.h5"
+    arguments = ["data", "convert", tmp_path / "x.npy", tmp_path / "y.npy", "-o", output]
+    done = cli(*arguments, "--shuffle", "--compression", "gzip", "--verify")
+    assert (done.code, done.err) == (0, "")
+    assert "float64 written as float32 saves 9.38 KiB." in done.out and "read back and found right" in done.out
+    assert pasted(done.out)[0].dtype == np.float32
+    refused = cli(*arguments)
+    assert refused.code == 2 and "exists already" in refused.err and refused.err.count("\n") == 1
+    data = json.loads(cli(*arguments, "--force", "--json").out)
+    assert data["float64_saved"] == 400 * 6 * 4 and data["datasets"][0]["dtype"] == "float32"
+    assert cli("data", "inspect", output, "--verify").code == 0
+    with h5py.File(output, "r+") as file:
+        file["y"][0] = 9
+    done = cli("data", "inspect", output, "--verify")
+    assert done.code == 1 and "wrong" in done.out
+    done = cli(*arguments, "--force", "--split", "0.75,0.25", "--stratify", "y", "--columns", "x=x", "--columns", "y=y")
+    assert done.code == 0 and "out-train.h5" in done.out and (tmp_path / "out-val.h5").exists()
+
+
+def test_repack_stats_bench(cli, file, tmp_path):
+    done = cli("data", "repack", file, "-o", tmp_path / "out.h5", "--shuffle", "--float32")
+    assert (done.code, done.err) == (0, "") and "before" in done.out and "after" in done.out
+    assert pasted(done.out)[0].shape == (32, 8)
+    assert "before" in json.loads(cli("data", "repack", file, "-o", tmp_path / "o2.h5", "--json").out)
+    done = cli("data", "stats", file)
+    assert (
+        done.code == 0
+        and "keras.layers.Normalization(axis=-1, mean=[" in done.out
+        and "class_weight = {0: 1" in done.out
+    )
+    data = json.loads(cli("data", "stats", file, "--json", "--dataset", "x", "--scale", "1/255").out)
+    assert [column["name"] for column in data["columns"]] == ["x"] and data["scale"] == pytest.approx(1 / 255)
+    done = cli("data", "bench", file)
+    assert done.code == 0 and "Limit: " in done.out and "unpack chunks" in done.out and "Rows/s" in done.out
+    assert json.loads(cli("data", "bench", file, "--json", "--sample", "10kB").out)["rows"] >= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["inspect", "none.h5"], "there is no such file"),
+        (["inspect", "evil.csv"], "no HDF5 file"),
+        (["stats", "evil.csv"], "no HDF5 file"),
+        (["bench", "evil.csv"], "no HDF5 file"),
+        (["repack", "evil.csv", "-o", "o.h5"], "no HDF5 file"),
+        (["convert", "evil.csv", "-o", "o.h5"], "Expected 2 columns, got 3"),
+        (["convert", "evil.csv", "-o", "o.h5", "--columns", "x"], "--columns: 'x' is not NAME=COLUMN"),
+        (["convert", "none", "-o", "o.h5"], "there is no such file or folder"),
+        (["convert", "evil.csv"], "Missing option '-o'"),
+        (["convert", "-o", "o.h5"], "Missing argument 'SRC...'"),
+        (["stats", "evil.csv", "--scale", "one"], "--scale: 'one' is no number"),
+        (["nope"], "no command 'nope'; there are: inspect, convert, repack, stats, bench"),
+    ],
+)
+def test_what_is_wrong_is_told(cli, tmp_path, monkeypatch, arguments, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.csv").write_text("a,b\n1,2\n3,4,\x1b[2J5\n")
+    done = cli("data", *arguments)
+    assert done.code == 2 and told in done.err and "Traceback" not in done.err and "\x1b" not in done.err
+    assert done.out == "" and os.listdir(tmp_path) == ["evil.csv"]
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_an_example(cli, name):
+    done = cli("data", name, "-h")
+    assert done.code == 0 and f"kerasmem data {name} " in done.out and "--json" in done.out
+    assert name in cli("data", "-h").out
+
+
+def test_progress_is_for_terminals(tmp_path):
+    """A bar where a person looks, and nothing where nobody does."""
+    np.save(tmp_path / "x.npy", RNG.random((30_000, 50)))
+    command = [
+        sys.executable,
+        "-m",
+        "kerasmem",
+        "data",
+        "convert",
+        "x.npy",
+        "-o",
+        "o.h5",
+        "--force",
+        "--memory",
+        "2MiB",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    piped = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert piped.returncode == 0 and piped.stderr == ""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:
+                break
+            if not part:
+                break
+            seen += part
+        process.stdout.read()
+    os.close(ours)
+    assert process.returncode == 0 and b"writing" in seen

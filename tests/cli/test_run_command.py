@@ -1,0 +1,99 @@
+"""`kerasmem run`: real scripts in real processes, out of memory under XLA, killed, and otherwise at an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kerasmem.front_fit.progress import RAN_OUT, Record, Standing, read_json, write_json
+from kerasmem.front_fit.supervising import _Supervisor
+
+SCRIPT = Path(__file__).parent / "trained.py"
+ROOT = SCRIPT.parent.parent.parent
+LIMITED = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "18"}
+
+
+def run(folder, what, *options, **env):
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "kerasmem", "run", "--every", "3", *options, str(SCRIPT), str(folder), what],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", **env},
+    )
+    said = (folder / "said").read_text().splitlines() if (folder / "said").exists() else []
+    told = [line for line in done.stderr.splitlines() if line.startswith("kerasmem run: ")]
+    return done.returncode, said, told, done.stderr
+
+
+def test_a_killed_script_ends_as_one_that_was_not(tmp_path):
+    code, whole, told, _ = run(tmp_path / "whole", "exit")
+    assert code == 7 and not told
+    code, killed, told, _ = run(tmp_path / "killed", "kill")
+    assert code == 0
+    assert killed == ["begun", whole[1], "begun", *whole[1:]], "the first fit is over, the second goes on"
+    assert len(told) == 1
+    assert "in fit 2, epoch 1, batch 5, the script was ended by SIGKILL" in told[0]
+
+
+def test_a_script_that_runs_out_under_xla(tmp_path):
+    code, said, _, _ = run(tmp_path / "whole", "xla")
+    assert code == 0 and len(said) == 3
+    code, said, told, errors = run(tmp_path / "limited", "xla", **LIMITED)
+    assert code == 0, errors[-2000:]
+    assert "want of memory" in told[0] and "micro-batches of 1024 rows" in told[0]
+    with np.load(tmp_path / "whole" / "weights.npz") as one, np.load(tmp_path / "limited" / "weights.npz") as other:
+        for name in one:
+            scale = max(np.abs(one[name]).max(), 1e-2)
+            np.testing.assert_allclose(one[name], other[name], rtol=0, atol=1e-5 * scale)
+
+
+def test_a_loop_of_ones_own_is_told(tmp_path):
+    code, said, told, _ = run(tmp_path / "loop", "loop")
+    assert code == 128 + 9
+    assert said == ["begun"], "it is not run again for nothing"
+    assert "outside of model.fit" in told[0] and "train_on_batch" in told[0]
+
+
+def test_wrong_usage(cli, tmp_path):
+    missing = cli("run", tmp_path / "none.py")
+    assert missing.code == 2 and "no such script" in missing.err
+    assert cli("run").code == 2
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    told = []
+    made = _Supervisor("train.py", [], str(tmp_path), told.append, restarts=5)
+    return made, str(tmp_path), told
+
+
+def test_pieces_are_halved_where_it_is_known_or_comes_again(supervisor):
+    made, folder, told = supervisor
+    at = Standing(2, 0, 5, 64, 0, in_fit=True)
+    assert made._why_not(-9, at, {}) is None and read_json(folder, "plan") == {}
+    assert made._why_not(-9, at, {}) is None and read_json(folder, "plan") == {"2 train": 32}
+    known = {"certain": True, "diagnosis": {"summary": "It ran out."}}
+    assert made._why_not(RAN_OUT, Standing(2, 0, 6, 64, 32, in_fit=True), known) is None
+    assert read_json(folder, "plan") == {"2 train": 16}
+    assert "one row at a time too" in made._why_not(RAN_OUT, Standing(2, 0, 6, 64, 1, in_fit=True), known)
+    made._left = 0
+    assert "as many restarts" in made._why_not(-9, Standing(2, 1, 0, 64, 16, in_fit=True), {})
+    assert len(told) == 3
+
+
+def test_the_record_survives_and_reads_back(tmp_path):
+    at = Standing(3, 1, 7, 64, 16, in_fit=True)
+    Record(str(tmp_path)).write(at)
+    assert Record(str(tmp_path)).read() == at
+    write_json(str(tmp_path), "plan", {"1": 2})
+    assert read_json(str(tmp_path), "plan") == {"1": 2}
+    (tmp_path / "plan").write_text(json.dumps([1]))
+    assert read_json(str(tmp_path), "plan") == {} == read_json(str(tmp_path), "none")

@@ -1,0 +1,160 @@
+"""Small models with what recomputation may get wrong, each with a batch; built anew with the same seeds each time."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+L = keras.layers
+
+
+def _numbers(*shape):
+    return np.random.RandomState(0).standard_normal(shape).astype("float32")
+
+
+def _targets(count):
+    return np.random.RandomState(1).standard_normal((count, 1)).astype("float32")
+
+
+@keras.saving.register_keras_serializable(package="kerasmem_tests")
+class Penalised(L.Layer):
+    """Adds a loss of its own, on what passes through."""
+
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return keras.ops.tanh(x)
+
+
+@keras.saving.register_keras_serializable(package="kerasmem_tests")
+class SharedNoise(L.Layer):
+    """Noise without a seed of its own: all such layers draw from one state."""
+
+    def call(self, x):
+        return x * keras.random.uniform(keras.ops.shape(x), 0.5, 1.5, dtype=x.dtype)
+
+
+def skips():
+    """Dropout, batch normalisation and skip connections that cross every cut."""
+    entry = inputs = keras.Input((16,))
+    x = entry
+    for number in range(3):
+        y = L.Dense(16, activation="gelu", name=f"dense_{number}")(x)
+        y = L.BatchNormalization(name=f"norm_{number}")(y)
+        y = L.Dropout(0.3, seed=number, name=f"drop_{number}")(y)
+        x = L.Add(name=f"add_{number}")([x, y])
+    x = L.Concatenate(name="join")([x, entry])
+    return (
+        keras.Model(inputs, L.Dense(1, name="out")(x)),
+        _numbers(12, 16),
+        _targets(12),
+        ["norm_0", "add_1", "drop_2"],
+    )
+
+
+def losses():
+    """Regularisers of weights and of outputs, and a layer that adds a loss, inside segments."""
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            L.Dense(
+                8,
+                activation="tanh",
+                activity_regularizer="l2",
+                kernel_regularizer="l2",
+                name="a",
+            ),
+            Penalised(name="b"),
+            L.Dense(8, name="c"),
+            L.ActivityRegularization(l1=0.01, name="d"),
+            L.Dense(1, name="e"),
+        ]
+    )
+    return model, _numbers(6, 8), _targets(6), ["b", "d"]
+
+
+def masks():
+    """Masks of an embedding that recurrent layers use on the other side of cuts; a state without a seed of its own."""
+    inputs = keras.Input((7,), dtype="int32")
+    x = L.Embedding(20, 6, mask_zero=True, name="embed")(inputs)
+    x = L.LSTM(6, return_sequences=True, name="lstm")(x)
+    x = L.Dropout(0.2, seed=3, name="drop")(x)
+    y = L.MultiHeadAttention(2, 3, name="attend")(x, x)
+    x = L.LayerNormalization(name="norm")(L.Add(name="add")([x, y]))
+    x = L.GRU(5, name="gru")(x)
+    tokens = np.random.RandomState(0).randint(0, 20, (6, 7))
+    tokens[:, 4:] = 0
+    return (
+        keras.Model(inputs, L.Dense(1, name="out")(x)),
+        tokens,
+        _targets(6),
+        ["embed", "drop", "norm"],
+    )
+
+
+def shared():
+    """Two inputs, two outputs, a layer that is called twice, a nested model, `keras.ops` between layers."""
+    one, two = keras.Input((8,), name="one"), keras.Input((8,), name="two")
+    twin = L.Dense(8, activation="relu", name="twin")
+    inner_in = keras.Input((8,))
+    inner = keras.Model(
+        inner_in,
+        L.Dense(8, name="deep")(L.BatchNormalization(name="inner_norm")(inner_in)),
+        name="inner",
+    )
+    a, b = twin(one), twin(two)
+    a = inner(a)
+    c = keras.ops.tanh(a * 2.0 + b)
+    d = L.Dense(8, activation="relu", name="d")(c)
+    outputs = {
+        "first": L.Dense(1, name="first")(L.Add(name="sum")([d, b])),
+        "second": L.Dense(1, name="second")(d),
+    }
+    x = {"one": _numbers(6, 8), "two": _numbers(6, 8)[::-1].copy()}
+    return (
+        keras.Model({"one": one, "two": two}, outputs),
+        x,
+        {"first": _targets(6), "second": -_targets(6)},
+        ["inner", "d"],
+    )
+
+
+def frozen():
+    """Layers that are not trained, before and between those that are."""
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 2)),
+            L.Conv2D(4, 3, name="c0"),
+            L.BatchNormalization(name="n0"),
+            L.ReLU(name="r0"),
+            L.Conv2D(4, 3, activation="relu", name="c1"),
+            L.BatchNormalization(name="n1"),
+            L.Flatten(name="f"),
+            L.Dense(1, name="out"),
+        ]
+    )
+    model.get_layer("c0").trainable = model.get_layer("n0").trainable = model.get_layer("n1").trainable = False
+    return model, _numbers(4, 8, 8, 2), _targets(4), ["r0", "n1"]
+
+
+def global_seed():
+    """Noise in several segments that is drawn from one state, which none of the layers owns."""
+    inputs = keras.Input((8,))
+    x = L.Dense(8, name="a")(inputs)
+    for number in range(3):
+        x = SharedNoise(name=f"noise_{number}")(x)
+        x = L.Dense(8, activation="tanh", name=f"b{number}")(x)
+    return (
+        keras.Model(inputs, L.Dense(1, name="out")(x)),
+        _numbers(6, 8),
+        _targets(6),
+        ["noise_0", "b1"],
+    )
+
+
+MODELS = {each.__name__: each for each in (skips, losses, masks, shared, frozen, global_seed)}
+
+
+def make(name):
+    """Return (model, x, y, cuts), with the same weights each time."""
+    keras.utils.set_random_seed(7)
+    return MODELS[name]()

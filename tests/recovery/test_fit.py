@@ -1,0 +1,125 @@
+"""`kerasmem.fit` where memory really runs out and processes are really killed, against runs that nothing befell."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+KILLED = signal.SIGKILL
+LIMIT = 16  # MB; a whole batch of the wide model takes more, in graph mode and under XLA
+SMALL = {"model": "small", "rows": 1000, "size": 64}  # 16 batches an epoch, the last of 40 rows
+
+
+def saving(name, **more):
+    return {"checkpoint": f"{name}.ckpt", "every": 4, **more}
+
+
+def run_all(folder, runs):
+    done = subprocess.run(
+        [sys.executable, str(HERE / "fitted.py"), str(folder), json.dumps(runs)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    return found["ended"], found["runs"]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """All runs, of one start of TensorFlow."""
+    folder = tmp_path_factory.mktemp("fitted")
+    runs = [
+        {"name": "graph", "plain": True, "optimizer": "sgd", "fit": {"shuffle": False}},
+        {"name": "graph, limited", "limit": LIMIT, "optimizer": "sgd", "fit": {"shuffle": False}},
+        {"name": "xla", "xla": True, "plain": True, "optimizer": "sgd", "fit": {"shuffle": False}},
+        {"name": "xla, limited", "xla": True, "limit": LIMIT, "optimizer": "sgd", "fit": {"shuffle": False}},
+        {"name": "nothing fits", "limit": 64, "model": "tall", "rows": 8, "size": 4, "valid": False},
+        {"name": "arrays", **SMALL, "fit": saving("a")},
+        {"name": "arrays, killed", **SMALL, "fit": saving("b"), "kill": 7},
+        {"name": "arrays, killed", **SMALL, "seed": 9, "fit": saving("b"), "kill": 16},
+        {"name": "arrays, killed", **SMALL, "seed": 8, "fit": saving("b")},
+        {"name": "worker", **SMALL, "fit": saving("c", isolated=True), "data": "h5"},
+        {"name": "worker, killed", **SMALL, "fit": saving("d", isolated=True), "data": "h5", "kill": 21},
+    ]
+    ended, found = run_all(folder, runs)
+    return folder, [end for end, each in zip(ended, runs, strict=True)], found
+
+
+def difference(folder, one, other):
+    """Return the largest difference of weights and slots, relative to the largest value, and that of their norm."""
+    with np.load(folder / f"{one}.npz") as first, np.load(folder / f"{other}.npz") as second:
+        pairs = [(first[name], second[name]) for name in first]
+    scale = max(np.abs(a).max() for a, _ in pairs if a.dtype.kind == "f" and a.ndim > 1)
+    assert all((a == b).all() for a, b in pairs if a.dtype.kind != "f")
+    floats = [(a.astype("f8"), b.astype("f8")) for a, b in pairs if a.dtype.kind == "f"]
+    norm = np.sqrt(sum(((a - b) ** 2).sum() for a, b in floats) / sum((a**2).sum() for a, _ in floats))
+    return max(np.abs(a - b).max() for a, b in floats) / scale, norm
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_a_run_that_ran_out_ends_as_one_that_did_not(outcomes, mode):
+    folder, _, found = outcomes
+    whole, limited = found[mode], found[f"{mode}, limited"]
+    assert limited["recoveries"] and not whole["recoveries"]
+    first = limited["recoveries"][0]
+    assert first["rows"] == 2048 and first["micro_batch_rows"] <= 1024
+    assert "ran out of memory" in first["summary"]
+    assert any("micro-batches of 1024 rows" in each for each in limited["warnings"])
+    largest, norm = difference(folder, mode, f"{mode}, limited")
+    assert norm < 1e-5 and largest < 1e-5
+    for key, values in whole["history"].items():
+        np.testing.assert_allclose(values, limited["history"][key], rtol=1e-5)
+
+
+def test_where_nothing_helps_the_message_says_why(outcomes):
+    error = outcomes[2]["nothing fits"]["error"]
+    assert error.startswith("ModelError: not even one row at a time fits: ")
+    assert "up_sampling1d" in error and "\n  - " in error, "the layer, and what else could be done"
+
+
+def test_a_killed_run_goes_on_with_the_very_next_batch(outcomes):
+    folder, ended, found = outcomes
+    assert ended[5:9] == [0, KILLED, KILLED, 0]
+    whole, killed = found["arrays"], found["arrays, killed"]
+    assert killed["digest"] == whole["digest"], "weights, statistics, random states and optimizer, bit for bit"
+    assert killed["history"] == whole["history"] and killed["epochs"] == [0, 1]
+    assert killed["left"] == []
+    steps = (folder / "arrays, killed.steps").read_text().splitlines()
+    # 7, then 4 counted and 12 more of which the last kill took those after 12, then 12 counted and 4, and 16
+    assert set((folder / "arrays.steps").read_text().splitlines()) <= set(steps)
+
+
+def test_a_process_that_takes_the_steps_may_be_killed(outcomes):
+    _, ended, found = outcomes
+    assert ended[9:] == [0, 0]
+    whole, killed = found["worker"], found["worker, killed"]
+    assert killed["digest"] == whole["digest"]
+    assert killed["history"] == whole["history"]
+    assert [each["step"] > 20 for each in killed["recoveries"]] == [True]
+    assert killed["recoveries"][0]["micro_batch_rows"] is None, "it was not known to be memory"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["arrays", "dataset", "h5", "pipeline"])
+def test_killed_at_random_points(tmp_path, data):
+    places = np.random.default_rng(5).integers(1, 30, 5 if data != "arrays" else 20)
+    whole = {"name": "whole", **SMALL, "data": data, "fit": saving("w")}
+    runs = [whole]
+    for place in places:
+        runs.append({"name": "killed", **SMALL, "data": data, "fit": saving("k", every=2), "kill": int(place)})
+    runs.append({"name": "killed", **SMALL, "data": data, "fit": saving("k", every=2)})
+    ended, found = run_all(tmp_path, runs)
+    assert ended[0] == ended[-1] == 0
+    assert found["killed"]["digest"] == found["whole"]["digest"]
+    assert found["killed"]["history"] == found["whole"]["history"]

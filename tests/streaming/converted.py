@@ -1,0 +1,36 @@
+"""What the tests of conversions share: the content of files, row by row, and that nothing else is left."""
+
+from __future__ import annotations
+
+import os
+
+import h5py
+import numpy as np
+
+from kerasmem import H5ChunkSequence
+
+
+def content(path):
+    """Every dataset of a file, whole."""
+    found = {}
+    with h5py.File(path) as file:
+        file.visititems(lambda name, item: found.update({name: item[...]}) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def rows_of(data, *names):
+    """The rows as a sorted list of tuples, to compare what is in another order."""
+    columns = [np.asarray(data[name]).reshape(len(data[name]), -1) for name in names]
+    return sorted(map(tuple, np.concatenate([column.astype("f8") for column in columns], axis=1).tolist()))
+
+
+def streamed(path, x="x", y="y", **settings):
+    """What `H5ChunkSequence` delivers in file order."""
+    with H5ChunkSequence(path, x, y, shuffle=False, batch_size=7, dtype="stored", **settings) as sequence:
+        batches = [sequence[place] for place in range(len(sequence))]
+    return tuple(np.concatenate(part) for part in zip(*batches, strict=True))
+
+
+def left_in(folder, *known):
+    """Names in a folder that are not known."""
+    return sorted(set(os.listdir(folder)) - {os.path.basename(str(name)) for name in known})

@@ -1,0 +1,161 @@
+"""Run by the tests of engines, once a worker of a `MultiWorkerMirroredStrategy`, or once for a `MirroredStrategy`.
+
+engine_worker.py FILE SETTINGS TASK …: for each task one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasmem import H5ChunkSequence, MemoryLogger
+from kerasmem.errors import UsageError
+
+EPOCHS = 2
+
+
+class Noted(keras.Sequential):
+    """Notes which rows it is trained on, batch by batch; the first feature is the number of the row."""
+
+    def train_step(self, data):
+        x, y = data
+        noted = tf.numpy_function(note, [x[:, 0]], tf.float32)
+        with tf.control_dependencies([noted]):
+            return super().train_step((tf.identity(x), y))
+
+
+trained = []
+
+
+def note(numbers):
+    trained.append(np.rint(numbers * 4096).astype(int).tolist())
+    return np.float32(0)
+
+
+def make_model(width):
+    keras.utils.set_random_seed(1)
+    model = Noted([keras.Input((width,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return model
+
+
+class Bytes(keras.callbacks.Callback):
+    """Notes what had been read at the end of each epoch."""
+
+    def __init__(self, stream):
+        super().__init__()
+        self.stream, self.read = stream, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.read.append(self.stream._here().reader.bytes_read)
+
+
+def main(file, settings, *tasks):
+    devices = int(os.environ.get("DEVICES", "1"))
+    if devices > 1:
+        parts = [tf.config.LogicalDeviceConfiguration()] * devices
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{number}" for number in range(devices)])
+    else:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    given = {"batch_size": 32, "memory_budget": "1MB", "shard": "auto", **json.loads(settings)}
+
+    def stream(**changes):
+        with strategy.scope():
+            return H5ChunkSequence(file, **{**given, **changes})
+
+    def fit(callbacks=(), **changes):
+        data = stream(**changes)
+        width = data.layout.datasets[0].row_shape[0]
+        with strategy.scope():
+            model = make_model(width)
+        trained.clear()
+        read = Bytes(data)
+        history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[read, *callbacks])
+        return model, {
+            "shard": data.shard,
+            "steps": len(data),
+            "trained": list(trained),
+            "history": history.history,
+            "bytes_read": read.read,
+            "weights": [weight.numpy().tolist() for weight in model.weights],
+        }
+
+    model = None
+    for task in tasks:
+        if task == "fit":
+            model, result = fit([MemoryLogger("run.jsonl")])
+        elif task == "evaluate":
+            result = {"evaluated": model.evaluate(stream(shuffle=False), verbose=0, return_dict=True)}
+        elif task == "steps":
+            trained.clear()
+            model.fit(stream(), epochs=2, steps_per_epoch=2, verbose=0)
+            result = {"trained": list(trained)}
+        elif task == "unsharded":
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                _, result = fit(shard=None)
+            result["warned"] = [str(entry.message) for entry in caught if "H5ChunkSequence" in str(entry.message)]
+            ordered = stream(shard=None, shuffle=False)
+            result["predicted"] = model.predict(ordered, verbose=0)[:, 0].tolist()
+        elif task == "loop":
+            result = {"trained": loop(strategy, stream())}
+        elif task == "refusals":
+            result = {"refused": [refusal(model, stream, **case) for case in REFUSED]}
+        print(json.dumps({"task": task, **result}), flush=True)
+
+
+def loop(strategy, stream):
+    """Go through an epoch without Keras; return the rows of each batch."""
+    seen = []
+    for batch in strategy.distribute_datasets_from_function(lambda context: stream.as_tf_dataset()):
+        (mine,) = strategy.experimental_local_results(batch[0])
+        seen.append(np.rint(mine.numpy()[:, 0] * 4096).astype(int).tolist())
+    return seen
+
+
+class Within(keras.utils.PyDataset):
+    """A data set of somebody's own that reads from a sequence."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, index):
+        return self.inner[index]
+
+    def on_epoch_begin(self):
+        self.inner.on_epoch_begin()
+
+
+REFUSED = (
+    {"shard": (0, 3)},
+    {"shard": None, "seed": None},
+    {"call": "predict", "shuffle": False},
+    {"within": True},
+)
+
+
+def refusal(model, stream, call="fit", within=False, **settings):
+    data = stream(**settings)
+    try:
+        getattr(model, call)(Within(data) if within else data, verbose=0)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

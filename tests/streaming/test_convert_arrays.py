@@ -1,0 +1,328 @@
+"""`convert_data` from .npy and .npz: every value as it was, whatever the layout; what lies or is cut off is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+from converted import content, left_in, streamed
+
+from kerasmem import convert_data
+from kerasmem.errors import DataError, UsageError
+
+RNG = np.random.default_rng(0)
+X = RNG.random((500, 6, 5))
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "gzip:9", "zstd"])
+def test_two_arrays_side_by_side(tmp_path, compression):
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", np.arange(500))
+    output = tmp_path / "out.h5"
+    done = convert_data(
+        [tmp_path / "x.npy", tmp_path / "y.npy"],
+        output,
+        compression=compression,
+        verify=True,
+        memory="2MiB",
+        batch_size=8,
+    )
+    found = content(output)
+    assert found["x"].dtype == np.float32 and np.array_equal(found["x"], X.astype("f4"))
+    assert found["y"].dtype == np.int64 and np.array_equal(found["y"], np.arange(500))
+    assert done.float64_saved == X.size * 4 and done.verified and done.rows == 500
+    assert left_in(tmp_path, output, "x.npy", "y.npy") == []
+    x, y = streamed(output)
+    assert np.array_equal(x, X.astype("f4")) and np.array_equal(y, np.arange(500))
+
+
+ARRAYS = {
+    "big-endian": X.astype(">f4"),
+    "fortran": np.asfortranarray(X.astype("f4")),
+    "fortran-doubles": np.asfortranarray(X),
+    "bool": X[:, 0] > 0.5,
+    "half": X.astype("f2"),
+    "bytes": (X * 255).astype("u1"),
+    "big-endian-integers": (X * 1000).astype(">i2"),
+    "unsigned": (X[:, 0, 0] * 2**63).astype("u8"),
+    "one-number": np.arange(500, dtype="<i4"),
+    "long-double": X.astype(np.longdouble),
+}
+
+
+@pytest.mark.parametrize("name", list(ARRAYS))
+def test_kinds_of_arrays(tmp_path, name):
+    array = ARRAYS[name]
+    np.save(tmp_path / "a.npy", array)
+    done = convert_data(tmp_path / "a.npy", tmp_path / "out.h5", memory="2MiB")
+    wanted = "f4" if array.dtype.kind == "f" and array.dtype.itemsize > 4 else array.dtype.newbyteorder("=")
+    found = content(tmp_path / "out.h5")["a"]
+    assert found.dtype == wanted and np.array_equal(found, array.astype(wanted))
+    assert done.line.startswith("H5ChunkSequence(") and "x='a'" in done.line
+
+
+def test_a_memory_mapped_array_and_a_name(tmp_path):
+    mapped = np.lib.format.open_memmap(tmp_path / "train_images.npy", "w+", "u1", (300, 8, 8, 3))
+    mapped[:] = RNG.integers(0, 256, mapped.shape)
+    mapped.flush()
+    convert_data(f"images={tmp_path / 'train_images.npy'}", tmp_path / "out.h5")
+    assert np.array_equal(content(tmp_path / "out.h5")["images"], mapped)
+
+
+def test_structured_arrays_become_datasets(tmp_path):
+    table = np.zeros(50, [("position", ">f8", (3,)), ("label", "i1"), ("group/deep", "f4")])
+    table["position"], table["label"] = RNG.random((50, 3)), np.arange(50) % 4
+    table["group/deep"] = RNG.random(50)
+    np.save(tmp_path / "t.npy", table)
+    convert_data(tmp_path / "t.npy", tmp_path / "out.h5")
+    found = content(tmp_path / "out.h5")
+    assert np.array_equal(found["position"], table["position"].astype("f4"))
+    assert np.array_equal(found["label"], table["label"]) and np.array_equal(found["group/deep"], table["group/deep"])
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz(tmp_path, save):
+    save(tmp_path / "d.npz", x=X, y=np.arange(500), w=np.asfortranarray(X[:, 0]))
+    convert_data(tmp_path / "d.npz", tmp_path / "out.h5", drop=["w*"], memory="2MiB")
+    assert set(content(tmp_path / "out.h5")) == {"x", "y"}
+    convert_data(tmp_path / "d.npz", tmp_path / "all.h5", memory="2MiB")
+    found = content(tmp_path / "all.h5")
+    assert np.array_equal(found["x"], X.astype("f4")) and np.array_equal(found["w"], X[:, 0].astype("f4"))
+
+
+def test_files_with_the_same_columns_follow_one_another(tmp_path):
+    for number in range(12):
+        np.savez(tmp_path / f"part-{number}.npz", x=X[number * 40 : number * 40 + 40], y=np.arange(40) + 40 * number)
+    done = convert_data(str(tmp_path / "part-*.npz"), tmp_path / "out.h5")
+    assert done.rows == 480 and np.array_equal(
+        content(tmp_path / "out.h5")["y"], np.arange(480)
+    )  # part-2 before part-10
+
+
+def test_columns_are_joined_and_renamed(tmp_path):
+    np.savez(tmp_path / "d.npz", a=X[:, 0], b=np.arange(500), c=X[:, 1, :2].astype("f4"), label=np.arange(500) % 3)
+    convert_data(tmp_path / "d.npz", tmp_path / "out.h5", columns={"y": "label", "x": "*"})
+    found = content(tmp_path / "out.h5")
+    wanted = np.concatenate([X[:, 0].astype("f4"), np.arange(500)[:, None], X[:, 1, :2]], axis=1)
+    assert np.allclose(found["x"], wanted) and np.array_equal(found["y"], np.arange(500) % 3)
+    with pytest.raises(UsageError, match=r"columns: no column fits 'nope'; there are 'a', 'b', 'c', 'label'"):
+        convert_data(tmp_path / "d.npz", tmp_path / "o2.h5", columns={"x": "nope"})
+    with pytest.raises(UsageError, match="drop: no column fits 'nope'"):
+        convert_data(tmp_path / "d.npz", tmp_path / "o2.h5", drop=["nope"])
+
+
+def test_narrow_integers_lose_nothing(tmp_path):
+    arrays = {
+        "labels": np.arange(500) % 10,
+        "signed": np.arange(500) - 200,
+        "wide": np.arange(500) * 10**12,
+        "edge": np.full(500, 255),
+    }
+    np.savez(tmp_path / "d.npz", **arrays)
+    convert_data(tmp_path / "d.npz", tmp_path / "out.h5", narrow_integers=True)
+    found = content(tmp_path / "out.h5")
+    assert {name: found[name].dtype.name for name in found} == {
+        "labels": "uint8",
+        "signed": "int16",
+        "wide": "int64",
+        "edge": "uint8",
+    }
+    assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
+
+
+def test_float64_that_float32_has_no_room_for(tmp_path):
+    x = X.copy()
+    x[321, 2, 1] = -1e39
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(
+        DataError, match=r"x.npy'?: row 321 of 'x' holds -1e\+39, which float32 has no room for.*--keep-float64"
+    ):
+        convert_data(tmp_path / "x.npy", tmp_path / "out.h5", memory="2MiB", shuffle=True)
+    assert left_in(tmp_path, "x.npy") == []
+    convert_data(tmp_path / "x.npy", tmp_path / "out.h5", keep_float64=True)
+    assert np.array_equal(content(tmp_path / "out.h5")["x"], x)
+    x[321, 2, 1], x[0, 0, 0] = np.inf, np.nan  # what is infinite already is no loss
+    np.save(tmp_path / "x.npy", x)
+    convert_data(tmp_path / "x.npy", tmp_path / "out.h5", force=True)
+    assert np.array_equal(content(tmp_path / "out.h5")["x"], x.astype("f4"), equal_nan=True)
+
+
+def test_whole_numbers_that_float32_rounds_are_told(tmp_path):
+    np.save(tmp_path / "id.npy", np.arange(2.0**24 - 10, 2.0**24 + 10))
+    done = convert_data(tmp_path / "id.npy", tmp_path / "out.h5")
+    assert any("'id': 5 whole numbers beyond 16,777,216 were rounded" in note for note in done.notes)
+
+
+# ---- what is refused
+
+
+def header(shape, descr="<f4", fortran=False, extra=b""):
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": fortran, "shape": shape})
+    return buffer.getvalue() + extra
+
+
+def evil_archive(path, name="x.npy", data=None):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, header((4,), extra=bytes(16)) if data is None else data)
+
+
+class Surprise:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/kerasmem-surprise",)
+
+
+def pickled():
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([Surprise()], object), allow_pickle=True)
+    return buffer.getvalue()
+
+
+HOSTILE = {
+    "pickled.npy": (pickled(), "pickled Python objects"),
+    "cut.npy": (header((100, 8), extra=bytes(100)), "there are 100 B; it is cut off"),
+    "huge.npy": (header((2**40, 2**20), extra=bytes(64)), "its header speaks of"),
+    "overflow.npy": (header((2**62, 2**62)), "its header speaks of|is no .npy file"),
+    "negative.npy": (header((-4, 4)), "is empty|is no .npy file"),
+    "empty.npy": (header((0, 4)), "is empty"),
+    "scalar.npy": (header((), extra=bytes(4)), "is a single value"),
+    "text.npy": (b"not an array at all", "is no .npy file"),
+    "nothing.npy": (b"", "is no .npy file"),
+    "code.npy": (b"\x93NUMPY\x01\x00\x40\x00" + b"__import__('os').system('true')".ljust(64), "is no .npy file"),
+    "words.npy": (header((2,), "<U4", extra=bytes(32)), "holds text, no plain numbers"),
+    "complex.npy": (header((2,), "<c8", extra=bytes(16)), "holds complex numbers"),
+    "dates.npy": (header((2,), "<M8[s]", extra=bytes(16)), "holds dates or times"),
+    "broken.npz": (b"PK\x03\x04 this is no archive", "is no .npy file"),
+}
+
+
+@pytest.mark.parametrize("name", list(HOSTILE))
+def test_hostile_arrays(tmp_path, name):
+    data, told = HOSTILE[name]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=told):
+        convert_data(tmp_path / name, tmp_path / "out.h5")
+    assert left_in(tmp_path, name) == [] and not os.path.exists("/tmp/kerasmem-surprise")
+
+
+def test_hostile_archives(tmp_path):
+    path = tmp_path / "evil.npz"
+    for name, data, told in (
+        ("../../escape.npy", None, "cannot be the name of a dataset"),
+        ("x.npy", pickled(), "pickled Python objects"),
+        ("x.npy", header((10**9, 10**6)), "its header speaks of"),
+        ("x.npy", header((4,), extra=bytes(10**6)), "its header speaks of"),  # more than it says
+        ("notes.txt", b"hello", "is no array"),
+    ):
+        evil_archive(path, name, data)
+        with pytest.raises(DataError, match=told):
+            convert_data(path, tmp_path / "out.h5")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", header((4,), extra=bytes(16)))
+    damaged = bytearray(path.read_bytes())
+    at = damaged.index(b"x.npy") + 10
+    damaged[at : at + 4] = b"\xff\xff\xff\xff"
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match=r"cannot be read|is no .npy file"):
+        convert_data(path, tmp_path / "out.h5")
+    assert left_in(tmp_path, path) == []
+
+
+def test_a_disk_without_room_is_told_before_the_work(tmp_path, monkeypatch):
+    import shutil
+    from collections import namedtuple
+
+    np.save(tmp_path / "x.npy", X)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("Usage", "total used free")(1, 1, 1000))
+    with pytest.raises(DataError, match=r"has 1000 B free, and 117 KiB are needed, of which half is for shuffling"):
+        convert_data(tmp_path / "x.npy", tmp_path / "out.h5", shuffle=True)
+    assert left_in(tmp_path, "x.npy") == []
+
+
+def test_sources_that_do_not_fit_together(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", np.arange(499))
+    with pytest.raises(DataError, match=r"'.*x.npy' has 500, '.*y.npy' has 499"):
+        convert_data([tmp_path / "x.npy", tmp_path / "y.npy"], tmp_path / "out.h5")
+    np.savez(tmp_path / "a.npz", x=X, y=np.arange(500))
+    np.savez(tmp_path / "b.npz", x=X[:, 0], y=np.arange(500))
+    np.savez(tmp_path / "c.npz", x=X, z=np.arange(500))
+    with pytest.raises(DataError, match=r"'x' has rows of shape \(5,\), and in .*a.npz' \(6, 5\)"):
+        convert_data([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "out.h5")
+    with pytest.raises(DataError, match="both have 'x', and their other columns differ"):
+        convert_data([tmp_path / "a.npz", tmp_path / "c.npz"], tmp_path / "out.h5")
+    with pytest.raises(UsageError, match="is named more than once"):
+        convert_data([tmp_path / "a.npz", tmp_path / "a.npz"], tmp_path / "out.h5")
+    with pytest.raises(DataError, match="there is no such file or folder"):
+        convert_data(tmp_path / "none.npy", tmp_path / "out.h5")
+    with pytest.raises(DataError, match="no file matches this pattern"):
+        convert_data(str(tmp_path / "none-*.npy"), tmp_path / "out.h5")
+    (tmp_path / "notes.docx").write_bytes(b"x")
+    with pytest.raises(UsageError, match="of no kind that is known by its name"):
+        convert_data(tmp_path / "notes.docx", tmp_path / "out.h5")
+    os.mkfifo(tmp_path / "pipe.npy")
+    with pytest.raises(DataError, match="is no regular file"):
+        convert_data(tmp_path / "pipe.npy", tmp_path / "out.h5")
+
+
+def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
+    source, output = tmp_path / "x.npy", tmp_path / "out.h5"
+    np.save(source, X)
+    output.write_bytes(b"precious")
+    with pytest.raises(UsageError, match=r"exists already.*--force"):
+        convert_data(source, output)
+    assert output.read_bytes() == b"precious"
+    convert_data(source, output, force=True)
+    before = output.read_bytes()
+    os.symlink(output, tmp_path / "alias.h5")
+    os.link(output, tmp_path / "hard.h5")
+    for name in ("out.h5", "alias.h5", "hard.h5"):
+        with pytest.raises(UsageError, match="is, or lies in, what is read"):
+            convert_data(output, tmp_path / name, force=True)
+    assert output.read_bytes() == before
+    for bad, told in (
+        ("no/where.h5", "does not exist; make it first"),
+        (".", "is a folder"),
+        ("a\0b", "is not a path"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            convert_data(source, os.path.join(tmp_path, bad))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"compression": "rar"}, "is none of none, gzip, zstd"),
+        ({"compression": "gzip:12"}, "levels 1 to 9"),
+        ({"split": "0.8,0.3"}, "do not add up to 1"),
+        ({"split": "0.8,x"}, "is no share between 0 and 1"),
+        ({"split": "../a=0.5,b=0.5"}, "cannot be part of a file's name"),
+        ({"stratify": "x"}, "nothing is split"),
+        ({"split": "0.5,0.5", "stratify": "x", "group": "x"}, "contradict each other"),
+        ({"split": "0.5,0.5", "stratify": "nope"}, "there is no column 'nope'"),
+        ({"split": {"a": 0.999999, "b": 0.000001}}, "no rows are left for 'b'"),
+        ({"memory": "1KiB"}, "memory: 1.00 KiB is too small"),
+        ({"image_size": "large"}, "image_size: 'large' is no size"),
+        ({"color": "sepia"}, "none of rgb, rgba, gray"),
+        ({"split_as": "boxes"}, "neither 'files' nor 'groups'"),
+        ({"seed": -1}, "seed: -1 is too small"),
+        ({"batch_size": 0}, "batch_size"),
+    ],
+)
+def test_settings_that_are_wrong(tmp_path, settings, told):
+    np.save(tmp_path / "x.npy", X)
+    with pytest.raises((UsageError, DataError), match=told):
+        convert_data(tmp_path / "x.npy", tmp_path / "out.h5", **settings)
+    assert left_in(tmp_path, "x.npy") == []
+
+
+def test_chunks_hold_about_a_mebibyte_in_whole_batches(tmp_path):
+    np.save(tmp_path / "x.npy", RNG.random((6000, 300), "f4"))
+    convert_data(tmp_path / "x.npy", tmp_path / "out.h5", batch_size=50)
+    with h5py.File(tmp_path / "out.h5") as file:
+        rows = file["x"].chunks[0]
+        assert file["x"].chunks == (rows, 300) and rows % 50 == 0 and 0.9 < rows * 1200 / 2**20 <= 1

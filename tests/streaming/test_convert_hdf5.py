@@ -1,0 +1,125 @@
+"""`convert_data` from HDF5 files as other programs leave them."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+from converted import content, left_in, streamed
+
+from kerasmem import convert_data
+from kerasmem.errors import DataError, UsageError
+
+RNG = np.random.default_rng(0)
+X = RNG.random((300, 8))
+Y = np.arange(300) % 5
+
+
+def test_existing_files_follow_one_another(tmp_path):
+    for number in range(3):
+        part = slice(number * 100, number * 100 + 100)
+        with h5py.File(tmp_path / f"run{number}.h5", "w") as file:
+            file.create_dataset(
+                "train/x", data=X[part].astype(">f8"), chunks=(7, 3), compression="gzip", fletcher32=True
+            )
+            file.create_dataset("train/y", data=Y[part], chunks=(33,)).attrs["class_names"] = list("abcde")
+            file["words"], file["single"] = ["a", "b"], 4.0
+    done = convert_data(str(tmp_path / "run*.h5"), tmp_path / "out.h5", compression="zstd", verify=True, shuffle=False)
+    x, y = streamed(tmp_path / "out.h5", "train/x", "train/y")
+    assert np.array_equal(x, X.astype("f4")) and np.array_equal(y, Y)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert list(file["train/y"].attrs["class_names"]) == list("abcde")
+    assert sum("left out: 'words' (holds text" in note for note in done.notes) == 3
+    assert done.datasets[0].source_dtype == "big-endian float64"
+
+
+def test_anndata_sparse_and_dense(tmp_path):
+    anndata = pytest.importorskip("anndata")
+    pandas = pytest.importorskip("pandas")
+    sparse = pytest.importorskip("scipy.sparse")
+    matrix = sparse.random(300, 40, 0.1, "csr", random_state=0, dtype="f4")
+    kinds = np.array(["t", "b", "nk"])[np.arange(300) % 3]
+    obs = pandas.DataFrame(
+        {"n": np.arange(300), "kind": pandas.Categorical(kinds)}, index=[f"c{k}" for k in range(300)]
+    )
+    data = anndata.AnnData(matrix, obs=obs)
+    data.obsm["pca"] = X[:, :2]
+    data.layers["columns"] = matrix.tocsc()
+    data.write_h5ad(tmp_path / "cells.h5ad")
+    done = convert_data(
+        tmp_path / "cells.h5ad",
+        tmp_path / "out.h5",
+        columns={"x": "X", "y": "obs/kind/codes"},
+        memory="1MiB",
+        batch_size=16,
+    )
+    x, y = streamed(tmp_path / "out.h5")
+    assert np.array_equal(x, matrix.toarray()) and np.array_equal(np.array(["b", "nk", "t"])[y], kinds)
+    assert next(d for d in done.datasets if d.name == "y").class_names == ("b", "nk", "t")
+    assert any("'X' is sparse in the source and dense here" in note for note in done.notes)
+    done = convert_data(tmp_path / "cells.h5ad", tmp_path / "all.h5")
+    found = content(tmp_path / "all.h5")
+    assert np.array_equal(found["obsm/pca"], X[:, :2].astype("f4")) and np.array_equal(found["obs/n"], np.arange(300))
+    assert any("'layers/columns' (a sparse matrix" in note and "stored by columns" in note for note in done.notes)
+    with h5py.File(tmp_path / "cells.h5ad", "r+") as file:
+        file["X/indices"][3] = 10_000
+    with pytest.raises(DataError, match="'X': it has values outside its 40 columns; it is damaged"):
+        convert_data(tmp_path / "cells.h5ad", tmp_path / "o3.h5", columns={"x": "X"})
+    with h5py.File(tmp_path / "cells.h5ad", "r+") as file:
+        file["X/indptr"][5] = 10**9
+    with pytest.raises(DataError, match="its index of rows is damaged"):
+        convert_data(tmp_path / "cells.h5ad", tmp_path / "o3.h5", columns={"x": "X"})
+
+
+def test_pandas_and_netcdf(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("tables")
+    frame = pandas.DataFrame(X, columns=list("abcdefgh"))
+    frame.to_hdf(tmp_path / "p.h5", key="fixed", mode="w", format="fixed", complevel=4, complib="blosc")
+    convert_data(tmp_path / "p.h5", tmp_path / "out.h5", columns={"x": "fixed/block0_values"})
+    assert np.array_equal(content(tmp_path / "out.h5")["x"], X.astype("f4"))
+    frame.to_hdf(tmp_path / "t.h5", key="table", mode="w", format="table")
+    with pytest.raises(DataError, match=r"holds nothing that could be trained from.*is a table with the columns"):
+        convert_data(tmp_path / "t.h5", tmp_path / "o2.h5")
+
+
+def test_damaged_and_hostile_files(tmp_path):
+    path = tmp_path / "d.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=X, chunks=(50, 8), fletcher32=True)
+        file["y"] = Y
+        chunk = file["x"].id.get_chunk_info(4)
+    data = bytearray(path.read_bytes())
+    data[chunk.byte_offset + 20] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"rows 200 to 250 of dataset 'x' cannot be read: its checksum"):
+        convert_data(path, tmp_path / "out.h5", shuffle=True)
+    assert left_in(tmp_path, path) == []
+    path.write_bytes(data[:1000])
+    with pytest.raises(DataError, match="truncated"):
+        convert_data(path, tmp_path / "out.h5")
+    raw = tmp_path / "secret"
+    raw.write_bytes(X.tobytes())
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", X.shape, "f8", external=[(str(raw), 0, X.nbytes)])
+    with pytest.raises(DataError, match="keeps its data in another file"):
+        convert_data(path, tmp_path / "out.h5")
+    convert_data(path, tmp_path / "out.h5", allow_external=True)
+    assert np.array_equal(content(tmp_path / "out.h5")["x"], X.astype("f4"))
+    with h5py.File(path, "w") as file:
+        file["x"], file["loop"] = X, h5py.SoftLink("/loop")
+        file["elsewhere"] = h5py.ExternalLink("secret", "x")
+    convert_data(path, tmp_path / "out.h5", force=True)
+    assert set(content(tmp_path / "out.h5")) == {"x"}
+
+
+def test_rows_go_to_groups_of_one_file(tmp_path):
+    np.savez(tmp_path / "d.npz", x=X, y=Y)
+    done = convert_data(tmp_path / "d.npz", tmp_path / "out.h5", split="0.6,0.4", split_as="groups", shuffle=True)
+    found = content(tmp_path / "out.h5")
+    assert set(found) == {"train/x", "train/y", "val/x", "val/y"} and len(found["train/x"]) == 180
+    assert "x='train/x', y='train/y'" in done.line and done.outputs == (str(tmp_path / "out.h5"),)
+    x, _ = streamed(tmp_path / "out.h5", "val/x", "val/y")
+    assert len(x) == 120
+    with pytest.raises(UsageError, match="exists already"):
+        convert_data(tmp_path / "d.npz", tmp_path / "out.h5")

@@ -1,0 +1,223 @@
+"""`convert_data` from folders of images: pixels as Pillow has them, upright, and nothing but images."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from converted import content, left_in, streamed
+
+from kerasmem import convert_data
+from kerasmem.errors import DataError
+
+Image = pytest.importorskip("PIL.Image")
+RNG = np.random.default_rng(0)
+
+
+def picture(width=20, height=12, channels=3):
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    return RNG.integers(0, 256, shape, "u1")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of PNG files, the pixels known."""
+    root = tmp_path / "photos"
+    pixels = []
+    for name in ("cat", "dog"):
+        (root / name).mkdir(parents=True)
+        for number in range(25):
+            array = picture()
+            pixels.append(array)
+            Image.fromarray(array).save(root / name / f"{number:03}.png")
+    return root, np.stack(pixels)
+
+
+def save(root, name, image, **options):
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+    return path
+
+
+def test_a_folder_a_class(tmp_path, folder):
+    import h5py
+
+    root, pixels = folder
+    (root / ".DS_Store").write_bytes(b"x")
+    (root / "cat" / "Thumbs.db").write_bytes(b"x")
+    (root / "cat" / ".hidden.png").write_bytes(b"x")
+    output = tmp_path / "out.h5"
+    done = convert_data(root, output, verify=True)
+    x, y = streamed(output)
+    assert x.dtype == np.uint8 and np.array_equal(x, pixels) and y.tolist() == [0] * 25 + [1] * 25
+    with h5py.File(output) as file:
+        assert list(file["y"].attrs["class_names"]) == ["cat", "dog"]
+    assert done.line.endswith("scale=1 / 255)") and any("1 files were passed over" in note for note in done.notes)
+    assert left_in(tmp_path, output, root) == []
+
+
+def test_images_are_resized_and_upright(tmp_path):
+    root = tmp_path / "photos"
+    wide, tall = picture(40, 20), picture(10, 30)
+    save(root, "a/1.png", Image.fromarray(wide))
+    save(root, "a/2.png", Image.fromarray(tall))
+    turned = Image.Exif()
+    turned[0x0112] = 6  # turn by 90 degrees
+    save(root, "b/3.png", Image.fromarray(wide), exif=turned)
+    with pytest.raises(DataError, match=r"a/2.png'?: has 10 × 30 pixels, and 'a/1.png' has 40 × 20;.*--image-size"):
+        convert_data(root, tmp_path / "out.h5")
+    convert_data(root, tmp_path / "out.h5", image_size="16x8")
+    found = content(tmp_path / "out.h5")["x"]
+    assert found.shape == (3, 8, 16, 3)
+    for row, array in enumerate((wide, tall, np.rot90(wide, -1))):
+        wanted = Image.fromarray(np.ascontiguousarray(array)).resize((16, 8), Image.Resampling.BILINEAR)
+        assert np.array_equal(found[row], np.asarray(wanted))
+
+
+def test_modes_become_one(tmp_path):
+    """Grey, grey with 16 bits, palette, transparency, CMYK, one bit, JPEG, GIF, WebP, BMP, TIFF."""
+    root = tmp_path / "photos"
+    base = Image.fromarray(picture())
+    deep = RNG.integers(0, 65536, (12, 20)).astype("u2")
+    files = {
+        "a.png": base.convert("L"), "b.png": Image.fromarray(deep), "c.png": base.convert("P"),
+        "d.png": base.convert("RGBA"),
+        "e.jpg": base.convert("CMYK"), "f.png": base.convert("1"), "g.jpg": base, "h.gif": base.convert("P"),
+        "i.webp": base,
+        "j.bmp": base, "k.tiff": base, "l.png": base.convert("LA"), "m.ppm": base,
+    }  # fmt: skip
+    for name, image in files.items():
+        save(root, f"all/{name}", image)
+    for color, mode in (("rgb", "RGB"), ("gray", "L"), ("rgba", "RGBA")):
+        convert_data(root, tmp_path / "out.h5", color=color, force=True)
+        found = content(tmp_path / "out.h5")["x"]
+        for row, name in enumerate(sorted(files)):
+            with Image.open(root / "all" / name) as image:
+                wanted = Image.fromarray((deep >> 8).astype("u1")) if name == "b.png" else image
+                wanted = wanted.convert("RGBA") if wanted.mode in ("P", "PA") and mode != "RGBA" else wanted
+                wanted = np.asarray(wanted.convert(mode)).reshape(12, 20, -1)
+            assert np.array_equal(found[row], wanted), name
+
+
+def bomb():
+    """A small PNG that says it has 60,000 × 60,000 pixels."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 60_000, 60_000, 1, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(10_000))) + chunk(b"IEND", b"")
+    )
+
+
+def encoded(kind, **options):
+    buffer = io.BytesIO()
+    Image.fromarray(picture()).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+HOSTILE = {
+    "png-called.jpg": (lambda: encoded("PNG"), "its name says JPEG, and its content is PNG"),
+    "text.jpg": (lambda: b"<html>not found</html>", "is no image in a format that is read"),
+    "script.png": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage", "is no image in a format"),
+    "cut.jpg": (lambda: encoded("JPEG")[:300], "cut off or damaged|is no image"),
+    "cut.png": (lambda: encoded("PNG")[:-200], "cut off or damaged"),
+    "empty.png": (lambda: b"", "is no image"),
+    "bomb.png": (bomb, "far more pixels than a picture has, and 134,217,728 are allowed"),
+    "noise.png": (lambda: encoded("PNG")[:40] + RNG.bytes(400), "cut off or damaged|is no image"),
+    "float.tiff": (lambda: _float(), "floating-point values, no colours"),
+}
+
+
+def _float():
+    buffer = io.BytesIO()
+    Image.fromarray(np.zeros((12, 20), "f4")).save(buffer, "TIFF")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("name", list(HOSTILE))
+@pytest.mark.parametrize("first", [True, False])
+def test_hostile_images(tmp_path, folder, name, first):
+    root, _ = folder
+    make, told = HOSTILE[name]
+    (root / "cat" / (f"0 {name}" if first else f"x {name}")).write_bytes(make())
+    with pytest.raises(DataError, match=rf"{name}'?: .*{told}"):
+        convert_data(root, tmp_path / "out.h5", shuffle=True)
+    assert left_in(tmp_path, root) == []
+
+
+def test_mislabelled_images_may_be_accepted(tmp_path):
+    path = tmp_path / "photos" / "a" / "1.jpg"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encoded("PNG"))
+    convert_data(tmp_path / "photos", tmp_path / "out.h5", accept_mislabelled=True)
+    assert content(tmp_path / "out.h5")["x"].shape == (1, 12, 20, 3)
+
+
+def test_names_that_play_tricks(tmp_path):
+    import h5py
+
+    root = tmp_path / "photos"
+    names = ["new\nline", "\x1b[31mred", "..sneaky", "ünïcode", "bad" + os.fsdecode(b"\xff\xfe"), "a" * 200]
+    for name in names:
+        os.makedirs(os.path.join(root, name))
+        Image.fromarray(picture()).save(os.path.join(root, name, name[:20] + ".png"))
+    convert_data(root, tmp_path / "out.h5")
+    kept = sorted((name for name in names if not name.startswith(".")), key=os.fsencode)
+    with h5py.File(tmp_path / "out.h5") as file:
+        found = list(file["y"].attrs["class_names"])
+        assert len(file["x"]) == len(kept) and len(found) == len(kept)
+    assert "bad\\xff\\xfe" in found and "ünïcode" in found
+    bad = os.path.join(root, "new\nline", "evil\n\x1b[2J.png")
+    with open(bad, "wb") as file:
+        file.write(b"no image")
+    with pytest.raises(DataError) as error:
+        convert_data(root, tmp_path / "o2.h5")
+    assert "\n" not in str(error.value) and "\x1b" not in str(error.value)
+
+
+def test_links_are_refused_unless_wanted(tmp_path, folder):
+    root, pixels = folder
+    os.symlink(root / "cat" / "000.png", root / "dog" / "zz.png")
+    with pytest.raises(DataError, match=r"dog/zz.png'?: is a link; pass follow_links=True \(--follow-links\)"):
+        convert_data(root, tmp_path / "out.h5")
+    convert_data(root, tmp_path / "out.h5", follow_links=True)
+    assert np.array_equal(content(tmp_path / "out.h5")["x"][-1], pixels[0])
+    os.symlink(root, root / "dog" / "loop")
+    with pytest.raises(DataError, match=r"dog/loop'?: is a link to a folder"):
+        convert_data(root, tmp_path / "o2.h5")
+    with pytest.raises(DataError, match="a link leads back to a folder above it"):
+        convert_data(root, tmp_path / "o2.h5", follow_links=True)
+    os.unlink(root / "dog" / "loop")
+    os.unlink(root / "dog" / "zz.png")
+    os.symlink("self.png", root / "dog" / "self.png")
+    with pytest.raises(DataError, match=r"self.png'?: (is a link|cannot be read)"):
+        convert_data(root, tmp_path / "o2.h5", follow_links=True)
+    os.unlink(root / "dog" / "self.png")
+    os.mkfifo(root / "dog" / "pipe.png")
+    with pytest.raises(DataError, match=r"pipe.png'?: is called like an image and is no file"):
+        convert_data(root, tmp_path / "o2.h5")
+
+
+def test_folders_without_images(tmp_path):
+    for make, told in (
+        (lambda root: None, "holds no folders"),
+        (lambda root: (root / "cat").mkdir(), r"holds no images \(names that end in .jpg"),
+    ):
+        root = tmp_path / f"photos {len(told)}"
+        root.mkdir()
+        make(root)
+        with pytest.raises(DataError, match=told):
+            convert_data(root, tmp_path / "out.h5")
+    root = tmp_path / "deep"
+    save(root, "a/b/c/1.png", Image.fromarray(picture()))  # folders below a class belong to it
+    convert_data(root, tmp_path / "out.h5")
+    assert len(content(tmp_path / "out.h5")["x"]) == 1
+    with pytest.raises(Exception, match="lies in, what is read"):
+        convert_data(root, root / "a" / "out.h5")

@@ -1,0 +1,111 @@
+"""`convert_data` from TFRecord files that TensorFlow writes, whole, cut off and damaged."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from converted import content, left_in
+
+from kerasmem import convert_data
+from kerasmem.errors import DataError
+
+ROWS = 120
+RNG = np.random.default_rng(0)
+X, Y = RNG.random((ROWS, 5)).astype("f4"), RNG.integers(0, 9, ROWS)
+IMAGES = RNG.integers(0, 256, (ROWS, 6, 8, 3), "u1")
+
+
+def example(**features):
+    def feature(value):
+        if isinstance(value, bytes):
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+        values = np.atleast_1d(value)
+        if values.dtype.kind == "f":
+            return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+    named = {name.replace("__", "/"): feature(value) for name, value in features.items()}
+    return tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString()
+
+
+def write(path, records, options=None):
+    with tf.io.TFRecordWriter(str(path), options) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+@pytest.mark.parametrize("packed", ["", "GZIP"])
+def test_features_become_datasets(tmp_path, packed):
+    path = write(
+        tmp_path / "d.tfrecord",
+        (example(x=X[k], image__label=int(Y[k]), raw=IMAGES[k].tobytes()) for k in range(ROWS)),
+        packed,
+    )
+    done = convert_data(path, tmp_path / "out.h5", memory="1MiB", verify=True)
+    found = content(tmp_path / "out.h5")
+    assert np.array_equal(found["x"], X) and np.array_equal(found["image/label"], Y)
+    assert np.array_equal(found["raw"], IMAGES.reshape(ROWS, -1))
+    assert any("'raw' holds bytes that are no image" in note for note in done.notes)
+
+
+def test_images_are_decoded_and_shards_follow_one_another(tmp_path):
+    for shard in range(2):
+        write(
+            tmp_path / f"train-{shard}.tfrecord",
+            (
+                example(
+                    image__encoded=tf.io.encode_png(IMAGES[k]).numpy(),
+                    image__label=int(Y[k]),
+                    image__text=b"word" * (1 + k % 3),
+                )
+                for k in range(shard * 60, shard * 60 + 60)
+            ),
+        )
+    with pytest.raises(
+        DataError, match="'image/text' of record 1 has 8 bytes, and that of the first 4; leave it out with drop"
+    ):
+        convert_data(str(tmp_path / "train-*.tfrecord"), tmp_path / "out.h5")
+    convert_data(
+        str(tmp_path / "train-*.tfrecord"),
+        tmp_path / "out.h5",
+        columns={"x": "image/encoded", "y": "image/label"},
+        drop=["image/text"],
+    )
+    found = content(tmp_path / "out.h5")
+    assert np.array_equal(found["x"], IMAGES) and np.array_equal(found["y"], Y)
+
+
+def test_hostile_records(tmp_path):
+    path = write(tmp_path / "d.tfrecord", (example(x=X[k], y=int(Y[k])) for k in range(ROWS)))
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 0xFF
+    lying = bytearray(whole)
+    lying[0:8] = (2**60).to_bytes(8, "little")
+    for data, told in (
+        (whole[:-5], "damaged after 119 records: it ends within a record"),
+        (whole[: len(whole) // 2 + 3], "it ends within"),
+        (bytes(damaged), "cannot be read: .*corrupted record|damaged after|no tf.train.Example"),
+        (bytes(lying), "too long to be true"),
+        (b"", "holds no records"),
+        (b"hello", "ends within the length of a record"),
+        (gzip.compress(whole)[:-30], "damaged after"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=told):
+            convert_data(path, tmp_path / "out.h5", shuffle=True)
+        assert left_in(tmp_path, path) == []
+    for records, told in (
+        ([b"not an example"], "no tf.train.Example|has no features"),
+        ([example(x=X[0]), example(x=X[1][:3])], r"records 0 to 2 cannot be read: .*x"),
+        ([example(x=X[0]), example(z=1)], r"records 0 to 2 cannot be read: .*x"),
+        ([example(x=X[0]), example(x=3)], r"records 0 to 2 cannot be read: .*x"),
+    ):
+        write(path, records)
+        with pytest.raises(DataError, match=told):
+            convert_data(path, tmp_path / "out.h5")
+        assert left_in(tmp_path, path) == []

@@ -1,0 +1,212 @@
+"""`convert_data` from CSV and Parquet: types settled over whole files, texts as classes, ragged rows refused."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+from converted import content, left_in, streamed
+
+from kerasmem import convert_data
+from kerasmem.errors import DataError, UsageError
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+pandas = pytest.importorskip("pandas")
+
+RNG = np.random.default_rng(0)
+ROWS = 400
+FRAME = pandas.DataFrame(
+    {
+        **{f"pixel{k}": RNG.random(ROWS) for k in range(12)},
+        "count": RNG.integers(0, 100, ROWS),
+        "kind": RNG.choice(["dog", "cat", "bird"], ROWS),
+        "alive": RNG.random(ROWS) > 0.5,
+    }
+)
+KINDS = ["bird", "cat", "dog"]
+
+
+def check_frame(found, frame=FRAME):
+    for k in range(12):
+        assert np.array_equal(found[f"pixel{k}"], frame[f"pixel{k}"].to_numpy().astype("f4"))
+    assert np.array_equal(found["count"], frame["count"]) and found["count"].dtype == np.int64
+    assert np.array_equal(np.array(KINDS)[found["kind"]], frame["kind"])
+    assert np.array_equal(found["alive"], frame["alive"]) and found["alive"].dtype == bool
+
+
+def test_csv_as_pandas_writes_it(tmp_path):
+    FRAME.to_csv(tmp_path / "d.csv", index=False)
+    done = convert_data(tmp_path / "d.csv", tmp_path / "out.h5", verify=True)
+    check_frame(content(tmp_path / "out.h5"))
+    kind = next(dataset for dataset in done.datasets if dataset.name == "kind")
+    assert kind.class_names == tuple(KINDS)
+    FRAME.to_csv(tmp_path / "d.tsv.gz", index=False, sep="\t")
+    convert_data(tmp_path / "d.tsv.gz", tmp_path / "tsv.h5")
+    check_frame(content(tmp_path / "tsv.h5"))
+    FRAME.to_csv(tmp_path / "semi.csv", index=False, sep=";")
+    convert_data(tmp_path / "semi.csv", tmp_path / "semi.h5", delimiter=";")
+    check_frame(content(tmp_path / "semi.h5"))
+
+
+def test_csv_columns_become_one_dataset(tmp_path):
+    import h5py
+
+    FRAME.to_csv(tmp_path / "d.csv", index=False)
+    done = convert_data(tmp_path / "d.csv", tmp_path / "out.h5", columns={"x": "pixel*", "y": "kind"})
+    x, y = streamed(tmp_path / "out.h5")
+    assert np.array_equal(x, FRAME[[f"pixel{k}" for k in range(12)]].to_numpy().astype("f4"))
+    assert np.array_equal(np.array(KINDS)[y], FRAME["kind"]) and done.line.endswith("x='x', y='y', batch_size=32)")
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert list(file["y"].attrs["class_names"]) == KINDS
+    with pytest.raises(DataError, match="'kind' holds texts; give it a dataset of its own"):
+        convert_data(tmp_path / "d.csv", tmp_path / "o2.h5", columns={"x": "*"})
+
+
+@pytest.mark.parametrize("groups", [50, 1000])
+def test_parquet_as_pandas_writes_it(tmp_path, groups):
+    frame = FRAME.assign(kind=FRAME["kind"].astype("category"), single=FRAME["pixel0"].astype("f4"))
+    frame["vector"] = list(RNG.random((ROWS, 3)).astype("f4"))
+    frame.to_parquet(tmp_path / "d.parquet", row_group_size=groups)
+    convert_data(tmp_path / "d.parquet", tmp_path / "out.h5", memory="2MiB")
+    found = content(tmp_path / "out.h5")
+    check_frame(found)
+    assert np.array_equal(found["vector"], np.stack(frame["vector"])) and found["single"].dtype == np.float32
+
+
+def test_files_agree_on_types_and_classes(tmp_path):
+    """Whole numbers in one file and fractions in the next; each knows only some of the classes."""
+    for number, (values, kinds) in enumerate([("1 2 3", "a b a"), ("0.5 4 5", "c c a")]):
+        rows = "\n".join(f"{v},{k}" for v, k in zip(values.split(), kinds.split(), strict=True))
+        (tmp_path / f"part-{number}.csv").write_text(f"v,k\n{rows}\n")
+    convert_data(str(tmp_path / "part-*.csv"), tmp_path / "out.h5")
+    found = content(tmp_path / "out.h5")
+    assert found["v"].tolist() == [1, 2, 3, 0.5, 4, 5] and found["v"].dtype == np.float32
+    assert found["k"].tolist() == [0, 1, 0, 2, 2, 0]
+
+
+def test_a_type_that_shows_late(tmp_path):
+    """Whole numbers for megabytes, and then a fraction: the column is one of fractions from the beginning."""
+    lines = [f"{k},{k % 7}" for k in range(1_300_000)]
+    lines[1_250_000] = "0.5,3"
+    (tmp_path / "late.csv").write_text("v,label\n" + "\n".join(lines) + "\n")
+    done = convert_data(tmp_path / "late.csv", tmp_path / "out.h5")
+    found = content(tmp_path / "out.h5")
+    wanted = np.arange(1_300_000, dtype="f4")
+    wanted[1_250_000] = 0.5
+    assert done.rows == 1_300_000 and np.array_equal(found["v"], wanted)
+    assert np.array_equal(found["label"], np.where(wanted == 0.5, 3, np.arange(1_300_000) % 7))
+    lines[1_280_000] = "oops,3"
+    (tmp_path / "late.csv").write_text("v,label\n" + "\n".join(lines) + "\n")
+    with pytest.raises(
+        DataError, match=r"late.csv'?: column 'v' mixes types: it holds .*numbers first, .*'oops'.*--?drop|mixes types"
+    ):
+        convert_data(tmp_path / "late.csv", tmp_path / "o2.h5")
+    convert_data(tmp_path / "late.csv", tmp_path / "o3.h5", drop=["v"])  # what is left out need not be fit for anything
+    assert set(content(tmp_path / "o3.h5")) == {"label"}
+
+
+def test_gaps(tmp_path):
+    (tmp_path / "g.csv").write_text("a,b\n1,0.5\n,NaN\n3,1.5\n")
+    done = convert_data(tmp_path / "g.csv", tmp_path / "out.h5")
+    found = content(tmp_path / "out.h5")
+    assert np.array_equal(found["a"], np.array([1, np.nan, 3], "f4"), equal_nan=True)
+    assert any("'a' has 1 gaps, which become NaN" in note for note in done.notes)
+    pa_table = pa.table({"a": ["x", None, "y"], "b": [1, 2, 3]})
+    parquet.write_table(pa_table, tmp_path / "g.parquet")
+    with pytest.raises(DataError, match="column 'a' has 1 gaps among its values"):
+        convert_data(tmp_path / "g.parquet", tmp_path / "o2.h5")
+
+
+def test_numbers_that_are_text(tmp_path):
+    (tmp_path / "t.csv").write_text("code,v\n007,1\nA12,2\n007,3\n")
+    with pytest.raises(DataError, match=r"column 'code' mixes types: numbers such as '007' and texts such as 'A12'"):
+        convert_data(tmp_path / "t.csv", tmp_path / "out.h5")
+    convert_data(tmp_path / "t.csv", tmp_path / "out.h5", text=["code"])
+    assert content(tmp_path / "out.h5")["code"].tolist() == [0, 1, 0]
+
+
+def test_no_header(tmp_path):
+    (tmp_path / "n.csv").write_text("1,2\n3,4\n")
+    with pytest.raises(DataError, match=r"the first row holds numbers .*--no-header"):
+        convert_data(tmp_path / "n.csv", tmp_path / "out.h5")
+    convert_data(tmp_path / "n.csv", tmp_path / "out.h5", header=False)
+    assert {name: values.tolist() for name, values in content(tmp_path / "out.h5").items()} == {
+        "f0": [1, 3],
+        "f1": [2, 4],
+    }
+
+
+HOSTILE = {
+    "ragged": (b"a,b\n1,2\n3,4,5\n6,7\n", "Expected 2 columns, got 3.*as many values as the first"),
+    "short": (b"a,b\n1,2\n3\n", "Expected 2 columns, got 1"),
+    "empty": (b"", "the file is empty"),
+    "header alone": (b"a,b\n", "a header and no rows|the file is empty"),
+    "twice": (b"a,a\n1,2\n", "several columns are called 'a'"),
+    "quote": (b'a,b\n"1,2\n' + b"x" * 9_000_000, "cannot be read|mixes types"),
+    "binary": (bytes(range(256)) * 4, "cannot be read|mixes types|columns"),
+    "not utf-8": (b"a,k\n1,\xff\xfe\n2,x\n", "'k' holds the type binary"),
+    "dates": (b"a,day\n1,2024-01-01\n", "'day' holds dates or times"),
+    "climbs": (b"../up,b\n1,2\n", "cannot be the name of a dataset"),
+    "slash": (b"a,a/b\n1,2\n", "'a' would be a dataset and the group of 'a/b'"),
+    "mixed": (b"a,b\n1,x\n2,3\n", "column 'b' mixes types"),
+}
+
+
+@pytest.mark.parametrize("name", list(HOSTILE))
+def test_hostile_csv(tmp_path, name):
+    data, told = HOSTILE[name]
+    path = tmp_path / "evil.csv"
+    path.write_bytes(data)
+    with pytest.raises((DataError, UsageError), match=told):
+        convert_data(path, tmp_path / "out.h5")
+    assert left_in(tmp_path, path) == []
+
+
+def test_hostile_parquet(tmp_path):
+    path = tmp_path / "evil.parquet"
+    FRAME.to_parquet(path, write_page_checksum=True)
+    whole = path.read_bytes()
+    for data in (
+        whole[:-20],
+        whole[: len(whole) // 2],
+        b"PAR1" + bytes(100) + b"PAR1",
+        b"",
+        whole[:200] + bytes(500) + whole[700:],
+    ):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=r"evil.parquet'?: cannot be read"):
+            convert_data(path, tmp_path / "out.h5")
+        assert left_in(tmp_path, path) == []
+    for table, told in (
+        (pa.table({"v": [[1, 2], [3]]}), "column 'v' is ragged: lists of 1 to 2 values"),
+        (pa.table({"v": pa.array([{"a": 1}])}), "column 'v' holds the type struct"),
+        (pa.table({"v": pa.array([b"x"])}), "column 'v' holds the type binary"),
+        (pa.table({"v": [["a"]]}), "holds lists of string"),
+        (pa.table({"v": pa.nulls(3)}), "column 'v' is empty"),
+        (pa.table({"v": [f"text {k}" for k in range(70_000)]}), "more than 65,536 different texts"),
+    ):
+        parquet.write_table(table, path)
+        with pytest.raises(DataError, match=told):
+            convert_data(path, tmp_path / "out.h5")
+
+
+def test_what_is_missing_is_named(tmp_path, monkeypatch):
+    import sys
+
+    from kerasmem.errors import MissingExtraError
+
+    (tmp_path / "d.csv").write_text("a\n1\n")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        MissingExtraError, match=r"reading CSV files needs an optional package: pip install 'kerasmem\[convert\]'"
+    ):
+        convert_data(tmp_path / "d.csv", tmp_path / "out.h5")
+
+
+def test_compressed_csv_is_text_too(tmp_path):
+    with gzip.open(tmp_path / "d.csv.gz", "wt") as file:
+        file.write("a\n1\n2\n")
+    convert_data(tmp_path / "d.csv.gz", tmp_path / "out.h5")
+    assert content(tmp_path / "out.h5")["a"].tolist() == [1, 2]

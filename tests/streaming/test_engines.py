@@ -1,0 +1,230 @@
+"""Workers of `tf.distribute`, real processes on loopback: the rows, the batches and the losses of one process."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+
+from kerasmem import H5ChunkSequence
+from kerasmem.cli import main as cli
+from kerasmem.streaming.engines import place_of, share_batches
+
+HERE = Path(__file__).parent
+ROWS, WIDTH, BATCH, EPOCHS = 768, 1024, 32, 2
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("engines") / "rows.h5"
+    x = np.random.default_rng(3).standard_normal((ROWS, WIDTH)).astype("f4") / 8
+    x[:, 0] = np.arange(ROWS) / 4096
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=x, chunks=(16, WIDTH))
+        file["y"] = x[:, :8].sum(axis=1).astype("f4")
+    return path
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def run_workers(path, folder, count, *tasks, devices=1, **settings):
+    """Return what each worker said of each task."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
+    workers = []
+    for index in range(count):
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "DEVICES": str(devices)}
+        if devices == 1:
+            environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+        command = [sys.executable, str(HERE / "engine_worker.py"), str(path), json.dumps(settings), *tasks]
+        # Files, as a worker that waits for its full pipe to be read keeps the others waiting too.
+        with (folder / f"out{index}").open("w") as out, (folder / f"err{index}").open("w") as errors:
+            workers.append(subprocess.Popen(command, env=environment, cwd=folder, stdout=out, stderr=errors))
+    try:
+        codes = [worker.wait(timeout=180) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert codes == [0] * count, (folder / "err0").read_text()[-3000:]
+    lines = [(folder / f"out{index}").read_text().splitlines() for index in range(count)]
+    return [{one["task"]: one for one in (json.loads(line) for line in out if "task" in line)} for out in lines]
+
+
+class Together(keras.utils.PyDataset):
+    """In one process, the batches of all workers, the k-th of each put together."""
+
+    def __init__(self, path, count):
+        super().__init__()
+        self.parts = [
+            H5ChunkSequence(path, batch_size=BATCH, memory_budget="1MB", shard=(index, count))
+            for index in range(count)
+        ]
+        self.epoch = -1
+
+    def __len__(self):
+        return len(self.parts[0])
+
+    def __getitem__(self, index):
+        batches = [part.batch(index, max(self.epoch, 0)) for part in self.parts]
+        return tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+
+    def on_epoch_begin(self):
+        self.epoch += 1
+
+
+def make_model():
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((WIDTH,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return model
+
+
+def rows_by_epoch(results, steps):
+    """Return for each epoch how often each row was trained on, over all workers."""
+    epochs = []
+    for epoch in range(EPOCHS):
+        batches = [batch for one in results for batch in one["trained"][epoch * steps : (epoch + 1) * steps]]
+        epochs.append(collections.Counter(row for batch in batches for row in batch))
+    return epochs
+
+
+def check_as_one_process(results, path, count):
+    steps = ROWS // BATCH // count
+    assert [result["shard"] for result in results] == [[index, count] for index in range(count)]
+    assert all(result["steps"] == steps and len(result["trained"]) == EPOCHS * steps for result in results)
+    assert {len(batch) for result in results for batch in result["trained"]} == {BATCH}, "batch_size is each worker's"
+    once = collections.Counter(range(ROWS))
+    assert rows_by_epoch(results, steps) == [once] * EPOCHS, "each row once an epoch"
+    # The last epoch's end included, at which Keras has begun another, of which it trains on nothing.
+    read = sum(result["bytes_read"][-1] for result in results)
+    assert read <= 1.05 * EPOCHS * os.path.getsize(path)
+
+    alone = make_model()
+    history = alone.fit(Together(path, count), epochs=EPOCHS, shuffle=False, verbose=0).history
+    for result in results:
+        assert result["history"]["loss"] == pytest.approx(history["loss"], rel=1e-5)
+        assert result["history"]["mae"] == pytest.approx(history["mae"], rel=1e-5)
+        for mine, wanted in zip(result["weights"], alone.weights, strict=True):
+            np.testing.assert_allclose(mine, wanted.numpy(), rtol=1e-4, atol=1e-6)
+    assert history["loss"][-1] < 0.9 * history["loss"][0], "it learns, so that equal losses say something"
+    return alone
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def said(path, folder):
+    """What each of two workers said."""
+    return run_workers(path, folder, 2, "fit", "evaluate", "steps", "loop", "unsharded", "refusals")
+
+
+@pytest.fixture(scope="module")
+def alone(said, path):
+    """The model that one process trained on what those two were given together."""
+    return check_as_one_process([one["fit"] for one in said], path, 2)
+
+
+class TestTwoWorkers:
+    def test_the_losses_rows_and_bytes_of_one_process(self, alone):
+        assert alone is not None
+
+    def test_evaluate_is_over_all_rows(self, said, alone, path):
+        data = H5ChunkSequence(path, batch_size=BATCH, shuffle=False)
+        wanted = alone.evaluate(data, verbose=0, return_dict=True)
+        for one in said:
+            assert one["evaluate"]["evaluated"]["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
+
+    def test_steps_per_epoch_goes_on(self, said):
+        for one in said:
+            batches = one["steps"]["trained"]
+            assert len(batches) == 4
+            assert len({row for batch in batches for row in batch}) == 4 * BATCH
+
+    def test_a_loop_of_ones_own(self, said):
+        seen = [row for one in said for batch in one["loop"]["trained"] for row in batch]
+        assert sorted(seen) == list(range(ROWS))
+
+    def test_without_shard_batches_are_global_and_a_warning_says_what_that_costs(self, said, alone, path):
+        results = [one["unsharded"] for one in said]
+        once = collections.Counter(range(ROWS))
+        assert rows_by_epoch(results, ROWS // BATCH) == [once] * EPOCHS
+        assert {len(batch) for result in results for batch in result["trained"]} == {BATCH // 2}
+        for result in results:
+            assert any("without shard every one of the 2 workers reads all rows" in text for text in result["warned"])
+            assert result["bytes_read"][0] >= 0.9 * ROWS * WIDTH * 4
+        with h5py.File(path) as file:
+            assert len(results[0]["predicted"]) == len(file["x"]), "predict, in file order"
+
+    def test_what_would_lose_or_repeat_rows_is_refused(self, said):
+        for index, one in enumerate(said):
+            shard, seed, predict, within = one["refusals"]["refused"]
+            assert f"this sequence has part 0 of 3, but the process is worker {index} of 2" in shard
+            assert "seed: None draws another seed in each of the 2 workers" in seed
+            assert "predict puts the results of all workers together" in predict
+            assert "give fit the H5ChunkSequence itself" in within
+
+    def test_each_worker_logs_its_memory_and_report_merges(self, said, folder):
+        logs = sorted(path.name for path in folder.glob("*.jsonl"))
+        assert logs == ["run.rank0.jsonl", "run.rank1.jsonl"]
+        result = CliRunner().invoke(cli, ["report", "--json", *(str(folder / name) for name in logs)])
+        assert result.exit_code == 0, result.output
+        (training,) = json.loads(result.stdout)["trainings"]
+        assert training["ranks"] == [0, 1]
+        assert training["missing_ranks"] == []
+        assert training["merged"]["rss_bytes"] > 0
+
+
+def test_four_workers(path, tmp_path):
+    said = run_workers(path, tmp_path, 4, "fit")
+    check_as_one_process([one["fit"] for one in said], path, 4)
+
+
+def test_one_process_with_two_devices(path, tmp_path):
+    (said,) = run_workers(path, tmp_path, 1, "fit", devices=2)
+    result, steps = said["fit"], ROWS // BATCH
+    assert (result["shard"], result["steps"]) == ([0, 1], steps)
+    assert collections.Counter(row for batch in result["trained"] for row in batch) == collections.Counter(
+        dict.fromkeys(range(ROWS), EPOCHS)
+    )
+    assert {len(batch) for batch in result["trained"]} == {BATCH // 2}, "the devices share each batch"
+    data = H5ChunkSequence(path, batch_size=BATCH, memory_budget="1MB")
+    history = make_model().fit(data, epochs=EPOCHS, verbose=0).history
+    assert result["history"]["loss"] == pytest.approx(history["loss"], rel=1e-5)
+
+
+def test_batches_are_shared_among_a_workers_devices():
+    x = tf.data.Dataset.range(11).batch(4)
+    pieces = [piece[0].tolist() for piece in share_batches(tf.data.Dataset.zip((x, x)), 2).as_numpy_iterator()]
+    assert pieces == [[0, 1], [2, 3], [4, 5], [6, 7], [8], [9, 10]]
+
+
+def test_place_of_no_strategy():
+    assert place_of(None) == place_of(tf.distribute.get_strategy()) == (0, 1)
+
+
+def test_the_number_of_a_shares_batches_is_not_told_to_tf_data(path):
+    with H5ChunkSequence(path, batch_size=BATCH, shard=(0, 2)) as data:
+        assert int(data.as_tf_dataset().cardinality()) == tf.data.UNKNOWN_CARDINALITY
+        assert sum(1 for _ in data.as_tf_dataset()) == len(data) == ROWS // BATCH // 2
