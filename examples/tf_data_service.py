@@ -51,9 +51,7 @@ def main() -> int:
         write_file(path, arguments.rows)
     service = tf.data.experimental.service
     # A reader that is silent for 3 s counts as dead, which is looked for every second; by default, every 10 minutes.
-    dispatcher = service.DispatchServer(
-        service.DispatcherConfig(worker_timeout_ms=3000, job_gc_check_interval_ms=1000)
-    )
+    dispatcher = service.DispatchServer(service.DispatcherConfig(worker_timeout_ms=3000, job_gc_check_interval_ms=1000))
     address = dispatcher.target.split("://")[1]
     readers = [start_reader(address) for _ in range(arguments.workers)]
     try:

@@ -155,3 +155,70 @@ def isolation() -> str:
         for way in found["ways"]
     )  # fmt: skip
     return table("way|>after 10 trials|>after 50|>grown a trial|>seconds a trial", rows)
+
+
+@part
+def recovery() -> str:
+    found = results("recovery")
+    kills, checkpoint, peers = found["kills"], found["checkpoint"], found["peers"]
+    worst = max(each["overhead_share"] for each in found["overhead"].values())
+    ragged = peers["ragged"]["error_of_the_update"]
+    backup = peers["backup"]
+    return prose(f"""
+Measured (`scripts/bench/recovery.py`): where nothing runs out, `kerasmem.fit` takes {100 * worst:.1f} % longer than
+`model.fit` at most; a checkpoint of {checkpoint["state_bytes"] / 1e6:.0f} MB takes
+{checkpoint["copy_milliseconds"]:.0f} ms to copy and {checkpoint["write_milliseconds"]:.0f} ms to write. Killed at
+{kills["kills"]} random points with a checkpoint every {kills["every"]} batches, {kills["bit_equal"]} of {kills["kills"]}
+runs ended with the same weights, bit for bit, and none lost more than {kills["most_batches_lost"]} batches; Keras's
+`BackupAndRestore` trained on {backup["steps_with_backup_and_restore"]} batches in place of
+{backup["steps_of_the_whole_run"]}. Where the last piece of a batch is smaller, the update is off by
+{ragged["kerasmem.fit"]:.0e} of its size, that of `gradient_accumulation_steps` by
+{ragged["gradient_accumulation_steps"]:.0e}.""")
+
+
+@part
+def recompute() -> str:
+    found = results("recompute")
+    summary, rows = found["summary"], found["rows"]
+    names = {"dense": "48 × Dense(1024), batch 4096", "resnet50": "ResNet50, 128², batch 16",
+             "transformer": "12-layer Transformer"}  # fmt: skip
+    first = []
+    for model, name in names.items():
+        for mode in ("graph", "xla"):
+            plain, ours = (summary[f"{model}/{mode}/float32/{way}"] for way in ("plain", "kerasmem/auto"))
+            first.append(
+                (name, mode, f"{plain['peak_mb']:,.0f}", f"{ours['peak_mb']:,.0f}", f"{ours['peak']:.2f}",
+                 f"{ours['above_start']:.2f}", f"{ours['activations']:.2f}", f"{ours['step_time']:.2f} ×")
+            )  # fmt: skip
+    second = []
+    for policy in ("float32", "mixed_bfloat16"):
+        plain = f"dense/graph/{policy}/plain"
+        if plain not in summary:
+            continue
+        for key, row in rows.items():
+            if key.startswith(f"dense/graph/{policy}/") and key in summary and ("kerasmem" in key or key == plain):
+                what = key.split("/")[-1].replace("plain", "none").replace("bad", "3, cut badly")
+                each = summary[key]
+                predicted = "" if each["predicted_mb"] is None else f"{each['predicted_mb']:,.0f}"
+                second.append(
+                    (policy, what, f"{each['above_start_mb']:,.0f}", predicted, f"{row['median_step_seconds']:.2f}")
+                )
+    failed = sorted(key.split("/")[0] + ", " + key.split("/")[1] for key, row in rows.items()
+                    if "RematScope" in key and "error" in row)  # fmt: skip
+    rival = next((f"`tf.recompute_grad` around each layer leaves {summary[key]['above_start']:.2f} of the peak at "
+                  f"{summary[key]['step_time']:.2f} × the time. " for key in summary if "recompute_grad" in key), "")  # fmt: skip
+    return "\n\n".join(
+        [
+            prose(
+                "Measured (`scripts/bench/recompute.py`, SGD, `segments=\"auto\"`, MB; *above start* is the peak less "
+                "what was in memory before the step, *activations* the peak less weights and gradients, both as shares "
+                "of the plain model's):"
+            ),
+            table("model|mode|>plain|>recomputed|>peak|>above start|>activations|>step time", first),
+            prose(
+                "The dense stack cut into more and more segments, peak above what is in memory before the step, in MB:"
+            ),
+            table("policy|segments|>measured|>predicted|>seconds a step", second),
+            prose(f"{rival}`keras.RematScope` fails in `fit` on TensorFlow ({'; '.join(failed)})."),
+        ]
+    )

@@ -219,7 +219,8 @@ def _verified(
     """Run real steps around what the estimator found."""
     minimum, maximum, step = sizes
     samples, steps, timeout = running
-    own = {name: value for name, value in options.items() if name not in ("replicas", "device")}
+    several = ("replicas", "parallel", "shard_optimizer", "layout")  # a step runs here as on one of them
+    own = {name: value for name, value in options.items() if name not in (*several, "device")}
     with request_for(model, batch_size=minimum, **own) as request:
 
         def try_size(size: int) -> Trial:

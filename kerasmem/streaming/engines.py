@@ -40,6 +40,7 @@ def attend(sequence: H5ChunkSequence, adapter: Any) -> None:
 
     def get_tf_dataset() -> Any:
         there, strategy = known(), _find_strategy(sys._getframe(1))
+        assert there is not None, "it is what calls"
         data = for_strategy(sequence, type(there).get_tf_dataset(there), strategy, look=there._get_iterator)
         model = _find_model(sys._getframe(1))
         if model is not None and place_of(strategy)[1] > 1:
@@ -192,7 +193,7 @@ def looked_at(look: Callable[[], Iterator[Any]], distributed: Any) -> Any:
     """
     import tensorflow as tf
 
-    class LookedAt(tf.distribute.DistributedDataset):  # type: ignore[misc]
+    class LookedAt(tf.distribute.DistributedDataset):
         """What `distributed` gives, but for the look."""
 
         @property

@@ -109,8 +109,8 @@ def scan_file(path: str, names: list[str], access: Access, look: Look | None = N
             size, tag = file.document.known.size, file.document.known.tag
             if tag is None:
                 warnings.warn(
-                    f"{shown(path)}: its store says neither which version it is (no ETag) nor when it was changed; that "
-                    "another file of the same length took its place would not be noticed, and no cache keeps it",
+                    f"{shown(path)}: its store says neither which version it is (no ETag) nor when it was changed; "
+                    "that another file of the same length took its place would not be noticed, and no cache keeps it",
                     stacklevel=2,
                 )
         else:

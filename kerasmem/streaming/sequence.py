@@ -73,8 +73,8 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
 
     Args:
         path: the HDF5 file, or a URL of one ("s3://bucket/train.h5", "gs://…", "https://…", whatever fsspec knows;
-            see `storage_options`); or a list of files, or a pattern ("data/part-*.h5"; part-2 comes before part-10), whose
-            rows are counted through in that order. Their datasets have to agree in row shape and type; chunks,
+            see `storage_options`); or a list of files, or a pattern ("data/part-*.h5"; part-2 comes before part-10),
+            whose rows are counted through in that order. Their datasets have to agree in row shape and type; chunks,
             filters and storage may differ. The number of rows is what it was when the sequence was made: whole
             chunks appended to a file later are left to the next sequence.
         x: dataset name for the features, such as "x" or "train/images"; or a list of names (several inputs;

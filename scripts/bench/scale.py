@@ -143,7 +143,9 @@ def find_peers(pythons: list[str]) -> tuple[dict[str, str], list[dict[str, Any]]
     found, missing = {}, []
     for peer, module in _PEERS.items():
         for python in [sys.executable, *pythons] if peer == "tf.data" else pythons:
-            if not subprocess.run([python, "-c", f"import {module}, h5py"], capture_output=True, check=False).returncode:
+            if not subprocess.run(
+                [python, "-c", f"import {module}, h5py"], capture_output=True, check=False
+            ).returncode:
                 found[peer] = python
                 break
         else:
@@ -163,7 +165,9 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         values = [max(row[key]) if isinstance(row[key], list) else row[key] for row in sizes]
         if len(values) > 1:
             value = max(values) / min(values)
-            lines.append({"what": f"{what}, largest over smallest of all file sizes", "value": value, "met": value < 1.2})
+            lines.append(
+                {"what": f"{what}, largest over smallest of all file sizes", "value": value, "met": value < 1.2}
+            )
     return lines
 
 
@@ -227,7 +231,9 @@ def say(row: dict[str, Any]) -> None:
         print(f"skipped {row['loader']}: {row['skipped']}", flush=True)
     elif row["part"] == "workers":
         rate, read = row["rows_per_second"], row["read_over_file"]
-        print(f"{row['loader']:>10}, {row['workers']} workers: {rate:12,.0f} rows/s, read {read:.3f} × file", flush=True)
+        print(
+            f"{row['loader']:>10}, {row['workers']} workers: {rate:12,.0f} rows/s, read {read:.3f} × file", flush=True
+        )
     else:
         size, each = row["file_bytes"] / 2**30, row["median_nanoseconds_per_row"]
         grown = max(row["grown_bytes"]) / 1e6

@@ -43,7 +43,7 @@ class FileServer:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     server.answer(self)
 
-            do_HEAD = do_GET  # noqa: N815
+            do_HEAD = do_GET
 
         self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True

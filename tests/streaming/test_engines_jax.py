@@ -17,7 +17,7 @@ ROWS, STEPS = 192, 12
 PYTHON = os.environ.get("KERASMEM_JAX_PYTHON", sys.executable)
 
 needs_jax = pytest.mark.skipif(
-    PYTHON == sys.executable and importlib.util.find_spec("jax") is None, reason="jax is not installed"
+    sys.executable == PYTHON and importlib.util.find_spec("jax") is None, reason="jax is not installed"
 )
 
 
@@ -33,7 +33,7 @@ def run_workers(path, folder, count, devices=1):
         with (folder / f"out{index}").open("w") as out, (folder / f"err{index}").open("w") as errors:
             workers.append(subprocess.Popen(command, env=environment, stdout=out, stderr=errors))
     try:
-        codes = [worker.wait(timeout=180) for worker in workers]
+        codes = [worker.wait(timeout=300) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

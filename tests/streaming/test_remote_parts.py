@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -23,7 +24,9 @@ from kerasmem.units import MIB
 
 
 class TestUrls:
-    @pytest.mark.parametrize("text", ["s3://b/k.h5", "gs://b/k", "https://h/a.h5", "simplecache::s3://b/k", "memory://x"])
+    @pytest.mark.parametrize(
+        "text", ["s3://b/k.h5", "gs://b/k", "https://h/a.h5", "simplecache::s3://b/k", "memory://x"]
+    )
     def test_urls(self, text):
         assert is_url(text)
 
@@ -108,7 +111,7 @@ class TestRanges:
                 for _ in range(chance.randrange(1, 12))
             ]
             ranges = sorted(join_extents(needs, gap=chance.randrange(9), most=chance.randrange(20, 200)))
-            assert all(one[1] <= other[0] for one, other in zip(ranges, ranges[1:], strict=False))
+            assert all(one[1] <= other[0] for one, other in itertools.pairwise(ranges))
             covered = {at for start, stop, _ in ranges for at in range(start, stop)}
             needed = {at for need in needs for start, size in need for at in range(start, start + size)}
             assert needed <= covered
@@ -249,5 +252,10 @@ class TestCache:
         assert not wrong
 
     def test_another_version_is_another_key(self):
-        keys = {cache_key("u", "e", 1, ""), cache_key("u", "f", 1, ""), cache_key("u", "e", 2, ""), cache_key("u", "e", 1, "o")}
+        keys = {
+            cache_key("u", "e", 1, ""),
+            cache_key("u", "f", 1, ""),
+            cache_key("u", "e", 2, ""),
+            cache_key("u", "e", 1, "o"),
+        }
         assert len(keys) == 4

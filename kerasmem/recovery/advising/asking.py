@@ -86,6 +86,8 @@ class Asker:
     def method_for(self, changes: Iterable[Change]) -> str:
         """Return the method that can answer for these changes."""
         made = {each.kind: each.value for each in changes}
+        if "replicas" in made and self.method in ("xla", "gpu-target"):
+            return "graph"  # Keras does not compile with XLA under tf.distribute
         if "jit_compile" in made:
             return "xla" if made["jit_compile"] else "graph"
         return "xla" if self.method == "gpu-target" and _TENSORFLOW_ONLY & set(made) else self.method

@@ -107,6 +107,6 @@ def _status(error: Any) -> int:
             return status
     for name in ("status", "code"):
         status = getattr(error, name, None)
-        if isinstance(status, int) and 400 <= status < 600:
-            return status
+        if isinstance(status, int):
+            return status if 400 <= status < 600 else 0
     return 0

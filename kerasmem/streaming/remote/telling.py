@@ -32,6 +32,6 @@ def advise_blocks(rows: int, row_bytes: float, blocks: int) -> str:
     if size >= _SMALL or blocks <= _FEW:
         return ""
     return (
-        f"a block is {rows:,} rows ({format_size(size)}), fetched by a request of its own, {blocks:,} an epoch; a larger "
-        "memory_budget makes blocks larger and requests fewer, up to the chunks of the file and beyond"
+        f"a block is {rows:,} rows ({format_size(size)}), fetched by a request of its own, {blocks:,} an epoch; a "
+        "larger memory_budget makes blocks larger and requests fewer, up to the chunks of the file and beyond"
     )
