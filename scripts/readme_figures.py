@@ -168,9 +168,9 @@ def recovery() -> str:
 Measured (`scripts/bench/recovery.py`): where nothing runs out, `kerasmem.fit` takes {100 * worst:.1f} % longer than
 `model.fit` at most; a checkpoint of {checkpoint["state_bytes"] / 1e6:.0f} MB takes
 {checkpoint["copy_milliseconds"]:.0f} ms to copy and {checkpoint["write_milliseconds"]:.0f} ms to write. Killed at
-{kills["kills"]} random points with a checkpoint every {kills["every"]} batches, {kills["bit_equal"]} of {kills["kills"]}
-runs ended with the same weights, bit for bit, and none lost more than {kills["most_batches_lost"]} batches; Keras's
-`BackupAndRestore` trained on {backup["steps_with_backup_and_restore"]} batches in place of
+{kills["kills"]} random points with a checkpoint every {kills["every"]} batches, {kills["bit_equal"]} of
+{kills["kills"]} runs ended with the same weights, bit for bit, and none lost more than
+{kills["most_batches_lost"]} batches; Keras's `BackupAndRestore` trained on {backup["steps_with_backup_and_restore"]} batches in place of
 {backup["steps_of_the_whole_run"]}. Where the last piece of a batch is smaller, the update is off by
 {ragged["kerasmem.fit"]:.0e} of its size, that of `gradient_accumulation_steps` by
 {ragged["gradient_accumulation_steps"]:.0e}.""")
@@ -202,24 +202,40 @@ def recompute() -> str:
                 predicted = "" if each["predicted_mb"] is None else f"{each['predicted_mb']:,.0f}"
                 seconds = f"{row['median_step_seconds']:.2f}" if policy == "float32" else "–"
                 second.append((policy, what, f"{each['above_start_mb']:,.0f}", predicted, seconds))
-    second.sort(key=lambda row: (row[0], row[1] != "none", not row[1].isdecimal(), int("0" + re.sub(r"\D", "", row[1]))))
+    second.sort(
+        key=lambda row: (row[0], row[1] != "none", not row[1].isdecimal(), int("0" + re.sub(r"\D", "", row[1])))
+    )
     failed = sorted(key.split("/")[0] + ", " + key.split("/")[1] for key, row in rows.items()
                     if "RematScope" in key and "error" in row)  # fmt: skip
-    rival = next((f"`tf.recompute_grad` around each layer leaves {summary[key]['above_start']:.2f} of the peak at "
-                  f"{summary[key]['step_time']:.2f} × the time. " for key in summary if "recompute_grad" in key), "")  # fmt: skip
+    rival = next(
+        f"`tf.recompute_grad` around each layer leaves {summary[key]['above_start']:.2f} of the peak at "
+        f"{summary[key]['step_time']:.2f} × the time. "
+        for key in summary
+        if "recompute_grad" in key
+    )
     return "\n\n".join(
         [
             prose(
-                "Measured (`scripts/bench/recompute.py`, SGD, `segments=\"auto\"`, MB; *above start* is the peak less "
+                'Measured (`scripts/bench/recompute.py`, SGD, `segments="auto"`, MB; *above start* is the peak less '
                 "what was in memory before the step, *activations* the peak less weights and gradients, both as shares "
                 "of the plain model's):"
             ),
             table("model|mode|>plain|>recomputed|>peak|>above start|>activations|>step time", first),
             prose(
-                "The dense stack in graph mode, cut into more and more segments: peak above what is in memory before the "
-                "step, in MB (steps in mixed_bfloat16 ran beside other work: no times):"
+                "The dense stack in graph mode, cut into more and more segments: peak above what is in memory before "
+                "the step, in MB (steps in mixed_bfloat16 ran beside other work: no times):"
             ),
             table("policy|segments|>measured|>predicted|>seconds a step", second),
             prose(f"{rival}`keras.RematScope` fails in `fit` on TensorFlow ({'; '.join(failed)})."),
         ]
     )
+
+
+@part
+def parallel() -> str:
+    found = results("parallel")["summary"]
+    flow, jax = found["tensorflow"], found["jax"]
+    return prose(f"""
+Compared with 2 and 4 processes on loopback (`scripts/bench/parallel.py`): median error {flow["median_percent"]:.1f} % on
+TensorFlow (worst {flow["worst_percent"]:.1f} %, goal 15; {flow["rows"]} rows, allocator peaks) and
+{jax["median_percent"]:.1f} % on JAX (worst {jax["worst_percent"]:.1f} %, {jax["rows"]} rows, resident memory).""")

@@ -114,7 +114,8 @@ def max_batch_size(
         ask, target.available_bytes, minimum=minimum, maximum=maximum, step=step,
         guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1, tolerance=0 if exact else TOLERANCE,
     )  # fmt: skip
-    largest, trials, notes = found.largest, (), list(_notes(found, vary, maximum))
+    largest, notes = found.largest, list(_notes(found, vary, maximum))
+    trials: tuple[Trial, ...] = ()
     if verify:
         largest, trials = _verified(
             model, target, found, (minimum, maximum, step), (samples, steps, timeout), options, str(device)

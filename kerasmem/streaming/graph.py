@@ -42,11 +42,11 @@ class Pieces:
     offsets: dict[str, np.ndarray]
 
 
-def make_graph_dataset(sequence: H5ChunkSequence, epochs: int) -> Any:
+def make_graph_dataset(sequence: Any, epochs: int) -> Any:
     """Return a `tf.data.Dataset` of a sequence's rows that needs no Python of this process.
 
     Args:
-        sequence: whose rows, in batches of its size.
+        sequence: an `H5ChunkSequence`, whose rows, in batches of its size.
         epochs: how often each row comes.
 
     Raises:
