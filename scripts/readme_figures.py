@@ -170,7 +170,8 @@ Measured (`scripts/bench/recovery.py`): where nothing runs out, `kerasmem.fit` t
 {checkpoint["copy_milliseconds"]:.0f} ms to copy and {checkpoint["write_milliseconds"]:.0f} ms to write. Killed at
 {kills["kills"]} random points with a checkpoint every {kills["every"]} batches, {kills["bit_equal"]} of
 {kills["kills"]} runs ended with the same weights, bit for bit, and none lost more than
-{kills["most_batches_lost"]} batches; Keras's `BackupAndRestore` trained on {backup["steps_with_backup_and_restore"]} batches in place of
+{kills["most_batches_lost"]} batches; Keras's `BackupAndRestore`
+trained on {backup["steps_with_backup_and_restore"]} batches in place of
 {backup["steps_of_the_whole_run"]}. Where the last piece of a batch is smaller, the update is off by
 {ragged["kerasmem.fit"]:.0e} of its size, that of `gradient_accumulation_steps` by
 {ragged["gradient_accumulation_steps"]:.0e}.""")
@@ -236,6 +237,6 @@ def parallel() -> str:
     found = results("parallel")["summary"]
     flow, jax = found["tensorflow"], found["jax"]
     return prose(f"""
-Compared with 2 and 4 processes on loopback (`scripts/bench/parallel.py`): median error {flow["median_percent"]:.1f} % on
-TensorFlow (worst {flow["worst_percent"]:.1f} %, goal 15; {flow["rows"]} rows, allocator peaks) and
-{jax["median_percent"]:.1f} % on JAX (worst {jax["worst_percent"]:.1f} %, {jax["rows"]} rows, resident memory).""")
+Compared with 2 and 4 processes on loopback (`scripts/bench/parallel.py`): median error
+{flow["median_percent"]:.1f} % on TensorFlow (worst {flow["worst_percent"]:.1f} %, goal 15; {flow["rows"]} rows, allocator
+peaks) and {jax["median_percent"]:.1f} % on JAX (worst {jax["worst_percent"]:.1f} %, {jax["rows"]} rows, resident memory).""")
