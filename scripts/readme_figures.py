@@ -236,7 +236,9 @@ def recompute() -> str:
 def parallel() -> str:
     found = results("parallel")["summary"]
     flow, jax = found["tensorflow"], found["jax"]
-    return prose(f"""
-Compared with 2 and 4 processes on loopback (`scripts/bench/parallel.py`): median error
-{flow["median_percent"]:.1f} % on TensorFlow (worst {flow["worst_percent"]:.1f} %, goal 15; {flow["rows"]} rows, allocator
-peaks) and {jax["median_percent"]:.1f} % on JAX (worst {jax["worst_percent"]:.1f} %, {jax["rows"]} rows, resident memory).""")
+    return prose(
+        "Compared with 2 and 4 processes on loopback (`scripts/bench/parallel.py`): median error "
+        f"{flow['median_percent']:.1f} % on TensorFlow (worst {flow['worst_percent']:.1f} %, goal 15; {flow['rows']} "
+        f"rows, allocator peaks) and {jax['median_percent']:.1f} % on JAX (worst {jax['worst_percent']:.1f} %, "
+        f"{jax['rows']} rows, resident memory)."
+    )

@@ -101,7 +101,7 @@ def test_another_model_version_machine_or_environment_is_another_question(folder
     "settings",
     [{"method": "formula"}, {"method": "probe"}, {"factory": "m:f"}, {"custom_objects": {"A": int}}, {"trust": True},
      {"input_shape": object()}],
-    ids=str,
+    ids=lambda options: "-".join(options),
 )  # fmt: skip
 def test_what_is_not_kept(folder, model_file, settings):
     assert cache_key(model_file, settings) is None

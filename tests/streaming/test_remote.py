@@ -131,7 +131,7 @@ class TestSameBatches:
             {"y": "x", "nan_policy": "error"},
             {"memory_budget": None},
         ],
-        ids=str,
+        ids=lambda settings: "-".join(settings),
     )
     def test_whatever_else_is_asked_for(self, web, folder, settings):
         equal(epochs(web.url("gzip.h5"), **settings), epochs(folder / "gzip.h5", **settings))
