@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 
 import pytest
 
@@ -34,6 +35,7 @@ def test_data_a_table_and_code(cli, tmp_path, monkeypatch):
     monkeypatch.delenv("KERASMEM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "net", raising=False)  # another test's
     importlib.import_module("net").build().save("net.keras")
     arguments = ("advise", "net.keras", "--device", "9MB", "--batch-size", 1024, "--method", "graph")
     result = cli(*arguments, "--json")

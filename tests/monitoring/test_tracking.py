@@ -22,7 +22,7 @@ def quiet(label):
 
 
 def threads():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kerasmem")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kerasmem track")]
 
 
 def hold(mebibytes, seconds=0.0):
