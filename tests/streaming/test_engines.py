@@ -15,10 +15,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from click.testing import CliRunner
 
 from kerasmem import H5ChunkSequence
-from kerasmem.cli import main as cli
 from kerasmem.streaming.engines import place_of, share_batches
 
 HERE = Path(__file__).parent
@@ -184,12 +182,12 @@ class TestTwoWorkers:
             assert "predict puts the results of all workers together" in predict
             assert "give fit the H5ChunkSequence itself" in within
 
-    def test_each_worker_logs_its_memory_and_report_merges(self, said, folder):
+    def test_each_worker_logs_its_memory_and_report_merges(self, said, folder, cli):
         logs = sorted(path.name for path in folder.glob("*.jsonl"))
         assert logs == ["run.rank0.jsonl", "run.rank1.jsonl"]
-        result = CliRunner().invoke(cli, ["report", "--json", *(str(folder / name) for name in logs)])
-        assert result.exit_code == 0, result.output
-        (training,) = json.loads(result.stdout)["trainings"]
+        result = cli("report", "--json", *(folder / name for name in logs))
+        assert result.code == 0, result.err
+        (training,) = json.loads(result.out)["trainings"]
         assert training["ranks"] == [0, 1]
         assert training["missing_ranks"] == []
         assert training["merged"]["rss_bytes"] > 0
