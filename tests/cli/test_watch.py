@@ -3,10 +3,13 @@
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -31,8 +34,9 @@ input()
 
 
 @pytest.fixture
-def training(tmp_path):
-    log = tmp_path / "run \x1b[31m.jsonl"
+def training():
+    folder = tempfile.mkdtemp(prefix="w")  # a short name, since long ones are shortened where they are shown
+    log = Path(folder) / "run \x1b[31m.jsonl"
     process = subprocess.Popen(
         [sys.executable, "-c", TRAIN, str(log)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -40,6 +44,7 @@ def training(tmp_path):
     yield process
     if process.poll() is None:
         process.communicate("\n", timeout=30)
+    shutil.rmtree(folder)
 
 
 def test_once_finds_the_process_and_how_far_it_is(cli, training):
