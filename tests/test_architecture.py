@@ -57,7 +57,7 @@ ONLY_IN = {
 }
 # Modules that a user reaches only through a public name that needs Keras anyway.
 KERAS_AT_THE_TOP = {
-    "front_fit/ordered.py", "front_fit/running.py",
+    "front_fit/callbacks.py", "front_fit/ordered.py", "front_fit/running.py",
     "monitoring/logger.py", "monitoring/profiling/callback.py", "streaming/resume.py", "streaming/sequence.py",
     "recovery/isolation/best.py", "models/recomputed.py",
 }  # fmt: skip

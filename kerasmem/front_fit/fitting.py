@@ -197,7 +197,7 @@ def finished(model: Any, source: Any, path: str) -> Any:
 
 def _finish(saved: Any, model: Any, history: Any, arguments: dict[str, Any]) -> None:
     """Save what training came to, with what callbacks did at its end."""
-    from kerasmem.front_fit.running import plain
+    from kerasmem.front_fit.callbacks import plain
     from kerasmem.recovery.fitting.state import read_state
 
     values = {name: [plain(each) for each in some] for name, some in history.history.items()}

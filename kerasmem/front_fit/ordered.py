@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import keras
 import numpy as np
 
+from kerasmem.front_fit.sources import CountedSource
 from kerasmem.streaming.place import Place
 from kerasmem.streaming.sequence import H5ChunkSequence
 
@@ -41,7 +41,7 @@ class _Ordered(keras.utils.PyDataset):
         self._dataset.on_epoch_end()
 
 
-class DatasetSource:
+class DatasetSource(CountedSource):
     """A PyDataset that gives the same batch for the same index.
 
     Args:
@@ -54,11 +54,9 @@ class DatasetSource:
     reads_skipped = False
 
     def __init__(self, dataset: Any, shuffle: bool, steps: int | None) -> None:
-        self._dataset, self._shuffle, self._steps = dataset, bool(shuffle), steps
+        super().__init__(steps)
+        self._dataset, self._shuffle = dataset, bool(shuffle)
         self._batches = dataset.num_batches
-        self.seed = random.getrandbits(32)
-        self._epoch = self._place = 0
-        self._first: int | None = None  # batches taken before Keras's epoch 0, where its epochs are not the data's
         self._order: tuple[int, np.ndarray] | None = None
         self.arguments = {"x": _Ordered(dataset, self), "shuffle": False}
 
@@ -71,10 +69,6 @@ class DatasetSource:
         """See `Source`."""
         return {"batches": self._batches, "shuffle": self._shuffle, "class": type(self._dataset).__qualname__}
 
-    def position(self, epoch: int, done: int, steps: int | None) -> dict[str, Any]:
-        """See `Source`."""
-        return {"seed": self.seed, "passed": epoch * self._steps + done + (self._first or 0) if self._steps else 0}
-
     def go_to(self, position: dict[str, Any], epoch: int, done: int) -> None:
         """See `Source`."""
         self.seed = int(position["seed"])
@@ -86,22 +80,6 @@ class DatasetSource:
             self._dataset.on_epoch_begin()
             self._dataset.on_epoch_end()
         self._epoch, self._place = epoch, done
-
-    def begin_epoch(self, epoch: int) -> None:
-        """See `Source`."""
-        if not self._steps:
-            self._place = self._place if epoch == self._epoch else 0
-            self._epoch = epoch
-        elif self._first is None:
-            self._first = -epoch * self._steps
-
-    def end_epoch(self, done: int, steps: int | None) -> None:
-        """See `Source`."""
-        if not self._steps:
-            self._place = 0
-
-    def seen(self, batch: Any) -> None:
-        """See `Source`."""
 
     def peek(self) -> Any:
         """See `Source`."""

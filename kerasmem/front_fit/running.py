@@ -1,4 +1,4 @@
-"""What Keras's `fit` calls in place of its own functions for a step, and what it calls between steps."""
+"""What Keras's `fit` calls in place of its own functions for a step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ModelError, UsageError
+from kerasmem.front_fit.callbacks import First, Last
 from kerasmem.front_fit.saving import Checkpoint
 from kerasmem.front_fit.sources import Source, StreamSource
 from kerasmem.recovery.fitting.batches import has_any_rows, row_count, without_optionals
@@ -53,7 +54,7 @@ class Run:
     ) -> None:
         self.model, self.isolated, self.source, self.checkpoint = model, isolated, source, checkpoint
         self.driver: Driver | None = None
-        self.first, self.last = _First(self), _Last(self)
+        self.first, self.last = First(self), Last(self)
         self.size: int | None = None  # rows of a piece, where known from an earlier run
         self.progress: Any = None  # told where training stands, before each step
         self._micro_batches, self._may_stay = micro_batches, may_stay
@@ -331,93 +332,3 @@ class _Function:
 
     def __call__(self, iterator: Any) -> Any:
         return self._function(iterator)
-
-
-class _First(keras.callbacks.Callback):
-    """Comes before the user's callbacks."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__()
-        self._run = run
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        run, model = self._run, self.model
-        run.begin(self.params or {})
-        if run.checkpoint is not None and run.checkpoint.point is not None:
-            model._initial_epoch = max(run.checkpoint.point.epoch, run.initial_epoch)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.model._initial_epoch = self._run.kept_epoch  # Keras would begin there in each later fit too
-        self._run.begin_epoch(epoch)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._run.end_epoch()
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self._run.begin_test()
-
-    def on_test_end(self, logs: Any = None) -> None:
-        self._run.end_test()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self._run.finish()
-
-
-class _Last(keras.callbacks.Callback):
-    """Comes after the user's callbacks: saves what they have left."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__()
-        self._run = run
-        self.epoch = self.done = self._unsaved = 0
-        self.history: dict[str, list[Any]] = {}
-        self.epochs: list[int] = []
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.epoch, self.done = epoch, 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        checkpoint, done = self._run.checkpoint, batch + 1
-        if checkpoint is None or self._run.driver is None or done <= self._run.skipped:
-            return
-        self._unsaved += done - max(self.done, self._run.skipped)
-        self.done = done
-        if self._unsaved >= checkpoint.every and done != self._steps():  # the epoch's end is saved anyway
-            self.save(self.epoch, done, logs or {})
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        for name, value in (logs or {}).items():
-            self.history.setdefault(name, []).append(value)
-        self.epochs.append(epoch)
-        source = self._run.source
-        if source is not None:
-            source.end_epoch(self.done, self._steps())
-        if self._run.checkpoint is not None and self._run.driver is not None:
-            self.save(epoch + 1, 0, {})
-
-    def _steps(self) -> int | None:
-        return (self.params or {}).get("steps")
-
-    def save(self, epoch: int, done: int, logs: Mapping[str, Any]) -> None:
-        """Write where training stands."""
-        run = self._run
-        assert run.checkpoint is not None and run.driver is not None
-        self._unsaved = 0
-        size = run.driver.size
-        before = run.checkpoint.more
-        more = {
-            "history": {
-                name: [*before.get("history", {}).get(name, []), *map(plain, self.history.get(name, []))]
-                for name in {**before.get("history", {}), **self.history}
-            },
-            "epochs": [*before.get("epochs", []), *self.epochs],
-            "size": size,
-            "done": False,
-        }
-        run.checkpoint.write(run.driver.keep(), epoch=epoch, done=done, steps=self._steps(), logs=logs, more=more)
-
-
-def plain(value: Any) -> Any:
-    """Return a number, or lists of them, as JSON has it."""
-    array = np.asarray(value)
-    return array.item() if array.ndim == 0 else array.tolist()

@@ -47,7 +47,37 @@ class Source(Protocol):
         """Return a batch, for its shapes, where no more are to be trained on."""
 
 
-class ArraySource:
+class CountedSource:
+    """Data whose batches are counted from its own beginning, as Keras's epochs need not be the data's."""
+
+    def __init__(self, steps: int | None) -> None:
+        self._steps = steps
+        self.seed = random.getrandbits(32)  # follows keras.utils.set_random_seed
+        self._epoch = self._place = 0
+        self._first: int | None = None  # batches taken before Keras's epoch 0, where its epochs are not the data's
+
+    def position(self, epoch: int, done: int, steps: int | None) -> dict[str, Any]:
+        """See `Source`."""
+        return {"seed": self.seed, "passed": epoch * self._steps + done + (self._first or 0) if self._steps else 0}
+
+    def begin_epoch(self, epoch: int) -> None:
+        """See `Source`."""
+        if not self._steps:
+            self._place = self._place if epoch == self._epoch else 0
+            self._epoch = epoch
+        elif self._first is None:
+            self._first = -epoch * self._steps
+
+    def end_epoch(self, done: int, steps: int | None) -> None:
+        """See `Source`."""
+        if not self._steps:
+            self._place = 0
+
+    def seen(self, batch: Any) -> None:
+        """See `Source`."""
+
+
+class ArraySource(CountedSource):
     """Arrays in memory, in an order that depends on the seed and the epoch alone.
 
     Args:
@@ -74,21 +104,14 @@ class ArraySource:
                 raise UsageError(f"x, y: arrays of {self._rows} and {len(leaf)} rows; they must have as many")
         self._batch_size = batch_size or (-(-self._rows // steps) if steps else 32)
         self._shuffle = shuffle
-        self._steps = steps
+        super().__init__(steps)
         self._batches = -(-self._rows // self._batch_size)
-        self.seed = random.getrandbits(32)  # follows keras.utils.set_random_seed
-        self._epoch = self._place = 0
-        self._first: int | None = None  # batches taken before Keras's epoch 0, where its epochs are not the data's
         self._digest = _digest(leaves)
         self.arguments = {"x": self._dataset(parts), "shuffle": False}
 
     def describe(self) -> dict[str, Any]:
         """See `Source`."""
         return {"rows": self._rows, "batch_size": self._batch_size, "shuffle": str(self._shuffle), "data": self._digest}
-
-    def position(self, epoch: int, done: int, steps: int | None) -> dict[str, Any]:
-        """See `Source`."""
-        return {"seed": self.seed, "passed": epoch * self._steps + done + (self._first or 0) if self._steps else 0}
 
     def go_to(self, position: dict[str, Any], epoch: int, done: int) -> None:
         """See `Source`."""
@@ -99,22 +122,6 @@ class ArraySource:
             self._first = passed - epoch * self._steps - done
         else:
             self._epoch, self._place = epoch, done
-
-    def begin_epoch(self, epoch: int) -> None:
-        """See `Source`."""
-        if not self._steps:
-            self._place = self._place if epoch == self._epoch else 0
-            self._epoch = epoch
-        elif self._first is None:
-            self._first = -epoch * self._steps
-
-    def end_epoch(self, done: int, steps: int | None) -> None:
-        """See `Source`."""
-        if not self._steps:
-            self._place = 0
-
-    def seen(self, batch: Any) -> None:
-        """See `Source`."""
 
     def peek(self) -> Any:
         """See `Source`."""

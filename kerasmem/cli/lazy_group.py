@@ -1,0 +1,46 @@
+"""A group of commands of which each is imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is used, so that help stays instant.
+
+    Args:
+        modules: command → (module under kerasmem.cli, the line that the group's help shows), in the order of that.
+        **options: as for `click.Group`.
+    """
+
+    def __init__(self, *, modules: Mapping[str, tuple[str, str]], **options: Any) -> None:
+        super().__init__(**options)
+        self._modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order in which a user meets them."""
+        return list(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command."""
+        if cmd_name not in self._modules:
+            return None
+        command: click.Command = importlib.import_module(f"kerasmem.cli.{self._modules[cmd_name][0]}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self._modules.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command named, or fail with the names there are."""
+        if args and args[0] not in self._modules and not args[0].startswith("-"):
+            ctx.fail(f"no command {args[0]!r}; there are: {', '.join(self._modules)}")
+        return super().resolve_command(ctx, args)
