@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,9 @@ WAYS = {
     "csv": ("x.csv", {"columns": {"x": "*"}}),
     "hdf5": ("x.h5", {"shuffle": True, "compression": "gzip:1"}),
 }
+
+# What threads have of their own differs by the machine: a stack and a heap each, and as many as there are processors.
+SAME_EVERYWHERE = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "2"}
 
 CODE = """
 import json, resource, sys
@@ -49,6 +53,11 @@ for name, (source, settings) in ways.items():
 """
 
 
+def _same_everywhere():
+    resource.setrlimit(resource.RLIMIT_STACK, (MIB, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+
+
 @pytest.mark.parametrize("rows", [pytest.param(150_000, id="300 MB")])
 def test_memory_is_bounded(tmp_path, rows):
     import h5py
@@ -72,7 +81,8 @@ def test_memory_is_bounded(tmp_path, rows):
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "PYTHONPATH": str(root), "ARROW_DEFAULT_MEMORY_POOL": "system"},
+        env={**os.environ, "PYTHONPATH": str(root), **SAME_EVERYWHERE},
+        preexec_fn=_same_everywhere,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
