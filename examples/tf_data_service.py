@@ -1,6 +1,6 @@
 """Train from a file that several reader processes serve, by the tf.data service.
 
-    python examples/tf_data_service.py [--workers 2] [--rows 40000] [--file FILE]
+    python examples/tf_data_service.py [--workers 2] [--rows 40000] [--file FILE] [--kill]
 
 Where one process cannot read, decode or preprocess as fast as training goes, others read for it. The script writes an
 HDF5 file, starts a dispatcher and reader processes on this machine, and trains one epoch on what they send. On other
@@ -8,8 +8,9 @@ machines, with the file at the same path, a reader is started by the same line:
 
     python examples/tf_data_service.py --serve HOST:PORT --own HOST:PORT
 
-Every row comes exactly once. Of a reader that dies TensorFlow promises no more than that its rows come at most once;
-the epoch may then wait for it until the dispatcher counts it as dead.
+Every row comes exactly once. Of a reader that dies the service promises that its rows come at most once: what it had
+read and not yet sent is lost, and nothing is repeated. Training waits for a reader with the same address, however
+long that takes, so something has to start it again; here a thread does. `--kill` kills a reader in the epoch's middle.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -46,10 +49,9 @@ def main() -> int:
     if not path.exists():
         write_file(path, arguments.rows)
     service = tf.data.experimental.service
-    # A reader that is silent for 3 s counts as dead, which is looked for every second; by default, every 10 minutes.
-    dispatcher = service.DispatchServer(service.DispatcherConfig(worker_timeout_ms=3000, job_gc_check_interval_ms=1000))
+    dispatcher = service.DispatchServer()
     address = dispatcher.target.split("://")[1]
-    readers = [start_reader(address) for _ in range(arguments.workers)]
+    readers = [Reader(address) for _ in range(arguments.workers)]
     try:
         columns = {"features": "features", "row": "row"}
         settings = {"batch_size": BATCH, "dtype": {"row": "stored"}, "memory_budget": "8MB"}
@@ -61,29 +63,54 @@ def main() -> int:
 
         model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(10, activation="softmax")])
         model.compile("adam", "sparse_categorical_crossentropy")
-        times, started = np.zeros(rows, int), time.perf_counter()
+        times, killed, started = np.zeros(rows, int), False, time.perf_counter()
         for inputs, labels in served:
             model.train_on_batch(inputs["features"], labels)
             times[inputs["row"].numpy()] += 1
+            if arguments.kill and not killed and times.sum() > rows // 3:
+                readers[0].process.kill()
+                killed = True
         seconds = time.perf_counter() - started
         print(f"{arguments.workers} readers, {rows:,} rows in {seconds:.1f} s")
+        if killed:
+            print("one was killed, and started again at its address")
         print(f"once {np.sum(times == 1):,}, never {np.sum(times == 0):,}, more than once {np.sum(times > 1):,}")
         return 0
     finally:
         for reader in readers:
-            reader.kill()
-            reader.wait()
+            reader.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def start_reader(dispatcher: str) -> subprocess.Popen:
-    """Start a reader process on this machine; return when it is ready."""
-    command = [sys.executable, __file__, "--serve", dispatcher]
-    reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert reader.stdout is not None
-    if "serving" not in reader.stdout.readline():
-        raise RuntimeError("a reader did not start")
-    return reader
+class Reader:
+    """A reader process on this machine, started again at the same address whenever it ends."""
+
+    def __init__(self, dispatcher: str) -> None:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            own = f"localhost:{free.getsockname()[1]}"
+        self._command = [sys.executable, __file__, "--serve", dispatcher, "--own", own]
+        self._stopped = threading.Event()
+        self.process = self._start()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _start(self) -> subprocess.Popen:
+        process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        if "serving" not in process.stdout.readline():
+            raise RuntimeError("a reader did not start")
+        return process
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(0.2):
+            if self.process.poll() is not None:
+                self.process = self._start()
+
+    def stop(self) -> None:
+        """End it for good."""
+        self._stopped.set()
+        self.process.kill()
+        self.process.wait()
 
 
 def serve(dispatcher: str, own: str | None) -> int:
@@ -91,7 +118,6 @@ def serve(dispatcher: str, own: str | None) -> int:
     import tensorflow as tf
 
     service = tf.data.experimental.service
-    # Beat often, so that the dispatcher soon knows of one that died.
     settings = {"heartbeat_interval_ms": 500, "dispatcher_timeout_ms": 60_000}
     if own:
         settings.update(worker_address=own, port=int(own.rsplit(":", 1)[1]))
@@ -121,6 +147,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="reader processes (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=40_000, help="rows of the file (default: %(default)s)")
     parser.add_argument("--file", help="read this file, written by an earlier run, or write it there")
+    parser.add_argument("--kill", action="store_true", help="kill a reader in the middle")
     parser.add_argument("--serve", metavar="HOST:PORT", help="be a reader, for the dispatcher there")
     parser.add_argument("--own", metavar="HOST:PORT", help="the reader's address, as the others reach it")
     return parser.parse_args()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,12 +14,15 @@ import keras
 import numpy as np
 
 from kerasmem.errors import DataError, UsageError
+from kerasmem.streaming.agreement import agree
+from kerasmem.streaming.engines import place_of
 from kerasmem.streaming.layout import shown
 from kerasmem.streaming.place import Place
 from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.streaming.settings import read_flag, read_path, read_whole
 
 FORMAT_VERSION = 1
+BEFORE = ".before"  # the file before the last, where there are several workers
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class SavedPoint:
     format_version: int = FORMAT_VERSION
     more: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def key(self) -> int:
+        """A number above 0, the larger the later in training."""
+        return (self.epoch << 32) + self.batch + 1
+
 
 class ResumeTraining(keras.callbacks.Callback):
     """Save training every few batches, and go on with the very next batch when the script is started again.
@@ -61,6 +70,10 @@ class ResumeTraining(keras.callbacks.Callback):
     `transform`. In the epoch that is gone on with, the batches trained on before are counted once more, in no
     time and with the last known logs, so that numbers of batches, progress bar and `steps_per_epoch` are right.
 
+    Under `tf.distribute.MultiWorkerMirroredStrategy` each worker saves its own file, and keeps the one before as
+    well (`PATH.before`): a worker may die before it has saved what another one has. Started again, all of them go
+    on from the last point that every one has, so all have to be started again, as TensorFlow wants it anyhow.
+
     Args:
         path: where to save; one file for each worker.
         sequence: the sequence given to `fit`, itself or through `as_tf_dataset()`, made with the settings of the
@@ -71,7 +84,7 @@ class ResumeTraining(keras.callbacks.Callback):
 
     Raises:
         UsageError: settings, `steps_per_epoch` or the model differ from what was saved, the model is not built,
-            or another backend than TensorFlow is in use.
+            workers have no point in common, or another backend than TensorFlow is in use.
         DataError: the file cannot be read.
 
     Example:
@@ -112,8 +125,9 @@ class ResumeTraining(keras.callbacks.Callback):
         self._given_initial_epoch = self.model._initial_epoch
         _Skip.remove(self.model)
         self._skipped = self._done = self._unsaved = 0
-        if os.path.exists(self.path):
-            self._restore(*read_point(self.path))
+        path = self._file_to_restore()
+        if path is not None:
+            self._restore(*read_point(path))
         self._place.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -141,8 +155,18 @@ class ResumeTraining(keras.callbacks.Callback):
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Remove the file, unless it is to be kept."""
         self.model._initial_epoch = self._given_initial_epoch
-        if not self.keep and os.path.exists(self.path):
-            os.unlink(self.path)
+        for path in () if self.keep else self._files():
+            os.unlink(path)
+
+    def _files(self) -> list[str]:
+        return [path for path in (self.path, self.path + BEFORE) if os.path.exists(path)]
+
+    def _file_to_restore(self) -> str | None:
+        strategy, files = self.model.distribute_strategy, self._files()
+        if place_of(strategy)[1] == 1:
+            return self.path if self.path in files else None
+        keys = {read_record(path).key: path for path in files}
+        return keys.get(agree(strategy, list(keys), self.path))
 
     def _steps(self) -> int | None:
         return (self.params or {}).get("steps")
@@ -163,7 +187,7 @@ class ResumeTraining(keras.callbacks.Callback):
                 group: [[array.dtype.name, list(array.shape)] for array in some] for group, some in arrays.items()
             },
         )
-        write_point(self.path, point, arrays)
+        write_point(self.path, point, arrays, keep_before=place_of(self.model.distribute_strategy)[1] > 1)
 
     def _restore(self, point: SavedPoint, arrays: dict[str, list[np.ndarray]]) -> None:
         at_once = self.model.steps_per_execution
@@ -220,8 +244,10 @@ class _Skip:
             model.train_function = model.train_function._train_function
 
 
-def write_point(path: str, point: SavedPoint, arrays: Mapping[str, list[np.ndarray]]) -> None:
-    """Write a point so that at any moment there is a whole file, this one or the one before."""
+def write_point(
+    path: str, point: SavedPoint, arrays: Mapping[str, list[np.ndarray]], *, keep_before: bool = False
+) -> None:
+    """Write a point so that at any moment there is a whole file, this one or the one before, or both."""
     content = {"point": np.frombuffer(json.dumps(asdict(point)).encode(), np.uint8)}
     for group, some in arrays.items():
         for number, array in enumerate(some):  # as bytes: NumPy's files know no bfloat16
@@ -231,6 +257,8 @@ def write_point(path: str, point: SavedPoint, arrays: Mapping[str, list[np.ndarr
         np.savez(file, allow_pickle=False, **content)
         file.flush()
         os.fsync(file.fileno())
+    if keep_before and os.path.exists(path):
+        os.replace(path, path + BEFORE)
     os.replace(path + ".part", path)
     folder = os.open(os.path.dirname(path), os.O_RDONLY)
     try:
@@ -245,6 +273,25 @@ def read_point(path: str) -> tuple[SavedPoint, dict[str, list[np.ndarray]]]:
     Raises:
         DataError: the file is none of that kind, or damaged.
     """
+    with _opened(path) as (point, content):
+        return point, {
+            group: [content[f"{group}{number}"] for number in range(len(some))]
+            for group, some in point.variables.items()
+        }
+
+
+def read_record(path: str) -> SavedPoint:
+    """Return what `write_point` wrote, without the arrays.
+
+    Raises:
+        DataError: the file is none of that kind, or damaged.
+    """
+    with _opened(path) as (point, _):
+        return point
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[SavedPoint, Mapping[str, np.ndarray]]]:
     try:
         with np.load(path, allow_pickle=False) as content:
             record = json.loads(content["point"].tobytes())
@@ -253,17 +300,12 @@ def read_point(path: str) -> tuple[SavedPoint, dict[str, list[np.ndarray]]]:
                     f"{shown(path)}: format_version {record.get('format_version')!r} is not known here; resume with "
                     "the version of kerasmem that saved it, or delete the file to start over"
                 )
-            point = SavedPoint(**record)
-            arrays = {
-                group: [content[f"{group}{number}"] for number in range(len(some))]
-                for group, some in point.variables.items()
-            }
+            yield SavedPoint(**record), content
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{shown(path)}: not a file that ResumeTraining saved, or a damaged one ({type(error).__name__}); "
             "delete it to start over"
         ) from error
-    return point, arrays
 
 
 def _variables(model: Any) -> dict[str, list[Any]]:

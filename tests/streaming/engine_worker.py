@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import warnings
 
@@ -17,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasmem import H5ChunkSequence, MemoryLogger
+from kerasmem import H5ChunkSequence, MemoryLogger, ResumeTraining
 from kerasmem.errors import UsageError
 
 EPOCHS = 2
@@ -73,14 +74,14 @@ def main(file, settings, *tasks):
         with strategy.scope():
             return H5ChunkSequence(file, **{**given, **changes})
 
-    def fit(callbacks=(), **changes):
+    def fit(callbacks=(), make_callbacks=lambda data: [], **changes):
         data = stream(**changes)
         width = data.layout.datasets[0].row_shape[0]
         with strategy.scope():
             model = make_model(width)
         trained.clear()
         read = Bytes(data)
-        history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[read, *callbacks])
+        history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[read, *callbacks, *make_callbacks(data)])
         return model, {
             "shard": data.shard,
             "steps": len(data),
@@ -109,9 +110,26 @@ def main(file, settings, *tasks):
             result["predicted"] = model.predict(ordered, verbose=0)[:, 0].tolist()
         elif task == "loop":
             result = {"trained": loop(strategy, stream())}
+        elif task == "resumed":
+            result = resumed(fit)
         elif task == "refusals":
             result = {"refused": [refusal(model, stream, **case) for case in REFUSED]}
         print(json.dumps({"task": task, **result}), flush=True)
+
+
+def resumed(fit):
+    """Train with a `ResumeTraining`; worker 1 kills itself at the batch that KILL_AT names, if it does."""
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+
+    class Kill(keras.callbacks.Callback):
+        seen = 0
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.seen += 1
+            if index == 1 and self.seen == int(os.environ.get("KILL_AT", 0)):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return fit(make_callbacks=lambda data: [Kill(), ResumeTraining(f"worker{index}.resume", data, every=3)])[1]
 
 
 def loop(strategy, stream):
