@@ -252,46 +252,45 @@ def remote() -> str:
          f"{row['requests']:,.0f}", f"{row['read_amplification']:.3f}")
         for row in found["summary"] if "cache filled" not in row["way"]
     ]  # fmt: skip
-    settings = found["settings"]
-    return table("link|way|order|>of the link|>requests|>read / file", rows) + "\n\n" + prose(
-        f"(`scripts/bench/remote.py`: a file of {settings['file_bytes'] / 1e6:.0f} MB behind a server on loopback that "
-        "answers after 20 ms and sends no faster than the link; one epoch, opening included, goal 80 %.)"
+    megabytes = found["settings"]["file_bytes"] / 1e6
+    said = prose(
+        f"(`scripts/bench/remote.py`: a file of {megabytes:.0f} MB behind a server on loopback that answers after "
+        "20 ms and sends no faster than the link; one epoch, opening included, goal 80 %.)"
     )
+    return f"{table('link|way|order|>of the link|>requests|>read / file', rows)}\n\n{said}"
 
 
 @part
 def scale() -> str:
     found = results("scale")
-    ours, peers, workers = {}, {}, {}
+    sizes, workers = {}, []
     for row in found["rows"]:
-        if "skipped" in row:
-            continue
-        if row["part"] == "workers":
-            workers[row["loader"], row["workers"]] = row
-        elif row["loader"] == "kerasmem":
-            ours[row["file_bytes"]] = row
-        else:
-            peers[row["file_bytes"], row["loader"]] = row
+        if row["part"] == "workers" and row["loader"] == "kerasmem":
+            workers.append(row)
+        elif row["part"] == "sizes" and "skipped" not in row:
+            sizes[row["file_bytes"], row["state"], row["loader"]] = row
     rows = [
-        (f"{size / 2**30:.0f} GiB", f"{row['median_nanoseconds_per_row']:,.0f} ns",
-         f"{max(row['grown_bytes']) / 1e6:,.0f} MB", f"{row['bytes_read'][-1] / size:.3f}",
-         *(f"{peers[size, name]['median_nanoseconds_per_row']:,.0f} ns" if (size, name) in peers else "–"
-           for name in ("h5py", "grain", "tf.data")))
-        for size, row in sorted(ours.items())
+        (f"{size / 2**30:.0f} GiB", state, f"{row['median_nanoseconds_per_row']:,.0f} ns",
+         f"{max(row['grown_bytes']) / 1e6:,.0f} MB" if state == "cold" else "", f"{row['bytes_read'][-1] / size:.3f}",
+         *(f"{sizes[size, state, name]['median_nanoseconds_per_row']:,.0f} ns"
+           if (size, state, name) in sizes else "–" for name in ("h5py", "grain", "tf.data")))
+        for (size, state, loader), row in sorted(sizes.items(), key=lambda item: (item[0][1], item[0][0]))
+        if loader == "kerasmem"
     ]  # fmt: skip
-    share = [
-        f"{count} {'worker' if count == 1 else 'workers'} {row['rows_per_second'] / 1e6:.1f} million rows a second, "
-        f"{row['read_over_file']:.3f} × the file read"
-        for (loader, count), row in sorted(workers.items()) if loader == "kerasmem"
-    ]  # fmt: skip
+    together = "; ".join(
+        f"{row['workers']} {'worker' if row['workers'] == 1 else 'workers'} deliver "
+        f"{row['rows_per_second'] / 1e6:.1f} million rows a second and read {row['read_over_file']:.3f} × the file"
+        for row in workers
+    )
     return "\n\n".join(
         [
             prose(
                 "Time a row and memory by the size of the file (`scripts/bench/scale.py`: one process, rows of 3 KB, "
-                "`memory_budget` 128 MB, shuffled; h5py's slices in file order, grain and tf.data in shuffled blocks, "
-                "each broken off after some seconds):"
+                "`memory_budget` 128 MB, shuffled, from the disk and from the page cache; beside it h5py's slices in "
+                "file order, and grain and tf.data in shuffled blocks, each broken off after "
+                f"{found['settings']['seconds']:.0f} s):"
             ),
-            table("file|>time a row|>memory|>read / file|>h5py, in order|>grain|>tf.data", rows),
-            prose(f"Together, on 2 cores: {'; '.join(share)}."),
+            table("file||>time a row|>memory|>read / file|>h5py, in order|>grain|>tf.data", rows),
+            prose(f"On 2 cores, from the page cache: {together}."),
         ]
     )

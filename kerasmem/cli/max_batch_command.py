@@ -14,6 +14,7 @@ from kerasmem.cli.model_options import (
     json_option,
     method_option,
     model_options,
+    timeout_option,
 )
 from kerasmem.errors import UsageError
 
@@ -49,14 +50,7 @@ VERIFYING = ("verify", "margin", "samples", "steps", "timeout")
     click.option("--margin", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Share to keep free."),
     click.option("--samples", type=click.IntRange(min=1), help="Samples of the data: sets the last, smaller batch."),
     click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps of each try."),
-    click.option(
-        "--timeout",
-        type=click.FloatRange(min=0, min_open=True),
-        default=600,
-        show_default=True,
-        metavar="SECONDS",
-        help="For each try.",
-    ),
+    timeout_option,
     method_option,
     cache_option,
     output=(json_option,),

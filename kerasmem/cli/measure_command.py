@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.model_options import call_arguments, check_options, model_options, show_report
+from kerasmem.cli.model_options import call_arguments, check_options, model_options, show_report, timeout_option
 
 EXAMPLES = """\b
 Examples:
@@ -22,14 +22,7 @@ Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or tim
 @click.command("measure", epilog=EXAMPLES)
 @model_options(
     click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Steps to measure."),
-    click.option(
-        "--timeout",
-        type=click.FloatRange(min=0, min_open=True),
-        default=600,
-        show_default=True,
-        metavar="SECONDS",
-        help="Give up after so long.",
-    ),
+    timeout_option,
 )
 def command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
     """Train MODEL for some steps in a process of its own and say what memory they took.

@@ -31,6 +31,15 @@ cache_option: Decorator = click.option(
     "--no-cache", is_flag=True, help="Compute anew what was answered before (KERASMEM_CACHE=off: always)."
 )
 
+timeout_option: Decorator = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give up real steps after so long.",
+)
+
 _MODEL: tuple[Decorator, ...] = (
     click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Samples in a batch."),
     click.option("--device", help="A card (t4, a100-40, …: `kerasmem devices`) or a size (16GB): adds the verdict."),

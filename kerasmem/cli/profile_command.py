@@ -15,6 +15,7 @@ from kerasmem.cli.model_options import (
     check_options,
     json_option,
     model_options,
+    timeout_option,
 )
 from kerasmem.errors import UsageError
 
@@ -35,14 +36,7 @@ _LARGEST = 25  # layers that are listed, where no other number is asked for
 @click.command("profile", epilog=EXAMPLES)
 @model_options(
     click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps to record."),
-    click.option(
-        "--timeout",
-        type=click.FloatRange(min=0, min_open=True),
-        default=600,
-        show_default=True,
-        metavar="SECONDS",
-        help="Give up after so long.",
-    ),
+    timeout_option,
     click.option("--compare/--no-compare", default=True, show_default=True, help="Show the estimate beside it."),
     cache_option,
     output=(

@@ -30,6 +30,7 @@ _LEAST_AHEAD = 2  # batches, room for which is kept whether or not workers prepa
 _ORDER_BYTES = 24  # a block's number, its size and the sum of the sizes before it
 _MOST_ORDER = 4 * GIB
 _MOST_THREADS = 16  # that read and unpack
+_WAITING_THREADS = 8  # that only read
 _USUAL_THREADS = 4
 _IN_ORDER_BYTES = 32 * MIB  # of a window in file order with nothing to unpack; larger ones gain nothing
 _WINDOWS = 2  # the one being delivered, and the one being filled
@@ -69,9 +70,14 @@ class MemoryPlan:
 
     @property
     def threads(self) -> int:
-        """Threads that read: one a core that this process may use, as far as their buffers are paid for."""
-        paid = self.scratch_bytes // self.thread_bytes if self.thread_bytes else _MOST_THREADS
-        return max(1, min(_cores(), paid, _MOST_THREADS))
+        """Threads that read: one a core that this process may use, as far as their buffers are paid for.
+
+        Where rows are read as they lie in the file, threads need no buffers and do little but wait for the disk, which
+        is faster the more it is asked for at a time: then there are more.
+        """
+        if not self.thread_bytes:
+            return min(max(_cores(), _WAITING_THREADS), _MOST_THREADS)
+        return max(1, min(_cores(), self.scratch_bytes // self.thread_bytes, _MOST_THREADS))
 
 
 def plan_memory(

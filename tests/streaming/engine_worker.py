@@ -118,13 +118,13 @@ def main(file, settings, *tasks):
 
 
 def resumed(fit):
-    """Train with a `ResumeTraining`; worker 1 kills itself at the batch that KILL_AT names, if it does."""
+    """Train with a `ResumeTraining`; worker 1 kills itself after the batch KILL_AT, before that is saved."""
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 
     class Kill(keras.callbacks.Callback):
         seen = 0
 
-        def on_train_batch_begin(self, batch, logs=None):
+        def on_train_batch_end(self, batch, logs=None):
             self.seen += 1
             if index == 1 and self.seen == int(os.environ.get("KILL_AT", 0)):
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 from kerasmem import H5ChunkSequence
+from kerasmem.streaming.agreement import latest_common
 from kerasmem.streaming.engines import place_of, share_batches
 
 HERE = Path(__file__).parent
@@ -46,6 +47,14 @@ def free_ports(count):
 
 def run_workers(path, folder, count, *tasks, devices=1, **settings):
     """Return what each worker said of each task."""
+    codes, errors = end_of_workers(path, folder, count, *tasks, devices=devices, **settings)
+    assert codes == [0] * count, errors[0][-3000:]
+    lines = [(folder / f"out{index}").read_text().splitlines() for index in range(count)]
+    return [{one["task"]: one for one in (json.loads(line) for line in out if "task" in line)} for out in lines]
+
+
+def end_of_workers(path, folder, count, *tasks, devices=1, **settings):
+    """Return each worker's exit status, and what it said on standard error."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
     workers = []
     for index in range(count):
@@ -61,9 +70,7 @@ def run_workers(path, folder, count, *tasks, devices=1, **settings):
     finally:
         for worker in workers:
             worker.kill()
-    assert codes == [0] * count, (folder / "err0").read_text()[-3000:]
-    lines = [(folder / f"out{index}").read_text().splitlines() for index in range(count)]
-    return [{one["task"]: one for one in (json.loads(line) for line in out if "task" in line)} for out in lines]
+    return codes, [(folder / f"err{index}").read_text() for index in range(count)]
 
 
 class Together(keras.utils.PyDataset):
@@ -191,6 +198,59 @@ class TestTwoWorkers:
         assert training["ranks"] == [0, 1]
         assert training["missing_ranks"] == []
         assert training["merged"]["rss_bytes"] > 0
+
+
+@pytest.fixture(scope="module")
+def whole(path, tmp_path_factory):
+    """What two workers say of a training that nobody interrupts."""
+    return run_workers(path, tmp_path_factory.mktemp("whole"), 2, "resumed")
+
+
+class TestKilledWorker:
+    """TensorFlow ends the others; started again, all go on from the last point that all have."""
+
+    @pytest.mark.parametrize("kill_at", [6, pytest.param(14, marks=pytest.mark.slow)])
+    def test_ends_as_if_nobody_had_died(self, path, tmp_path, monkeypatch, whole, kill_at):
+        monkeypatch.setenv("KILL_AT", str(kill_at))
+        codes, _ = end_of_workers(path, tmp_path, 2, "resumed")
+        assert codes[1] == -9 and codes[0] not in (0, -9), "the other one does not wait for ever"
+        monkeypatch.delenv("KILL_AT")
+        again = run_workers(path, tmp_path, 2, "resumed")
+        steps = ROWS // BATCH // 2
+        for worker, (mine, wanted) in enumerate(zip(again, whole, strict=True)):
+            mine, wanted = mine["resumed"], wanted["resumed"]
+            saved = (kill_at - 1) // 3 * 3 if kill_at <= steps else steps + (kill_at - 1 - steps) // 3 * 3
+            assert mine["trained"] == wanted["trained"][saved:], f"worker {worker}: the very next batch, none twice"
+            for one, other in zip(mine["weights"], wanted["weights"], strict=True):
+                np.testing.assert_array_equal(one, other)
+            assert mine["history"]["loss"][-1] == pytest.approx(wanted["history"]["loss"][-1], rel=1e-6)
+        assert not list(tmp_path.glob("*.resume*")), "removed when fit has ended"
+
+    @pytest.mark.slow
+    def test_a_worker_without_its_file_is_told(self, path, tmp_path, monkeypatch):
+        monkeypatch.setenv("KILL_AT", "14")
+        end_of_workers(path, tmp_path, 2, "resumed")
+        for file in tmp_path.glob("worker1.resume*"):
+            file.unlink()
+        monkeypatch.delenv("KILL_AT")
+        codes, errors = end_of_workers(path, tmp_path, 2, "resumed")
+        assert 0 not in codes
+        assert "the workers' files have no point of training in common" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("points", "common"),
+    [
+        ([[7, 5], [7, 5]], 7),
+        ([[7, 5], [5, 3]], 5),
+        ([[7], []], 0),
+        ([[], []], 0),
+        ([[7, 5], []], None),
+        ([[7, 5], [3]], None),
+    ],
+)
+def test_the_latest_point_that_all_workers_have(points, common):
+    assert latest_common(points) == common
 
 
 def test_four_workers(path, tmp_path):
