@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -278,3 +279,22 @@ class TestSummary:
         rows = [row("a", [[100 << 20]], **estimated("graph", 90 << 20), rivals={"formula": {"total": 50 << 20}})]
         bench.summary.plot(rows, tmp_path / "plot.png")
         assert (tmp_path / "plot.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_the_scale_bench_reads_each_byte_once_and_grows_by_no_more_than_its_budget(tmp_path):
+    command = [sys.executable, str(BENCH / "scale.py"), "--quick", "--json", str(tmp_path / "scale.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads((tmp_path / "scale.json").read_text())
+    ours = [row for row in found["rows"] if row.get("loader") == "kerasmem"]
+    workers = [row for row in ours if row["part"] == "workers"]
+    assert [row["workers"] for row in workers] == [1, 2]
+    for row in workers:
+        assert set(row["rows_delivered"]) == {row["rows"]}
+        assert row["read_over_file"] <= 1.05
+    sizes = [row for row in ours if row["part"] == "sizes"]
+    assert {row["state"] for row in sizes} == {"cold", "warm"}
+    for row in sizes:
+        assert set(row["rows_delivered"]) == {row["rows"]}
+        assert max(row["grown_bytes"]) <= 3 * found["settings"]["memory_budget"]

@@ -122,7 +122,9 @@ class Progress:
         With `ShardingPolicy.DYNAMIC` the service hands out each piece once: every row comes exactly once an epoch. A
         piece that a worker was reading when it died is lost, with what lay in its window and its buffers: rows then
         come at most once, none twice. Whoever reads waits, however long, until a worker is started at the address of
-        the dead one, as TensorFlow's client does not give it up by itself. A worker's last batch may be short: `rebatch` makes even ones of all.
+        the dead one, as TensorFlow's client does not give it up by itself.
+
+        A worker's last batch may be short: `rebatch` makes even ones of all.
 
         Args:
             epochs: how often each row comes; each time in another order of pieces.

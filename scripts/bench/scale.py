@@ -158,7 +158,7 @@ def find_peers(pythons: list[str]) -> tuple[dict[str, str], list[dict[str, Any]]
     """Return the Pythons of the peers there are, and rows for the others."""
     found, missing = {}, []
     for peer, module in _PEERS.items():
-        for python in [sys.executable, *pythons] if peer == "tf.data" else pythons:
+        for python in pythons:
             if not subprocess.run(
                 [python, "-c", f"import {module}, h5py"], capture_output=True, check=False
             ).returncode:
@@ -199,7 +199,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="rounds (3)")
     parser.add_argument("--seconds", type=float, default=5.0, help="limit of a peer's pass (5)")
     parser.add_argument("--folder", type=Path, help="where the files are written (the system's temporary folder)")
-    parser.add_argument("--peers", nargs="+", default=[], metavar="PYTHON", help="with grain")
+    parser.add_argument("--peers", nargs="+", default=[], metavar="PYTHON", help="with grain, TensorFlow")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results of this run there as well")
     options = parser.parse_args()
     options.budget = BUDGET

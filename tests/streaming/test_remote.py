@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from remote_servers import FileServer, S3Server
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, MissingExtraError, UsageError
 
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks by gRPC, which the emulator has not
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
 CHILD = str(Path(__file__).with_name("remote_child.py"))
@@ -119,6 +121,28 @@ class TestSameBatches:
             s3.put("bucket", f"parts/part-{part}.h5", (folder / f"part-{part}.h5").read_bytes())
         local = [folder / f"part-{part}.h5" for part in range(3)]
         equal(epochs("s3://bucket/parts/part-*.h5", storage_options=s3.options), epochs(local))
+
+    def test_over_gs(self, folder):
+        pytest.importorskip("gcsfs")
+        pytest.importorskip("gcp_storage_emulator")
+        from gcp_storage_emulator.server import create_server
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        server = create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+        server.start()
+        try:
+            options = {"endpoint_url": f"http://127.0.0.1:{port}", "token": "anon"}
+            path = folder / "gzip.h5"
+            fsspec.filesystem("gs", **options, project="test").pipe("bucket/dir/train.h5", path.read_bytes())
+            with H5ChunkSequence(
+                "gs://bucket/dir/tr*.h5", batch_size=50, memory_budget=BUDGET, storage_options=options
+            ) as remote:
+                equal(list(remote.next_epoch()), epochs(path))
+                assert remote.read_bytes <= 1.05 * path.stat().st_size
+        finally:
+            server.stop()
 
     @pytest.mark.parametrize(
         "settings",

@@ -17,15 +17,16 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.streaming.remote.access import REQUESTS, RemoteAccess
+from kerasmem.streaming.remote.access import REQUESTS, SMALL_REQUESTS, RemoteAccess
 from kerasmem.streaming.remote.cache import DiskCache
 from kerasmem.streaming.remote.failures import Final
 from kerasmem.streaming.remote.objects import Arriving, Look, RemoteObject
 from kerasmem.streaming.remote.stores import Stores, insist
-from kerasmem.units import KIB
+from kerasmem.units import KIB, MIB
 
 _WAITING, _COMING, _THERE, _GONE = "waiting", "coming", "there", "gone"
 _DISK_THREADS = 4
+_FILLED = 4 * MIB  # in flight fill a link of 100 MB/s on which an answer takes 40 ms
 _PROGRESS = 64 * KIB  # that came before an answer broke off, so that the next may be asked for patiently
 _CLOSING = 5.0  # seconds given to connections to close
 
@@ -88,18 +89,17 @@ class Link:
 
     Args:
         access: the settings.
-        requests: how many are made at a time.
     """
 
-    def __init__(self, access: RemoteAccess, requests: int = REQUESTS) -> None:
+    def __init__(self, access: RemoteAccess) -> None:
         self._access = access
-        self._requests = requests
         self._cache = None if access.cache is None else DiskCache(access.cache, access.cache_size)
         self._lock = threading.Lock()
         self._queue: deque[Piece] = deque()
         self._dropped: deque[Piece] = deque()
         self._coming: set[Piece] = set()
-        self._held = 0
+        self._held = 0  # bytes in flight, or fetched and not yet used
+        self._arriving = 0  # bytes in flight
         self._closed = False
         self._process = os.getpid()
         self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="kerasmem-cache") if self._cache else None
@@ -182,9 +182,11 @@ class Link:
 
     def _go_on(self) -> None:
         """Begin what there is room for; the lock is held."""
-        while self._queue and len(self._coming) < self._requests:
+        while self._queue:
             piece = self._queue[0]
             if piece.state == _WAITING:
+                if len(self._coming) >= (REQUESTS if self._arriving + piece.size > _FILLED else SMALL_REQUESTS):
+                    return
                 if self._held and self._held + piece.size > self._access.ahead_bytes:
                     return
                 self._begin(piece)
@@ -197,6 +199,7 @@ class Link:
             return
         piece.state, piece.counted = _COMING, True
         self._held += piece.size
+        self._arriving += piece.size
         self._coming.add(piece)
         self._loop.call_soon_threadsafe(self._start, piece)
 
@@ -212,6 +215,7 @@ class Link:
             self._fail(piece, _closed_error())
         with self._lock:
             self._coming.discard(piece)
+            self._arriving -= piece.size
             if failed:
                 self._uncount(piece)
             self._go_on()

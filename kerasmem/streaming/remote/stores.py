@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.streaming.layout import shown
-from kerasmem.streaming.remote.access import RemoteAccess
+from kerasmem.streaming.remote.access import SMALL_REQUESTS, RemoteAccess
 from kerasmem.streaming.remote.failures import Final, Passing, classify
 from kerasmem.streaming.remote.objects import AnyObject, HttpObject, RemoteObject, S3Object
 from kerasmem.streaming.remote.urls import scheme_of
@@ -140,7 +140,12 @@ def _prepare(scheme: str, options: dict[str, Any]) -> dict[str, Any]:
         client.setdefault("read_bufsize", MIB)
         options["client_kwargs"] = client
     elif scheme in ("s3", "s3a"):
-        config = {"connect_timeout": 15, "read_timeout": 30, "max_pool_connections": 32, "retries": {"max_attempts": 0}}
+        config = {
+            "connect_timeout": 15,
+            "read_timeout": 30,
+            "max_pool_connections": SMALL_REQUESTS,
+            "retries": {"max_attempts": 0},
+        }
         options["config_kwargs"] = {**config, **(options.get("config_kwargs") or {})}
     return options
 

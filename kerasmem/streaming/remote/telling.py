@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kerasmem.streaming.layout import shown
-from kerasmem.streaming.remote.access import REQUESTS, RemoteAccess
+from kerasmem.streaming.remote.access import SMALL_REQUESTS, RemoteAccess
 from kerasmem.streaming.remote.link import Traffic
 from kerasmem.units import KIB, format_count, format_size
 
@@ -13,7 +13,7 @@ _FEW = 256  # blocks for which it does not matter
 
 def describe_remote(access: RemoteAccess, traffic: Traffic) -> str:
     """Return how files are fetched and what came so far, one fact a line."""
-    lines = [f"  fetched       {REQUESTS} requests and {format_size(access.ahead_bytes)} at a time at most"]
+    lines = [f"  fetched       {SMALL_REQUESTS} requests and {format_size(access.ahead_bytes)} at a time at most"]
     if access.cache is not None:
         lines.append(f"  cache         {shown(access.cache)}, {format_size(access.cache_size)} at most")
     if traffic.requests or traffic.from_cache:
