@@ -16,6 +16,10 @@ from kerasmem.estimation.formula import MEASURED_HIGH, MEASURED_LOW
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+sys.path.insert(0, str(ROOT / "scripts"))
+import readme_outputs as outputs  # noqa: E402
+
+sys.path.remove(str(ROOT / "scripts"))
 RESULTS = ROOT / "scripts" / "bench" / "results"
 
 
@@ -70,6 +74,38 @@ def test_python_blocks_run(program, number, tmp_path):
     (tmp_path / "block.py").write_text(preamble + blocks("python")[number])
     result = program("block.py", cwd=tmp_path, env={"TF_CPU_ALLOCATOR_USE_BFC": "true"})
     assert result.code == 0, result.err[-3000:]
+
+
+QUICK = ("convert", "shuffling")
+SHOWN = [
+    pytest.param(name, shown, id=name, marks=() if name in QUICK else pytest.mark.slow)
+    for _, name, shown, _ in outputs.BLOCK.findall(README)
+]
+
+
+@pytest.mark.parametrize(("name", "shown"), SHOWN)
+def test_outputs_shown_are_printed(name, shown, tmp_path):
+    """Numbers aside, of which `scripts/readme --outputs` writes today's."""
+    _, missing = outputs.refreshed(shown, outputs.SCENES[name](tmp_path))
+    assert not missing
+
+
+def test_every_block_of_text_is_some_commands_output():
+    assert len(SHOWN) == len(blocks("text")) == len(outputs.SCENES)
+
+
+class TestRefreshing:
+    def test_numbers_and_units_are_those_printed_now(self):
+        shown = "$ command\nA     12 KiB  of 1,024 B\n…\nit … took −0.5 s\n"
+        printed = "first\nA   3.25 MiB  of 17 B\nmore\nit hardly took +10.25 s\n"
+        assert outputs.refreshed(shown, printed) == ("$ command\nA   3.25 MiB  of 17 B\n…\nit … took +10.25 s\n", [])
+
+    @pytest.mark.parametrize("printed", ["", "B 12 KiB", "A twelve KiB", "A 12 KiB, too", "x\n A 12 KiB"])
+    def test_what_is_printed_no_more_is_told(self, printed):
+        assert outputs.refreshed("A 12 KiB\n", printed) == ("A 12 KiB\n", ["A 12 KiB"])
+
+    def test_lines_come_in_the_order_printed(self):
+        assert outputs.refreshed("b 1\na 1\n", "a 2\nb 2\n")[1] == ["a 1"]
 
 
 def test_every_file_and_script_named_is_there():

@@ -1,0 +1,237 @@
+"""The README's pasted outputs, each from the command that prints it.
+
+A block of text that follows `<!-- output: NAME -->` shows lines of what the scene NAME prints, the command itself
+(`$ …`) and "…" for what is left out. It is written anew line by line: each is replaced by the next one printed that
+differs from it in numbers and units alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(<!-- output: (\w+) -->\n```text\n)(.*?)(^```)", re.DOTALL | re.MULTILINE)
+_NUMBER = r"[−+-]?\d(?:[\d.,]*\d)?(?:e[+-]?\d+)?"
+_UNIT = r"(?<=\d )(?:[KMGT]i?)?B\b"
+_TOKEN = re.compile(rf"(?P<number>{_NUMBER})|(?P<unit>{_UNIT})|(?P<space>\s+)|(?P<more>…)|(?P<text>[^\s…\d−+-]+|.)")
+
+Scene = Callable[[Path], str]
+SCENES: dict[str, Scene] = {}
+
+
+def scene(function: Scene) -> Scene:
+    SCENES[function.__name__] = function
+    return function
+
+
+def refreshed(shown: str, printed: str) -> tuple[str, list[str]]:
+    """Return a block with the lines that were printed now, and those of its lines that are printed no more.
+
+    Example:
+        >>> refreshed("in 2 s\\n…\\nof 9 B\\ngone\\n", "in 13 s\\nmore\\nof 1.5 KiB\\n")
+        ('in 13 s\\n…\\nof 1.5 KiB\\ngone\\n', ['gone'])
+    """
+    lines, missing, rest = [], [], iter(printed.splitlines())
+    for line in shown.splitlines():
+        if not line.strip() or line.strip() == "…" or line.startswith(("$ ", ">>> ")):
+            lines.append(line)
+            continue
+        left = list(rest)
+        for number, other in enumerate(left):
+            found = as_printed(line, other.rstrip())
+            if found is not None:
+                lines.append(found)
+                rest = iter(left[number + 1 :])
+                break
+        else:
+            rest = iter(left)
+            lines.append(line)
+            missing.append(line)
+    return "".join(f"{line}\n" for line in lines), missing
+
+
+def as_printed(shown: str, printed: str) -> str | None:
+    """Return a printed line as it is to be shown, parts left out as before; None where more than numbers differ."""
+    pattern, pieces = "", 0
+    for token in _TOKEN.finditer(shown):
+        if token["more"]:
+            pattern += "(?:.*?)"
+            continue
+        pieces += 1
+        pattern += {
+            "number": f"(?P<p{pieces}>{_NUMBER})",
+            "unit": rf"(?P<p{pieces}>(?:[KMGT]i?)?B\b)",
+            "space": rf"(?P<p{pieces}>\s+)",
+            "text": f"(?P<p{pieces}>{re.escape(token[0])})",
+        }[token.lastgroup or ""]
+    found = re.fullmatch(pattern, printed)
+    if found is None:
+        return None
+    left, line = iter(range(1, pieces + 1)), ""
+    for token in _TOKEN.finditer(shown):
+        line += "…" if token["more"] else found[f"p{next(left)}"]
+    return line
+
+
+def run(command: str, folder: Path, **environment: str) -> str:
+    """Return what a shell command prints on both streams; `kerasmem` and `python` are this checkout's."""
+    programs = folder / ".programs"
+    programs.mkdir(exist_ok=True)
+    for name, words in {"python": "", "kerasmem": "-m kerasmem"}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        (programs / name).chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    settings = {
+        "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "160", "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }  # fmt: skip
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env={**os.environ, **settings, **environment}, text=True, timeout=900,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return done.stdout
+
+
+def script(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(textwrap.dedent(text))
+
+
+def models(folder: Path) -> None:
+    """Write the network of the first example, as model.h5 and model.keras."""
+    script(
+        folder,
+        "models.py",
+        """
+        import keras
+        from kerasmem_bench_zoo import mnist_cnn
+        for name in ("model.h5", "model.keras"):
+            keras.backend.clear_session()  # names are counted anew
+            model = keras.Sequential([keras.Input((28, 28, 1)), *mnist_cnn().layers], name="mnist_cnn")
+            model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            model.save(name)
+        """,
+    )
+    shutil.copy(ROOT / "scripts" / "bench" / "zoo.py", folder / "kerasmem_bench_zoo.py")
+    said = run("python models.py", folder)
+    if not (folder / "model.keras").exists():
+        raise RuntimeError(said)
+
+
+@scene
+def estimate(folder: Path) -> str:
+    return run("kerasmem estimate keras.applications:ResNet50 --batch-size 32 --optimizer adam --top 3", folder)
+
+
+@scene
+def max_batch(folder: Path) -> str:
+    models(folder)
+    return run(
+        "kerasmem max-batch model.h5 --device 2GB; kerasmem max-batch model.keras --device 64MB --verify --margin 0.05",
+        folder,
+    )
+
+
+@scene
+def logger(folder: Path) -> str:
+    return run(f"python {ROOT}/examples/train_with_logger.py", folder, TF_CPU_ALLOCATOR_USE_BFC="true")
+
+
+@scene
+def profile(folder: Path) -> str:
+    models(folder)
+    return run("kerasmem profile model.keras --batch-size 64", folder)
+
+
+@scene
+def shuffling(folder: Path) -> str:
+    script(
+        folder,
+        "describe.py",
+        """
+        import h5py, numpy as np
+        from kerasmem import H5ChunkSequence
+        with h5py.File("sorted.h5", "w") as file:
+            images = np.zeros((20_000, 28, 28, 1), "u1")
+            file.create_dataset("images", data=images, chunks=(256, 28, 28, 1), compression="gzip")
+            file["labels"] = np.repeat(np.arange(10), 2000)
+        train = H5ChunkSequence("sorted.h5", "images", "labels", batch_size=32, memory_budget="10MiB")
+        print(train.describe(labels="labels"))
+        """,
+    )
+    return run("python describe.py", folder)
+
+
+@scene
+def convert(folder: Path) -> str:
+    script(
+        folder,
+        "arrays.py",
+        """
+        import numpy as np
+        random = np.random.default_rng(0)
+        np.save("x.npy", random.random((20_000, 28, 28)))
+        np.save("y.npy", random.integers(0, 10, 20_000))
+        """,
+    )
+    return run("python arrays.py; kerasmem data convert x.npy y.npy -o train.h5 --shuffle --verify", folder)
+
+
+@scene
+def large_file(folder: Path) -> str:
+    return run(f"python {ROOT}/examples/train_from_large_file.py", folder)
+
+
+@scene
+def explain(folder: Path) -> str:
+    script(
+        folder,
+        "train.py",
+        """
+        import os
+        os.environ.update(TF_CPU_ALLOCATOR_USE_BFC="true", TF_CPU_BFC_MEM_LIMIT_IN_MB="64", TF_ENABLE_ONEDNN_OPTS="0")
+        import keras, numpy as np
+        layers = keras.layers
+        model = keras.Sequential([
+            keras.Input((64, 64, 3)), layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.Conv2D(16, 3, padding="same", activation="relu"), layers.GlobalAveragePooling2D(), layers.Dense(10),
+        ])
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.fit(np.zeros((66, 64, 64, 3), "f4"), np.zeros(66), batch_size=66)
+        """,
+    )
+    return run("python train.py 2>&1 | kerasmem explain -", folder, TF_CPP_MIN_LOG_LEVEL="0")
+
+
+@scene
+def recover(folder: Path) -> str:
+    return run(f"python {ROOT}/examples/recover_from_oom.py", folder)
+
+
+@scene
+def supervise(folder: Path) -> str:
+    script(
+        folder,
+        "train.py",
+        """
+        import os, signal
+        import keras, numpy as np
+        class Killed(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch, logs=None):
+                if batch == 5 and not os.path.exists("killed"):
+                    open("killed", "w").close()
+                    os.kill(os.getpid(), signal.SIGKILL)
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        x, y = np.ones((640, 8), "f4"), np.ones((640, 1), "f4")
+        model.fit(x, y, verbose=0)
+        model.fit(x, y, epochs=2, verbose=0, callbacks=[Killed()])
+        """,
+    )
+    return run("kerasmem run train.py", folder)
