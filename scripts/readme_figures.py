@@ -161,13 +161,21 @@ def isolation() -> str:
 def recovery() -> str:
     found = results("recovery")
     kills, checkpoint, peers = found["kills"], found["checkpoint"], found["peers"]
-    worst = max(each["overhead_share"] for each in found["overhead"].values())
+    shares = [each["overhead_share"] for each in found["overhead"].values()]
+    steps = [each["step_milliseconds"] for each in found["overhead"].values()]
+    lost, differences = found["lost_where_it_ran_out"], found["differences"]
+    norm = max(each["norm"] for each in differences.values())
     ragged = peers["ragged"]["error_of_the_update"]
     backup = peers["backup"]
     return prose(f"""
-Measured (`scripts/bench/recovery.py`): where nothing runs out, `kerasmem.fit` takes {100 * worst:.1f} % longer than
-`model.fit` at most; a checkpoint of {checkpoint["state_bytes"] / 1e6:.0f} MB takes
-{checkpoint["copy_milliseconds"]:.0f} ms to copy and {checkpoint["write_milliseconds"]:.0f} ms to write. Killed at
+Measured (`scripts/bench/recovery.py`): where nothing runs out, `kerasmem.fit` takes
+{" and ".join(f"{100 * share:.1f} %" for share in shares)} longer than `model.fit` at steps of
+{" and ".join(f"{step:.0f}" for step in steps)} ms. A step that runs out costs
+{lost["graph"]["seconds_lost_per_failure"]:.0f} s in graph mode, ten of which TensorFlow's allocator waits, and
+{lost["xla"]["seconds_lost_per_failure"]:.0f} s under XLA, where a process dies of it; the weights of a training
+that ran out differ from those of one that did not by {norm:.0e} of their norm at most. A checkpoint of
+{checkpoint["state_bytes"] / 1e6:.0f} MB takes {checkpoint["copy_milliseconds"]:.0f} ms to copy and
+{checkpoint["write_milliseconds"]:.0f} ms to write. Killed at
 {kills["kills"]} random points with a checkpoint every {kills["every"]} batches, {kills["bit_equal"]} of
 {kills["kills"]} runs ended with the same weights, bit for bit, and none lost more than
 {kills["most_batches_lost"]} batches; Keras's `BackupAndRestore`
@@ -301,8 +309,8 @@ def scale() -> str:
             table("file||>time a row|>memory|>read / file|>h5py, in order|>grain|>tf.data", rows),
             prose(
                 "From the disk times say little of the size: h5py's own passes over one file differ by up to "
-                f"{max(each):.1f} × on this machine. Memory grows with HDF5's cache of its index. With {counts} workers "
-                f"on 2 cores {rates} million rows a second come from the page cache, and all together read "
+                f"{max(each):.1f} × on this machine. Memory grows with HDF5's cache of its index. With {counts} "
+                f"workers on 2 cores {rates} million rows a second come from the page cache, and all together read "
                 f"{most:.3f} × the file at most."
             ),
         ]

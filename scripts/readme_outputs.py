@@ -130,6 +130,13 @@ def estimate(folder: Path) -> str:
 
 
 @scene
+def replicas(folder: Path) -> str:
+    return run(
+        "kerasmem estimate keras.applications:ResNet50 --batch-size 64 --optimizer adam --top 1 --replicas 4", folder
+    )
+
+
+@scene
 def max_batch(folder: Path) -> str:
     models(folder)
     return run(

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `kerasmem.fit` costs and whether it keeps its word: overhead, time lost where it ran out, kills, peers.
 
-    python scripts/bench/recovery.py [--pairs 10] [--kills 20] [--quick]
+    python scripts/bench/recovery.py [--pairs 10] [--kills 20] [--only PART …] [--quick]
 
 On the CPU, under TensorFlow's BFC allocator and with TF_ENABLE_ONEDNN_OPTS=0 (with oneDNN a failed step ends the
 process). Each part runs in a process of its own (`recovery_child.py`); the kills are by `tests/recovery/fitted.py`.
@@ -18,9 +18,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from environment import ROOT, environment, write_results
+from environment import RESULTS, ROOT, environment, write_results
 
 CHILD = Path(__file__).with_name("recovery_child.py")
+LIMIT = 150  # MB: a whole batch of the wide model takes more, half of it less
 FITTED = ROOT / "tests" / "recovery" / "fitted.py"
 
 
@@ -98,10 +99,30 @@ def differences() -> dict[str, Any]:
     return found
 
 
+def lost(mode: str) -> dict[str, Any]:
+    """A run whose first step runs out, against one in pieces of that size from the start; each in its own process."""
+    import math
+
+    ran_out = ask(CHILD, "lost", mode, limit=LIMIT)
+    size = ran_out["micro_batch_rows"]
+    if size is None:
+        raise SystemExit(f"in {mode} mode nothing ran out under {LIMIT} MB")
+    in_pieces = ask(CHILD, "lost", mode, size, limit=LIMIT)
+    failures = round(math.log2(4096 / size))
+    return {
+        "limit_mb": LIMIT,
+        "seconds": {"ran out": ran_out["seconds"], "in pieces": in_pieces["seconds"]},
+        "micro_batch_rows": size,
+        "failures": failures,
+        "seconds_lost_per_failure": round((ran_out["seconds"] - in_pieces["seconds"]) / failures, 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="measure these, keep the others' results")
     parser.add_argument("--quick", action="store_true", help="few of each, to see that it runs")
     options = parser.parse_args()
     if options.quick:
@@ -113,15 +134,21 @@ def main() -> None:
         "peers": lambda: {"ragged": ask(CHILD, "ragged"), "backup": ask(CHILD, "backup")},
         "peaks": lambda: [ask(CHILD, "peak", pieces) for pieces in (1, 2, 4, 8)],
         "differences": differences,
-        "lost_where_it_ran_out": lambda: {mode: ask(CHILD, "lost", mode, limit=150) for mode in ("graph", "xla")},
+        "lost_where_it_ran_out": lambda: {mode: lost(mode) for mode in ("graph", "xla")},
     }
-    results: dict[str, Any] = {
-        "environment": {**environment("tensorflow", "keras", "numpy"), "load_average": round(os.getloadavg()[0], 1)},
-        "settings": {"pairs": options.pairs, "kills": options.kills},
-    }
-    for name, part in parts.items():  # what was measured is kept, should a later part fail
-        results[name] = part()
-        write_results("recovery_quick" if options.quick else "recovery", results)
+    name = "recovery_quick" if options.quick else "recovery"
+    if unknown := set(options.only) - set(parts):
+        parser.error(f"--only: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
+    before = RESULTS / f"{name}.json"
+    results: dict[str, Any] = json.loads(before.read_text()) if options.only and before.exists() else {}
+    results["environment"] = {
+        **environment("tensorflow", "keras", "numpy"), "load_average": round(os.getloadavg()[0], 1)
+    }  # fmt: skip
+    results["settings"] = {"pairs": options.pairs, "kills": options.kills}
+    for part, measure in parts.items():  # what was measured is kept, should a later part fail
+        if not options.only or part in options.only:
+            results[part] = measure()
+            write_results(name, results)
 
 
 if __name__ == "__main__":

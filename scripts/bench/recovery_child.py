@@ -78,27 +78,18 @@ def overhead(pairs: str) -> dict[str, Any]:
     return found
 
 
-def lost(mode: str) -> dict[str, Any]:
-    """A run whose first step runs out, against one in pieces of that size from the start; both under the limit."""
-    seconds, size, count = {}, None, 0
-    for way in ("ran out", "in pieces"):
-        model = wide(jit=mode == "xla")
-        x, y = data(model, 4096 * 2)
-        settings = {"micro_batches": 4096 // size} if size else {}
-        start = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            history = kerasmem.fit(model, x, y, batch_size=4096, verbose=0, **settings)
-        seconds[way] = round(time.perf_counter() - start, 2)
-        if history.recoveries:
-            size = history.recoveries[-1].micro_batch_rows
-            count = round(np.log2(4096 / size))
-    return {
-        "seconds": seconds,
-        "micro_batch_rows": size,
-        "failures": int(count),
-        "seconds_lost_per_failure": round((seconds["ran out"] - seconds["in pieces"]) / max(count, 1), 2),
-    }
+def lost(mode: str, size: str = "") -> dict[str, Any]:
+    """A run under a limit: whole batches, of which the first runs out, or pieces of some rows from the start."""
+    model = wide(jit=mode == "xla")
+    x, y = data(model, 4096 * 2)
+    settings = {"micro_batches": 4096 // int(size)} if size else {}
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        history = kerasmem.fit(model, x, y, batch_size=4096, verbose=0, **settings)
+    seconds = time.perf_counter() - start
+    rows = [recovery.micro_batch_rows for recovery in history.recoveries]
+    return {"seconds": round(seconds, 2), "micro_batch_rows": rows[-1] if rows else None}
 
 
 def checkpoint() -> dict[str, Any]:
