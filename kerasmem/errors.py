@@ -17,6 +17,8 @@ A message says what is wrong, names the file and the field, and ends with the wa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class KerasmemError(Exception):
     """Root of every error kerasmem raises on purpose."""
@@ -61,3 +63,22 @@ class UnknownLayerError(ModelFileError):
 
 class DataError(InputError, ValueError):
     """A data file, or what it contains, cannot be used for training."""
+
+
+def check_format(what: str, data: object, version: int) -> None:
+    """Refuse what another version wrote, or what is no record at all, before its fields are read.
+
+    Args:
+        what: the kind of record, for the message.
+        data: what `from_dict` was given.
+        version: the `format_version` that is read here.
+
+    Raises:
+        InputError: `data` is no mapping of that version.
+
+    Example:
+        >>> check_format("report", {"format_version": 1}, 1)
+    """
+    found = data.get("format_version") if isinstance(data, Mapping) else None
+    if found != version:
+        raise InputError(f"{what}: format_version is {found!r}, this kerasmem reads {version}")

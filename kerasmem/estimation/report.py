@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
-from kerasmem.errors import InputError
+from kerasmem.errors import InputError, check_format
 from kerasmem.models.op_names import Instant
 
 FORMAT_VERSION = 1
@@ -224,10 +224,7 @@ class MemoryReport:
         Raises:
             InputError: it is no such report, or of a later format.
         """
-        if data.get("format_version") != FORMAT_VERSION:
-            raise InputError(
-                f"report: format_version is {data.get('format_version')!r}, this kerasmem reads {FORMAT_VERSION}"
-            )
+        check_format("report", data, FORMAT_VERSION)
         try:
             return cls(
                 model=_build(ModelFacts, data["model"]),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kerasmem.errors import InputError, UsageError
+from kerasmem.errors import InputError, UsageError, check_format
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, DeviceVerdict, MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
 from kerasmem.estimation.verification import Trial
@@ -240,10 +240,7 @@ class SearchResult:
         Raises:
             InputError: it is no such result, or of a later format.
         """
-        if data.get("format_version") != FORMAT_VERSION:
-            raise InputError(
-                f"search: format_version is {data.get('format_version')!r}, this kerasmem reads {FORMAT_VERSION}"
-            )
+        check_format("search", data, FORMAT_VERSION)
         try:
             return cls(
                 data["vary"],

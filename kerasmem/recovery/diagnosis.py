@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from kerasmem.errors import InputError
+from kerasmem.errors import InputError, check_format
 
 FORMAT_VERSION = 1
 
@@ -95,9 +95,7 @@ class Diagnosis:
         Raises:
             InputError: the data is of another version, or no diagnosis.
         """
-        version = data.get("format_version") if isinstance(data, Mapping) else None
-        if version != FORMAT_VERSION:
-            raise InputError(f"diagnosis: format_version is {version!r}, this kerasmem reads {FORMAT_VERSION}")
+        check_format("diagnosis", data, FORMAT_VERSION)
         values = {("pass_" if name == "pass" else name): value for name, value in data.items()}
         try:
             known = {each.name: values[each.name] for each in fields(cls) if each.name in values}

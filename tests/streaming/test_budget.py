@@ -53,6 +53,17 @@ def test_the_budget_is_used_and_kept():
                     assert made.window_rows / made.block_rows > 100, "many blocks a window, where chunks allow it"
 
 
+def test_more_threads_than_cores_where_they_only_wait(monkeypatch):
+    monkeypatch.setattr("kerasmem.streaming.budget._cores", lambda: 2)
+    packed = replace(dataset(chunk=256), filters=("gzip",))
+    assert plan(dataset(chunk=256)).threads > 2
+    assert plan(packed).threads == 2, "one a core, as they unpack"
+    assert plan(packed, budget="20MiB").threads <= 2
+    monkeypatch.setattr("kerasmem.streaming.budget._cores", lambda: 64)
+    assert plan(dataset(chunk=256)).threads == 16
+    assert 4 <= plan(packed).threads <= 16, "as many as the budget has buffers for"
+
+
 def test_parts_of_plain_chunks_mix_as_well_as_data_without_chunks():
     for budget in ("8MiB", "64MiB", "1GiB"):
         whole, chunked = plan(dataset(), budget=budget), plan(dataset(chunk=2048), budget=budget)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
-from kerasmem.errors import InputError
+from kerasmem.errors import InputError, check_format
 from kerasmem.models.op_names import Instant
 
 FORMAT_VERSION = 1
@@ -215,9 +215,7 @@ class StepProfile:
         Raises:
             InputError: it is no such profile, or of a later format.
         """
-        if not isinstance(data, Mapping) or data.get("format_version") != FORMAT_VERSION:
-            version = data.get("format_version") if isinstance(data, Mapping) else None
-            raise InputError(f"profile: format_version is {version!r}, this kerasmem reads {FORMAT_VERSION}")
+        check_format("profile", data, FORMAT_VERSION)
         try:
             known = {each.name for each in fields(cls)}
             values = {key: value for key, value in data.items() if key in known}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, overload
 
-from kerasmem.errors import InputError
+from kerasmem.errors import InputError, check_format
 from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
 
@@ -153,10 +153,7 @@ class Advice(Sequence[Remedy]):
         Raises:
             InputError: it is no such result, or of a later format.
         """
-        if data.get("format_version") != FORMAT_VERSION:
-            raise InputError(
-                f"advice: format_version is {data.get('format_version')!r}, this kerasmem reads {FORMAT_VERSION}"
-            )
+        check_format("advice", data, FORMAT_VERSION)
         try:
             return cls(
                 ModelFacts(**data["model"]),

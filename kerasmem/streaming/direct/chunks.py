@@ -54,7 +54,7 @@ class ChunkIndex:
         self._grid = tuple(-(-extent // chunk) for extent, chunk in zip(self._shape, self._chunks, strict=True))
         self._per_row = prod(self._grid[1:])
         # A chunk's number may exceed 64 bits in a hostile file, so rows and the rest are kept apart.
-        places = array("q")  # five numbers a chunk; as objects they would take ten times the room
+        places = array("q")  # five numbers a chunk; as objects they would take six times the room
 
         def note(info: Any) -> None:
             cell = [at // chunk for at, chunk in zip(info.chunk_offset, self._chunks, strict=True)]
