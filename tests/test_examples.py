@@ -89,6 +89,7 @@ def test_tf_data_service(program):
     assert served(program, "--rows", 8000)[1] == [8000, 0, 0]
 
 
+@pytest.mark.slow
 def test_tf_data_service_with_a_reader_killed(program):
     """What it had read and not sent is lost, and nothing comes twice: its window, and what is on the way."""
     result, (once, never, twice) = served(program, "--rows", 30_000, "--kill")

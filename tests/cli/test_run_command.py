@@ -43,6 +43,7 @@ def test_a_killed_script_ends_as_one_that_was_not(tmp_path):
     assert "in fit 2, epoch 1, batch 5, the script was ended by SIGKILL" in told[0]
 
 
+@pytest.mark.slow
 def test_a_script_that_runs_out_under_xla(tmp_path):
     code, said, _, _ = run(tmp_path / "whole", "xla")
     assert code == 0 and len(said) == 3

@@ -206,10 +206,11 @@ def whole(path, tmp_path_factory):
     return run_workers(path, tmp_path_factory.mktemp("whole"), 2, "resumed")
 
 
+@pytest.mark.slow
 class TestKilledWorker:
     """TensorFlow ends the others; started again, all go on from the last point that all have."""
 
-    @pytest.mark.parametrize("kill_at", [6, pytest.param(14, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("kill_at", [6, 14])
     def test_ends_as_if_nobody_had_died(self, path, tmp_path, monkeypatch, whole, kill_at):
         monkeypatch.setenv("KILL_AT", str(kill_at))
         codes, _ = end_of_workers(path, tmp_path, 2, "resumed")
@@ -226,7 +227,6 @@ class TestKilledWorker:
             assert mine["history"]["loss"][-1] == pytest.approx(wanted["history"]["loss"][-1], rel=1e-6)
         assert not list(tmp_path.glob("*.resume*")), "removed when fit has ended"
 
-    @pytest.mark.slow
     def test_a_worker_without_its_file_is_told(self, path, tmp_path, monkeypatch):
         monkeypatch.setenv("KILL_AT", "14")
         end_of_workers(path, tmp_path, 2, "resumed")

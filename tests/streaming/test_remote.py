@@ -91,15 +91,18 @@ def epochs(path, count=1, **settings):
         return [batch for _ in range(count) for batch in sequence.next_epoch()]
 
 
-def link_threads():
-    return [each.name for each in threading.enumerate() if each.name.startswith("kerasmem-")]
+@pytest.fixture
+def new_threads():
+    """Names of threads begun since that have not ended; other tests of the process may have left some."""
+    before = set(threading.enumerate())
+    return lambda: [each.name for each in set(threading.enumerate()) - before if each.name.startswith("kerasmem-")]
 
 
 class TestSameBatches:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("settings", [{}, {"shuffle": False}], ids=["shuffled", "in order"])
     @pytest.mark.filterwarnings("ignore:.*fetched by a request of its own")
-    def test_over_http_each_byte_once_an_epoch(self, web, folder, kind, settings):
+    def test_over_http_each_byte_once_an_epoch(self, web, folder, kind, settings, new_threads):
         path = folder / f"{kind}.h5"
         settings = {"batch_size": 50, "memory_budget": "1MiB", **settings}
         with H5ChunkSequence(path, **settings) as local, H5ChunkSequence(web.url(path.name), **settings) as remote:
@@ -111,7 +114,7 @@ class TestSameBatches:
             assert len(web.requests) <= 2 * blocks + 8  # labels and metadata come on top
             assert "so far" in remote.describe()
         assert web.sent <= 1.05 * 2 * len(web.files[path.name])
-        assert not link_threads()
+        assert not new_threads()
 
     def test_over_s3(self, s3, folder):
         s3.put("bucket", "dir/train.h5", (folder / "gzip.h5").read_bytes())
@@ -260,7 +263,7 @@ class TestFaults:
         ids=str,
     )
     @pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
-    def test_what_does_not_pass_is_named_without_secrets(self, web, impatient, fault, message, later):
+    def test_what_does_not_pass_is_named_without_secrets(self, web, impatient, fault, message, later, new_threads):
         url = web.url("gzip.h5", user="me:SECRET@") + "?X-Amz-Signature=SECRET"
         if not later:
             web.fault = lambda *request: fault
@@ -270,7 +273,7 @@ class TestFaults:
             list(train)
         shown = "".join(traceback.format_exception(caught.value))
         assert "SECRET" not in shown.replace(f"{url!r}", "") and "gzip.h5?…" in str(caught.value)
-        assert not link_threads()
+        assert not new_threads()
 
     def test_redirects(self, web, folder):
         web.redirects = {"moved.h5": "/gzip.h5", "evil.h5": "file:///etc/passwd", "loop.h5": "/loop.h5"}
@@ -405,7 +408,7 @@ def test_the_bench_runs_and_reads_the_file_once(program):
 
 
 class TestEnding:
-    def test_close_does_not_wait_for_a_silent_server(self, web):
+    def test_close_does_not_wait_for_a_silent_server(self, web, new_threads):
         train = H5ChunkSequence(web.url("gzip.h5"), memory_budget=BUDGET)
         web.fault = lambda *request: ("wait", 60)
         failures = []
@@ -424,7 +427,7 @@ class TestEnding:
         train.close()
         reading.join(30)
         assert time.monotonic() - begun < 30 and "was closed meanwhile" in failures[0]
-        assert not link_threads()
+        assert not new_threads()
 
     def test_ctrl_c_ends_a_process_that_waits(self, web):
         process = subprocess.Popen(

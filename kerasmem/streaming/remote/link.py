@@ -100,6 +100,7 @@ class Link:
         self._coming: set[Piece] = set()
         self._held = 0  # bytes in flight, or fetched and not yet used
         self._arriving = 0  # bytes in flight
+        self._most = REQUESTS  # grows by one an answer, so that connections are not opened all at once
         self._closed = False
         self._process = os.getpid()
         self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="kerasmem-cache") if self._cache else None
@@ -185,7 +186,7 @@ class Link:
         while self._queue:
             piece = self._queue[0]
             if piece.state == _WAITING:
-                if len(self._coming) >= (REQUESTS if self._arriving + piece.size > _FILLED else SMALL_REQUESTS):
+                if len(self._coming) >= (REQUESTS if self._arriving + piece.size > _FILLED else self._most):
                     return
                 if self._held and self._held + piece.size > self._access.ahead_bytes:
                     return
@@ -216,6 +217,7 @@ class Link:
         with self._lock:
             self._coming.discard(piece)
             self._arriving -= piece.size
+            self._most = REQUESTS if failed else min(self._most + 1, SMALL_REQUESTS)
             if failed:
                 self._uncount(piece)
             self._go_on()
