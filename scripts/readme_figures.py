@@ -209,7 +209,7 @@ def recompute() -> str:
                 what = key.split("/")[-1].replace("plain", "none").replace("bad", "3, cut badly")
                 each = summary[key]
                 predicted = "" if each["predicted_mb"] is None else f"{each['predicted_mb']:,.0f}"
-                seconds = f"{row['median_step_seconds']:.2f}" if policy == "float32" else "–"
+                seconds = f"{row['median_step_seconds']:.2f}"
                 second.append((policy, what, f"{each['above_start_mb']:,.0f}", predicted, seconds))
     second.sort(
         key=lambda row: (row[0], row[1] != "none", not row[1].isdecimal(), int("0" + re.sub(r"\D", "", row[1])))
@@ -232,7 +232,7 @@ def recompute() -> str:
             table("model|mode|>plain|>recomputed|>peak|>above start|>activations|>step time", first),
             prose(
                 "The dense stack in graph mode, cut into more and more segments: peak above what is in memory before "
-                "the step, in MB (steps in mixed_bfloat16 ran beside other work: no times):"
+                "the step, in MB:"
             ),
             table("policy|segments|>measured|>predicted|>seconds a step", second),
             prose(f"{rival}`keras.RematScope` fails in `fit` on TensorFlow ({'; '.join(failed)})."),
