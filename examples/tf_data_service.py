@@ -92,7 +92,8 @@ class Reader:
         self._command = [sys.executable, __file__, "--serve", dispatcher, "--own", own]
         self._stopped = threading.Event()
         self.process = self._start()
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+        self._watching.start()
 
     def _start(self) -> subprocess.Popen:
         process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
@@ -109,6 +110,7 @@ class Reader:
     def stop(self) -> None:
         """End it for good."""
         self._stopped.set()
+        self._watching.join()  # it may be starting another just now
         self.process.kill()
         self.process.wait()
 

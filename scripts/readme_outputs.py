@@ -38,20 +38,18 @@ def refreshed(shown: str, printed: str) -> tuple[str, list[str]]:
         >>> refreshed("in 2 s\\n…\\nof 9 B\\ngone\\n", "in 13 s\\nmore\\nof 1.5 KiB\\n")
         ('in 13 s\\n…\\nof 1.5 KiB\\ngone\\n', ['gone'])
     """
-    lines, missing, rest = [], [], iter(printed.splitlines())
+    lines, missing, left = [], [], printed.splitlines()
     for line in shown.splitlines():
         if not line.strip() or line.strip() == "…" or line.startswith(("$ ", ">>> ")):
             lines.append(line)
             continue
-        left = list(rest)
         for number, other in enumerate(left):
             found = as_printed(line, other.rstrip())
             if found is not None:
                 lines.append(found)
-                rest = iter(left[number + 1 :])
+                left = left[number + 1 :]
                 break
         else:
-            rest = iter(left)
             lines.append(line)
             missing.append(line)
     return "".join(f"{line}\n" for line in lines), missing
@@ -97,6 +95,15 @@ def run(command: str, folder: Path, **environment: str) -> str:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return done.stdout
+
+
+def example(name: str, **environment: str) -> Scene:
+    return lambda folder: run(f"python {ROOT}/examples/{name}.py", folder, **environment)
+
+
+SCENES["logger"] = example("train_with_logger", TF_CPU_ALLOCATOR_USE_BFC="true")
+SCENES["large_file"] = example("train_from_large_file")
+SCENES["recover"] = example("recover_from_oom")
 
 
 def script(folder: Path, name: str, text: str) -> None:
@@ -146,11 +153,6 @@ def max_batch(folder: Path) -> str:
 
 
 @scene
-def logger(folder: Path) -> str:
-    return run(f"python {ROOT}/examples/train_with_logger.py", folder, TF_CPU_ALLOCATOR_USE_BFC="true")
-
-
-@scene
 def profile(folder: Path) -> str:
     models(folder)
     return run("kerasmem profile model.keras --batch-size 64", folder)
@@ -191,11 +193,6 @@ def convert(folder: Path) -> str:
 
 
 @scene
-def large_file(folder: Path) -> str:
-    return run(f"python {ROOT}/examples/train_from_large_file.py", folder)
-
-
-@scene
 def explain(folder: Path) -> str:
     script(
         folder,
@@ -214,11 +211,6 @@ def explain(folder: Path) -> str:
         """,
     )
     return run("python train.py 2>&1 | kerasmem explain -", folder, TF_CPP_MIN_LOG_LEVEL="0")
-
-
-@scene
-def recover(folder: Path) -> str:
-    return run(f"python {ROOT}/examples/recover_from_oom.py", folder)
 
 
 @scene

@@ -20,9 +20,9 @@ MODELS = Path(__file__).with_name("small_models.py")
 def test_a_probe_foretells_what_a_larger_batch_takes():
     request = ModelRequest(f"{MODELS}:convnet", batch_size=64)
     said = probe(request, batch_sizes=(8, 16, 24), timeout=300)
-    run = run_steps(request, [(64, 10)], timeout=300).runs[0]
-    # Medians of two processes differ by up to 15 % for a model this small; the bench says how good probes are.
-    assert said.total == pytest.approx(statistics.median(run.peaks), rel=0.25)
+    runs = [run_steps(request, [(64, 10)], timeout=300).runs[0] for _ in range(3)]  # one differs from the other
+    medians, run = [statistics.median(run.peaks) for run in runs], runs[0]
+    assert 0.88 * min(medians) <= said.total <= 1.12 * max(medians)
     assert said.low <= said.total <= min(said.high, said.reserved)
     assert said.requested <= said.high
     assert said.smallest_limit >= said.requested

@@ -21,8 +21,17 @@ def quiet(label):
     return kerasmem.track(label, show=False)
 
 
+_before = set()
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_other_tests():
+    _before.update(threading.enumerate())
+
+
 def threads():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kerasmem track")]
+    new = (thread for thread in threading.enumerate() if thread not in _before)
+    return [thread.name for thread in new if thread.name.startswith("kerasmem")]
 
 
 def hold(mebibytes, seconds=0.0):

@@ -21,7 +21,7 @@ from kerasmem.streaming.agreement import latest_common
 from kerasmem.streaming.engines import place_of, share_batches
 
 HERE = Path(__file__).parent
-ROWS, WIDTH, BATCH, EPOCHS = 768, 1024, 32, 2
+ROWS, WIDTH, BATCH, EPOCHS = 8192, 1024, 32, 2
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def check_as_one_process(results, path, count):
     assert rows_by_epoch(results, steps) == [once] * EPOCHS, "each row once an epoch"
     # At the last epoch's end Keras has begun another, of which it trains on nothing: a window of each worker.
     read = sum(result["bytes_read"][-1] for result in results)
-    assert read <= 1.05 * EPOCHS * os.path.getsize(path) + count * 1_000_000
+    assert read <= 1.05 * EPOCHS * os.path.getsize(path)
 
     alone = make_model()
     history = alone.fit(Together(path, count), epochs=EPOCHS, shuffle=False, verbose=0).history
@@ -129,7 +129,7 @@ def check_as_one_process(results, path, count):
         assert result["history"]["mae"] == pytest.approx(history["mae"], rel=1e-5)
         for mine, wanted in zip(result["weights"], alone.weights, strict=True):
             np.testing.assert_allclose(mine, wanted.numpy(), rtol=1e-4, atol=1e-6)
-    assert history["loss"][-1] < history["loss"][0], "it learns, so that equal losses say something"
+    assert history["loss"][-1] < 0.9 * history["loss"][0], "it learns, so that equal losses say something"
     return alone
 
 
@@ -210,7 +210,7 @@ def whole(path, tmp_path_factory):
 class TestKilledWorker:
     """TensorFlow ends the others; started again, all go on from the last point that all have."""
 
-    @pytest.mark.parametrize("kill_at", [6, 14])
+    @pytest.mark.parametrize("kill_at", [6, ROWS // BATCH // 2 + 2])
     def test_ends_as_if_nobody_had_died(self, path, tmp_path, monkeypatch, whole, kill_at):
         monkeypatch.setenv("KILL_AT", str(kill_at))
         codes, _ = end_of_workers(path, tmp_path, 2, "resumed")
