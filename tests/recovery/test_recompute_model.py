@@ -241,7 +241,7 @@ class TestRefusals:
             kerasmem.recompute(mlp(), **arguments)
 
     def test_a_target_is_met_by_the_estimate_too(self):
-        layers = [keras.layers.Dense(128, activation="gelu", name=f"dense_{n}") for n in range(12)]
+        layers = [keras.layers.Dense(128, activation="gelu", name=f"dense_{n}") for n in range(24)]
         model = keras.Sequential([keras.Input((128,)), *layers])
         model.compile("sgd", "mse")
         plain = kerasmem.estimate(model, batch_size=1024).bytes
