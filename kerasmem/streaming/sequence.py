@@ -115,8 +115,8 @@ class H5ChunkSequence(Progress, Reports, keras.utils.PyDataset):
         locking: whether files are locked while open, as h5py has it: None leaves it to HDF5 and its
             HDF5_USE_FILE_LOCKING, False is for file systems without locks (NFS), "best-effort" for those that may have.
         storage_options: for URLs, what fsspec's file system is made with: credentials, an endpoint, headers. Only the
-            ranges that are needed are fetched, a request a block and up to 16 at a time; each answer is proved to be
-            of the version that the sequence was made from. Needs `kerasmem[remote]`, `[s3]` or `[gcs]`.
+            ranges that are needed are fetched, a request a block and up to 64 small ones at a time; each answer is
+            proved to be of the version that the sequence was made from. Needs `kerasmem[remote]`, `[s3]` or `[gcs]`.
         cache: for URLs, a folder in which what was fetched is kept for later epochs and other processes.
         cache_size: bytes or text that it may hold ("10GiB", the default); what was out of use longest goes first.
         workers: with 2 or more, as many threads gather and transform batches ahead of training; with 0 or 1

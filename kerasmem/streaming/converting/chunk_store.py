@@ -17,6 +17,7 @@ import numpy as np
 
 from kerasmem.streaming.converting.encoding import Compression, create_dataset
 from kerasmem.streaming.converting.fields import Field
+from kerasmem.streaming.direct.index_walk import walk_chunks
 from kerasmem.streaming.inspecting.listing import CLASS_NAMES
 
 _MOST_IN_ATTRIBUTE = 2000  # class names: an attribute has 64 KiB
@@ -178,11 +179,7 @@ def _find_chunks(dataset: h5py.Dataset, rows: int, offsets: np.ndarray) -> None:
     def note(info: Any) -> None:
         offsets[info.chunk_offset[0] // rows] = info.byte_offset
 
-    if hasattr(dataset.id, "chunk_iter"):
-        dataset.id.chunk_iter(note)
-    else:  # h5py over an HDF5 before 1.14
-        for number in range(dataset.id.get_num_chunks()):
-            note(dataset.id.get_chunk_info(number))
+    walk_chunks(dataset, note)
 
 
 def write_all(file: int, data: memoryview, at: int) -> None:

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 
 from kerasmem.streaming.direct.codecs import DecodeError
+from kerasmem.streaming.direct.index_walk import walk_chunks
 
 MOST_CHUNKS = 8_000_000  # that are remembered, 24 bytes each
 
@@ -67,11 +68,7 @@ class ChunkIndex:
                 number = number * count + at
             places.extend((cell[0], number, info.byte_offset, info.size, info.filter_mask))
 
-        if hasattr(dataset.id, "chunk_iter"):
-            dataset.id.chunk_iter(note)
-        else:  # h5py over an HDF5 before 1.14
-            for number in range(dataset.id.get_num_chunks()):
-                note(dataset.id.get_chunk_info(number))
+        walk_chunks(dataset, note)
         table = np.array(places, np.int64).reshape(-1, 5)
         table = table[np.lexsort((table[:, 1], table[:, 0]))]
         self._rows = table[:, 0].copy()
