@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -23,6 +24,14 @@ class Result:
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_is_left_is_not_collected_again():
+    """After a file, set apart what it left alive: in a process of many files a collection would take seconds."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

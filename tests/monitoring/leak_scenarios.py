@@ -112,6 +112,7 @@ def epochs():
 
 
 def main(names):
+    gc.freeze()  # what importing left is not gone through by each sample's collection
     results = {}
     for name in names:
         if name == "epochs":

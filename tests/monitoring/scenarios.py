@@ -764,8 +764,8 @@ def overhead():
     }
 
 
-def resident(mebibytes, seconds=0.3):
-    """Hold so much of the host's memory for a while."""
+def resident(mebibytes, seconds=0.7):
+    """Hold so much of the host's memory for longer than the sampler rests on a busy machine, 0.4 s."""
     block = np.ones(mebibytes * 2**17)
     time.sleep(seconds)
     del block

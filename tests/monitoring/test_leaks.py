@@ -1,6 +1,5 @@
 """Leaks: the statistics on series with a known answer and on recorded noise, then real loops that leak or do not."""
 
-import functools
 import json
 import random
 from pathlib import Path
@@ -142,56 +141,43 @@ def test_wrong_usage():
 
 # What leaves many objects comes last: garbage collection takes longer from then on.
 LOOPS = ["one_model", "filling_cache", "retracing", "epochs", "captured_arrays"]
-MORE_LOOPS = ["many_shapes", "predict_with_scalars", "kept_results", "new_models"]
+LOOPS += ["many_shapes", "predict_with_scalars", "kept_results", "new_models"]
 
 
 @pytest.fixture(scope="module")
-def run_loop(tmp_path_factory):
-    """Return what a loop's watch says; the process that runs one runs all of its group."""
+def loops(tmp_path_factory):
+    """What each loop's watch says; one process runs all."""
     from fresh import python
 
-    @functools.cache
-    def run(*names):
-        done = python(HERE / "leak_scenarios.py", *names, cwd=tmp_path_factory.mktemp("leaks"))
-        return json.loads(done.stdout.rpartition("RESULT ")[2])
-
-    return lambda name: run(*(LOOPS if name in LOOPS else MORE_LOOPS))[name]
+    done = python(HERE / "leak_scenarios.py", *LOOPS, cwd=tmp_path_factory.mktemp("leaks"))
+    return json.loads(done.stdout.rpartition("RESULT ")[2])
 
 
-def loops(*cases):
-    """Parameters of which those of the second group are slow."""
-    names = [case if isinstance(case, str) else case[0] for case in cases]
-    return [
-        case if name in LOOPS else pytest.param(*((case,) if isinstance(case, str) else case), marks=pytest.mark.slow)
-        for case, name in zip(cases, names, strict=True)
-    ]
-
-
-@pytest.mark.parametrize("name", loops("one_model", "many_shapes", "filling_cache"))
-def test_real_loops_that_keep_nothing(run_loop, name):
-    report, said = run_loop(name)
+@pytest.mark.parametrize("name", ["one_model", "many_shapes", "filling_cache"])
+def test_real_loops_that_keep_nothing(loops, name):
+    report, said = loops[name]
     assert not report["leaks"] and said == [f"{name}: no memory is kept (20 iterations)"], said
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    loops(
+    [
         ("new_models", "more live graphs"),
         ("retracing", "scaled was traced"),
         ("predict_with_scalars", "predict_at was traced"),
         ("captured_arrays", "each of the newest graphs holds 78.1 KiB of arrays"),
         ("kept_results", "more eager tensors"),
-    ),
+    ],
 )
-def test_real_loops_that_leak_are_caught_with_their_cause(run_loop, name, expected):
-    report, said = run_loop(name)
+def test_real_loops_that_leak_are_caught_with_their_cause(loops, name, expected):
+    report, said = loops[name]
     assert report["leaks"] and any(expected in line for line in said), said
     if name in ("captured_arrays", "kept_results"):
         assert 75_000 < report["growth"]["CPU:0"]["slope"] <= 110_000
 
 
-def test_the_logger_tells_of_epochs_that_keep_memory(run_loop):
-    found = run_loop("epochs")
+def test_the_logger_tells_of_epochs_that_keep_memory(loops):
+    found = loops["epochs"]
     leaky, clean = found["leaky"], found["clean"]
     assert leaky[0]["leaks"] and leaky[0]["iterations"] == 20, "over two fits"
     assert any("CPU:0 memory grows by " in note for note in leaky[1]), leaky

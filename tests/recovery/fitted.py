@@ -147,8 +147,8 @@ def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=5000, s
         json.dump(result, file)
 
 
-def in_process(folder, settings):
-    """Return how a run in a process of its own ended: 0, or the signal."""
+def start(folder, settings):
+    """Begin a run in a process of its own; return its number."""
     child = os.fork()
     if not child:
         try:
@@ -162,12 +162,26 @@ def in_process(folder, settings):
             with open(os.path.join(folder, f"{settings['name']}.json"), "w") as file:
                 json.dump({"error": f"{type(error).__name__}: {error}"}, file)
             os._exit(1)
+    return child
+
+
+def end_of(child):
+    """Return how a run ended: 0, or the signal."""
     status = os.waitpid(child, 0)[1]
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
+def run_all(folder, settings):
+    """Return how the runs ended. Those that run out of memory go on beside the others: they mostly wait."""
+    waiting = {place: start(folder, each) for place, each in enumerate(settings) if each.get("limit")}
+    ended = [0 if place in waiting else end_of(start(folder, each)) for place, each in enumerate(settings)]
+    for place, child in waiting.items():
+        ended[place] = end_of(child)
+    return ended
+
+
 def main(folder, settings):
-    ended = [in_process(folder, each) for each in json.loads(settings)]
+    ended = run_all(folder, json.loads(settings))
     found = {}
     for each in json.loads(settings):
         path = os.path.join(folder, f"{each['name']}.json")
