@@ -15,7 +15,9 @@ from kerasmem.errors import DataError
 from kerasmem.streaming.direct.codecs import EXTRA, DecodeError, register_filters
 from kerasmem.streaming.direct.handle import FileHandle, Handle, open_handle
 from kerasmem.streaming.direct.opening import open_source
-from kerasmem.streaming.direct.sources import Hdf5Source, Refuse, Run, Source
+from kerasmem.streaming.direct.runs import Run
+from kerasmem.streaming.direct.sources import Refuse, Source
+from kerasmem.streaming.direct.through_hdf5 import Hdf5Source
 from kerasmem.streaming.layout import DatasetLayout, FileLayout, one_line, shown
 from kerasmem.streaming.links import DAMAGED
 from kerasmem.streaming.remote.document import RemoteHdf5, open_remote

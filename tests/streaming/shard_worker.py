@@ -1,6 +1,6 @@
 """Run by the sharding tests, once a worker: read two epochs of a shard and say which rows came and what was read.
 
-shard_worker.py FILE SETTINGS
+shard_worker.py JOBS, a JSON list of (file, settings)
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 
-def main(file: str, settings: str) -> None:
+def main(jobs: str) -> None:
     from kerasmem import H5ChunkSequence
 
-    stream = H5ChunkSequence(file, **json.loads(settings))
-    epochs = [[batch[1].tolist() for batch in stream.next_epoch()]]
-    read = stream._here().reader.bytes_read
-    epochs.append([batch[1].tolist() for batch in stream.next_epoch()])
-    print(json.dumps({"shard": stream.shard, "steps": len(stream), "epochs": epochs, "bytes_read": read}))
+    results = []
+    for file, settings in json.loads(jobs):
+        stream = H5ChunkSequence(file, **settings)
+        epochs = [[batch[1].tolist() for batch in stream.next_epoch()]]
+        read = stream._here().reader.bytes_read
+        epochs.append([batch[1].tolist() for batch in stream.next_epoch()])
+        results.append({"shard": stream.shard, "steps": len(stream), "epochs": epochs, "bytes_read": read})
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -87,16 +87,18 @@ def test_chunks_are_not_torn_where_that_can_be_avoided():
         assert {len(workers) for workers in owners.values()} == {1}
 
 
-def run_workers(path, count, environments=None, **settings):
+def run_workers(jobs, count, environments=None):
+    """Have `count` processes do all jobs, (file, settings); return each job's results, one a worker."""
     workers = []
     for index in range(count):
-        given = {"batch_size": 16, "memory_budget": "120kB", "shard": [index, count], **settings}
+        defaults = {"batch_size": 16, "memory_budget": "120kB", "shard": [index, count]}
+        given = [(str(path), {**defaults, **settings}) for path, settings in jobs]
         environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), **(environments or [{}] * count)[index]}
-        command = [sys.executable, str(HERE / "shard_worker.py"), str(path), json.dumps(given)]
+        command = [sys.executable, str(HERE / "shard_worker.py"), json.dumps(given)]
         workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
     results = [json.loads(worker.communicate(timeout=300)[0].strip().splitlines()[-1]) for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * count
-    return results
+    return list(zip(*results, strict=True))
 
 
 def check_workers(results, rows):
@@ -110,17 +112,18 @@ def check_workers(results, rows):
     return results
 
 
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("settings", [{}, {"shuffle": False}])
-def test_real_workers(numbered, settings, packed):
-    options = {"x": {"compression": "gzip"}} if packed else {}
-    path = numbered(rows=3000, chunks=16, width=WIDTH, options=options)
-    with h5py.File(path) as file:
-        stored = file["x"].id.get_storage_size()
-    results = check_workers(run_workers(path, 3, **settings), 3000)
-    read = sum(result["bytes_read"] for result in results)
-    assert read <= 1.05 * stored + 3 * 3000 * 8, "each chunk by one worker"
-    assert (results[0]["epochs"][0] != results[0]["epochs"][1]) == (settings == {}), "another order each epoch"
+def test_real_workers(numbered, tmp_path):
+    jobs, stored = [], {}
+    for name, options in (("packed", {"x": {"compression": "gzip"}}), ("plain", {})):
+        path = numbered(rows=3000, chunks=16, width=WIDTH, options=options).rename(tmp_path / f"{name}.h5")
+        with h5py.File(path) as file:
+            stored[path] = file["x"].id.get_storage_size()
+        jobs += [(path, {}), (path, {"shuffle": False})]
+    for (path, settings), results in zip(jobs, run_workers(jobs, 3), strict=True):
+        check_workers(results, 3000)
+        read = sum(result["bytes_read"] for result in results)
+        assert read <= 1.05 * stored[path] + 3 * 3000 * 8, ("each chunk by one worker", path, settings)
+        assert (results[0]["epochs"][0] != results[0]["epochs"][1]) == (settings == {}), "another order each epoch"
 
 
 def test_workers_that_find_their_shard(numbered):
@@ -128,7 +131,8 @@ def test_workers_that_find_their_shard(numbered):
     environments = [
         {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})} for kind in cluster
     ]
-    results = run_workers(numbered(rows=2000, chunks=None, width=WIDTH), 2, environments, shard="auto")
+    path = numbered(rows=2000, chunks=None, width=WIDTH)
+    (results,) = run_workers([(path, {"shard": "auto"})], 2, environments)
     assert [result["shard"] for result in check_workers(results, 2000)] == [[0, 2], [1, 2]]
 
 

@@ -14,7 +14,8 @@ from kerasmem.streaming.direct.chunks import MOST_CHUNKS, ChunkIndex
 from kerasmem.streaming.direct.codecs import DecodeError
 from kerasmem.streaming.direct.handle import Handle
 from kerasmem.streaming.direct.pipeline import Pipeline
-from kerasmem.streaming.direct.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, RowBytes, Source
+from kerasmem.streaming.direct.sources import ChunkedSource, ContiguousSource, Refuse, RowBytes, Source
+from kerasmem.streaming.direct.through_hdf5 import Hdf5Source
 
 _PROBED = 4096  # bytes compared where a user block makes places in the file doubtful
 

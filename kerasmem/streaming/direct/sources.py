@@ -1,80 +1,29 @@
-"""Rows out of the three kinds of storage: one run of bytes, chunks, and whatever HDF5 alone can read."""
+"""Rows out of storage that is read past HDF5: one run of bytes, and chunks."""
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn, Protocol
 
-import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.streaming.budget import PIECE_BYTES, SCATTER_BYTES
 from kerasmem.streaming.direct.chunks import Chunk, ChunkIndex
 from kerasmem.streaming.direct.codecs import DecodeError
-from kerasmem.streaming.direct.delivery import Delivery, Places
+from kerasmem.streaming.direct.delivery import Delivery
 from kerasmem.streaming.direct.handle import Handle, view_of
 from kerasmem.streaming.direct.pipeline import Pipeline
+from kerasmem.streaming.direct.runs import Run
 from kerasmem.streaming.direct.scratch import Scratch
 from kerasmem.streaming.direct.straight import StraightRead
-from kerasmem.streaming.layout import one_line
-from kerasmem.streaming.links import DAMAGED
 from kerasmem.units import KIB
 
 _SKIP_BYTES = 64 * KIB  # in data without chunks, shorter gaps are read along
 
 Refuse = Callable[[int, int, str, BaseException | None], NoReturn]
 """Raises the error for rows `start` to `stop` that cannot be read, for a reason."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """Rows to be read: `start` to `stop` of the file, all or those picked, and where they go in a window."""
-
-    start: int
-    stop: int
-    picked: np.ndarray | None
-    places: Places
-
-    def cells(self, size: int) -> Iterator[Run]:
-        """Return the parts that lie in one cell each of a grid of `size` rows, without what is not picked."""
-        if self.picked is None and self.start // size == (self.stop - 1) // size:
-            yield self
-            return
-        for cell in range(self.start // size, (self.stop - 1) // size + 1):
-            low, high = max(cell * size, self.start), min((cell + 1) * size, self.stop)
-            first, last = low - self.start, high - self.start
-            picked = None
-            if self.picked is not None:
-                first, last = np.searchsorted(self.picked, [first, last]).tolist()
-                if first == last:
-                    continue
-                inside = self.picked[first:last]
-                low, high = self.start + int(inside[0]), self.start + int(inside[-1]) + 1
-                picked = None if high - low == last - first else inside - inside[0]
-            yield Run(low, high, picked, part_of(self.places, first, last))
-
-    def runs(self) -> Iterator[Run]:
-        """Return the parts without gaps."""
-        if self.picked is None:
-            yield self
-            return
-        breaks = np.flatnonzero(np.diff(self.picked) > 1) + 1
-        bounds = [0, *breaks.tolist(), len(self.picked)]
-        for first, last in itertools.pairwise(bounds):
-            low = self.start + int(self.picked[first])
-            yield Run(low, low + last - first, None, part_of(self.places, first, last))
-
-
-def part_of(places: Places, first: int, last: int) -> Places:
-    """Return the places of rows `first` to `last` of those that `places` are for."""
-    if isinstance(places, slice):
-        return slice(places.start + first, places.start + last)
-    return places[first:last]
 
 
 Outputs = Sequence[tuple[Delivery, np.ndarray]]
@@ -313,75 +262,3 @@ class ChunkedSource:
         most = self._pipeline.most_stored()
         if chunk.size > most or (not self._filtered and chunk.size != self._bytes):
             raise DecodeError(f"a chunk of {self._bytes:,} bytes takes {chunk.size:,} in the file")
-
-
-class Hdf5Source:
-    """A dataset that is read by HDF5: one thread at a time, whatever the storage.
-
-    Args:
-        dataset: returns the dataset, open.
-        shape: shape of the rows and all, the extents of an array type included.
-        dtype: type as read.
-        cell: rows read at a time, and not read where none of them is picked.
-        refuse: raises the error for rows that cannot be read.
-    """
-
-    def __init__(
-        self,
-        dataset: Callable[[], h5py.Dataset],
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        cell: int,
-        refuse: Refuse,
-    ) -> None:
-        self._dataset = dataset
-        self._shape = shape
-        self._dtype = dtype
-        self._cell = cell
-        self._refuse = refuse
-        self._reading = threading.Lock()
-        self._scratch = Scratch()
-        self.bytes_read = 0
-
-    def lies_where(self, other: Source) -> bool:
-        """Return whether the data known to `other`, made earlier, still lies where it did."""
-        return isinstance(other, Hdf5Source)
-
-    def extents(self, run: Run) -> Iterator[tuple[int, int]]:
-        """Return nothing: where the rows lie is HDF5's affair."""
-        return iter(())
-
-    def offsets(self, rows: np.ndarray) -> None:
-        """Return None: where the rows lie is HDF5's affair."""
-
-    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
-        """Not for data whose `offsets` are not known."""
-        raise NotImplementedError
-
-    def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
-        """Read rows into the windows."""
-        for part in run.cells(self._cell):
-            with self._reading:
-                shape = (part.stop - part.start, *self._shape[1:])
-                raw = self._scratch.take("rows", prod(shape) * self._dtype.itemsize)
-                rows = raw.view(self._dtype).reshape(shape)
-                try:
-                    self._fetch(part.start, part.stop, rows)
-                except DataError:
-                    raise
-                except DAMAGED as error:
-                    self._refuse(part.start, part.stop, one_line(str(error)), error)
-                self.bytes_read += raw.nbytes
-                for delivery, target in outputs:
-                    delivery.put(rows, part.picked, target, part.places, scratch)
-
-    def _fetch(self, start: int, stop: int, into: np.ndarray) -> None:
-        dataset = self._dataset()
-        if dataset.dtype.subdtype is None:
-            dataset.read_direct(into, np.s_[start:stop])
-            return
-        # Rows whose every element is an array (PyTables writes such), which `read_direct` cannot.
-        extent = (stop - start, *dataset.shape[1:])
-        there = dataset.id.get_space()
-        there.select_hyperslab((start, *[0] * (len(extent) - 1)), extent)
-        dataset.id.read(h5py.h5s.create_simple(extent), there, into, h5py.h5t.py_create(dataset.dtype))
