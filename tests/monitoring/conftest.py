@@ -5,6 +5,7 @@ needs a fresh interpreter. The scenarios that can share one do: `scenario("name"
 that name in `scenarios.py` returned.
 """
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -15,11 +16,17 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def all_scenarios(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("scenarios")
-    done = python(HERE / "scenarios.py", folder / "results.json", cwd=folder)
-    results = json.loads((folder / "results.json").read_text())
-    assert results, done.stderr
+def all_scenarios(tmp_path_factory, worker_id):
+    """What all scenarios returned; one process runs them, for all workers of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "scenarios"
+    folder.mkdir(exist_ok=True)
+    target = folder / "results.json"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = None if target.exists() else python(HERE / "scenarios.py", target, cwd=folder)
+        results = json.loads(target.read_text())
+        assert results, done and done.stderr
     return results
 
 

@@ -939,6 +939,7 @@ def allocator_health():
 def main(target):
     home = os.getcwd()
     results = {}
+    gc.freeze()  # what importing left is not gone through by each collection
     for function in SCENARIOS:
         os.chdir(tempfile.mkdtemp(dir=home))
         keras.backend.clear_session()
