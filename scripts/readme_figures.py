@@ -309,9 +309,9 @@ def scale() -> str:
             table("file||>time a row|>memory|>read / file|>h5py, in order|>grain|>tf.data", rows),
             prose(
                 "From the disk times say little of the size: h5py's own passes over one file differ by up to "
-                f"{max(each):.1f} × on this machine. Memory grows with HDF5's cache of its index. With {counts} "
-                f"workers on 2 cores {rates} million rows a second come from the page cache, and all together read "
-                f"{most:.3f} × the file at most."
+                f"{max(each):.1f} × on this machine. Memory grows with the index of the file's chunks. With "
+                f"{counts} workers on 2 cores {rates} million rows a second come from the page cache, and all together "
+                f"read {most:.3f} × the file at most."
             ),
         ]
     )
