@@ -225,9 +225,9 @@ def recompute() -> str:
     return "\n\n".join(
         [
             prose(
-                'Measured (`scripts/bench/recompute.py`, SGD, `segments="auto"`, MB; *above start* is the peak less '
-                "what was in memory before the step, *activations* the peak less weights and gradients, both as shares "
-                "of the plain model's):"
+                'Measured (`scripts/bench/recompute.py --again 2`, SGD, `segments="auto"`, MB; *above start* is the '
+                "peak less what was in memory before the step, *activations* the peak less weights and gradients, both "
+                "as shares of the plain model's):"
             ),
             table("model|mode|>plain|>recomputed|>peak|>above start|>activations|>step time", first),
             prose(

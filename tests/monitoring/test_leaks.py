@@ -140,8 +140,8 @@ def test_wrong_usage():
 
 
 # What leaves many objects comes last: garbage collection takes longer from then on.
-LOOPS = ["one_model", "filling_cache", "retracing", "epochs", "captured_arrays"]
-LOOPS += ["many_shapes", "predict_with_scalars", "kept_results", "new_models"]
+LOOPS = ["one_model", "many_shapes", "filling_cache", "retracing", "predict_with_scalars", "kept_results", "epochs",
+         "captured_arrays", "new_models"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -177,8 +177,7 @@ def test_real_loops_that_leak_are_caught_with_their_cause(loops, name, expected)
 
 
 def test_the_logger_tells_of_epochs_that_keep_memory(loops):
-    found = loops["epochs"]
-    leaky, clean = found["leaky"], found["clean"]
+    leaky, clean = loops["epochs"]["leaky"], loops["epochs"]["clean"]
     assert leaky[0]["leaks"] and leaky[0]["iterations"] == 20, "over two fits"
     assert any("CPU:0 memory grows by " in note for note in leaky[1]), leaky
     assert not clean[0]["leaks"] and clean[1] == []

@@ -14,7 +14,7 @@ import pytest
 
 HERE = Path(__file__).parent
 KILLED = signal.SIGKILL
-LIMIT = 20  # MB; a whole batch of the wide model takes more, in graph mode and under XLA
+LIMIT = 16  # MB; a whole batch of the wide model takes more, in graph mode and under XLA
 SMALL = {"model": "small", "rows": 1000, "size": 64}  # 16 batches an epoch, the last of 40 rows
 
 
