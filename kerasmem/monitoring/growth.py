@@ -73,11 +73,11 @@ def judge_growth(series: Sequence[float], least_slope: float = 4096) -> Growth:
         >>> judge_growth([5e6 + 3e6 * (1 - 0.8**n) for n in range(30)]).verdict
         'settled'
     """
-    warm_up = math.ceil(_WARM_UP * len(series)) + 2
+    warm_up = _warm_up(len(series))
     kept = [float(value) for value in series[warm_up:]]
     count = len(kept)
     if count < LEAST:
-        needed = math.ceil((LEAST + 2) / (1 - _WARM_UP))
+        needed = _iterations(LEAST)
         reason = f"{len(series)} iterations are too few; {needed} are enough"
         return Growth("undecided", None, None, None, len(series), min(warm_up, len(series)), 0, reason)
     slope, low, high = theil_sen(kept)
@@ -100,6 +100,25 @@ def judge_growth(series: Sequence[float], least_slope: float = 4096) -> Growth:
     if slope * (count - 1) < 5 * 1.4826 * noise:
         return result("settled", "it grows by no more than it swings")
     return result("leak", "it grows all the time")
+
+
+def iterations_to_rise(size: float, slope: float) -> int:
+    """Return how many iterations a rise by `size` bytes takes at `slope` bytes an iteration, the warm-up included.
+
+    Example:
+        >>> iterations_to_rise(120_000, 10_000)
+        20
+    """
+    return _iterations(math.ceil(size / slope) + 1)
+
+
+def _warm_up(count: int) -> int:
+    return math.ceil(_WARM_UP * count) + 2
+
+
+def _iterations(judged: int) -> int:
+    """Return how many iterations leave so many after the warm-up."""
+    return math.ceil((judged + 2) / (1 - _WARM_UP))
 
 
 def _without_jumps(values: list[float]) -> list[float]:

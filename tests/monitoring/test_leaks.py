@@ -10,13 +10,15 @@ import kerasmem
 from kerasmem.errors import InputError, UsageError
 from kerasmem.monitoring.evidence import Census, Evidence, compare
 from kerasmem.monitoring.growth import judge_growth, theil_sen
-from kerasmem.monitoring.leak_watch import LeakReport
+from kerasmem.monitoring.leak_watch import LeakReport, without_witness
 
 HERE = Path(__file__).parent
 KIB = 1024
 # Host memory after each iteration of real loops that keep nothing: fit, predict with one and with seven shapes, a
 # tf.function; KiB, recorded with `held_bytes`.
 CLEAN = json.loads((HERE / "clean_loops.json").read_text())
+# The first 20 iterations of the loop `many_shapes` in 136 processes, KiB above the first.
+YOUNG = json.loads((HERE / "young_heaps.json").read_text())
 
 
 def accumulated(steps, start=400_000 * KIB):
@@ -93,6 +95,33 @@ def test_a_leak_every_tenth_time_is_one_too():
     assert growth.slope == pytest.approx(1e6, rel=0.2)
 
 
+def test_a_young_heap_is_no_leak():
+    alarms = 0
+    for series in YOUNG:
+        growth = judge_growth([value * KIB for value in series], 16 * KIB)
+        alarms += growth.verdict == "leak"
+        assert without_witness(growth).verdict != "leak", series
+    assert alarms, "else this would prove nothing"
+
+
+@pytest.mark.parametrize("size", [20, 50, 100])
+def test_leaks_in_a_young_heap_are_found(size):
+    """With what else grows at once; by the rise alone as soon as it is above what holes explain."""
+    found, told = 0, 0
+    for series in YOUNG:
+        growth = judge_growth([(value + size * place) * KIB for place, value in enumerate(series)], 16 * KIB)
+        alone = without_witness(growth)
+        found, told = found + (growth.verdict == "leak"), told + (alone.verdict == "leak")
+        if alone != growth:
+            assert growth.rise_bytes < 512 * KIB and alone.verdict == "undecided"
+            assert f"host memory rose by {growth.rise_bytes / KIB:.0f} KiB in all" in alone.reason
+            needed = int(alone.reason.partition("step; ")[2].split()[0])
+            assert 20 < needed <= 60
+            line = [growth.slope * place for place in range(needed)]
+            assert without_witness(judge_growth(line, 16 * KIB)).verdict == "leak"
+    assert found >= 0.9 * len(YOUNG) and told >= {20: 0, 50: 0.9, 100: 0.97}[size] * len(YOUNG)
+
+
 def test_few_values_say_nothing():
     for count in (0, 1, 5, 17):
         growth = judge_growth([1e6 * n for n in range(count)])
@@ -155,8 +184,10 @@ def loops(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["one_model", "many_shapes", "filling_cache"])
 def test_real_loops_that_keep_nothing(loops, name):
-    report, said = loops[name]
-    assert not report["leaks"] and said == [f"{name}: no memory is kept (20 iterations)"], said
+    report, (said,) = loops[name]
+    assert not report["leaks"] and report["evidence"] is None
+    undecided = f"{name}: nothing can be said: host memory rose by "  # a young heap may do that
+    assert said == f"{name}: no memory is kept (20 iterations)" or said.startswith(undecided), said
 
 
 @pytest.mark.parametrize(
