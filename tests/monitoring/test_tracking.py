@@ -15,6 +15,7 @@ from kerasmem.monitoring.tracking import Span, Use
 from kerasmem.rendering.track_table import track_table
 
 MIB = 2**20
+REST = 0.7  # seconds, longer than the thread rests between readings, also where the machine is busy
 
 
 def quiet(label):
@@ -42,13 +43,13 @@ def hold(mebibytes, seconds=0.0):
 
 def test_what_stays_and_what_passes_are_told_apart():
     with quiet("passes") as passes:
-        hold(200, 0.2)
+        hold(200, REST)
     with quiet("stays") as stays:
-        kept = hold(120, 0.2)
+        kept = hold(120, REST)
     host = passes.result.host
     assert 190 * MIB < host.peak_bytes - host.before_bytes < 260 * MIB and host.kept_bytes < 40 * MIB
     assert 110 * MIB < stays.result.host.kept_bytes < 160 * MIB
-    assert 0.2 < passes.result.seconds < 5 and passes.result.error is None
+    assert REST < passes.result.seconds < 30 and passes.result.error is None
     del kept
 
 
@@ -63,7 +64,7 @@ def test_a_peak_too_short_to_be_sampled_is_the_kernels():
 def test_nested_actions_each_have_their_own_and_the_outer_has_all():
     with quiet("outer") as outer:
         with quiet("first") as first:
-            hold(150, 0.15)
+            hold(150, REST)
         assert threads() == ["kerasmem track"], "one thread for all"
         with quiet("second") as second:
             time.sleep(0.1)

@@ -223,7 +223,7 @@ def test_a_server_that_was_killed_is_replaced():
 
 def test_what_the_function_has_started_ends_with_it(tmp_path):
     path = tmp_path / "pid"
-    assert run_isolated(grandchild, path, timeout=3).status == "timed out"
+    assert run_isolated(grandchild, path, timeout=5).status == "timed out"
     assert gone(int(path.read_text()))
 
 
