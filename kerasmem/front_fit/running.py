@@ -12,7 +12,7 @@ import numpy as np
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.front_fit.callbacks import First, Last
 from kerasmem.front_fit.saving import Checkpoint
-from kerasmem.front_fit.sources import Source, StreamSource
+from kerasmem.front_fit.sources import Source
 from kerasmem.recovery.fitting.batches import has_any_rows, row_count, without_optionals
 from kerasmem.recovery.fitting.checks import uneven_layers
 from kerasmem.recovery.fitting.driver import Driver
@@ -61,7 +61,8 @@ class Run:
         self._kept: dict[str, Any] = {}
         self.initial_epoch = 0
         self.skipped = 0  # batches of the epoch in progress that an earlier process has trained on
-        self._skip = self._behind = 0  # of these, how many are still to be counted; and to be read before
+        self._skip = 0  # of these, how many are still to be counted
+        self._walk: Any = None  # how Keras goes through the data, epoch by epoch
         self._logs: dict[str, Any] = {}
         self._pending = False  # what was saved is still to be loaded
         self._fresh = True
@@ -84,11 +85,14 @@ class Run:
         model.train_function = _Function(self.train)
         if self.isolated:  # the metrics are in the other process; what a step returned is what they say
             model.__dict__["_get_metrics_result_or_logs"] = lambda logs: logs
+        if self.source is not None and self.source.reads_skipped:
+            model.__dict__["_maybe_symbolic_build"] = self._note_walk
 
     def uninstall(self) -> None:
         """Give Keras its functions back, traced ones too, and the model what the other process has."""
         model, driver = self.model, self.driver
-        model.__dict__.pop("_get_metrics_result_or_logs", None)
+        for name in ("_get_metrics_result_or_logs", "_maybe_symbolic_build"):
+            model.__dict__.pop(name, None)
         model._initial_epoch = self.kept_epoch
         model.train_function, model.test_function = self._kept["train_function"], self._kept["test_function"]
         if driver is None:
@@ -114,8 +118,6 @@ class Run:
         if self._skip:
             self._pass_over(iterator)
             return dict(self._logs)
-        if self._behind:
-            self._read(iterator, self._behind)
         logs = None
         for _ in range(self.model.steps_per_execution):
             try:
@@ -134,20 +136,32 @@ class Run:
         """Count batches that an earlier process has trained on."""
         count = min(self._skip, self.model.steps_per_execution)
         self._skip -= count
-        if self.source is not None and self.source.reads_skipped:
-            self._read(iterator, self._behind + count)
+        source = self.source
+        if source is not None and source.reads_skipped:
+            source.seen(_last_of(iterator, count))
+            if not self._skip:
+                source.check()
 
-    def _read(self, iterator: Any, count: int) -> None:
-        """Read batches that an earlier process has trained on."""
+    def _note_walk(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Stand in for what Keras calls with its walk through the data before the first epoch."""
+        if self._walk is None:
+            self._walk = iterator
+        type(self.model)._maybe_symbolic_build(self.model, iterator=iterator, data_batch=data_batch)
+
+    def _pass_epochs(self, count: int) -> None:
+        """Have Keras's walk go through epochs that an earlier process has trained on.
+
+        How often it begins the data anew is Keras's affair (one more time an epoch, where it knows their number of
+        batches), and each time a pipeline that shuffles draws another order.
+        """
+        assert self.source is not None
         batch = None
         for _ in range(count):
-            batch = next(iterator)
-        self._behind = 0
-        if isinstance(self.source, StreamSource):
-            if batch is not None:
-                self.source.seen(without_optionals(batch))
-            if not self._skip:
-                self.source.check()
+            with self._walk.catch_stop_iteration():
+                for _, _, iterator in self._walk:
+                    batch = _last_of(iterator, self.model.steps_per_execution)
+        if batch is not None:
+            self.source.seen(batch)
 
     def _train(self, batch: Any) -> dict[str, Any]:
         if self.driver is None:
@@ -273,9 +287,9 @@ class Run:
         point = checkpoint.point
         self.size = self.size or checkpoint.more.get("size")
         source.go_to(point.sequence["at"], point.epoch, point.batch)
-        if isinstance(source, StreamSource):
-            self._behind = source.pass_over(point.epoch - self.initial_epoch, point.batch)
-            if not self._behind and not point.batch:
+        if source.reads_skipped:
+            self._pass_epochs(point.epoch - self.initial_epoch)
+            if not point.batch:
                 source.check()
         self._skip = self.skipped = point.batch
         self._logs = dict(point.logs)
@@ -312,6 +326,15 @@ class Run:
         """`fit` ends; where nothing was left to train, the model gets what was saved."""
         if self._pending and self.checkpoint is not None:
             load_saved(self.model, self.checkpoint)
+
+
+def _last_of(iterator: Any, count: int) -> Any:
+    """Return the last of the next `count` batches, or the last that there is."""
+    batch = next(iterator)
+    with contextlib.suppress(StopIteration):
+        for _ in range(count - 1):
+            batch = next(iterator)
+    return without_optionals(batch)
 
 
 def load_saved(model: Any, checkpoint: Checkpoint) -> None:

@@ -43,6 +43,9 @@ class Source(Protocol):
     def seen(self, batch: Any) -> None:
         """Note what was trained on last."""
 
+    def check(self) -> None:
+        """Refuse where what was read once more is other than before."""
+
     def peek(self) -> Any:
         """Return a batch, for its shapes, where no more are to be trained on."""
 
@@ -74,6 +77,9 @@ class CountedSource:
             self._place = 0
 
     def seen(self, batch: Any) -> None:
+        """See `Source`."""
+
+    def check(self) -> None:
         """See `Source`."""
 
 
@@ -220,18 +226,6 @@ class StreamSource:
     def peek(self) -> Any:
         """See `Source`."""
         return next(iter(self._data))
-
-    def pass_over(self, epochs: int, done: int) -> int:
-        """Read what whole epochs before this one took; return how many batches more are to be read uncounted."""
-        if self._steps:
-            return epochs * self._steps
-        batch = None
-        for _ in range(epochs):
-            for each in self._data:
-                batch = each
-        if batch is not None and not done:
-            self.seen(batch)
-        return 0
 
     def check(self) -> None:
         """Refuse where the data was other than before.

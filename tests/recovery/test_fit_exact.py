@@ -198,6 +198,73 @@ def test_a_checkpoint_of_another_run(tmp_path):
     assert not path.exists()
 
 
+def shuffled(change=lambda rows: rows):
+    return change(tf.data.Dataset.from_tensor_slices((X, X[:, :1])).shuffle(ROWS, seed=3)).batch(4)
+
+
+def noisy(x, y):
+    return x + tf.random.uniform([8], seed=5), y
+
+
+def drawn():
+    rng = np.random.default_rng(4)
+    while True:
+        rows = rng.integers(0, ROWS, 4)
+        yield X[rows], X[rows, :1]
+
+
+# Six batches each time the data is begun, and how often Keras begins it; with what `fit` is given.
+STREAMS = {
+    "known length": (shuffled, {}),
+    "unknown length": (lambda: shuffled(lambda rows: rows.filter(lambda x, y: True)), {}),
+    "random numbers": (lambda: shuffled(lambda rows: rows.map(noisy)), {}),
+    "endless": (lambda: shuffled(lambda rows: rows.repeat()), {"steps_per_epoch": 5}),
+    "half an epoch": (shuffled, {"steps_per_epoch": 3}),
+    "an epoch": (shuffled, {"steps_per_epoch": 6}),
+    "steps that do not divide": (shuffled, {"steps_per_epoch": 4}),
+    "a generator": (drawn, {"steps_per_epoch": 5}),
+}  # fmt: skip
+
+
+class Stopped(keras.callbacks.Callback):
+    """Ctrl-C after so many steps."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+@pytest.mark.parametrize(("stream", "at_once"), [*((name, 1) for name in STREAMS), ("known length", 2)])
+def test_a_stream_goes_on_in_a_later_epoch(tmp_path, stream, at_once):
+    make, options = STREAMS[stream]
+
+    def run(**more):
+        keras.utils.set_random_seed(2)
+        model = small(steps_per_execution=at_once)
+        kerasmem.fit(model, make(), epochs=4, verbose=0, **options, **more)
+        return model.get_weights()
+
+    whole, saving = run(), {"checkpoint": tmp_path / "run.ckpt", "every": 2}
+    with pytest.raises(KeyboardInterrupt):
+        run(**saving, callbacks=[Stopped(9 // at_once)])
+    for here, there in zip(run(**saving), whole, strict=True):
+        np.testing.assert_array_equal(here, there)
+
+
+def test_a_stream_that_gives_other_batches_is_refused(tmp_path):
+    saving = {"checkpoint": tmp_path / "run.ckpt", "epochs": 2, "verbose": 0}
+    with pytest.raises(KeyboardInterrupt):
+        kerasmem.fit(small(), shuffled(), **saving, callbacks=[Stopped(9)])
+    with pytest.raises(UsageError, match="the data gives other batches than in the run that was saved"):
+        kerasmem.fit(small(), shuffled(lambda rows: rows.map(noisy)), **saving)
+
+
 def test_divisors_of_pieces():
     divisors = Divisors()
     divisors.kinds = ["rows", "sum", "counted", "counted"]
