@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from kerasmem.errors import UsageError
@@ -193,6 +194,28 @@ def finished(model: Any, source: Any, path: str) -> Any:
     history.history, history.epoch = saved.more["history"], saved.more["epochs"]
     model.history, history.recoveries = history, []
     return history
+
+
+def pass_again(model: Any, arguments: Mapping[str, Any], source: Any, epochs: int) -> None:
+    """Read what a run that is over has read, for a later one on the same pipeline or generator.
+
+    Args:
+        model: which the run trained.
+        arguments: of `fit`.
+        source: what `make_source` made of them.
+        epochs: that it trained for.
+    """
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+    from kerasmem.front_fit.running import read_again
+
+    walk = TFEpochIterator(
+        x=arguments["x"],
+        steps_per_epoch=arguments.get("steps_per_epoch"),
+        steps_per_execution=model.steps_per_execution,
+        distribute_strategy=model.distribute_strategy,
+    )
+    read_again(source, walk, epochs, model.steps_per_execution)
 
 
 def _finish(saved: Any, model: Any, history: Any, arguments: dict[str, Any]) -> None:

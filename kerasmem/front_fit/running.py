@@ -148,21 +148,6 @@ class Run:
             self._walk = iterator
         type(self.model)._maybe_symbolic_build(self.model, iterator=iterator, data_batch=data_batch)
 
-    def _pass_epochs(self, count: int) -> None:
-        """Have Keras's walk go through epochs that an earlier process has trained on.
-
-        How often it begins the data anew is Keras's affair (one more time an epoch, where it knows their number of
-        batches), and each time a pipeline that shuffles draws another order.
-        """
-        assert self.source is not None
-        batch = None
-        for _ in range(count):
-            with self._walk.catch_stop_iteration():
-                for _, _, iterator in self._walk:
-                    batch = _last_of(iterator, self.model.steps_per_execution)
-        if batch is not None:
-            self.source.seen(batch)
-
     def _train(self, batch: Any) -> dict[str, Any]:
         if self.driver is None:
             self._begin(batch)
@@ -288,7 +273,7 @@ class Run:
         self.size = self.size or checkpoint.more.get("size")
         source.go_to(point.sequence["at"], point.epoch, point.batch)
         if source.reads_skipped:
-            self._pass_epochs(point.epoch - self.initial_epoch)
+            read_again(source, self._walk, point.epoch - self.initial_epoch, self.model.steps_per_execution)
             if not point.batch:
                 source.check()
         self._skip = self.skipped = point.batch
@@ -326,6 +311,27 @@ class Run:
         """`fit` ends; where nothing was left to train, the model gets what was saved."""
         if self._pending and self.checkpoint is not None:
             load_saved(self.model, self.checkpoint)
+
+
+def read_again(source: Source, walk: Any, epochs: int, at_once: int) -> None:
+    """Go through epochs that an earlier process has trained on.
+
+    How often the data is begun anew is Keras's affair (one more time an epoch, where it knows the number of batches),
+    and each time a pipeline that shuffles draws another order.
+
+    Args:
+        source: told of the last batch.
+        walk: Keras's, through the data; it stands behind these epochs then.
+        epochs: how many.
+        at_once: batches between two returns to Keras.
+    """
+    batch = None
+    for _ in range(epochs):
+        with walk.catch_stop_iteration():
+            for _, _, iterator in walk:
+                batch = _last_of(iterator, at_once)
+    if batch is not None:
+        source.seen(batch)
 
 
 def _last_of(iterator: Any, count: int) -> Any:

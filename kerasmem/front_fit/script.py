@@ -6,6 +6,7 @@ Started by `supervising`, as `python -m kerasmem.front_fit.script SCRIPT ARGUMEN
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -14,7 +15,7 @@ import os
 import runpy
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,7 @@ class Session:
         self._settings = read_json(folder, "settings")
         self._count = 0
         self._within = False
+        self._unread: list[tuple[Any, Callable[[], None]]] = []  # data of calls that were over; reads it as they did
 
     def covers(self) -> bool:
         """Return whether a call of `fit` is one of the script's, not one that we make."""
@@ -64,13 +66,20 @@ class Session:
             return self._train(number, model, arguments, source, micro_batches)
 
     def _train(self, number: int, model: Any, arguments: dict[str, Any], source: Any, micro_batches: int | None) -> Any:
-        from kerasmem.front_fit.fitting import finished, train
+        from kerasmem.front_fit.fitting import finished, pass_again, train
         from kerasmem.recovery.explaining import explain_oom
 
         path = os.path.join(self.folder, f"fit-{number}")
         history = finished(model, source, path)
         if history is not None:
+            if source.reads_skipped:
+                again = functools.partial(pass_again, model, arguments, source, len(history.epoch))
+                self._unread.append((arguments["x"], again))
             return history
+        for data, read in self._unread:
+            if data is arguments.get("x"):
+                read()
+        self._unread = [each for each in self._unread if each[0] is not arguments.get("x")]
         progress = _Progress(self, number, read_json(self.folder, "plan"))
         try:
             history = train(

@@ -224,8 +224,15 @@ class StreamSource:
         )
 
     def peek(self) -> Any:
-        """See `Source`."""
-        return next(iter(self._data))
+        """See `Source`; a pipeline is not begun for it where its description will do, since it may shuffle anew."""
+        import keras
+        import tensorflow as tf
+
+        specs = getattr(self._data, "element_spec", None)
+        leaves = keras.tree.flatten(specs)
+        if not leaves or any(not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None for leaf in leaves):
+            return next(iter(self._data))
+        return keras.tree.map_structure(lambda leaf: tf.zeros([size or 1 for size in leaf.shape], leaf.dtype), specs)
 
     def check(self) -> None:
         """Refuse where the data was other than before.

@@ -1,4 +1,4 @@
-"""A user's script for the tests of `kerasmem run`: two calls of fit; says what the weights came to.
+"""A user's script for the tests of `kerasmem run`: three calls of fit; says what the weights came to.
 
     trained.py FOLDER WHAT
 
@@ -15,16 +15,16 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 folder, what = sys.argv[1:]
 
 if what != "xla":
-    import tensorflow as tf
-
     tf.config.experimental.enable_op_determinism()
 keras.utils.set_random_seed(0)
 random = np.random.default_rng(0)
 x, y = random.random((5000, 32), "float32"), random.random((5000, 1), "float32")
+rows = tf.data.Dataset.from_tensor_slices((x[:600], y[:600])).shuffle(600, seed=1).batch(64)  # anew each time
 
 
 def model(cls=keras.Sequential):
@@ -56,11 +56,12 @@ if what == "loop":
     net.train_on_batch(x[:8], y[:8])
     os.kill(os.getpid(), signal.SIGKILL)
 first = model(Own if what == "own" else keras.Sequential)
-history = first.fit(x[:600], y[:600], batch_size=64, verbose=0)
+history = first.fit(rows, verbose=0)
 note(f"first {float(history.history['loss'][0])!r}")
 second = model()
 watch = keras.callbacks.LambdaCallback(on_train_batch_end=die)
 history = second.fit(x, y, batch_size=2048 if what == "xla" else 512, epochs=2, verbose=0, callbacks=[watch])
+first.fit(rows, verbose=0)
 values = [np.asarray(v.value) for v in first.variables + second.variables + second.optimizer.variables]
 np.savez(os.path.join(folder, "weights"), *values)
 note(f"second {len(history.history['loss'])} {hashlib.sha256(b''.join(v.tobytes() for v in values)).hexdigest()}")
