@@ -197,7 +197,7 @@ def finished(model: Any, source: Any, path: str) -> Any:
 
 
 def pass_again(model: Any, arguments: Mapping[str, Any], source: Any, epochs: int) -> None:
-    """Read what a run that is over has read, for a later one on the same pipeline or generator.
+    """Bring data to where it was after a run that is over, for a later one on the same data.
 
     Args:
         model: which the run trained.
@@ -207,15 +207,14 @@ def pass_again(model: Any, arguments: Mapping[str, Any], source: Any, epochs: in
     """
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
-    from kerasmem.front_fit.running import read_again
-
     walk = TFEpochIterator(
         x=arguments["x"],
         steps_per_epoch=arguments.get("steps_per_epoch"),
         steps_per_execution=model.steps_per_execution,
         distribute_strategy=model.distribute_strategy,
     )
-    read_again(source, walk, epochs, model.steps_per_execution)
+    walk.reset()  # as `fit` does before it begins
+    source.pass_over(epochs, walk, model.steps_per_execution)
 
 
 def _finish(saved: Any, model: Any, history: Any, arguments: dict[str, Any]) -> None:

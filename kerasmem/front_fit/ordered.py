@@ -76,10 +76,13 @@ class DatasetSource(CountedSource):
             self._place = int(position["passed"])
             self._first = self._place - epoch * self._steps - done
             return
-        for _ in range(epoch):  # a dataset may change with its epochs
+        self._epoch, self._place = epoch, done
+
+    def pass_over(self, epochs: int, walk: Any, at_once: int) -> None:
+        """See `Source`; a dataset may change with its epochs."""
+        for _ in range(epochs):
             self._dataset.on_epoch_begin()
             self._dataset.on_epoch_end()
-        self._epoch, self._place = epoch, done
 
     def peek(self) -> Any:
         """See `Source`."""
@@ -125,6 +128,12 @@ class SequenceSource:
         """See `Source`."""
         self._sequence._resume(position, skipped=done)
         self._skipped = done
+
+    def pass_over(self, epochs: int, walk: Any, at_once: int) -> None:
+        """See `Source`; its state says it."""
+
+    def check(self) -> None:
+        """See `Source`."""
 
     def begin_epoch(self, epoch: int) -> None:
         """See `Source`."""

@@ -12,7 +12,7 @@ import numpy as np
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.front_fit.callbacks import First, Last
 from kerasmem.front_fit.saving import Checkpoint
-from kerasmem.front_fit.sources import Source
+from kerasmem.front_fit.sources import Source, last_of
 from kerasmem.recovery.fitting.batches import has_any_rows, row_count, without_optionals
 from kerasmem.recovery.fitting.checks import uneven_layers
 from kerasmem.recovery.fitting.driver import Driver
@@ -138,7 +138,7 @@ class Run:
         self._skip -= count
         source = self.source
         if source is not None and source.reads_skipped:
-            source.seen(_last_of(iterator, count))
+            source.seen(last_of(iterator, count))
             if not self._skip:
                 source.check()
 
@@ -272,10 +272,9 @@ class Run:
         point = checkpoint.point
         self.size = self.size or checkpoint.more.get("size")
         source.go_to(point.sequence["at"], point.epoch, point.batch)
-        if source.reads_skipped:
-            read_again(source, self._walk, point.epoch - self.initial_epoch, self.model.steps_per_execution)
-            if not point.batch:
-                source.check()
+        source.pass_over(point.epoch - self.initial_epoch, self._walk, self.model.steps_per_execution)
+        if not point.batch:
+            source.check()
         self._skip = self.skipped = point.batch
         self._logs = dict(point.logs)
         self._pending = True
@@ -311,36 +310,6 @@ class Run:
         """`fit` ends; where nothing was left to train, the model gets what was saved."""
         if self._pending and self.checkpoint is not None:
             load_saved(self.model, self.checkpoint)
-
-
-def read_again(source: Source, walk: Any, epochs: int, at_once: int) -> None:
-    """Go through epochs that an earlier process has trained on.
-
-    How often the data is begun anew is Keras's affair (one more time an epoch, where it knows the number of batches),
-    and each time a pipeline that shuffles draws another order.
-
-    Args:
-        source: told of the last batch.
-        walk: Keras's, through the data; it stands behind these epochs then.
-        epochs: how many.
-        at_once: batches between two returns to Keras.
-    """
-    batch = None
-    for _ in range(epochs):
-        with walk.catch_stop_iteration():
-            for _, _, iterator in walk:
-                batch = _last_of(iterator, at_once)
-    if batch is not None:
-        source.seen(batch)
-
-
-def _last_of(iterator: Any, count: int) -> Any:
-    """Return the last of the next `count` batches, or the last that there is."""
-    batch = next(iterator)
-    with contextlib.suppress(StopIteration):
-        for _ in range(count - 1):
-            batch = next(iterator)
-    return without_optionals(batch)
 
 
 def load_saved(model: Any, checkpoint: Checkpoint) -> None:

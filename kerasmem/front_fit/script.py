@@ -37,7 +37,7 @@ class Session:
         self._settings = read_json(folder, "settings")
         self._count = 0
         self._within = False
-        self._unread: list[tuple[Any, Callable[[], None]]] = []  # data of calls that were over; reads it as they did
+        self._behind: list[tuple[Any, Callable[[], None]]] = []  # data of calls that were over, and what they did to it
 
     def covers(self) -> bool:
         """Return whether a call of `fit` is one of the script's, not one that we make."""
@@ -72,14 +72,14 @@ class Session:
         path = os.path.join(self.folder, f"fit-{number}")
         history = finished(model, source, path)
         if history is not None:
-            if source.reads_skipped:
-                again = functools.partial(pass_again, model, arguments, source, len(history.epoch))
-                self._unread.append((arguments["x"], again))
+            if source.kind in ("stream", "dataset"):
+                epochs = len(history.epoch)
+                self._behind.append((arguments["x"], functools.partial(pass_again, model, arguments, source, epochs)))
             return history
-        for data, read in self._unread:
+        for data, again in self._behind:
             if data is arguments.get("x"):
-                read()
-        self._unread = [each for each in self._unread if each[0] is not arguments.get("x")]
+                again()
+        self._behind = [each for each in self._behind if each[0] is not arguments.get("x")]
         progress = _Progress(self, number, read_json(self.folder, "plan"))
         try:
             history = train(

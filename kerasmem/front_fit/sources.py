@@ -7,6 +7,7 @@ epoch's number alone, so that any process can go on in its middle.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import zlib
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kerasmem.errors import UsageError
+from kerasmem.recovery.fitting.batches import without_optionals
 
 _SAMPLED = 64  # rows of each array that tell one data set from another
 
@@ -33,6 +35,15 @@ class Source(Protocol):
 
     def go_to(self, position: dict[str, Any], epoch: int, done: int) -> None:
         """Have Keras's epoch go on after `done` batches that Keras counts and does not ask for."""
+
+    def pass_over(self, epochs: int, walk: Any, at_once: int) -> None:
+        """Bring the data to where it was after whole epochs that an earlier process has trained on.
+
+        Args:
+            epochs: how many.
+            walk: Keras's, epoch by epoch through the data; one that is to be read stands behind them then.
+            at_once: batches between two returns to Keras.
+        """
 
     def begin_epoch(self, epoch: int) -> None:
         """Note that Keras begins an epoch."""
@@ -62,6 +73,9 @@ class CountedSource:
     def position(self, epoch: int, done: int, steps: int | None) -> dict[str, Any]:
         """See `Source`."""
         return {"seed": self.seed, "passed": epoch * self._steps + done + (self._first or 0) if self._steps else 0}
+
+    def pass_over(self, epochs: int, walk: Any, at_once: int) -> None:
+        """See `Source`; where an epoch's number says all there is nothing to do."""
 
     def begin_epoch(self, epoch: int) -> None:
         """See `Source`."""
@@ -209,6 +223,20 @@ class StreamSource:
         """See `Source`."""
         self._expected = int(position["last"])
 
+    def pass_over(self, epochs: int, walk: Any, at_once: int) -> None:
+        """See `Source`.
+
+        How often the data is begun anew is Keras's affair (one more time an epoch, where it knows the number of
+        batches), and each time a pipeline that shuffles draws another order.
+        """
+        batch = None
+        for _ in range(epochs):
+            with walk.catch_stop_iteration():
+                for _, _, iterator in walk:
+                    batch = last_of(iterator, at_once)
+        if batch is not None:
+            self.seen(batch)
+
     def begin_epoch(self, epoch: int) -> None:
         """See `Source`."""
 
@@ -246,6 +274,15 @@ class StreamSource:
                 "give shuffle() and random operations a seed, or train on arrays, a PyDataset or H5ChunkSequence"
             )
         self._expected = None
+
+
+def last_of(iterator: Any, count: int) -> Any:
+    """Return the last of the next `count` batches, or the last that there is."""
+    batch = next(iterator)
+    with contextlib.suppress(StopIteration):
+        for _ in range(count - 1):
+            batch = next(iterator)
+    return without_optionals(batch)
 
 
 def _array(leaf: Any) -> Any:

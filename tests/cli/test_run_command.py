@@ -38,9 +38,9 @@ def test_a_killed_script_ends_as_one_that_was_not(tmp_path):
     assert code == 7 and not told
     code, killed, told, _ = run(tmp_path / "killed", "kill")
     assert code == 0
-    assert killed == ["begun", whole[1], "begun", *whole[1:]], "the first fit is over, the second goes on"
+    assert killed == ["begun", whole[1], "begun", *whole[1:]], "the first two fits are over, the third goes on"
     assert len(told) == 1
-    assert "in fit 2, epoch 1, batch 5, the script was ended by SIGKILL" in told[0]
+    assert "in fit 3, epoch 1, batch 5, the script was ended by SIGKILL" in told[0]
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""A user's script for the tests of `kerasmem run`: three calls of fit; says what the weights came to.
+"""A user's script for the tests of `kerasmem run`: five calls of fit; says what the weights came to.
 
     trained.py FOLDER WHAT
 
-WHAT: "xla" trains under XLA, "kill" dies once in the second fit, "loop" dies in a training loop of its own, "own" has
+WHAT: "xla" trains under XLA, "kill" dies once in the third fit, "loop" dies in a training loop of its own, "own" has
 a model with its own train_step, "exit" leaves with code 7.
 """
 
@@ -25,6 +25,25 @@ keras.utils.set_random_seed(0)
 random = np.random.default_rng(0)
 x, y = random.random((5000, 32), "float32"), random.random((5000, 1), "float32")
 rows = tf.data.Dataset.from_tensor_slices((x[:600], y[:600])).shuffle(600, seed=1).batch(64)  # anew each time
+
+
+class Changing(keras.utils.PyDataset):
+    """Batches whose rows are others in each epoch."""
+
+    epoch = 0
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        rows = np.random.default_rng((self.epoch, index)).integers(0, 600, 64)
+        return x[rows], y[rows]
+
+    def on_epoch_end(self):
+        self.epoch += 1
+
+
+changing = Changing()
 
 
 def model(cls=keras.Sequential):
@@ -57,11 +76,13 @@ if what == "loop":
     os.kill(os.getpid(), signal.SIGKILL)
 first = model(Own if what == "own" else keras.Sequential)
 history = first.fit(rows, verbose=0)
+first.fit(changing, verbose=0)
 note(f"first {float(history.history['loss'][0])!r}")
 second = model()
 watch = keras.callbacks.LambdaCallback(on_train_batch_end=die)
 history = second.fit(x, y, batch_size=2048 if what == "xla" else 512, epochs=2, verbose=0, callbacks=[watch])
 first.fit(rows, verbose=0)
+first.fit(changing, verbose=0)
 values = [np.asarray(v.value) for v in first.variables + second.variables + second.optimizer.variables]
 np.savez(os.path.join(folder, "weights"), *values)
 note(f"second {len(history.history['loss'])} {hashlib.sha256(b''.join(v.tobytes() for v in values)).hexdigest()}")
