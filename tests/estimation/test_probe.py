@@ -20,9 +20,12 @@ MODELS = Path(__file__).with_name("small_models.py")
 def test_a_probe_foretells_what_a_larger_batch_takes():
     request = ModelRequest(f"{MODELS}:convnet", batch_size=64)
     said = probe(request, batch_sizes=(8, 16, 24), timeout=300)
-    runs = [run_steps(request, [(64, 10)], timeout=300).runs[0] for _ in range(3)]  # one differs from the other
-    medians, run = [statistics.median(run.peaks) for run in runs], runs[0]
-    assert 0.88 * min(medians) <= said.total <= 1.12 * max(medians)
+    runs = [run_steps(request, [(64, 10)], timeout=300).runs[0] for _ in range(3)]
+    run, peaks = runs[0], [peak for run in runs for peak in run.peaks]
+    # a step takes one of four heights, 10 to 15 % apart, as its operations happen to overlap: the probe's is one of
+    # them, or the next, and its interval has what is usual or lies within the steps' own
+    assert 0.85 * min(peaks) <= said.total <= 1.15 * max(peaks)
+    assert said.low <= 1.01 * max(peaks) and statistics.median(peaks) <= 1.01 * said.high
     assert said.low <= said.total <= min(said.high, said.reserved)
     assert said.requested <= said.high
     assert said.smallest_limit >= said.requested
