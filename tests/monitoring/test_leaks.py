@@ -186,8 +186,10 @@ def loops(tmp_path_factory):
 def test_real_loops_that_keep_nothing(loops, name):
     report, (said,) = loops[name]
     assert not report["leaks"] and report["evidence"] is None
-    undecided = f"{name}: nothing can be said: host memory rose by "  # a young heap may do that
-    assert said == f"{name}: no memory is kept (20 iterations)" or said.startswith(undecided), said
+    if name == "many_shapes" and report["growth"]["host"]["verdict"] == "undecided":  # a young heap may rise so far
+        assert said.startswith(f"{name}: nothing can be said: host memory rose by "), said
+    else:
+        assert said == f"{name}: no memory is kept (20 iterations)", said
 
 
 @pytest.mark.parametrize(
