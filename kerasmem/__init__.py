@@ -18,36 +18,45 @@ _PUBLIC = {
     "max_batch_size": "kerasmem.estimation.sizing",
     "find_batch_size": "kerasmem.estimation.sizing",
     "SearchResult": "kerasmem.estimation.search",
-    "summary": "kerasmem.front",
+    "summary": "kerasmem.display",
     "MemoryLogger": "kerasmem.monitoring.logger",
     "LeakWatch": "kerasmem.monitoring.leak_watch",
     "Timeline": "kerasmem.monitoring.timeline",
     "read_timeline": "kerasmem.monitoring",
-    "track": "kerasmem.front_track",
-    "tracked": "kerasmem.front_track",
-    "explain_oom": "kerasmem.recovery.explaining",
-    "fit": "kerasmem.front_fit.fitting",
-    "advise": "kerasmem.recovery.advising.facade",
-    "Advice": "kerasmem.recovery.advising.advice",
-    "run_isolated": "kerasmem.recovery.isolation.running",
-    "IsolatedRun": "kerasmem.recovery.isolation.results",
-    "BestWeights": "kerasmem.recovery.isolation.best",
-    "recompute": "kerasmem.recovery.segments.building",
+    "track": "kerasmem.display",
+    "tracked": "kerasmem.display",
+    "explain_oom": "kerasmem.diagnosis.explaining",
+    "fit": "kerasmem.training.fitting",
+    "advise": "kerasmem.recovery.facade",
+    "Advice": "kerasmem.recovery.advice",
+    "run_isolated": "kerasmem.training.isolation.running",
+    "IsolatedRun": "kerasmem.training.isolation.results",
+    "BestWeights": "kerasmem.training.isolation.best",
+    "recompute": "kerasmem.training.segments.building",
     "enable_memory_growth": "kerasmem.devices.growth",
     "H5ChunkSequence": "kerasmem.streaming.sequence",
-    "ResumeTraining": "kerasmem.streaming.resume",
-    "inspect_data": "kerasmem.streaming.inspecting.inspection",
-    "convert_data": "kerasmem.streaming.converting.conversion",
-    "repack_data": "kerasmem.streaming.converting.repacking",
-    "data_stats": "kerasmem.streaming.inspecting.statistics",
-    "bench_data": "kerasmem.streaming.inspecting.benching",
+    "ResumeTraining": "kerasmem.training.resume",
+    "inspect_data": "kerasmem.datatools.inspecting.inspection",
+    "convert_data": "kerasmem.datatools.converting.conversion",
+    "repack_data": "kerasmem.datatools.converting.repacking",
+    "data_stats": "kerasmem.datatools.inspecting.statistics",
+    "bench_data": "kerasmem.datatools.inspecting.benching",
     "KerasmemError": "kerasmem.errors",
 }
 
 __all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:
+    from kerasmem.datatools.converting.conversion import convert_data as convert_data
+    from kerasmem.datatools.converting.repacking import repack_data as repack_data
+    from kerasmem.datatools.inspecting.benching import bench_data as bench_data
+    from kerasmem.datatools.inspecting.inspection import inspect_data as inspect_data
+    from kerasmem.datatools.inspecting.statistics import data_stats as data_stats
     from kerasmem.devices.growth import enable_memory_growth as enable_memory_growth
+    from kerasmem.diagnosis.explaining import explain_oom as explain_oom
+    from kerasmem.display import summary as summary
+    from kerasmem.display import track as track
+    from kerasmem.display import tracked as tracked
     from kerasmem.errors import KerasmemError as KerasmemError
     from kerasmem.estimation.facade import estimate as estimate
     from kerasmem.estimation.probe.measurement import measure as measure
@@ -55,28 +64,19 @@ if TYPE_CHECKING:
     from kerasmem.estimation.search import SearchResult as SearchResult
     from kerasmem.estimation.sizing import find_batch_size as find_batch_size
     from kerasmem.estimation.sizing import max_batch_size as max_batch_size
-    from kerasmem.front import summary as summary
-    from kerasmem.front_fit.fitting import fit as fit
-    from kerasmem.front_track import track as track
-    from kerasmem.front_track import tracked as tracked
     from kerasmem.monitoring import read_timeline as read_timeline
     from kerasmem.monitoring.leak_watch import LeakWatch as LeakWatch
     from kerasmem.monitoring.logger import MemoryLogger as MemoryLogger
     from kerasmem.monitoring.timeline import Timeline as Timeline
-    from kerasmem.recovery.advising.advice import Advice as Advice
-    from kerasmem.recovery.advising.facade import advise as advise
-    from kerasmem.recovery.explaining import explain_oom as explain_oom
-    from kerasmem.recovery.isolation.best import BestWeights as BestWeights
-    from kerasmem.recovery.isolation.results import IsolatedRun as IsolatedRun
-    from kerasmem.recovery.isolation.running import run_isolated as run_isolated
-    from kerasmem.recovery.segments.building import recompute as recompute
-    from kerasmem.streaming.converting.conversion import convert_data as convert_data
-    from kerasmem.streaming.converting.repacking import repack_data as repack_data
-    from kerasmem.streaming.inspecting.benching import bench_data as bench_data
-    from kerasmem.streaming.inspecting.inspection import inspect_data as inspect_data
-    from kerasmem.streaming.inspecting.statistics import data_stats as data_stats
-    from kerasmem.streaming.resume import ResumeTraining as ResumeTraining
+    from kerasmem.recovery.advice import Advice as Advice
+    from kerasmem.recovery.facade import advise as advise
     from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence
+    from kerasmem.training.fitting import fit as fit
+    from kerasmem.training.isolation.best import BestWeights as BestWeights
+    from kerasmem.training.isolation.results import IsolatedRun as IsolatedRun
+    from kerasmem.training.isolation.running import run_isolated as run_isolated
+    from kerasmem.training.resume import ResumeTraining as ResumeTraining
+    from kerasmem.training.segments.building import recompute as recompute
 
 
 def __getattr__(name: str) -> Any:

@@ -38,9 +38,9 @@ RESULTS = {
     "kerasmem.devices.live", "kerasmem.devices.doctor", "kerasmem.monitoring.tracking",
     "kerasmem.monitoring.course", "kerasmem.monitoring.digest", "kerasmem.monitoring.merging",
     "kerasmem.monitoring.phases",
-    "kerasmem.monitoring.scene", "kerasmem.monitoring.profiling.results", "kerasmem.recovery.diagnosis",
-    "kerasmem.streaming.inspecting.results", "kerasmem.streaming.converting.results",
-    "kerasmem.recovery.advising.advice",
+    "kerasmem.monitoring.scene", "kerasmem.profiling.results", "kerasmem.diagnosis.diagnosis",
+    "kerasmem.datatools.inspecting.results", "kerasmem.datatools.converting.results",
+    "kerasmem.recovery.advice",
 }  # fmt: skip
 # library -> the rooms that may use it
 ONLY_IN = {

@@ -57,7 +57,7 @@ def command(model: str | None, no_cache: bool, budget_seconds: float, code: str 
     from kerasmem.cli.terminal import console, is_terminal, quiet_tensorflow, working
 
     with quiet_tensorflow(), working("estimating remedies", options["method"]):
-        from kerasmem.recovery.advising.facade import advise
+        from kerasmem.recovery.facade import advise
 
         result = advise(
             model,

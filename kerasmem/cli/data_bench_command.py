@@ -31,7 +31,7 @@ def command(file: str, memory_budget: str | None, as_json: bool, **options: Any)
 
     settings: dict[str, Any] = {} if memory_budget is None else {"memory_budget": memory_budget}
     with quiet_tensorflow(), showing() as tell:
-        from kerasmem.streaming.inspecting.benching import bench_data
+        from kerasmem.datatools.inspecting.benching import bench_data
 
         found = bench_data(file, progress=tell, **options, **settings)
     if as_json:

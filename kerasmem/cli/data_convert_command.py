@@ -60,7 +60,7 @@ def command(sources: tuple[str, ...], columns: tuple[str, ...], no_header: bool,
 
     wanted = read_columns(columns)
     with quiet_tensorflow(), showing() as tell:
-        from kerasmem.streaming.converting.conversion import convert_data
+        from kerasmem.datatools.converting.conversion import convert_data
 
         done = convert_data(sources, columns=wanted, header=not no_header, progress=tell, **options)
     if as_json:

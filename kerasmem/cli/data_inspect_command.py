@@ -38,7 +38,7 @@ def command(
     finds data that is no longer what was written.
     """
     from kerasmem.cli.data_progress import showing
-    from kerasmem.streaming.inspecting.inspection import inspect_data
+    from kerasmem.datatools.inspecting.inspection import inspect_data
 
     with showing() as tell:
         found = inspect_data(

@@ -27,7 +27,7 @@ def command(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) 
     """
     from kerasmem.cli.data_progress import showing
     from kerasmem.cli.terminal import console, is_terminal
-    from kerasmem.streaming.converting.repacking import repack_data
+    from kerasmem.datatools.converting.repacking import repack_data
 
     with showing() as tell:
         done = repack_data(file, columns=read_columns(columns), progress=tell, **options)

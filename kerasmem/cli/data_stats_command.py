@@ -23,7 +23,7 @@ def command(file: str, names: tuple[str, ...], scale: str, allow_external: bool,
     One pass in bounded memory; the figures are those that keras.layers.Normalization(axis=-1).adapt would find.
     """
     from kerasmem.cli.data_progress import showing
-    from kerasmem.streaming.inspecting.statistics import data_stats
+    from kerasmem.datatools.inspecting.statistics import data_stats
 
     factor = _read_scale(scale)
     with showing() as tell:

@@ -22,8 +22,8 @@ def command(log: str, as_json: bool) -> None:
     Reads the messages of TensorFlow, XLA, PyTorch, JAX, Theano and CUDA's libraries, and those of the host: Python,
     the kernel, Slurm, containers. The exit code is 0 also where memory did not run out.
     """
+    from kerasmem.diagnosis.explaining import explain_file, explain_stream
     from kerasmem.errors import UsageError
-    from kerasmem.recovery.explaining import explain_file, explain_stream
 
     if log == "-":
         if sys.stdin.isatty():

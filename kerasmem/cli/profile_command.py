@@ -74,7 +74,7 @@ def command(
 
     name = model or options["factory"]
     with quiet_tensorflow(), working(f"profiling {name}", "profile"):
-        from kerasmem.front_profile.running import predicted, profile
+        from kerasmem.estimation.profile.running import predicted, profile
 
         arguments = call_arguments(options)
         found = profile(model, steps=steps, timeout=timeout, **arguments)

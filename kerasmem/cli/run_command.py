@@ -50,8 +50,8 @@ def command(
     gave, and the one that was not goes on with the very next batch. So the script must do the same when it is run
     again: the same models, the same data (seeded where random), nothing that must not happen twice before `fit`.
     """
-    from kerasmem.front_fit.supervising import supervise
     from kerasmem.rendering.escape import printable
+    from kerasmem.training.supervising import supervise
 
     def say(sentence: str) -> None:
         click.echo(f"kerasmem run: {printable(sentence)}", err=True)

@@ -6,12 +6,12 @@ import threading
 import weakref
 from typing import Any
 
+from kerasmem.cluster import find_worker
 from kerasmem.monitoring.calls import KerasCall
 from kerasmem.monitoring.inputs import float64_inputs
 from kerasmem.monitoring.one_profile import OneProfile
 from kerasmem.monitoring.recorder import Kind, Recorder
 from kerasmem.monitoring.results import LoggerResults
-from kerasmem.monitoring.workers import find_worker
 
 _METHODS: dict[Kind, str] = {"train": "fit", "test": "evaluate", "predict": "predict"}
 

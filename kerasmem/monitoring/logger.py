@@ -18,8 +18,8 @@ from kerasmem.monitoring.board import require_tensorboard
 from kerasmem.monitoring.hooks import LoggerHooks
 from kerasmem.monitoring.logfile import format_of
 from kerasmem.monitoring.one_profile import OneProfile
-from kerasmem.monitoring.profiling.results import StepProfile
 from kerasmem.monitoring.recorder import Recorder
+from kerasmem.profiling.results import StepProfile
 
 
 class MemoryLogger(LoggerHooks, keras.callbacks.Callback):

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kerasmem.cluster import Worker, own_path
 from kerasmem.errors import UsageError
-from kerasmem.monitoring.workers import Worker, own_path
 
 if TYPE_CHECKING:
-    from kerasmem.monitoring.profiling.callback import StepProfiler
-    from kerasmem.monitoring.profiling.results import StepProfile
+    from kerasmem.monitoring.step_profiler import StepProfiler
+    from kerasmem.profiling.results import StepProfile
 
 
 class OneProfile:
@@ -32,7 +32,7 @@ class OneProfile:
     """
 
     def __init__(self, batch: int, log: str | os.PathLike[str] | None, note: Callable[[str], None]) -> None:
-        from kerasmem.monitoring.profiling.callback import StepProfiler
+        from kerasmem.monitoring.step_profiler import StepProfiler
 
         try:
             self._profiler: StepProfiler = StepProfiler(batch)

@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from kerasmem.cluster import Worker, own_path
 from kerasmem.monitoring.board import Board
 from kerasmem.monitoring.logfile import Format, LogFile
 from kerasmem.monitoring.timeline import Sample
-from kerasmem.monitoring.workers import Worker, own_path
 
 _begun: set[str] = set()  # families whose file has been begun in this process
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from kerasmem.cluster import Worker
 from kerasmem.devices.nvml import Nvml
 from kerasmem.monitoring.batches import CaughtBatch, OpenBatch, Pile
 from kerasmem.monitoring.cost import Overhead, costed
@@ -27,7 +28,6 @@ from kerasmem.monitoring.phases import Mark, PhasePeaks
 from kerasmem.monitoring.rows import PackedRows
 from kerasmem.monitoring.sampler import Sampler
 from kerasmem.monitoring.timeline import KINDS, Timeline
-from kerasmem.monitoring.workers import Worker
 
 Kind = Literal["train", "test", "predict"]
 _PENDING = 64  # batches whose readings wait to be taken in

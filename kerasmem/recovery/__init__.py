@@ -1,1 +1,1 @@
-"""IT RAN OUT. NOW WHAT? Logs and exceptions → what ran out, why, and what to do about it."""
+"""IT RAN OUT. NOW WHAT? Remedies and combinations of them, each estimated on the changed model."""

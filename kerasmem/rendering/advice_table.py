@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kerasmem.recovery.advising.advice import Advice, Remedy
+from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.peak_text import VERDICT_STYLES, settings_line, verdict_line
 from kerasmem.units import format_size

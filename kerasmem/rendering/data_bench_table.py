@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from kerasmem.datatools.inspecting.results import Bench
 from kerasmem.rendering.data_inspection_table import data_table
 from kerasmem.rendering.escape import printable
-from kerasmem.streaming.inspecting.results import Bench
 from kerasmem.units import format_size
 
 _STAGES = {

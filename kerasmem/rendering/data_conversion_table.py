@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from kerasmem.datatools.converting.results import Conversion, Reading, Repacking
 from kerasmem.rendering.data_inspection_table import data_table
 from kerasmem.rendering.escape import middle, printable
-from kerasmem.streaming.converting.results import Conversion, Reading, Repacking
 from kerasmem.units import format_size
 
 _MOST_DATASETS = 60

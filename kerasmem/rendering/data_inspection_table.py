@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kerasmem.datatools.inspecting.results import DatasetReport, Inspection
 from kerasmem.rendering.escape import middle, printable
-from kerasmem.streaming.inspecting.results import DatasetReport, Inspection
 from kerasmem.units import format_size
 
 _MOST_DATASETS = 60

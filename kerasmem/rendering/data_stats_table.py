@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from kerasmem.datatools.inspecting.results import DataStats
 from kerasmem.rendering.data_inspection_table import data_table, printable_lines
 from kerasmem.rendering.escape import middle, printable
-from kerasmem.streaming.inspecting.results import DataStats
 
 _SHOWN = 4  # entries of a mean
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kerasmem.recovery.diagnosis import Diagnosis
+from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.rendering.escape import printable
 from kerasmem.units import format_size
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kerasmem.estimation.report import MemoryReport
-from kerasmem.monitoring.profiling.results import PeakBytes, ProfiledLayer, StepProfile, TimelinePoint
+from kerasmem.profiling.results import PeakBytes, ProfiledLayer, StepProfile, TimelinePoint
 from kerasmem.rendering.comparison_table import signed_size
 from kerasmem.rendering.escape import printable
 from kerasmem.units import format_size

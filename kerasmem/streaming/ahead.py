@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExec
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from kerasmem.streaming.layout import one_line
+from kerasmem.hdf5.layout import one_line
 
 Batch = tuple[Any, ...]
 Transform = Callable[..., Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.streaming.columns import Column, Part
+from kerasmem.hdf5.columns import Column, Part
 
 Batch = tuple[Any, ...]
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kerasmem.errors import DataError, UsageError
-from kerasmem.streaming.columns import Column
-from kerasmem.streaming.layout import shown
+from kerasmem.hdf5.columns import Column
+from kerasmem.hdf5.layout import shown
 
 if TYPE_CHECKING:
     from kerasmem.streaming.sequence import H5ChunkSequence

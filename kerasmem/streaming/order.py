@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kerasmem.streaming.grid import Grid, as_grid, ranges
+from kerasmem.hdf5.grid import Grid, as_grid, ranges
 
 if TYPE_CHECKING:
     from kerasmem.streaming.sharding import ShardBlocks

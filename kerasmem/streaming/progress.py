@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kerasmem.errors import UsageError
+from kerasmem.hdf5.settings import read_flag, read_whole
 from kerasmem.streaming.dataset import batches_signature, make_dataset
 from kerasmem.streaming.graph import make_graph_dataset
 from kerasmem.streaming.passes import Passes
-from kerasmem.streaming.settings import read_flag, read_whole
 from kerasmem.streaming.state import make_state, read_state
 
 

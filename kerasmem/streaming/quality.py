@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.streaming.grid import Grid
-from kerasmem.streaming.layout import DatasetLayout
+from kerasmem.hdf5.grid import Grid
+from kerasmem.hdf5.layout import DatasetLayout
 from kerasmem.streaming.order import Blocks
 from kerasmem.streaming.sharding import ShardBlocks
 

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.streaming.budget import MemoryPlan, is_plain
-from kerasmem.streaming.columns import Column, Part
+from kerasmem.hdf5.budget import MemoryPlan, is_plain
+from kerasmem.hdf5.columns import Column, Part
+from kerasmem.hdf5.layout import DataLayout, shown
+from kerasmem.hdf5.remote.link import Traffic
+from kerasmem.hdf5.remote.telling import advise_blocks, describe_remote
+from kerasmem.hdf5.remote.urls import is_url
+from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.description import advise, describe_quality, describe_stream
-from kerasmem.streaming.layout import DataLayout, shown
 from kerasmem.streaming.live import Live
 from kerasmem.streaming.order import EpochOrder
 from kerasmem.streaming.quality import (
@@ -24,10 +28,6 @@ from kerasmem.streaming.quality import (
     count_bytes,
     uniform_entropy,
 )
-from kerasmem.streaming.remote.link import Traffic
-from kerasmem.streaming.remote.telling import advise_blocks, describe_remote
-from kerasmem.streaming.remote.urls import is_url
-from kerasmem.streaming.settings import Access
 
 _MOST_ROWS = 1 << 22  # looked at; of more rows, some
 _DOUBLINGS = 8  # of the memory, tried

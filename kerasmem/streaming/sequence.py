@@ -13,22 +13,14 @@ import keras
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.streaming.batches import Batches
-from kerasmem.streaming.budget import MemoryPlan, check_order, plan_memory
-from kerasmem.streaming.columns import make_columns, read_dtype, read_scale
-from kerasmem.streaming.dataset import columns_signature
-from kerasmem.streaming.engines import attend, check_attended, check_devices
-from kerasmem.streaming.layout import shown
-from kerasmem.streaming.live import Live
-from kerasmem.streaming.order import Blocks, EpochOrder
-from kerasmem.streaming.passes import Passes, called_to_start_anew, called_to_train, find_length, find_reader
-from kerasmem.streaming.progress import Progress
-from kerasmem.streaming.remote.access import ahead_bytes, read_remote
-from kerasmem.streaming.remote.urls import is_url, name_of
-from kerasmem.streaming.reports import Reports
-from kerasmem.streaming.scan import scan_files
-from kerasmem.streaming.selection import read_rows
-from kerasmem.streaming.settings import (
+from kerasmem.hdf5.budget import MemoryPlan, check_order, plan_memory
+from kerasmem.hdf5.columns import make_columns, read_dtype, read_scale
+from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
+from kerasmem.hdf5.remote.urls import is_url, name_of
+from kerasmem.hdf5.scan import scan_files
+from kerasmem.hdf5.selection import read_rows
+from kerasmem.hdf5.settings import (
     Access,
     check_transform,
     read_flag,
@@ -38,6 +30,14 @@ from kerasmem.streaming.settings import (
     read_size,
     read_whole,
 )
+from kerasmem.streaming.batches import Batches
+from kerasmem.streaming.dataset import columns_signature
+from kerasmem.streaming.engines import attend, check_attended, check_devices
+from kerasmem.streaming.live import Live
+from kerasmem.streaming.order import Blocks, EpochOrder
+from kerasmem.streaming.passes import Passes, called_to_start_anew, called_to_train, find_length, find_reader
+from kerasmem.streaming.progress import Progress
+from kerasmem.streaming.reports import Reports
 from kerasmem.streaming.sharding import Share, read_shard
 from kerasmem.streaming.state import make_agreement
 from kerasmem.units import parse_size

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.streaming.grid import Grid, as_grid
+from kerasmem.hdf5.grid import Grid, as_grid
+from kerasmem.hdf5.settings import read_whole
 from kerasmem.streaming.order import Blocks
-from kerasmem.streaming.settings import read_whole
 
 _DEAL = 2  # which of a seed's random streams; with no epoch in it
 _GRID = 4096  # rows

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import DataError, UsageError
-from kerasmem.streaming.grid import Grid
-from kerasmem.streaming.layout import DataLayout
+from kerasmem.hdf5.grid import Grid
+from kerasmem.hdf5.layout import DataLayout
 
 FORMAT_VERSION = 1
 _POSITION = ("seed", "epoch", "batch")

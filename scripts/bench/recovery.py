@@ -4,7 +4,7 @@
     python scripts/bench/recovery.py [--pairs 10] [--kills 20] [--only PART …] [--quick]
 
 On the CPU, under TensorFlow's BFC allocator and with TF_ENABLE_ONEDNN_OPTS=0 (with oneDNN a failed step ends the
-process). Each part runs in a process of its own (`recovery_child.py`); the kills are by `tests/recovery/fitted.py`.
+process). Each part runs in a process of its own (`recovery_child.py`); the kills are by `tests/training/fitted.py`.
 """
 
 from __future__ import annotations

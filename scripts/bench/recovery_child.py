@@ -94,9 +94,9 @@ def lost(mode: str, size: str = "") -> dict[str, Any]:
 
 def checkpoint() -> dict[str, Any]:
     """What one writing takes."""
-    from kerasmem.front_fit.saving import Checkpoint
-    from kerasmem.front_fit.sources import ArraySource
-    from kerasmem.recovery.fitting.state import byte_count, read_state
+    from kerasmem.training.saving import Checkpoint
+    from kerasmem.training.sources import ArraySource
+    from kerasmem.training.steps.state import byte_count, read_state
 
     model = wide()
     x, y = data(model, 64)

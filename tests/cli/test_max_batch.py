@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 import pytest
 
-MODELS = Path(__file__).resolve().parent.parent / "estimation" / "small_models.py"
+MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kerasmem.estimation.probe.running import Answer, Run
 
-MODELS = Path(__file__).resolve().parent.parent / "estimation" / "small_models.py"
+MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
 
 
 def test_real_steps_as_json(cli):

@@ -9,9 +9,9 @@ import keras
 import pytest
 
 from kerasmem.estimation.report import MemoryReport
-from kerasmem.monitoring.profiling.results import PeakBytes, StepProfile
+from kerasmem.profiling.results import PeakBytes, StepProfile
 
-MODELS = Path(__file__).resolve().parent.parent / "estimation" / "small_models.py"
+MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
 CATEGORIES = PeakBytes.CATEGORIES
 
 

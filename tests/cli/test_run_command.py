@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kerasmem.front_fit.progress import RAN_OUT, Record, Standing, read_json, write_json
-from kerasmem.front_fit.supervising import _Supervisor
+from kerasmem.training.progress import RAN_OUT, Record, Standing, read_json, write_json
+from kerasmem.training.supervising import _Supervisor
 
 SCRIPT = Path(__file__).parent / "trained.py"
 ROOT = SCRIPT.parent.parent.parent

@@ -16,7 +16,7 @@ from kerasmem.cli.model_options import METHODS
 from kerasmem.cli.terminal import working
 from kerasmem.estimation import facade
 
-MODELS = Path(__file__).resolve().parent.parent / "estimation" / "small_models.py"
+MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
 
 
 def test_the_methods_of_the_command_line_are_the_estimators():

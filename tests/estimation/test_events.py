@@ -13,7 +13,7 @@ from kerasmem.estimation.probe.fitting import FIRST, STEP, split_recording
 from kerasmem.estimation.probe.running import run_steps
 from kerasmem.models.request import ModelRequest
 
-MODELS = Path(__file__).with_name("small_models.py")
+MODELS = Path(__file__).parents[1] / "support" / "small_models.py"
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import pytest
 from kerasmem.devices.catalogue import CARDS, find_card
 from kerasmem.devices.gpu_specs import CAPABILITIES, OLDEST_CAPABILITY, SPECS, has_spec
 from kerasmem.errors import InputError, MissingExtraError, UsageError
-from kerasmem.estimation.child import ChildFailure
 from kerasmem.estimation.gpu_target import hlo, plan, targets, worker
 from kerasmem.estimation.gpu_target.need import WORKSPACE_LIMIT, gpu_need, workspace_interval
 from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, gpu_target_plan
 from kerasmem.models.request import ModelRequest
+from kerasmem.processes.task import ChildFailure
 from kerasmem.units import GIB, MIB
 
 A100, T4, H100 = find_card("a100-80"), find_card("t4"), find_card("h100-sxm")

@@ -108,7 +108,7 @@ def test_two_processes_that_train_together_need_what_is_said(bench):
 
 
 def test_the_command_says_what_is_wrong(cli):
-    model = f"{Path(__file__).parent}/small_models.py:perceptron"
+    model = f"{Path(__file__).parents[1]}/support/small_models.py:perceptron"
     for options, words in {
         ("--parallel", "model"): "nothing to divide",
         ("--replicas", "2", "--layout", "kernel=,model"): "needs --parallel model",
@@ -122,7 +122,7 @@ def test_the_command_says_what_is_wrong(cli):
 
 @pytest.mark.skipif(HAS_JAX, reason="JAX is installed")
 def test_without_jax_the_command_names_the_extra(cli):
-    model = f"{Path(__file__).parent}/small_models.py:perceptron"
+    model = f"{Path(__file__).parents[1]}/support/small_models.py:perceptron"
     done = cli("estimate", model, "--no-cache", "--replicas", "2", "--shard-optimizer")
     assert done.code == 2 and "kerasmem[jax]" in done.err
 
@@ -155,7 +155,12 @@ def test_a_device_has_its_shares_to_the_byte():
 )
 def test_a_layout_that_does_not_fit_the_model_is_refused(layout, words):
     with pytest.raises(UsageError, match=words):
-        estimate(f"{Path(__file__).parent}/small_models.py:perceptron", replicas=2, parallel="model", layout=layout)
+        estimate(
+            f"{Path(__file__).parents[1]}/support/small_models.py:perceptron",
+            replicas=2,
+            parallel="model",
+            layout=layout,
+        )
 
 
 @needs_jax

@@ -14,7 +14,7 @@ from kerasmem.estimation.probe.probing import probe
 from kerasmem.estimation.probe.running import run_steps
 from kerasmem.models.request import ModelRequest
 
-MODELS = Path(__file__).with_name("small_models.py")
+MODELS = Path(__file__).parents[1] / "support" / "small_models.py"
 
 
 def test_a_probe_foretells_what_a_larger_batch_takes():

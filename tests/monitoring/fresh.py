@@ -17,7 +17,7 @@ def environment(**environ):
         "KERAS_BACKEND": "tensorflow",
         "TF_CPU_ALLOCATOR_USE_BFC": "true",
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE, HERE.parent / "devices"))),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE, HERE.parent / "support"))),
     }
     return {name: value for name, value in {**clean, **settings, **environ}.items() if value is not None}
 

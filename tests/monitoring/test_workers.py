@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kerasmem.cluster import Worker, find_worker, own_path
 from kerasmem.monitoring import read_timeline
-from kerasmem.monitoring.workers import Worker, find_worker, own_path
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "evaluator": ["d:1"]}
@@ -28,7 +28,7 @@ STRATEGY = """
 import tensorflow as tf
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 import keras
-from kerasmem.monitoring.workers import _of_strategy
+from kerasmem.cluster import _of_strategy
 with strategy.scope():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 worker = _of_strategy(model.distribute_strategy)

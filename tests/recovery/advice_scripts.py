@@ -43,7 +43,7 @@ def peaks_of(code):
     import keras
     import tensorflow as tf
 
-    from kerasmem.recovery.fitting.micro import MicroStep
+    from kerasmem.training.steps.micro import MicroStep
 
     def peak():
         return tf.config.experimental.get_memory_info("CPU:0")["peak"]

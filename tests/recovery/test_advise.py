@@ -12,11 +12,11 @@ from advice_scripts import measured
 
 import kerasmem
 from kerasmem.devices.catalogue import resolve_device
-from kerasmem.recovery.advising.asking import Asker
-from kerasmem.recovery.advising.building import Origin, build
-from kerasmem.recovery.advising.inspecting import inspect_model
-from kerasmem.recovery.advising.reviewing import remedy
-from kerasmem.recovery.advising.script import script
+from kerasmem.recovery.asking import Asker
+from kerasmem.recovery.building import Origin, build
+from kerasmem.recovery.inspecting import inspect_model
+from kerasmem.recovery.reviewing import remedy
+from kerasmem.recovery.script import script
 
 MODELS = Path(advised_models.__file__)
 RESIDUAL = f"{MODELS}:residual"

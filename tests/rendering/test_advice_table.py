@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings
-from kerasmem.recovery.advising.advice import Advice, Considered, Remedy
+from kerasmem.recovery.advice import Advice, Considered, Remedy
 from kerasmem.rendering.advice_table import labelled, print_advice, render_advice
 
 MIB = 2**20

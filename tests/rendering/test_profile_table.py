@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from kerasmem.models.op_names import Instant
-from kerasmem.monitoring.profiling.results import (
+from kerasmem.profiling.results import (
     LiveChunk,
     PeakBytes,
     ProfiledLayer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kerasmem.streaming.memory import Arena
+from kerasmem.hdf5.memory import Arena
 
 
 def addresses(arrays):

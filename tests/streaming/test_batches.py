@@ -424,7 +424,7 @@ def test_describe_and_repr(numbered):
 def test_layout_survives_json(numbered):
     import json
 
-    from kerasmem.streaming.layout import DataLayout
+    from kerasmem.hdf5.layout import DataLayout
 
     layout = H5ChunkSequence(numbered()).layout
     assert DataLayout.from_dict(json.loads(json.dumps(layout.to_dict()))) == layout

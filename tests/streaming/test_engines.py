@@ -17,8 +17,8 @@ import pytest
 import tensorflow as tf
 
 from kerasmem import H5ChunkSequence
-from kerasmem.streaming.agreement import latest_common
 from kerasmem.streaming.engines import place_of, share_batches
+from kerasmem.training.agreement import latest_common
 
 HERE = Path(__file__).parent
 ROWS, WIDTH, BATCH, EPOCHS = 8192, 1024, 32, 2

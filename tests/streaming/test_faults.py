@@ -212,7 +212,7 @@ def test_ctrl_c_ends_training_at_once(numbered, settings, handled):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here}"},
+        env={**os.environ, "PYTHONPATH": f"{here.parent.parent}{os.pathsep}{here.parent / 'support'}"},
     )
     try:
         assert child.stdout.readline() == "training\n", child.communicate(timeout=5)[1][-2000:]

@@ -14,7 +14,7 @@ from streams import RowModel
 
 from kerasmem import H5ChunkSequence, ResumeTraining
 from kerasmem.errors import DataError, UsageError
-from kerasmem.streaming import files as open_files
+from kerasmem.hdf5 import files as open_files
 
 LENGTHS = (37, 5, 64, 1, 50)
 STORAGE = (

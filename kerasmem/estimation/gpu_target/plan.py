@@ -8,12 +8,12 @@ from typing import Any
 
 from kerasmem.devices.cards import Card
 from kerasmem.errors import InputError, MissingExtraError
-from kerasmem.estimation.child import run_child
 from kerasmem.estimation.gpu_target.hlo import BACKWARD, OPTIMIZER, LiveBuffer
 from kerasmem.estimation.gpu_target.targets import check_target, target_text
 from kerasmem.estimation.gpu_target.worker import EXTRA, FEATURE, missing_parts
 from kerasmem.models.op_names import Instant
 from kerasmem.models.request import ModelRequest
+from kerasmem.processes.task import run_child
 from kerasmem.units import GIB
 
 WORKER = "kerasmem.estimation.gpu_target.worker"

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.errors import KerasmemError, MissingExtraError
-from kerasmem.estimation.child import ChildFailure, serve
 from kerasmem.estimation.gpu_target.hlo import (
     convolution_bytes,
     is_recomputed,
@@ -28,6 +27,7 @@ from kerasmem.estimation.gpu_target.hlo import (
 from kerasmem.estimation.gpu_target.step import JaxStep, jax_step
 from kerasmem.models.backend import allow_jax, import_keras
 from kerasmem.models.request import ModelRequest, open_request
+from kerasmem.processes.task import ChildFailure, serve
 
 FEATURE, EXTRA = "compiling for a GPU that is not there", "gpu-targets"
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")

@@ -9,7 +9,6 @@ from typing import Any
 
 from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.estimation.allocator import GRAIN, BFCAllocator
-from kerasmem.estimation.child import run_child
 from kerasmem.estimation.elsewhere import with_row
 from kerasmem.estimation.gpu_target.hlo import LiveBuffer
 from kerasmem.estimation.gpu_target.plan import DEFAULT_MEMORY_LIMIT, DEFAULT_TIMEOUT, instant_of
@@ -22,6 +21,7 @@ from kerasmem.estimation.replay import smallest_limit
 from kerasmem.estimation.report import Pool, Unmodelled
 from kerasmem.models.op_names import Instant
 from kerasmem.models.request import ModelRequest
+from kerasmem.processes.task import run_child
 
 WORKER = "kerasmem.estimation.parallel.worker"
 FEATURE, EXTRA = "memory per device where weights, slots or an XLA step lie on several (Keras on JAX)", "jax"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.child import ChildFailure, serve
 from kerasmem.estimation.gpu_target.hlo import live_buffers, operation_names, origin, peak_of
 from kerasmem.estimation.gpu_target.step import JaxStep, jax_step
 from kerasmem.estimation.parallel.collectives import collectives
@@ -25,6 +24,7 @@ from kerasmem.models.backend import allow_jax, import_keras
 from kerasmem.models.compiling import has_own_step
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.sizes import variable_bytes
+from kerasmem.processes.task import ChildFailure, serve
 
 WAY_OUT = "Keras shards on JAX alone; --parallel data without --shard-optimizer is answered for TensorFlow (graph)"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.child import ChildFailure, run_child
 from kerasmem.models.request import ModelRequest
+from kerasmem.processes.task import ChildFailure, run_child
 
 WORKER = "kerasmem.estimation.probe.worker"
 DEFAULT_TIMEOUT = 600.0

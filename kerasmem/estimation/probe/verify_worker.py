@@ -1,6 +1,6 @@
 """The child process that tries a batch size under a limit: training, evaluation, and the smaller last batch.
 
-Run by `kerasmem.estimation.child.run_child`, never imported by the parent's process for its side effects.
+Run by `kerasmem.processes.task.run_child`, never imported by the parent's process for its side effects.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from kerasmem.estimation.child import serve
 from kerasmem.estimation.probe.worker import Session, StepRanOutError
 from kerasmem.models.request import ModelRequest
+from kerasmem.processes.task import serve
 from kerasmem.units import MIB
 
 

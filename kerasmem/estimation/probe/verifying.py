@@ -9,9 +9,9 @@ from kerasmem.devices.catalogue import available_bytes
 from kerasmem.devices.host import host_memory
 from kerasmem.devices.live import read_machine
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.child import ChildFailure, run_child
 from kerasmem.estimation.verification import Trial
 from kerasmem.models.request import ModelRequest
+from kerasmem.processes.task import ChildFailure, run_child
 
 WORKER = "kerasmem.estimation.probe.verify_worker"
 DEFAULT_STEPS = 3

@@ -1,6 +1,6 @@
 """The child process: opens the model with real weights, runs real steps, and reads TensorFlow's allocator.
 
-Run by `kerasmem.estimation.child.run_child`, never imported by the parent's process for its side effects.
+Run by `kerasmem.processes.task.run_child`, never imported by the parent's process for its side effects.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kerasmem.errors import KerasmemError, ModelError
-from kerasmem.estimation.child import serve
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import with_replaced
+from kerasmem.processes.task import serve
 
 # Names of the marks in the recording, with the batch's place in the request as their number.
 MARKS = "kerasmem-"

@@ -1,0 +1,1 @@
+"""Data files inspected, converted, repacked, summed up and timed."""

@@ -1,0 +1,140 @@
+"""The folder beside an output in which it comes about: what is done so far, and that nobody else is at it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from kerasmem.errors import UsageError
+from kerasmem.hdf5.layout import shown
+from kerasmem.units import GIB
+
+CHECKPOINT_BYTES = GIB
+_CHECKPOINT_SECONDS = 20
+_SUFFIX = ".kerasmem-partial"
+_STATE = "state.json"
+
+
+def folder_of(output: str) -> str:
+    """Return the folder in which an output comes about."""
+    return output + _SUFFIX
+
+
+class Job:
+    """The state of a conversion, on disk.
+
+    A process that is killed leaves the folder behind; the same conversion started again goes on from the last
+    checkpoint. One that fails removes it.
+
+    Args:
+        output: the file to be written.
+        settings: what the result depends on; a folder left by other settings is not gone on with.
+        discard: remove such a folder.
+
+    Raises:
+        UsageError: another process writes this output, or other settings left their work behind.
+    """
+
+    def __init__(self, output: str, settings: Mapping[str, Any], *, discard: bool) -> None:
+        self.folder = folder_of(output)
+        self._settings = json.loads(json.dumps(settings))
+        self.state: dict[str, Any] = {}
+        self._written = 0
+        self._since = time.monotonic()
+        self._number = 0
+        try:
+            os.mkdir(self.folder)
+        except FileExistsError:
+            if os.path.islink(self.folder) or not os.path.isdir(self.folder):
+                raise UsageError(
+                    f"{shown(self.folder)}: is needed for what is written, and is no folder; remove it"
+                ) from None
+        except OSError as error:
+            raise UsageError(
+                f"{shown(self.folder)}: cannot be made: {error.strerror}; choose another output"
+            ) from error
+        self._lock = os.open(os.path.join(self.folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise UsageError(f"{shown(output)}: another process is writing this output; wait for it") from None
+        except OSError:
+            pass  # a file system without locks
+        self._read(output, discard)
+
+    @property
+    def resumed(self) -> bool:
+        """Whether there is something to go on from."""
+        return bool(self.state)
+
+    def path(self, name: str) -> str:
+        """Return the path of a file in the folder."""
+        return os.path.join(self.folder, name)
+
+    def due(self, size: int) -> bool:
+        """Note that so many bytes were done; return whether it is time for a checkpoint."""
+        self._written += size
+        return self._written >= CHECKPOINT_BYTES or time.monotonic() - self._since > _CHECKPOINT_SECONDS
+
+    def next_name(self) -> str:
+        """Return the name of a file that belongs to the next checkpoint alone."""
+        self._number += 1
+        return f"tails-{self._number}.npz"
+
+    def checkpoint(self, state: dict[str, Any]) -> None:
+        """Remember how far things are; what it speaks of has reached the disk before."""
+        before = self.state.get("write", {}).get("tails")
+        temporary = self.path(_STATE + ".new")
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump({"settings": self._settings, "number": self._number, "state": state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path(_STATE))
+        if before and before != state.get("write", {}).get("tails"):
+            with contextlib.suppress(OSError):
+                os.unlink(self.path(before))
+        self.state = state
+        self._written, self._since = 0, time.monotonic()
+
+    def remove(self) -> None:
+        """Leave nothing behind."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _read(self, output: str, discard: bool) -> None:
+        try:
+            with open(self.path(_STATE), encoding="utf-8") as file:
+                found = json.load(file)
+            same = found["settings"] == self._settings
+            state, number = dict(found["state"]), int(found["number"])
+        except (OSError, ValueError, KeyError, TypeError):
+            self._clear()  # killed before the first checkpoint
+            return
+        if same:
+            self.state, self._number = state, number
+            return
+        if not discard:
+            self.close()
+            raise UsageError(
+                f"{shown(output)}: a conversion with other settings, or of sources that have changed since, was "
+                f"interrupted; start that one again to go on with it, or give force=True (--force) to begin anew"
+            )
+        self._clear()
+
+    def _clear(self) -> None:
+        for name in os.listdir(self.folder):
+            if name != "lock":
+                os.unlink(self.path(name))

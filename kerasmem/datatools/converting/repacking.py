@@ -1,0 +1,128 @@
+"""`repack_data`: an HDF5 file written anew, in chunks that stream well."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+import h5py
+
+from kerasmem.datatools.converting.conversion import available_threads, write_data
+from kerasmem.datatools.converting.encoding import read_compression
+from kerasmem.datatools.converting.fields import Wanted
+from kerasmem.datatools.converting.planning import Progress
+from kerasmem.datatools.converting.results import Reading, Repacking
+from kerasmem.datatools.converting.settings import WriteSettings
+from kerasmem.datatools.converting.sizing import DEFAULT_MEMORY
+from kerasmem.datatools.converting.sources.opening import ReadOptions
+from kerasmem.datatools.inspecting.inspection import choose_pair
+from kerasmem.datatools.inspecting.listing import list_contents
+from kerasmem.datatools.inspecting.preview import Preview
+from kerasmem.errors import DataError, UsageError
+from kerasmem.hdf5.settings import read_flag, read_path, read_whole
+from kerasmem.units import parse_size
+
+
+def repack_data(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    drop: Sequence[str] = (),
+    batch_size: int = 32,
+    compression: str = "none",
+    shuffle: bool = False,
+    seed: int = 0,
+    float32: bool = False,
+    allow_external: bool = False,
+    memory: int | str = DEFAULT_MEMORY,
+    verify: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Repacking:
+    """Write an HDF5 file anew, in whole rows and chunks of about 1 MiB, compressed as asked for.
+
+    Types are kept (in little-endian) and so are attributes that are numbers or texts. Datasets that cannot be trained
+    from, or have another number of rows, are left out and named. For the rest this is `convert_data`.
+
+    Args:
+        path: the HDF5 file.
+        output: the file to be written.
+        columns: as for `convert_data`.
+        drop: as for `convert_data`.
+        batch_size: rows trained on together, by which the size of chunks is chosen.
+        compression: "none", "gzip", "zstd", or with a level, "gzip:6".
+        shuffle: write the rows in random order.
+        seed: of that order.
+        float32: write float64 as float32.
+        allow_external: read other files that it names.
+        memory: bytes or text ("512MiB") to work in.
+        verify: read the file back and compare checksums before it is moved into place.
+        force: overwrite the output.
+        progress: called with what goes on, the rows done and all rows.
+
+    Raises:
+        DataError: the file cannot be read.
+        UsageError: a setting is wrong, or the output exists.
+
+    Example:
+        >>> import h5py, numpy as np
+        >>> with h5py.File("/tmp/columns.h5", "w") as f:
+        ...     _ = f.create_dataset("x", data=np.zeros((30_000, 60), "f4"), chunks=(30_000, 1), compression="gzip")
+        >>> done = repack_data("/tmp/columns.h5", "/tmp/rows.h5", force=True)
+        >>> done.conversion.datasets[0].chunk_rows
+        4352
+    """
+    started = time.monotonic()
+    source = read_path(path)
+    if not h5py.is_hdf5(source):
+        list_contents(source)  # says what is wrong
+        raise UsageError(f"path: {source!r} is no HDF5 file; kerasmem data convert reads other formats")
+    settings = WriteSettings(
+        columns=columns,
+        drop=tuple(drop),
+        batch_size=read_whole("batch_size", batch_size, 1),
+        shuffle=read_flag("shuffle", shuffle),
+        seed=read_whole("seed", seed, 0),
+        shares={"": 1.0},
+        as_groups=False,
+        stratify=None,
+        group=None,
+        compression=read_compression(compression),
+        keep_float64=not read_flag("float32", float32),
+        narrow=False,
+        memory=parse_size(memory, field="memory"),
+    )
+    threads = available_threads()
+    options = ReadOptions(
+        wanted=Wanted(columns, settings.drop, []),
+        allow_external=allow_external,
+        threads=threads,
+        budget=settings.memory // 8,
+    )
+    before = read_reading(source, settings.batch_size)
+    done = write_data(
+        [source], output, settings, options, threads=threads, verify=verify, force=force,
+        tell=progress or (lambda what, done, total: None), started=started, attributes_from=source,
+    )  # fmt: skip
+    return Repacking(done, before, read_reading(done.outputs[0], settings.batch_size))
+
+
+def read_reading(path: str, batch_size: int) -> Reading | None:
+    """Return how a file streams with the usual settings; None where it cannot be."""
+    contents = list_contents(path)
+    x, y = choose_pair(contents, None, None)
+    if x is None:
+        return None
+    try:
+        preview = Preview(path, x, y, batch_size=batch_size)
+        needed, read = preview.reading()
+        ratio = None
+        labels = next((entry.layout for entry in contents.usable if entry.name == y), None)
+        if y is not None and labels is not None and labels.row_shape in ((), (1,)) and labels.dtype[1] in "iub":
+            ratio = preview.mixing(y)[0].ratio
+    except (DataError, UsageError):
+        return None
+    filters = tuple(dict.fromkeys(name for dataset in preview.layout.datasets for name in dataset.filters))
+    return Reading(contents.size, needed, read, preview.plan.block_rows, filters, ratio)

@@ -1,0 +1,131 @@
+"""Which kind of source a path is, and all of them together as one."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import h5py
+
+from kerasmem.datatools.converting.fields import Wanted
+from kerasmem.datatools.converting.sources.arrays import ArraySource
+from kerasmem.datatools.converting.sources.combined import combine
+from kerasmem.datatools.converting.sources.hdf5 import open_hdf5
+from kerasmem.datatools.converting.sources.image_decoding import ImageOptions
+from kerasmem.datatools.converting.sources.images import ImageFolder
+from kerasmem.datatools.converting.sources.protocol import RowSource
+from kerasmem.datatools.converting.sources.records import RecordSource
+from kerasmem.datatools.converting.sources.table_files import TableOptions
+from kerasmem.datatools.converting.sources.tables import open_tables
+from kerasmem.datatools.inspecting.rows import WINDOW_BUDGET
+from kerasmem.errors import DataError, UsageError
+from kerasmem.hdf5.layout import shown
+
+_TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt", ".parquet", ".pq")
+_RECORDS = re.compile(r"\.tfrecords?(\.gz)?$|\.tfrec$|\.tfrecord-\d+-of-\d+$", re.IGNORECASE)
+_NAMED = re.compile(r"([A-Za-z_][\w./-]*)=(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Everything that says how sources are read."""
+
+    wanted: Wanted
+    tables: TableOptions = field(default_factory=TableOptions)
+    images: ImageOptions = field(default_factory=ImageOptions)
+    follow_links: bool = False
+    allow_external: bool = False
+    threads: int = 2
+    budget: int = WINDOW_BUDGET
+
+
+def open_sources(sources: Sequence[str], options: ReadOptions) -> RowSource:
+    """Return all sources as one.
+
+    Args:
+        sources: paths, patterns, folders, and for .npy also NAME=PATH.
+        options: how they are read.
+
+    Raises:
+        DataError: one cannot be read, or they do not fit together.
+        UsageError: one is of no known kind.
+    """
+    opened: list[RowSource] = []
+    tables: list[str] = []
+    seen: set[str] = set()
+    for name, path in find_paths(sources):
+        real = os.path.realpath(path)
+        if real in seen:
+            raise UsageError(f"{shown(path)}: is named more than once; its rows would come more than once")
+        seen.add(real)
+        if not os.path.exists(path):
+            raise DataError(f"{shown(path)}: there is no such file or folder")
+        lower = path.lower()
+        if lower.endswith(_TABLES) and not os.path.isdir(path):
+            _only_file(path)
+            tables.append(path)
+        else:
+            opened.append(_open(path, name, options))
+    if tables:
+        opened += open_tables(tables, options.tables)
+    return combine(opened)
+
+
+def find_paths(sources: Sequence[str]) -> list[tuple[str | None, str]]:
+    """Return the paths that sources stand for, each with the name given to it."""
+    if not sources:
+        raise UsageError("sources: name at least one file or folder")
+    found: list[tuple[str | None, str]] = []
+    for source in sources:
+        name, path = None, os.path.expanduser(source)
+        named = _NAMED.fullmatch(source)
+        if named is not None and not os.path.lexists(path):
+            name, path = named[1], os.path.expanduser(named[2])
+        if not path or "\0" in path:
+            raise UsageError(f"sources: {path!r} is no path")
+        if glob.has_magic(path) and not os.path.lexists(path):
+            matching = sorted(glob.glob(path, recursive=True), key=_natural)
+            if not matching:
+                raise DataError(f"{shown(path)}: no file matches this pattern")
+            found += [(name, one) for one in matching]
+        else:
+            found.append((name, path))
+    return found
+
+
+def _open(path: str, name: str | None, options: ReadOptions) -> RowSource:
+    lower = path.lower()
+    kinds: list[tuple[bool, Callable[[], RowSource]]] = [
+        (lower.endswith((".npy", ".npz")), lambda: ArraySource(path, name, options.wanted)),
+        (bool(_RECORDS.search(path)), lambda: RecordSource(path, options.images, options.wanted, options.threads)),
+    ]
+    if os.path.isdir(path):
+        return ImageFolder(path, options.images, follow_links=options.follow_links, threads=options.threads)
+    _only_file(path)
+    for fits, make in kinds:
+        if fits:
+            return make()
+    if h5py.is_hdf5(path) or lower.endswith((".h5", ".hdf5", ".h5ad", ".mat", ".nc", ".hdf")):
+        return open_hdf5(path, allow_external=options.allow_external, wanted=options.wanted, budget=options.budget)
+    raise UsageError(
+        f"{shown(path)}: of no kind that is known by its name: .npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or "
+        "a folder "
+        "with a folder of images for each class"
+    )
+
+
+def _only_file(path: str) -> None:
+    if not os.path.isfile(path):
+        raise DataError(f"{shown(path)}: is no regular file")
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise DataError(f"{shown(path)}: cannot be read: {error.strerror}") from error
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if at % 2 else (0, part) for at, part in enumerate(re.split(r"([0-9]+)", path))]

@@ -1,0 +1,230 @@
+"""Every dataset of a file: what it is, whether it can be trained from, and who wrote it. No other file is opened."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+
+from kerasmem.errors import DataError
+from kerasmem.hdf5.layout import DatasetLayout, one_line, shown
+from kerasmem.hdf5.links import DAMAGED, encoded
+from kerasmem.hdf5.scan import close_file, open_file, scan_file
+from kerasmem.hdf5.settings import Access
+
+MOST_LISTED = 5000  # objects looked at: a hostile file may hold millions
+CHECKSUM = "kerasmem_crc32"
+CLASS_NAMES = "class_names"
+_MOST_NAMES = 100_000  # classes
+_SPARSE = {"csr_matrix", "csc_matrix"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One dataset, or one sparse matrix that lies in several.
+
+    Args:
+        name: full path in the file.
+        shape: shape; None where there is none.
+        dtype: NumPy's text for the type, or what it is in words.
+        layout: how it is stored, where it can be trained from.
+        problem: why it cannot; "" where it can.
+        sparse: "csr_matrix" or "csc_matrix" for a sparse matrix.
+        class_names: what the numbers in it stand for, where the file says so.
+        stored_bytes: bytes taken in the file.
+        checksum: CRC-32 of its rows that was written along with it.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    layout: DatasetLayout | None
+    problem: str = ""
+    sparse: str = ""
+    class_names: tuple[str, ...] | None = None
+    stored_bytes: int = 0
+    checksum: int | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file holds.
+
+    Args:
+        path: absolute path.
+        size: bytes of the file.
+        writer: the program whose conventions it follows, as far as they can be told; "" otherwise.
+        entries: the datasets.
+        complete: whether all were looked at.
+    """
+
+    path: str
+    size: int
+    writer: str
+    entries: tuple[Entry, ...]
+    complete: bool = True
+
+    @property
+    def usable(self) -> list[Entry]:
+        """The datasets that can be trained from."""
+        return [entry for entry in self.entries if entry.layout is not None]
+
+
+def list_contents(path: str, access: Access | None = None) -> Contents:
+    """Return what a file holds.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    access = access or Access()
+    file = open_file(path, access.locking)
+    try:
+        size = os.path.getsize(path)
+        writer = _writer(file, path)
+        names, sparse, complete = _walk(file)
+        entries = [_sparse_entry(file, path, name, kind) for name, kind in sparse.items()]
+        inside = tuple(f"{name}/" for name in sparse)
+        for name in names:
+            if not name.startswith(inside) if inside else True:
+                entries.append(_entry(file, path, name, access))
+    except DAMAGED as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{shown(path)}: its list of datasets cannot be read: {one_line(str(error))}") from error
+    finally:
+        close_file(file)
+    return Contents(path, size, writer, tuple(sorted(entries, key=lambda entry: entry.name)), complete)
+
+
+def text_of(value: Any) -> str:
+    """Return an attribute's value as text; "" where it is none."""
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.reshape(-1)[0]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else ""
+
+
+def _walk(file: h5py.File) -> tuple[list[str], dict[str, str], bool]:
+    names: list[str] = []
+    sparse: dict[str, str] = {}
+    seen = 0
+
+    def note(path: str | bytes, item: Any) -> bool | None:
+        nonlocal seen
+        name = path if isinstance(path, str) else path.decode("utf-8", "surrogateescape")
+        seen += 1
+        if isinstance(item, h5py.Dataset):
+            names.append(name)
+        elif isinstance(item, h5py.Group) and "indptr" in item:
+            kind = _attribute(item, "encoding-type")
+            if kind in _SPARSE:
+                sparse[name] = kind
+        return True if seen >= MOST_LISTED else None
+
+    stopped = file.visititems(note)
+    return names, sparse, stopped is None
+
+
+def _attribute(item: Any, name: str) -> str:
+    try:
+        return text_of(item.attrs[name]) if name in item.attrs else ""
+    except DAMAGED:
+        return ""
+
+
+def _entry(file: h5py.File, path: str, name: str, access: Access) -> Entry:
+    shape: tuple[int, ...] | None = None
+    dtype, layout, problem, stored = "", None, "", 0
+    try:
+        item = file[encoded(name)]
+        shape = None if item.shape is None else tuple(int(extent) for extent in item.shape)
+        stored = int(item.id.get_storage_size())
+        dtype = item.dtype.str if item.dtype.names is None and item.dtype.kind != "O" else str(item.dtype)
+    except DAMAGED as error:
+        problem = one_line(str(error))
+    try:
+        layout = scan_file(path, [name], access).datasets[0]
+        shape, dtype = layout.shape, layout.dtype
+    except DataError as error:
+        here = f"{shown(path)}: dataset {shown(name)}"
+        problem = one_line(str(error)).removeprefix(here).removeprefix(shown(path)).lstrip(": ").strip() or problem
+    names, checksum = None, None
+    if layout is not None:
+        names = _class_names(file, name)
+        try:
+            found = file[encoded(name)].attrs.get(CHECKSUM)
+            checksum = int(found) if isinstance(found, np.integer) else None
+        except DAMAGED:
+            checksum = None
+    return Entry(name, shape, one_line(dtype, 200), layout, problem, "", names, stored, checksum)
+
+
+def _class_names(file: h5py.File, name: str) -> tuple[str, ...] | None:
+    """Return what an attribute says, a dataset `NAME_class_names`, or AnnData's categories beside the codes."""
+    candidates = [f"{name}_{CLASS_NAMES}"]
+    if name.endswith("/codes"):
+        candidates.append(f"{name.removesuffix('codes')}categories")
+    try:
+        value: Any = file[encoded(name)].attrs.get(CLASS_NAMES)
+        for other in candidates:
+            if value is None and isinstance(file.get(encoded(other), getlink=True), h5py.HardLink):
+                dataset = file[encoded(other)]
+                if isinstance(dataset, h5py.Dataset) and len(dataset.shape or ()) == 1 and len(dataset) <= _MOST_NAMES:
+                    value = dataset[:]
+    except DAMAGED:
+        return None
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.size > _MOST_NAMES:
+        return None
+    names = tuple(text_of(entry) or str(entry) for entry in value.tolist())
+    return names or None
+
+
+def _sparse_entry(file: h5py.File, path: str, name: str, kind: str) -> Entry:
+    group = file[encoded(name)]
+    try:
+        shape = tuple(int(extent) for extent in group.attrs["shape"])
+        stored = sum(int(group[part].id.get_storage_size()) for part in ("data", "indices", "indptr"))
+        values = int(group["data"].shape[0])
+        dtype = group["data"].dtype.str
+    except DAMAGED as error:
+        return Entry(name, None, "", None, f"a sparse matrix that cannot be read: {one_line(str(error))}", kind)
+    how = (
+        "by columns, of which no row can be had by itself; write it by rows (csr)"
+        if kind == "csc_matrix"
+        else "by rows"
+    )
+    way = "" if kind == "csc_matrix" else "; `kerasmem data convert` writes it dense"
+    return Entry(
+        name, shape, dtype, None, f"a sparse matrix of {values:,} values, stored {how}{way}", kind, stored_bytes=stored
+    )
+
+
+def _writer(file: h5py.File, path: str) -> str:
+    try:
+        if int(file.userblock_size) >= 512:
+            with open(path, "rb") as raw:
+                if raw.read(19) == b"MATLAB 7.3 MAT-file":
+                    return "MATLAB 7.3"
+        if _attribute(file, "encoding-type") == "anndata":
+            return f"AnnData {_attribute(file, 'encoding-version')}".strip()
+        if "_NCProperties" in file.attrs:
+            return "netCDF-4"
+        if "PYTABLES_FORMAT_VERSION" in file.attrs:
+            groups = [
+                file[name] for name in list(file)[:100] if isinstance(file.get(name, getlink=True), h5py.HardLink)
+            ]
+            return "pandas" if any("pandas_type" in group.attrs for group in groups) else "PyTables"
+        if "keras_version" in file.attrs or "layer_names" in file.attrs:
+            return "Keras (a model's weights)"
+        items = [file[name] for name in list(file)[:100] if isinstance(file.get(name, getlink=True), h5py.HardLink)]
+        if any(_attribute(item, "CLASS") == "DIMENSION_SCALE" or "_Netcdf4Dimid" in item.attrs for item in items):
+            return "netCDF-4"
+        if any(CHECKSUM in item.attrs for item in items):
+            return "kerasmem"
+    except DAMAGED:
+        return ""
+    return ""

@@ -1,0 +1,210 @@
+"""`data_stats`: mean, variance, range and class weights of a file's datasets, in one pass through it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from kerasmem.datatools.inspecting.inspection import choose_pair, count_classes, together
+from kerasmem.datatools.inspecting.listing import list_contents
+from kerasmem.datatools.inspecting.results import ColumnStats, DataStats
+from kerasmem.datatools.inspecting.rows import read_windows
+from kerasmem.errors import DataError, UsageError
+from kerasmem.hdf5.layout import plain_name, shown
+from kerasmem.hdf5.settings import Access, read_path
+
+_PIECE_VALUES = 1 << 18  # taken together as float64: they stay in the processor's cache
+_MOST_SHOWN = 16  # numbers written out in code
+
+
+def data_stats(
+    path: str | os.PathLike[str],
+    names: Sequence[str] | None = None,
+    *,
+    scale: float = 1.0,
+    allow_external: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> DataStats:
+    """Return mean, variance, range and class weights of datasets, for `keras.layers.Normalization` and `class_weight`.
+
+    Means and variances are those that `Normalization(axis=-1).adapt` finds: over all axes but the last. They are taken
+    piece by piece in float64 and put together as Chan, Golub and LeVeque do, which loses no digits however many rows
+    there are and however far from 0 the values lie. NaN and infinity are counted and left out.
+
+    Args:
+        path: the HDF5 file.
+        names: the datasets, of equally many rows; None for all that go with the largest.
+        scale: the factor that x will be multiplied by, such as 1/255; applied to the features, not to labels.
+        allow_external: follow what leads into other files.
+        progress: called with what goes on, the rows done and all rows.
+
+    Raises:
+        DataError: the file cannot be read.
+        UsageError: a name is none of its datasets.
+
+    Example:
+        >>> import h5py, numpy as np
+        >>> with h5py.File("/tmp/stats.h5", "w") as f:
+        ...     f["x"], f["y"] = np.arange(8.0).reshape(4, 2), [0, 0, 0, 1]
+        >>> stats = data_stats("/tmp/stats.h5")
+        >>> stats["x"].mean, stats["x"].variance
+        ((3.0, 4.0), (5.0, 5.0))
+        >>> {label: round(weight, 3) for label, weight in stats["y"].class_weight.items()}
+        {0: 0.667, 1: 2.0}
+    """
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not np.isfinite(scale):
+        raise UsageError(f"scale: {scale!r} is no finite number")
+    access = Access(allow_external=allow_external)
+    contents = list_contents(read_path(path), access)
+    first, second = choose_pair(contents, plain_name(names[0]) if names else None, None)
+    if first is None:
+        problems = "; ".join(f"{shown(entry.name)} {entry.problem}" for entry in contents.entries[:5])
+        raise DataError(f"{shown(contents.path)}: holds nothing that could be trained from. {problems}".rstrip(". "))
+    entries = together(contents, first)
+    if names:
+        for name in names:
+            choose_pair(contents, plain_name(name), None)
+        wanted = [plain_name(name) for name in names]
+        entries = [entry for entry in entries if entry.name in wanted]
+        if len(entries) < len(wanted):
+            raise UsageError(
+                f"names: {', '.join(map(shown, wanted))} differ in their number of rows; take them one by one"
+            )
+    columns = {}
+    for entry in entries:
+        assert entry.layout is not None
+        may_be_labels = np.dtype(entry.layout.dtype).kind in "iub" and prod(entry.layout.row_shape) == 1
+        columns[entry.name] = _Moments(entry.layout.row_shape, may_be_labels)
+    rows = 0
+    total = entries[0].layout.rows if entries[0].layout else 0
+    for start, window in read_windows([contents.path], list(columns), access=access):
+        for name, values in window.items():
+            columns[name].add(values)
+        rows = start + len(next(iter(window.values())))
+        if progress is not None:
+            progress("adding up", rows, total)
+    results = []
+    for entry in entries:
+        assert entry.layout is not None
+        factor = 1.0 if columns[entry.name].counts is not None else float(scale)
+        results.append(columns[entry.name].result(entry.name, entry.layout.dtype, factor))
+    code = _code(contents.path, results, first, second, names, float(scale))
+    return DataStats(contents.path, rows, float(scale), tuple(results), code)
+
+
+@dataclass
+class _Moments:
+    """Count, mean and sum of squared deviations, a number for each entry of the last axis."""
+
+    shape: tuple[int, ...]
+    labels: bool
+    counts: dict[int, int] | None = None
+    nans: int = 0
+    infinite: int = 0
+    low: float = np.inf
+    high: float = -np.inf
+    rows: int = 0
+    _state: tuple[np.ndarray, np.ndarray, np.ndarray] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.counts = {} if self.labels else None
+
+    def add(self, values: np.ndarray) -> None:
+        if self.counts is not None and not count_classes(self.counts, values):
+            self.counts = None
+        self.rows += len(values)
+        width = self.shape[-1] if self.shape else 1
+        flat = values.reshape(-1, width)
+        step = max(1, _PIECE_VALUES // width)
+        for first in range(0, len(flat), step):
+            self._add(flat[first : first + step].astype(np.float64))
+
+    def _add(self, values: np.ndarray) -> None:
+        finite = np.isfinite(values)
+        if finite.all():
+            count = np.full(values.shape[1], float(len(values)))
+            mean = values.mean(axis=0)
+            squares = np.square(values - mean).sum(axis=0)
+            low, high = values.min(), values.max()
+        else:
+            nans = int(np.count_nonzero(np.isnan(values)))
+            self.nans += nans
+            self.infinite += int(finite.size - np.count_nonzero(finite)) - nans
+            count = finite.sum(axis=0).astype(np.float64)
+            mean = np.where(finite, values, 0.0).sum(axis=0) / np.maximum(count, 1)
+            squares = np.square(np.where(finite, values - mean, 0.0)).sum(axis=0)
+            low, high = values.min(where=finite, initial=np.inf), values.max(where=finite, initial=-np.inf)
+        self.low, self.high = min(self.low, float(low)), max(self.high, float(high))
+        if self._state is None:
+            self._state = count, mean, squares
+            return
+        count0, mean0, squares0 = self._state
+        total = np.maximum(count0 + count, 1)
+        shift = mean - mean0
+        self._state = (
+            count0 + count,
+            mean0 + shift * (count / total),
+            squares0 + squares + np.square(shift) * (count0 * count / total),
+        )
+
+    def result(self, name: str, dtype: str, scale: float) -> ColumnStats:
+        assert self._state is not None
+        count, mean, squares = self._state
+        variance = squares / np.maximum(count, 1)
+        known = self.low <= self.high
+        ends = sorted((self.low * scale, self.high * scale)) if known else [None, None]
+        weights = None
+        if self.counts and min(self.counts) >= 0:
+            weights = {k: self.rows / (len(self.counts) * n) for k, n in sorted(self.counts.items())}
+        return ColumnStats(
+            name=name, shape=self.shape, dtype=np.dtype(dtype).newbyteorder("=").name,
+            mean=tuple((mean * scale).tolist()), variance=tuple((variance * scale**2).tolist()),
+            minimum=ends[0], maximum=ends[1], nan_count=self.nans, infinite_count=self.infinite,
+            class_counts=dict(sorted(self.counts.items())) if self.counts else None, class_weight=weights,
+        )  # fmt: skip
+
+
+def _code(
+    path: str, columns: Sequence[ColumnStats], x: str, y: str | None, names: Sequence[str] | None, scale: float
+) -> str:
+    """Return lines of Python: numbers where they are few, and a call where they are many."""
+    by_name = {column.name: column for column in columns}
+    lines: list[str] = []
+    features = by_name.get(x)
+    call = _call(path, names, scale)
+    if features is not None and features.class_weight is None:
+        if len(features.mean) > _MOST_SHOWN:
+            lines += [call, f"stats = found[{x!r}]"]
+            lines.append(
+                "normalization = keras.layers.Normalization(axis=-1, mean=stats.mean, variance=stats.variance)"
+            )
+        elif not features.shape:
+            lines.append(
+                f"normalization = keras.layers.Normalization(axis=None, mean={features.mean[0]:.9g}, "
+                f"variance={features.variance[0]:.9g})"
+            )
+        else:
+            mean, variance = (
+                f"[{', '.join(f'{value:.9g}' for value in values)}]" for values in (features.mean, features.variance)
+            )
+            lines.append(f"normalization = keras.layers.Normalization(axis=-1, mean={mean}, variance={variance})")
+    labels = by_name.get(y) if y is not None else None
+    if labels is not None and labels.class_weight is not None and len(labels.class_weight) > 1:
+        if len(labels.class_weight) > _MOST_SHOWN:
+            lines += [] if call in lines else [call]
+            lines.append(f"class_weight = found[{y!r}].class_weight")
+        else:
+            weights: Any = ", ".join(f"{k}: {weight:.6g}" for k, weight in labels.class_weight.items())
+            lines.append(f"class_weight = {{{weights}}}")
+    return "\n".join(lines)
+
+
+def _call(path: str, names: Sequence[str] | None, scale: float) -> str:
+    more = "" if names is None else f", {list(names)!r}"
+    more += "" if scale == 1 else f", scale={scale!r}"
+    return f"found = kerasmem.data_stats({path!r}{more})"

@@ -1,0 +1,189 @@
+"""`kerasmem.explain_oom`: a text, a log or an exception → a `Diagnosis`."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, BinaryIO
+
+from kerasmem.diagnosis.diagnosis import Diagnosis
+from kerasmem.diagnosis.incidents import Collector, Incident
+from kerasmem.diagnosis.judging import figures, origin
+from kerasmem.diagnosis.reading import interesting_lines
+from kerasmem.diagnosis.remedies import suggestions
+from kerasmem.diagnosis.wording import other_sentence, sentence, warnings
+from kerasmem.errors import InputError
+
+_EVIDENCE = 400  # characters of the line that is kept
+_CHAIN = 20  # exceptions behind one another
+_NAMES = ("MemoryError", "OutOfMemoryError")  # exceptions that say all by their name
+
+
+def explain_oom(text_or_exception: str | bytes | BaseException | os.PathLike[str]) -> Diagnosis:
+    """Say what ran out of memory, why, where, and what is most worth doing, from a message, a log or an exception.
+
+    Knows TensorFlow, XLA (GPU and TPU), PyTorch, JAX, Theano, cuDNN and cuBLAS, and the host: Python, NumPy, the
+    kernel's OOM killer, Slurm, containers. What looks like it and is not (a full disk, a notice, another limit) is
+    not called so. Where there are several failures the first is the cause. TensorFlow is not loaded.
+
+    Args:
+        text_or_exception: a text; an exception, whose causes are read too; or a path-like object (`pathlib.Path`) of
+            a log, which is read in a stream whatever its size. A string is a text, never a path.
+
+    Returns:
+        A `Diagnosis`; sizes in bytes, what the text does not say is None.
+
+    Raises:
+        InputError: a path that cannot be read, or a compressed file.
+        TypeError: it is none of these.
+
+    Example:
+        >>> found = explain_oom("Error allocating 900 bytes of device memory (out of memory). "
+        ...                     "Driver report 500 bytes free and 4000 bytes total")
+        >>> found.family, found.requested_bytes, found.free_bytes, found.cause
+        ('theano', 900, 500, 'capacity')
+    """
+    if isinstance(text_or_exception, BaseException):
+        return _of_exception(text_or_exception)
+    if isinstance(text_or_exception, str):
+        return explain_stream(io.BytesIO(text_or_exception.encode("utf-8", "replace")))
+    if isinstance(text_or_exception, (bytes, bytearray, memoryview)):
+        return explain_stream(io.BytesIO(bytes(text_or_exception)))
+    if isinstance(text_or_exception, os.PathLike):
+        return explain_file(text_or_exception)
+    raise TypeError(f"explain_oom takes a text, an exception or a path, not {type(text_or_exception).__name__}")
+
+
+def explain_file(path: str | os.PathLike[str]) -> Diagnosis:
+    """Read a log.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    name = os.fspath(path)
+    if os.path.isdir(name):
+        raise InputError(f"{name}: is a folder; name a log")
+    try:
+        with open(name, "rb") as stream:
+            return explain_stream(stream, name=name)
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # a name with a zero in it
+        raise InputError(f"{name!r}: cannot be read: {error}") from None
+
+
+def explain_stream(stream: BinaryIO, *, name: str = "the log") -> Diagnosis:
+    """Read bytes to their end, a megabyte at a time.
+
+    Raises:
+        InputError: they are compressed.
+    """
+    collector = Collector()
+    collector.read(interesting_lines(stream, name=name, wanted=collector.wanted))
+    return _judge(collector)
+
+
+def _of_exception(error: BaseException) -> Diagnosis:
+    return explain_stream(io.BytesIO("\n".join(_told(error)).encode("utf-8", "replace")))
+
+
+def _told(error: BaseException) -> Iterator[str]:
+    """Return the exception's text as a traceback would end, then those of its causes; nothing raises on the way."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    for _ in range(_CHAIN):
+        if current is None or id(current) in seen:
+            return
+        seen.add(id(current))
+        name = type(current).__name__.lstrip("_")
+        text = _attribute(current, "message")
+        if not isinstance(text, str) or not text:
+            text = _text_of(current)
+        if name in _NAMES and "out of memory" not in text.lower() and "allocat" not in text.lower():
+            yield "MemoryError: " + text[:_EVIDENCE].replace("\n", " ")
+        else:
+            yield f"{name}: {text}"
+        operation = _attribute(_attribute(current, "op"), "name")
+        if isinstance(operation, str) and operation:
+            yield f"[[{{{{node {operation}}}}}]]"
+        if isinstance(group := _attribute(current, "exceptions"), (tuple, list)) and group:
+            yield from (f"{type(each).__name__}: {_text_of(each)}" for each in group[:_CHAIN])
+        current = current.__cause__ or current.__context__
+
+
+def _attribute(thing: Any, name: str) -> Any:
+    try:
+        return getattr(thing, name, None)
+    except Exception:
+        return None
+
+
+def _text_of(error: Any) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def _judge(collector: Collector) -> Diagnosis:
+    stopped = [place for place, clue, _ in collector.others if clue.family == "stopped"]
+    weak = collector.weak
+    if collector.failures:
+        incident = collector.failures[0]
+        later = len(collector.failures) - 1 + collector.later
+        return _failure(incident, later)
+    refused = [each for each in weak if each.what == "driver"]
+    sizes = [each.facts.get("requested_bytes") or 0 for each in refused]
+    if len(refused) > 1 and all(0.8 * a <= b < a for a, b in pairwise(sizes)):
+        weak = [each for each in weak if each.what != "driver"]
+        if not weak:
+            first = refused[0]
+            return _other("notice", "shrinking", first.first, first.evidence)
+    if weak and not any(abs(place - weak[0].first) < 200 for place in stopped):
+        return _failure(weak[0], 0)
+    if collector.others:
+        ranks = {"notice": 0, "nan": 1}
+        place, clue, text = max(collector.others, key=lambda each: (ranks.get(each[1].family, 2), each[0]))
+        return _other(clue.family, clue.what, place, text)
+    return Diagnosis(False, summary="Nothing here says that memory ran out.")
+
+
+def _other(family: str, what: str, place: int, text: str) -> Diagnosis:
+    return Diagnosis(
+        False,
+        family=family,
+        summary=other_sentence(family, what),
+        lines=(place, place),
+        evidence=text.strip()[:_EVIDENCE],
+    )
+
+
+def _failure(incident: Incident, later: int) -> Diagnosis:
+    found = figures(incident)
+    operation, named = origin(incident)
+    facts = incident.facts
+    return Diagnosis(
+        True,
+        family=incident.family,
+        summary=sentence(incident, found, named.layer, named.phase),
+        requested_bytes=found.requested,
+        free_bytes=found.free,
+        largest_free_bytes=found.largest,
+        limit_bytes=found.limit,
+        in_use_bytes=found.in_use,
+        reserved_bytes=found.reserved,
+        device=facts.get("device"),
+        tensor_shape=facts.get("tensor_shape"),
+        dtype=facts.get("dtype"),
+        operation=operation if named.layer or named.phase else None,
+        layer=named.layer,
+        pass_=named.phase,
+        cause=found.cause,
+        warnings=warnings(incident),
+        suggestions=suggestions(incident, found, operation, named.phase),
+        lines=(incident.first, incident.last),
+        evidence=incident.evidence.strip()[:_EVIDENCE],
+        later_failures=later,
+    )

@@ -1,0 +1,149 @@
+"""From what a failure says to its figures and its cause. Pure arithmetic.
+
+Sizes are bytes. A figure that the text does not give and that does not follow from others is None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kerasmem.diagnosis.clues import tensor_bytes
+from kerasmem.diagnosis.incidents import Incident
+from kerasmem.diagnosis.naming import Named, read_name
+
+GIB = 2**30
+_CLEARLY = 0.2  # of the card: what others must hold before they are named as the cause
+_LOOSE = 0.05  # of the card: reserved and not handed out; less than that comes with any full card
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is known of a failure in numbers; see `Diagnosis`."""
+
+    requested: int | None
+    free: int | None
+    largest: int | None
+    limit: int | None
+    in_use: int | None
+    reserved: int | None
+    others: int | None
+    cause: str
+
+
+def figures(incident: Incident) -> Figures:
+    """Return the figures of a failure, and why it failed."""
+    if incident.family == "pytorch":
+        return _pytorch(incident)
+    if incident.family == "host":
+        return _host(incident)
+    return _device(incident)
+
+
+def requested_bytes(incident: Incident) -> int | None:
+    """Return what was asked for: exact from the tensor's shape where that agrees with what the text says."""
+    facts = incident.facts
+    told = facts.get("requested_bytes")
+    exact = tensor_bytes(facts.get("tensor_shape"), facts.get("dtype"))
+    if incident.family in ("xla", "jax", "theano"):  # the shape is one buffer's of many
+        return told
+    if exact is not None and (told is None or abs(exact - told) <= max(0.01 * told, 256)):
+        return exact
+    return told if told is not None else facts.get("rounded")
+
+
+def _device(incident: Incident) -> Figures:
+    """Judge by an allocator's statistics, its pieces, and what the driver says."""
+    facts = incident.facts
+    requested, used = requested_bytes(incident), facts.get("in_use_bytes")
+    limit = facts.get("limit_bytes") or facts.get("driver_total")
+    pool = facts.get("pool") or None
+    rest = None if pool is None or not limit else max(0, limit - pool)  # not yet taken from the device
+    free, largest = facts.get("free_bytes"), facts.get("largest_stat")
+    if incident.pieces:
+        free = incident.free_pieces + (rest or 0)
+        largest = max(incident.largest_piece, rest or 0)
+    elif free is None and "driver_free" in facts:
+        free = facts["driver_free"]
+    elif free is None and limit and used is not None:
+        free = max(0, limit - used)
+    if limit and requested and requested > limit:
+        cause = "capacity"
+    elif requested is None or free is None:
+        cause = "unknown"
+    elif rest is not None and limit and rest >= max(requested, _CLEARLY * limit):
+        cause = "other process"  # within its limit, the allocator was refused more by the driver
+    elif free < requested:
+        cause = "capacity"
+        if facts.get("driver_total") and used is not None:
+            held = facts["driver_total"] - facts["driver_free"] - used
+            cause = "other process" if held >= max(_CLEARLY * facts["driver_total"], requested - free) else cause
+    elif not incident.pieces and largest is None and limit and used is not None and used < limit / 2:
+        cause = "other process"  # far below the limit, and still refused
+    else:
+        cause = "fragmentation"
+    return Figures(requested, free, largest, limit, used, facts.get("reserved_stat") or pool, None, cause)
+
+
+def _pytorch(incident: Incident) -> Figures:
+    facts = incident.facts
+    requested, free, used = facts.get("requested_bytes"), facts.get("free_bytes"), facts.get("in_use_bytes")
+    spare, total = facts.get("unallocated"), facts.get("limit_bytes")
+    reserved = facts.get("reserved_bytes")
+    if reserved is None and used is not None and spare is not None:
+        reserved = used + spare
+    if spare is None and reserved is not None and used is not None:
+        spare = max(0, reserved - used)
+    others = _others(facts.get("processes"), facts.get("own_process"), reserved)
+    if others is None and None not in (total, free, reserved):
+        others = max(0, total - free - reserved)  # type: ignore[operator]
+    limit = facts.get("allowed") or total
+    if requested is None or free is None:
+        cause = "unknown"
+    elif limit and requested > limit:
+        cause = "capacity"
+    elif others and total and others >= max(_CLEARLY * total, requested - free - (spare or 0)):
+        cause = "other process"
+    elif free >= requested and facts.get("allowed") is not None:
+        cause = "capacity"  # what the process may take, not the card
+    elif (spare or 0) >= max(requested, _LOOSE * (total or 0)) or free >= requested:
+        cause = "fragmentation"
+    else:
+        cause = "capacity"
+    return Figures(requested, free, None, limit, used, reserved, others, cause)
+
+
+def _others(processes: list[tuple[int, int]] | None, own: int | None, reserved: int | None) -> int | None:
+    """Return what other processes hold.
+
+    In a container PyTorch does not find its own number among the driver's and lists itself as another process.
+    """
+    if not processes:
+        return None if own is None else 0
+    held = [count for _, count in processes]
+    if own is None and reserved is not None:
+        nearest = min(held, key=lambda count: abs(count - reserved))
+        if abs(nearest - reserved) <= max(GIB, 0.1 * reserved):
+            held.remove(nearest)
+    return sum(held)
+
+
+def _host(incident: Incident) -> Figures:
+    facts = incident.facts
+    requested, used = requested_bytes(incident), facts.get("in_use_bytes") or facts.get("group_usage")
+    limit = facts.get("limit_bytes")
+    group = facts.get("group_usage")  # of all the processes that share the limit
+    free = None if limit is None or group is None else max(0, limit - group)
+    certain = incident.what in ("kernel", "cgroup", "slurm", "job", "container", "array")
+    return Figures(requested, free, None, limit, used, None, None, "capacity" if certain else "unknown")
+
+
+def origin(incident: Incident) -> tuple[str | None, Named]:
+    """Return the operation that tells most, and its layer and phase."""
+    best: tuple[str | None, Named] = (None, Named(None, None))
+    for name in incident.operations:
+        named = read_name(name, keras=incident.facts.get("keras"))
+        if named.layer:
+            return name, named
+        if best[0] is None or (best[1].phase is None and named.phase):
+            best = name, named
+    return best

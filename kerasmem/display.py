@@ -1,0 +1,142 @@
+"""The public functions that print: the Python counterparts of commands."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
+from kerasmem.monitoring.tracking import Span, Tracker
+from kerasmem.rendering.summary_table import DEFAULT_WIDTH, print_summary
+from kerasmem.rendering.track_table import track_table
+
+_spans: list[Span] = []
+_lock = threading.Lock()
+_shown_by: int | None = None  # the process that has promised the table
+
+
+def summary(
+    model: Any,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    *,
+    line_length: int | None = None,
+    positions: Sequence[float] | None = None,
+    print_fn: Callable[[str], object] | None = None,
+    expand_nested: bool = False,
+    show_trainable: bool = False,
+    layer_range: Sequence[str] | None = None,
+    **options: Any,
+) -> None:
+    """Print the table of `model.summary()` with what each layer takes in memory.
+
+    Args:
+        model: a Keras model, or anything else that `kerasmem.estimate` takes.
+        batch_size: samples in a batch.
+        line_length: columns of a line.
+        positions: where each column ends, as a share of the line or in columns.
+        print_fn: called once with the whole text in place of printing it.
+        expand_nested: show the layers of nested models.
+        show_trainable: show whether a layer is trained.
+        layer_range: two names or patterns; only the layers from the one to the other are shown.
+        **options: of `kerasmem.estimate`, such as `input_shape` or `dtype_policy`; the method is "formula", which
+            answers at once, unless another is named.
+
+    Raises:
+        KerasmemError: as `kerasmem.estimate`.
+
+    Example:
+        >>> import keras, kerasmem
+        >>> kerasmem.summary(keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)]), batch_size=16)
+        ... # doctest: +SKIP
+    """
+    report = estimate(model, batch_size=batch_size, **{"method": "formula", **options})  # at once, as Keras's own is
+    look = {"emoji": False, "markup": False, "highlight": False}
+    if print_fn is None:
+        console = Console(**look)  # type: ignore[arg-type]
+    else:
+        console = Console(**look, color_system=None, width=line_length or DEFAULT_WIDTH)  # type: ignore[arg-type]
+        console.begin_capture()
+    print_summary(
+        report,
+        console,
+        line_length=line_length,
+        positions=positions,
+        expand_nested=expand_nested,
+        show_trainable=show_trainable,
+        layer_range=layer_range,
+    )
+    if print_fn is not None:
+        print_fn(console.end_capture())
+
+
+def track(label: str, *, show: bool = True) -> Tracker:
+    """Measure what an action costs: TensorFlow's allocator, the card, and the host, before, after and at the peak.
+
+    Use it around a block or as a decorator, nested and in any thread. When the program ends, one table of all
+    actions is written to standard error. The allocator's peak is exact, and had by resetting its statistics, as
+    `MemoryLogger` does; card and host are read 20 times a second by a thread that ends with the last action.
+    TensorFlow is neither loaded nor made to start its devices.
+
+    Args:
+        label: the action, such as "load data".
+        show: False keeps it out of the table.
+
+    Returns:
+        A context manager and decorator; its `result` is the `Span` of the call that ended last.
+
+    Raises:
+        UsageError: the label is no text, or empty.
+
+    Example:
+        >>> import kerasmem
+        >>> with kerasmem.track("load data", show=False) as tracker:
+        ...     data = bytearray(2**24)
+        >>> tracker.result.host.kept_bytes is not None
+        True
+    """
+    return Tracker(label, _keep if show else None)
+
+
+def tracked() -> tuple[Span, ...]:
+    """Return the spans of the table so far, in the order in which they ended.
+
+    Example:
+        >>> isinstance(tracked(), tuple)
+        True
+    """
+    with _lock:
+        return tuple(_spans)
+
+
+def _keep(span: Span) -> None:
+    global _shown_by
+    with _lock:
+        if _shown_by != os.getpid():  # a forked child has its own
+            _shown_by = os.getpid()
+            _spans.clear()
+            atexit.register(_show, _shown_by)
+        _spans.append(span)
+
+
+def _show(pid: int) -> None:
+    stream = sys.stderr
+    if pid != os.getpid() or stream is None or stream.closed or not _spans:
+        return
+    rich_look = stream.isatty()
+    console = Console(file=stream, width=None if rich_look else 400, emoji=False, markup=False, highlight=False)
+    console.print(track_table(tracked(), rich_look=rich_look))
+
+
+if hasattr(os, "register_at_fork"):
+
+    def _after_fork() -> None:
+        global _lock
+        _lock = threading.Lock()
+
+    os.register_at_fork(after_in_child=_after_fork)

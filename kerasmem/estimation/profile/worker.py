@@ -1,0 +1,188 @@
+"""The child process of `kerasmem profile`: trains real steps under TensorFlow's profiler and divides up one of them.
+
+The recording begins before the model is made, so that every chunk that is live in the step is known. Run by
+`kerasmem.estimation.profile.running`, never imported for its side effects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, Mark, read_recording
+from kerasmem.errors import KerasmemError
+from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.probe.worker import FIRST_MARK, MARKS, STEP_MARK, Session
+from kerasmem.estimation.xla import XlaRefused, compile_plan
+from kerasmem.models.op_names import Attribution, outside_scopes
+from kerasmem.models.op_scopes import NotedScopes, scopes_noted
+from kerasmem.models.request import ModelRequest
+from kerasmem.models.step import trace_step
+from kerasmem.processes.task import serve
+from kerasmem.profiling.assembling import RecordedStep, assemble, of_device, usual
+from kerasmem.profiling.holdings import (
+    holdings_of_model,
+    holdings_of_python,
+    holdings_of_tensors,
+    optimizers_of,
+)
+from kerasmem.profiling.naming import Namer
+from kerasmem.profiling.replaying import Holding
+from kerasmem.profiling.results import StepProfile
+
+Contents = dict[int, tuple[tuple[int, str], ...]]
+
+END_MARK = MARKS + "end"
+WARM_UP_STEPS = 2  # beside the first, which sets things up
+SECONDS = 120.0  # after which no further step is begun
+
+
+def work(data: dict[str, Any]) -> dict[str, Any]:
+    """Train the steps that were asked for, and return the profile of the one with the median peak.
+
+    Args:
+        data: `request` (a `ModelRequest`), `runs` (one: {"batch_size", "steps"}), and `planned`: an estimate by the
+            formula, whose model, settings and layers the profile takes over.
+    """
+    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"  # the allocator that GPUs have, with its records
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    import tensorflow as tf
+
+    run = data["runs"][0]
+    with tempfile.TemporaryDirectory(prefix="kerasmem-profile-") as folder:
+        options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
+        tf.profiler.experimental.start(folder, options=options)
+        session = _ProfiledSession(ModelRequest.from_dict(data["request"]))
+        found = session.run(run["batch_size"], run["steps"] + WARM_UP_STEPS, SECONDS)
+        tf.profiler.experimental.stop()
+        events, marks = read_recording(folder, MARKS)
+    return session.profile(data["planned"], found, of_device(events, session.device), marks).to_dict()
+
+
+class _ProfiledSession(Session):
+    """Steps of which each is recorded, with what lies where before and after it."""
+
+    def __init__(self, request: ModelRequest) -> None:
+        super().__init__(request, is_traced=True)
+        self.noted = NotedScopes()
+        self.held: list[tuple[list[Holding], list[Holding]]] = []
+
+    def step(self, function: Callable[[Any], Any], tensors: Any, mark: str) -> int:
+        """Run one step and return its peak in use, in bytes."""
+        if mark == FIRST_MARK:
+            with scopes_noted() as self.noted:
+                return super().step(function, tensors, mark)
+        before = self._holdings(tensors)
+        peak = super().step(function, tensors, mark)
+        with self.mark(END_MARK):
+            pass
+        self.held.append((before, self._holdings(tensors)))
+        return peak
+
+    def _holdings(self, tensors: Any) -> list[Holding]:
+        import tensorflow as tf
+
+        batch = holdings_of_tensors(tf.nest.flatten(tensors), "inputs", "the batch")
+        return [*holdings_of_python(), *batch, *holdings_of_model(self.model, self.noted.owners())]
+
+    def profile(
+        self, planned: dict[str, Any], run: dict[str, Any], events: tuple[AllocatorEvent, ...], marks: tuple[Mark, ...]
+    ) -> StepProfile:
+        """Return the profile of the usual step among those that were recorded."""
+        if not events:
+            raise KerasmemError(
+                f"the profiler recorded no allocations of {self.device}; unset TF_GPU_ALLOCATOR, or use "
+                "`kerasmem measure`"
+            )
+        template = StepProfile.from_dict({**_EMPTY, **planned, **_without_categories(planned)})
+        begins = [mark.time for mark in marks if mark.name == STEP_MARK]
+        ends = [mark.time for mark in marks if mark.name == END_MARK]
+        peaks = run["peaks"]
+        skipped = min(WARM_UP_STEPS, len(peaks) - 1)
+        number = skipped + usual(peaks[skipped:])
+        first, last = (_place(events, each[number]) for each in (begins, ends))
+        before, after = self.held[number]
+        contents, scopes, notes, at = self._contents()
+        names = [optimizer.name for optimizer in optimizers_of(self.model)] if self.request.mode == "train" else []
+        attribution = Attribution(scopes, [row.name for row in template.layers], tuple(names))
+        outside = outside_scopes(self.noted.operations(), attribution)
+        where = "TensorFlow's allocator" if self.device.startswith("GPU") else "the GPUs' allocator, on the CPU"
+        said = [
+            f"measured on {self.device} through {where}: the step with the median peak of {len(peaks) - skipped}, "
+            f"after {skipped + 1} to warm up; {run['seconds']:.2g} s a step under the profiler",
+            *self.facts()["notes"],
+            *notes,
+        ]
+        if not self.device.startswith("GPU"):
+            said.append("a GPU runs other kernels, which may take other scratch memory")
+        return assemble(
+            RecordedStep(events[first:last], events[:first], tuple(before), tuple(after), True),
+            Namer(attribution, contents, outside, at=at, is_xla=self.jit_compile),
+            template.model,
+            replace(template.settings, method="profile", execution=self.facts()["execution"]),
+            template.layers,
+            peaks=peaks[skipped:],
+            reserved=_reserved(events[:last], self.device),
+            notes=said,
+            formula=template.formula,
+        )
+
+    def _contents(self) -> tuple[Contents, dict[str, tuple[str, ...]], list[str], str | None]:
+        """Return what XLA's plan says of the step's buffer, the scopes of its names, what to note, what runs then."""
+        if not self.jit_compile or self.prepared is None:
+            return {}, self.noted.scopes, [], None
+        try:
+            traced = trace_step(self.prepared)
+            plan = compile_plan(traced)
+        except XlaRefused as error:
+            return {}, self.noted.scopes, [f"what XLA's buffer holds is not known: {error}"], None
+        note = f"chunks as measured; the contents of XLA's buffer of {plan.temporary:,} B by its buffer assignment"
+        return {plan.temporary: plan.live}, traced.scopes, [note], plan.at
+
+
+_EMPTY: dict[str, Any] = {"shares": [], "timeline": [], "live": [], "live_chunks": 0, "before": 0, "requested": None,
+                          "reserved": None, "events": 0, "instant": None}  # fmt: skip
+
+
+def _without_categories(planned: dict[str, Any]) -> dict[str, Any]:
+    """Return bytes and layers of an estimate as a profile's that is still to be filled."""
+    need = {
+        **dict.fromkeys(("weights", "optimizer", "gradients", "activations", "inputs", "workspace", "allocator"), 0)
+    }
+    return {
+        "bytes": {"total": 0, "low": None, "high": None, **need},
+        "layers": [{**row, "bytes_at_peak": 0, "bytes": 0} for row in planned["layers"]],
+        "notes": [],
+        "unmodelled": [],
+    }
+
+
+def _place(events: Sequence[AllocatorEvent], time: int) -> int:
+    """Return the number of the first event from a time on."""
+    import bisect
+
+    return bisect.bisect_left(events, time, key=lambda event: event.time)
+
+
+def _reserved(events: Sequence[AllocatorEvent], device: str) -> int | None:
+    """Return the bytes that the allocator had taken from the device, by its own rules; None where they do not fit."""
+    pool = BFCAllocator(descending=device.startswith("CPU"))
+    handles: dict[int, int] = {}
+    with contextlib.suppress(KeyError, KerasmemError):
+        for event in events:
+            if event.kind == ALLOCATE:
+                pool.next_address = event.address
+                handles[event.address] = pool.allocate(event.requested)
+                pool.next_address = None
+            else:
+                pool.free(handles.pop(event.address))
+        return pool.reserved if not events or pool.in_use == events[-1].in_use else None
+    return None
+
+
+if __name__ == "__main__":
+    serve(work)

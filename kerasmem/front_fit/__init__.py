@@ -1,1 +1,0 @@
-"""`kerasmem.fit` and `kerasmem run`: recovery's steps, joined with streaming's positions and saved points."""

@@ -1,0 +1,145 @@
+"""Where in a file the chunks of a dataset lie, read once."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import h5py
+import numpy as np
+
+from kerasmem.hdf5.direct.codecs import DecodeError
+from kerasmem.hdf5.direct.index_walk import walk_chunks
+
+MOST_CHUNKS = 8_000_000  # that are remembered, 24 bytes each
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One stored chunk, or one that was never written.
+
+    Args:
+        inner: which part of a row it covers; () where it covers whole rows.
+        offset: place in the file; None where it was never written.
+        size: bytes in the file.
+        mask: which filters were left out.
+        edge: whether a part of it lies outside the dataset.
+    """
+
+    inner: tuple[slice, ...]
+    offset: int | None
+    size: int = 0
+    mask: int = 0
+    edge: bool = False
+
+
+class ChunkIndex:
+    """The chunks of a dataset by the rows they hold.
+
+    Args:
+        dataset: the dataset; its index is read now.
+        shape: its shape as far as it is of interest; it may have more rows.
+        file_size: bytes of the file.
+        base: added to every place that HDF5 tells.
+
+    Raises:
+        DecodeError: the index is damaged: two chunks lie in one place, or one lies outside the file.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, base: int = 0) -> None:
+        self._chunks = tuple(int(extent) for extent in dataset.chunks)
+        self._shape = shape
+        self._grid = tuple(-(-extent // chunk) for extent, chunk in zip(self._shape, self._chunks, strict=True))
+        self._per_row = prod(self._grid[1:])
+        # A chunk's number may exceed 64 bits in a hostile file, so rows and the rest are kept apart.
+        places = array("q")  # five numbers a chunk; as objects they would take six times the room
+
+        def note(info: Any) -> None:
+            cell = [at // chunk for at, chunk in zip(info.chunk_offset, self._chunks, strict=True)]
+            if any(at % chunk for at, chunk in zip(info.chunk_offset, self._chunks, strict=True)):
+                raise DecodeError(f"its chunk index is damaged: no chunk begins at {info.chunk_offset}")
+            if any(at >= count for at, count in zip(cell, self._grid, strict=True)):
+                return
+            number = 0
+            for at, count in zip(cell[1:], self._grid[1:], strict=True):
+                number = number * count + at
+            places.extend((cell[0], number, info.byte_offset, info.size, info.filter_mask))
+
+        walk_chunks(dataset, note)
+        table = np.array(places, np.int64).reshape(-1, 5)
+        table = table[np.lexsort((table[:, 1], table[:, 0]))]
+        self._rows = table[:, 0].copy()
+        self._numbers = table[:, 1].copy()
+        self._offsets = table[:, 2] + base
+        self._sizes = table[:, 3].astype(np.uint32)
+        self._masks = table[:, 4].astype(np.uint32)
+        self._refuse_overlaps(file_size)
+
+    def _refuse_overlaps(self, file_size: int) -> None:
+        places = self._offsets.argsort()
+        starts = self._offsets[places]
+        ends = starts + self._sizes[places]
+        if len(starts) and (starts[0] < 0 or ends.max() > file_size):
+            raise DecodeError("its chunk index is damaged: a chunk lies outside the file")
+        twice = (self._rows[1:] == self._rows[:-1]) & (self._numbers[1:] == self._numbers[:-1])
+        if twice.any() or (starts[1:] < ends[:-1]).any():
+            raise DecodeError("its chunk index is damaged: two chunks lie in one place")
+
+    def row_of_chunks(self, number: int) -> Iterator[Chunk]:
+        """Return the chunks that hold the rows from `number` × chunk rows onwards."""
+        low, high = np.searchsorted(self._rows, [number, number + 1]).tolist()
+        edge = (number + 1) * self._chunks[0] > self._shape[0]
+        if self._per_row == 1 and high - low == 1:
+            yield self._stored(low, self._inner(0), edge)
+            return
+        at = low
+        for cell in range(self._per_row):
+            while at < high and self._numbers[at] < cell:
+                at += 1
+            inner = self._inner(cell)
+            if at < high and self._numbers[at] == cell:
+                yield self._stored(at, inner, edge)
+            else:
+                yield Chunk(inner, None)
+
+    def offsets(self, cells: np.ndarray, size: int) -> np.ndarray | None:
+        """Return where in the file the only chunk of each row of chunks begins.
+
+        None where there are several to a row, or one of these was not written or has not the right size.
+        """
+        if self._per_row != 1 or self._chunks[1:] != self._shape[1:] or not len(self._rows):
+            return None
+        at = np.minimum(np.searchsorted(self._rows, cells), len(self._rows) - 1)
+        if not (np.array_equal(self._rows[at], cells) and (self._sizes[at] == size).all()):
+            return None
+        return self._offsets[at]
+
+    def same_as(self, other: ChunkIndex) -> bool:
+        """Return whether every chunk known here lies where it lay when `other` was made, or has been added."""
+        count = len(other._rows)
+        if count > len(self._rows):
+            return False
+        mine = {key: rest for key, *rest in self._table()}
+        return all(mine.get(key) == rest for key, *rest in other._table())
+
+    def _table(self) -> Iterator[tuple[Any, ...]]:
+        keys = zip(self._rows.tolist(), self._numbers.tolist(), strict=True)
+        return zip(keys, self._offsets.tolist(), self._sizes.tolist(), self._masks.tolist(), strict=True)
+
+    def _stored(self, at: int, inner: tuple[slice, ...], edge: bool) -> Chunk:
+        edge = edge or any(part.stop - part.start < chunk for part, chunk in zip(inner, self._chunks[1:], strict=False))
+        return Chunk(inner, int(self._offsets[at]), int(self._sizes[at]), int(self._masks[at]), edge)
+
+    def _inner(self, cell: int) -> tuple[slice, ...]:
+        if self._chunks[1:] == self._shape[1:]:
+            return ()
+        parts = []
+        for chunk, count, extent in zip(
+            reversed(self._chunks[1:]), reversed(self._grid[1:]), reversed(self._shape[1:]), strict=True
+        ):
+            cell, at = divmod(cell, count)
+            parts.append(slice(at * chunk, min((at + 1) * chunk, extent)))
+        return tuple(reversed(parts))

@@ -1,0 +1,211 @@
+"""A file's bytes, read past the HDF5 library, and whether it is still the file it was."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from kerasmem.errors import DataError
+from kerasmem.hdf5.layout import shown
+
+_SAMPLES, _SAMPLE_BYTES = 16, 4096  # of a file's content, to tell whether it was written to
+MOST_VIEWS = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in os.sysconf_names else 16
+
+
+def _find_preadv() -> Callable[..., int] | None:
+    if ctypes.sizeof(ctypes.c_long) < 8:  # places in a file are as wide
+        return None
+    try:
+        function = ctypes.CDLL(None, use_errno=True).preadv
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long)
+    function.restype = ctypes.c_ssize_t
+    return function
+
+
+_preadv = _find_preadv()
+CAN_SCATTER = _preadv is not None
+
+
+class Handle(Protocol):
+    """A file, here or remote, that any number of threads read at given places."""
+
+    path: str
+    size: int
+    """Bytes that it had when it was looked at."""
+    sample: bytes
+    scatters: bool
+    """Whether rows can be put into place without a copy."""
+
+    @property
+    def length(self) -> int:
+        """Bytes that it had when it was opened."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes taken from it so far."""
+
+    def open(self) -> None:
+        """Open it again after `close`."""
+
+    def close(self) -> None:
+        """Close it."""
+
+    def read(self, views: Sequence[memoryview], offset: int, size: int) -> None:
+        """Fill the views, `size` bytes in all, with what follows `offset`."""
+
+    def scatter(
+        self, target: np.ndarray, vectors: np.ndarray, pieces: Iterable[tuple[int, int, int]], row_bytes: int
+    ) -> None:
+        """Fill rows of an array; see `FileHandle`."""
+
+    def changed(self) -> str:
+        """Return in words what makes the file unfit to be read on; "" where nothing does."""
+
+    def written(self) -> bool:
+        """Return whether the file may have been written to since it was opened."""
+
+
+class FileHandle:
+    """An open file that any number of threads read at given places.
+
+    Args:
+        path: the file.
+        size: bytes that it had when it was looked at; it may grow, and must not shrink.
+    """
+
+    scatters = True
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path = path
+        self.size = size
+        self.bytes_read = 0
+        self._counting = threading.Lock()
+        self._number = -1
+        self.open()
+        self.seen = os.fstat(self._number)
+        self.length = self.seen.st_size
+        self.sample = self._take_sample()
+
+    def open(self) -> None:
+        """Open the file again after `close`; `changed` and `written` tell whether it is still what it was."""
+        if self._number < 0:
+            self._number = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+
+    def _take_sample(self) -> bytes:
+        """Return a digest of some of the content, spread over the file as it was at first."""
+        digest = hashlib.blake2b(digest_size=16)
+        for number in range(_SAMPLES):
+            digest.update(os.pread(self._number, _SAMPLE_BYTES, self.size * number // _SAMPLES))
+        return digest.digest()
+
+    def read(self, views: Sequence[memoryview], offset: int, size: int) -> None:
+        """Fill the views, `size` bytes in all, with what follows `offset`.
+
+        Raises:
+            EOFError: the file ends before that.
+        """
+        done = 0
+        for first in range(0, len(views), MOST_VIEWS):
+            part = views[first : first + MOST_VIEWS]
+            wanted = sum(map(len, part)) if len(views) > MOST_VIEWS else size
+            got = os.preadv(self._number, part, offset + done)
+            if got < wanted:
+                self._read_rest(part, offset + done, got, wanted)
+            done += wanted
+        with self._counting:
+            self.bytes_read += size
+
+    def scatter(
+        self, target: np.ndarray, vectors: np.ndarray, pieces: Iterable[tuple[int, int, int]], row_bytes: int
+    ) -> None:
+        """Fill rows of an array, without an object a row as `read` needs it.
+
+        Args:
+            target: (rows, …), C-contiguous.
+            vectors: struct iovec a row, (rows, 2) numbers as wide as a pointer: where to, and how many bytes.
+            pieces: the first of these, how many (`MOST_VIEWS` at most), and the place in the file that they begin at.
+            row_bytes: bytes of each row.
+
+        Raises:
+            EOFError: the file ends before that.
+        """
+        assert _preadv is not None
+        number, first, width = self._number, vectors.ctypes.data, vectors.strides[0]
+        for at, rows, offset in pieces:
+            got = _preadv(number, first + at * width, rows, offset)
+            if got != rows * row_bytes:
+                if got < 0 and ctypes.get_errno() != errno.EINTR:
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+                window, begin = view_of(target), target.ctypes.data
+                views = [window[to : to + row_bytes] for to in (vectors[at : at + rows, 0] - begin).tolist()]
+                self._read_rest(views, offset, max(got, 0), rows * row_bytes)
+        with self._counting:
+            self.bytes_read += len(vectors) * row_bytes
+
+    def _read_rest(self, views: Sequence[memoryview], offset: int, got: int, wanted: int) -> None:
+        """Read on after a call that brought less than was asked for, as any may."""
+        at = 0
+        for view in views:
+            while got < at + len(view):
+                more = os.preadv(self._number, [view[got - at :]], offset + got)
+                if not more:
+                    raise EOFError(f"the file ends at byte {offset + got:,}, and {offset + wanted:,} are needed")
+                got += more
+            at += len(view)
+
+    def changed(self) -> str:
+        """Return in words what makes the file unfit to be read on; "" where it is as it was or is longer."""
+        now = os.fstat(self._number)
+        if now.st_size < self.size:
+            return (
+                f"the file was cut while in use: it had {self.size:,} bytes and has {now.st_size:,}; "
+                "write it again and make the sequence again"
+            )
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            return ""  # deleted: what is open stays whole until it is closed
+        if (there.st_ino, there.st_dev) != (self.seen.st_ino, self.seen.st_dev):
+            return "the file was replaced by another while in use; make the sequence again"
+        return ""
+
+    def written(self) -> bool:
+        """Return whether the file may have been written to since it was opened: it is longer, or its time is another.
+
+        `touch` sets the time too, so that this is no proof; another `sample` is.
+        """
+        now = os.fstat(self._number)
+        return now.st_size > self.seen.st_size or now.st_mtime_ns != self.seen.st_mtime_ns
+
+    def close(self) -> None:
+        """Close the file; reading from it is an error afterwards."""
+        number, self._number = self._number, -1
+        if number >= 0:
+            os.close(number)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_number"):
+            self.close()
+
+
+def view_of(array: np.ndarray) -> memoryview:
+    """Return an array's memory as bytes."""
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
+def open_handle(path: str, size: int) -> FileHandle:
+    """Open a file whose size was `size`; whatever is wrong becomes a `DataError`."""
+    try:
+        handle = FileHandle(path, size)
+    except OSError as error:
+        raise DataError(f"{shown(path)}: the file cannot be opened: {error.strerror}") from error
+    return handle

@@ -1,0 +1,129 @@
+"""Which way the rows of a dataset are best read, found out once from how it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import h5py
+import numpy as np
+
+from kerasmem.hdf5.budget import PIECE_BYTES
+from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex
+from kerasmem.hdf5.direct.codecs import DecodeError
+from kerasmem.hdf5.direct.handle import Handle
+from kerasmem.hdf5.direct.pipeline import Pipeline
+from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Refuse, RowBytes, Source
+from kerasmem.hdf5.direct.through_hdf5 import Hdf5Source
+
+_PROBED = 4096  # bytes compared where a user block makes places in the file doubtful
+
+
+def open_source(
+    file: h5py.File,
+    find: Callable[[], h5py.Dataset],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    handle: Handle,
+    *,
+    allow_missing: bool,
+    refuse: Refuse,
+) -> Source:
+    """Return the fastest way to read a dataset that is known to be right.
+
+    Args:
+        file: the file, open in h5py.
+        find: returns the dataset, open.
+        shape: its shape, the extents of an array type included; it may have more rows.
+        dtype: its type, without them.
+        handle: the same file, to be read past HDF5.
+        allow_missing: chunks that were never written come as the fill value.
+        refuse: raises the error for rows that cannot be read.
+    """
+    dataset = find()
+    chunks = None if dataset.chunks is None else tuple(int(extent) for extent in dataset.chunks)
+    row_bytes = max(1, prod(shape[1:]) * dtype.itemsize)
+    cell = chunks[0] if chunks else max(1, PIECE_BYTES // row_bytes)
+    other = Hdf5Source(find, shape, dtype, cell, refuse)
+    if not _stored_as_read(dataset) or dataset.is_virtual or dataset.external or not _lies_in(file, dataset):
+        return other
+    creation = dataset.id.get_create_plist()
+    layout = creation.get_layout()
+    base = _base(file, dataset, handle)
+    if base is None:
+        return other
+    if layout == h5py.h5d.CONTIGUOUS:
+        offset = dataset.id.get_offset()
+        return other if offset is None else ContiguousSource(RowBytes(handle, shape[1:], dtype), base + offset, refuse)
+    if layout != h5py.h5d.CHUNKED or chunks is None or dataset.id.get_num_chunks() > MOST_CHUNKS:
+        return other
+    chunk = chunks + shape[len(chunks) :]
+    filters = []
+    for number in range(creation.get_nfilters()):
+        code, _, values, _ = creation.get_filter(number)
+        filters.append((int(code), tuple(int(value) for value in values)))
+    try:
+        pipeline = Pipeline(filters, prod(chunk) * dtype.itemsize)
+    except DecodeError:
+        return other
+    return ChunkedSource(
+        handle,
+        ChunkIndex(dataset, shape[: len(chunks)], handle.length, base),
+        chunk=chunk,
+        shape=shape,
+        dtype=dtype,
+        pipeline=pipeline,
+        filtered=bool(filters),
+        fill=_fill_value(dataset, dtype) if allow_missing else None,
+        other=other,
+        refuse=refuse,
+    )
+
+
+def _stored_as_read(dataset: h5py.Dataset) -> bool:
+    """Return whether the bytes in the file are those that NumPy's type means: HDF5 has types that NumPy lacks."""
+    stored, dtype = dataset.id.get_type(), dataset.dtype
+    return bool(stored.equal(h5py.h5t.py_create(dtype, logical=True)))
+
+
+def _lies_in(file: h5py.File, dataset: h5py.Dataset) -> bool:
+    """Return whether a dataset lies in the file itself: at the end of an external link it lies in another."""
+    return bool(h5py.h5o.get_info(dataset.id).fileno == h5py.h5o.get_info(file.id).fileno)
+
+
+def _base(file: h5py.File, dataset: h5py.Dataset, handle: Handle) -> int | None:
+    """Return what has to be added to places in the file, or None where that cannot be told.
+
+    Before a file's own data may lie a user block (MATLAB writes one), which versions of HDF5 count or not.
+    """
+    block = int(file.userblock_size)
+    if not block or dataset.is_virtual or dataset.external:
+        return 0
+    if dataset.chunks is None:
+        offset, size = dataset.id.get_offset(), min(dataset.id.get_storage_size(), _PROBED)
+        known = None if offset is None else dataset[: max(1, size)].tobytes()[:size]
+    elif not dataset.id.get_num_chunks():
+        return 0
+    else:
+        chunk = dataset.id.get_chunk_info(0)
+        offset, known = chunk.byte_offset, dataset.id.read_direct_chunk(chunk.chunk_offset)[1][:_PROBED]
+    if offset is None or known is None:
+        return 0
+    fits = []
+    for base in (0, block):
+        found = bytearray(len(known))
+        try:
+            handle.read([memoryview(found)], offset + base, len(found))
+        except EOFError:
+            continue
+        if bytes(found) == bytes(known):
+            fits.append(base)
+    return fits[0] if len(fits) == 1 else None
+
+
+def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> np.ndarray:
+    try:
+        return np.asarray(dataset.fillvalue).astype(dtype).reshape(-1)[0:1].reshape(())
+    except (RuntimeError, ValueError, TypeError):
+        return np.zeros((), dtype)

@@ -1,0 +1,127 @@
+"""The files of a data set, of which so many are open at a time as the system allows for."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kerasmem.hdf5.layout import DataLayout
+from kerasmem.hdf5.opened import OpenFile
+from kerasmem.hdf5.remote.link import Link, Traffic
+from kerasmem.hdf5.remote.urls import is_url
+from kerasmem.hdf5.settings import Access
+
+_MOST_OPEN = 256
+_SHARE = 8  # one part in so many of the file descriptors that the process may have; each file takes two
+
+
+class OpenFiles:
+    """The files of a data set, of which so many are open at a time as the system allows for.
+
+    Args:
+        layout: what they looked like when the sequence was made.
+        access: what may be read.
+
+    Attributes:
+        remote: whether any of them is behind a URL.
+    """
+
+    def __init__(self, layout: DataLayout, access: Access) -> None:
+        several = len(layout.files) > 1
+        remote = [is_url(file.path) for file in layout.files]
+        self.remote = any(remote)
+        self._access = access
+        self._link: Link | None = None
+        self._files = [
+            OpenFile(file, access, first if several else None, self._fetching if far else None)
+            for file, first, far in zip(layout.files, layout.starts, remote, strict=False)
+        ]
+        self._most = most_open()
+        self._lock = threading.Lock()
+        self._free = threading.Condition(self._lock)
+        self._open: OrderedDict[int, int] = OrderedDict()  # how many tasks read from each, the latest used last
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes taken from all files so far."""
+        return sum(file.bytes_read for file in self._files)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What came of remote files so far."""
+        return sum((file.traffic for file in self._files), Traffic())
+
+    @property
+    def open_now(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    @contextmanager
+    def use(self, number: int) -> Iterator[OpenFile]:
+        """Open a file unless it is, and keep it open meanwhile.
+
+        Raises:
+            DataError: it cannot be opened, or is not what it was.
+        """
+        with self._free:
+            while number not in self._open and len(self._open) >= self._most and not self._rest_one():
+                self._free.wait()
+            self._open[number] = self._open.get(number, 0) + 1
+            self._open.move_to_end(number)
+        try:
+            self._files[number].open()
+            yield self._files[number]
+        finally:
+            with self._free:
+                self._open[number] -= 1
+                self._free.notify()
+
+    def check(self) -> None:
+        """Raise if a file that is open is no longer what it was."""
+        with self._lock:
+            numbers = list(self._open)
+        for number in numbers:
+            self._files[number].check()
+
+    def break_off(self) -> None:
+        """Have whoever waits for a remote file fail at once."""
+        with self._lock:
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def close(self) -> None:
+        """Close all files. No task may be running."""
+        with self._lock:
+            self._open.clear()
+            for file in self._files:
+                file.close()
+        self.break_off()
+
+    def _fetching(self) -> Link:
+        with self._lock:
+            if self._link is None:
+                self._link = Link(self._access.remote)
+            return self._link
+
+    def _rest_one(self) -> bool:
+        for number, users in self._open.items():
+            if not users:
+                del self._open[number]
+                self._files[number].check()
+                self._files[number].rest()
+                return True
+        return False
+
+
+def most_open() -> int:
+    """Return how many files of a data set are kept open at a time."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    except (ImportError, OSError):
+        return _MOST_OPEN // _SHARE
+    return _MOST_OPEN if limit < 0 else max(16, min(_MOST_OPEN, limit // _SHARE))

@@ -1,0 +1,221 @@
+"""What is in the file: shapes, types and storage of its datasets, as plain results."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from kerasmem.errors import DataError
+from kerasmem.hdf5.grid import Grid
+from kerasmem.hdf5.remote.urls import place_of, redact
+
+FORMAT_VERSION = 1
+
+
+def shown(name: str, limit: int = 120) -> str:
+    """Return a name so that it can be printed: quoted, control characters escaped, without a URL's secrets."""
+    text = repr(redact(name))
+    return text if len(text) <= limit else f"{text[: limit - 1]}…{text[0]}"
+
+
+def one_line(text: str, limit: int = 1000) -> str:
+    """Return text from elsewhere as one line that can be printed: white space joined, control characters escaped."""
+    text = " ".join(text.split())
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: limit + 1])
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def plain_name(name: str) -> str:
+    """Return a dataset's path with what does not matter left out: "/train//x" is "train/x"."""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
+@dataclass(frozen=True)
+class DatasetLayout:
+    """How one dataset is stored.
+
+    Args:
+        name: full path inside the file, such as "train/images".
+        shape: shape; axis 0 counts the rows.
+        dtype: NumPy's text for the stored type: "<f4", ">i2", "|b1".
+        storage: "contiguous", "chunked", "compact" or "virtual"; "several" where files differ in it.
+        chunks: chunk shape, or None where the data is not chunked.
+        filters: names of the filters a chunk passes through, such as ("shuffle", "gzip").
+        stored_bytes: bytes taken in the file, after compression.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    storage: str
+    chunks: tuple[int, ...] | None = None
+    filters: tuple[str, ...] = ()
+    stored_bytes: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Length of axis 0."""
+        return self.shape[0]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self.shape[1:]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as stored, uncompressed."""
+        return prod(self.row_shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that have to be read together: a chunk's rows, or 1 where the data is not chunked."""
+        return min(self.chunks[0], max(self.rows, 1)) if self.chunks else 1
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """A file and those of its datasets that were asked for.
+
+    Args:
+        path: absolute path of the file.
+        size: bytes of the file when it was looked at.
+        datasets: one entry a dataset, in the order asked for.
+        tag: of a remote file, what its store says of its version (an ETag, or a time of change); None otherwise.
+    """
+
+    path: str
+    size: int
+    datasets: tuple[DatasetLayout, ...]
+    tag: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the layout as plain numbers, texts and lists, ready for JSON; a URL's secrets are left out."""
+        return {"format_version": FORMAT_VERSION, **asdict(self), "path": redact(self.path)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> FileLayout:
+        """Return the layout that `to_dict` wrote, also after a trip through JSON."""
+
+        def dataset(entry: dict[str, Any]) -> DatasetLayout:
+            chunks = entry["chunks"]
+            return DatasetLayout(
+                **{
+                    **entry,
+                    "shape": tuple(entry["shape"]),
+                    "chunks": None if chunks is None else tuple(chunks),
+                    "filters": tuple(entry["filters"]),
+                }
+            )
+
+        datasets = tuple(dataset(entry) for entry in data["datasets"])
+        return cls(data["path"], data["size"], datasets, data.get("tag"))
+
+
+@dataclass(frozen=True)
+class DataLayout:
+    """One file, or several whose rows are counted through in the order of the files.
+
+    Args:
+        files: the files; their datasets agree in names, row shapes and types.
+
+    Raises:
+        DataError: they do not.
+    """
+
+    files: tuple[FileLayout, ...]
+
+    def __post_init__(self) -> None:
+        first = self.files[0]
+        for file in self.files[1:]:
+            for wanted, found in zip(first.datasets, file.datasets, strict=True):
+                for what, one, other in (
+                    ("rows of shape", wanted.row_shape, found.row_shape),
+                    ("the type", wanted.dtype, found.dtype),
+                ):
+                    if one != other:
+                        raise DataError(
+                            f"{shown(file.path)}: dataset {shown(found.name)} has {what} {other}, and in "
+                            f"{shown(first.path)} it has {one}; files read as one have to agree: leave the file out, "
+                            "or write it like the others"
+                        )
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The first row of each file, and last the number of all rows."""
+        return (0, *itertools.accumulate(file.datasets[0].rows for file in self.files))
+
+    @cached_property
+    def datasets(self) -> tuple[DatasetLayout, ...]:
+        """The datasets as if all rows lay in one file, with the largest chunks and all filters there are."""
+        if len(self.files) == 1:
+            return self.files[0].datasets
+        return tuple(_together(parts) for parts in zip(*(file.datasets for file in self.files), strict=True))
+
+    @property
+    def title(self) -> str:
+        """The file, or the first of them and how many more."""
+        first = shown(self.files[0].path)
+        more = len(self.files) - 1
+        return first if not more else f"{first} and {more:,} more file{'s' if more > 1 else ''}"
+
+    @property
+    def identity(self) -> list[tuple[str, int]]:
+        """Names and rows of the files, wherever the folder that holds them all lies; [] for a single file."""
+        if len(self.files) == 1:
+            return []
+        places = [place_of(file.path) for file in self.files]
+        folder = os.path.commonpath([os.path.dirname(place) for place in places])
+        rows = (file.datasets[0].rows for file in self.files)
+        return [(os.path.relpath(place, folder), count) for place, count in zip(places, rows, strict=True)]
+
+    def file_of(self, row: int) -> FileLayout:
+        """Return the file that a row lies in."""
+        return self.files[int(np.searchsorted(self.starts, row, side="right")) - 1]
+
+    def chunk_grid(self, name: str) -> Grid:
+        """Return where the chunks of a dataset lie."""
+        return Grid(self._chunks_of(name), self.starts)
+
+    def block_grid(self, rows: int) -> Grid:
+        """Return blocks of at most so many rows: whole chunks of the heaviest dataset where they hold one."""
+        heaviest = max(self.datasets, key=lambda layout: layout.row_bytes).name
+        chunks = self._chunks_of(heaviest)
+        if len(chunks) == 1:
+            return Grid(rows)
+        return Grid([rows // chunk * chunk if rows >= chunk else rows for chunk in chunks], self.starts)
+
+    def _chunks_of(self, name: str) -> list[int]:
+        at = [layout.name for layout in self.files[0].datasets].index(name)
+        return [file.datasets[at].chunk_rows for file in self.files]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the layout as plain numbers, texts and lists, ready for JSON."""
+        return {"format_version": FORMAT_VERSION, "files": [file.to_dict() for file in self.files]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> DataLayout:
+        """Return the layout that `to_dict` wrote, also after a trip through JSON."""
+        return cls(tuple(FileLayout.from_dict(entry) for entry in data["files"]))
+
+
+def _together(parts: Sequence[DatasetLayout]) -> DatasetLayout:
+    first = parts[0]
+    chunks = [part.chunks for part in parts if part.chunks is not None]
+    kinds = {(part.storage, part.chunks is not None and part.chunks[1:] != part.row_shape) for part in parts}
+    return DatasetLayout(
+        name=first.name,
+        shape=(sum(part.rows for part in parts), *first.row_shape),
+        dtype=first.dtype,
+        storage=first.storage if len(kinds) == 1 else "several",
+        chunks=tuple(max(extents) for extents in zip(*chunks, strict=False)) if chunks else None,
+        filters=tuple(dict.fromkeys(name for part in parts for name in part.filters)),
+        stored_bytes=sum(part.stored_bytes for part in parts),
+    )

@@ -1,0 +1,302 @@
+"""A file open for reading: how each of its datasets is read, and whether it is still what it was."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import h5py
+import numpy as np
+
+from kerasmem.errors import DataError
+from kerasmem.hdf5.direct.codecs import EXTRA, DecodeError, register_filters
+from kerasmem.hdf5.direct.handle import FileHandle, Handle, open_handle
+from kerasmem.hdf5.direct.opening import open_source
+from kerasmem.hdf5.direct.runs import Run
+from kerasmem.hdf5.direct.sources import Refuse, Source
+from kerasmem.hdf5.direct.through_hdf5 import Hdf5Source
+from kerasmem.hdf5.layout import DatasetLayout, FileLayout, one_line, shown
+from kerasmem.hdf5.links import DAMAGED
+from kerasmem.hdf5.remote.document import RemoteHdf5, open_remote
+from kerasmem.hdf5.remote.handle import Claim, RemoteHandle
+from kerasmem.hdf5.remote.link import Link, Traffic
+from kerasmem.hdf5.remote.objects import Look
+from kerasmem.hdf5.scan import close_file, find_dataset, open_file, rows_of
+from kerasmem.hdf5.settings import Access
+
+
+class OpenFile:
+    """One file and what is known about reading it; may be laid to rest and taken up again.
+
+    Args:
+        layout: what the file looked like when the sequence was made. It may have grown since: what was
+            appended is not read.
+        access: what may be read.
+        first: the number of its first row where it is one of several files, else None.
+        link: returns what fetches it where it is behind a URL; None for a file of this machine.
+    """
+
+    def __init__(
+        self, layout: FileLayout, access: Access, first: int | None, link: Callable[[], Link] | None = None
+    ) -> None:
+        self._layout = layout
+        self._access = access
+        self._first = first
+        self._link = link
+        self._lock = threading.RLock()
+        self._file: h5py.File | None = None
+        self._handle: Handle | None = None
+        self._datasets: dict[str, h5py.Dataset] = {}
+        self._lengths: dict[str, int] = {}  # rows in the file when last opened, those appended too
+        self._sources: dict[str, Source] = {}
+        self._bytes_before = 0
+        self._traffic = Traffic()  # of documents and handles that are closed
+        self._spoiled = ""
+        self._resting = False
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes taken from the file so far; for what HDF5 itself reads, the bytes of the rows."""
+        with self._lock:
+            through_hdf5 = sum(source.bytes_read for source in self._sources.values() if isinstance(source, Hdf5Source))
+            if self._link is not None:
+                return self.traffic.received
+            return self._bytes_before + through_hdf5 + (0 if self._handle is None else self._handle.bytes_read)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What came of a remote file so far."""
+        with self._lock:
+            total = self._traffic
+            if isinstance(self._file, RemoteHdf5):
+                total = total + self._file.document.traffic
+            return total + self._handle.traffic if isinstance(self._handle, RemoteHandle) else total
+
+    def claims(self, name: str, runs: Sequence[Run]) -> Sequence[Claim | None]:
+        """Have fetched what tasks will read of a dataset of the open file, in their order; return a claim for each."""
+        source = self.source(name)
+        if not isinstance(self._handle, RemoteHandle):
+            return [None] * len(runs)
+        return self._handle.claims([list(source.extents(run)) for run in runs])
+
+    def source(self, name: str) -> Source:
+        """Return what reads a dataset of the open file.
+
+        Raises:
+            DataError: the file is no longer what it was.
+        """
+        with self._lock:  # another thread may be looking again just now
+            if self._spoiled:
+                raise DataError(f"{shown(self._layout.path)}: {self._spoiled}")
+            return self._sources[name]
+
+    def open(self) -> None:
+        """Open the file, or open it again after `rest`.
+
+        Raises:
+            DataError: it cannot be opened, or is not what it was.
+        """
+        with self._lock:
+            if self._handle is None:
+                self._open_anew()
+                return
+            if not self._resting:
+                return
+            try:
+                self._handle.open()
+                self._resting = False
+            except OSError as error:
+                raise DataError(f"{shown(self._layout.path)}: the file cannot be opened: {error.strerror}") from error
+            self.check()
+
+    def check(self) -> None:
+        """Raise if the file is no longer what it was: HDF5 itself gives zeros for what was cut off.
+
+        A file whose time of change is another, but whose size is not, was written to or merely touched. Where its
+        metadata, its index of chunks and some pieces of its content are as before it is read on, with a warning.
+
+        Raises:
+            DataError: the file was cut, replaced or written anew since it was opened.
+        """
+        with self._lock:
+            handle = self._handle
+            if handle is None or self._resting:
+                return
+            self._spoiled = self._spoiled or handle.changed()
+            if not self._spoiled and handle.written():
+                self._look_again(handle)
+            if self._spoiled:
+                raise DataError(f"{shown(self._layout.path)}: {self._spoiled}")
+
+    def rest(self) -> None:
+        """Give the file descriptors back; what is known about the file stays. No task may be reading from it."""
+        with self._lock:
+            self._close_file()
+            if self._handle is not None:
+                self._handle.close()
+                self._resting = True
+
+    def close(self) -> None:
+        """Close the file and forget it. No task may be reading from it."""
+        with self._lock:
+            self._bytes_before = self.bytes_read
+            self.rest()
+            if isinstance(self._handle, RemoteHandle):
+                self._traffic = self._traffic + self._handle.traffic
+            self._sources = {}
+            self._handle = None
+            self._resting = False
+            self._spoiled = ""
+
+    def _close_file(self) -> None:
+        self._datasets = {}
+        file, self._file = self._file, None
+        if file is not None:
+            if isinstance(file, RemoteHdf5):
+                self._traffic = self._traffic + file.document.traffic
+            close_file(file)
+
+    def _open_anew(self) -> Handle:
+        try:
+            file = self._hdf5()
+            handle = self._handle = self._open_handle()
+            self._refuse_other_file(file, handle)
+            for layout in self._layout.datasets:
+                self._sources[layout.name] = self._open_source(file, layout, handle)
+        except BaseException as error:
+            opened = self._file
+            self.close()
+            if isinstance(error, DataError) and isinstance(opened, RemoteHdf5):
+                opened.document.raise_failure()
+            raise
+        if self._link is not None:
+            self._close_file()  # with its connection: what is read past HDF5 needs it no more
+        return handle
+
+    def _open_handle(self) -> Handle:
+        if self._link is None:
+            return open_handle(self._layout.path, self._layout.size)
+        return RemoteHandle(self._layout.path, self._look, self._link(), self._access.remote)
+
+    @property
+    def _look(self) -> Look:
+        return Look(self._layout.size, self._layout.tag)
+
+    def _look_again(self, before: Handle) -> None:
+        """Open the file once more; what was there has to lie where it lay, and to look as it did."""
+        self._bytes_before = self.bytes_read
+        sources, self._sources = self._sources, {}
+        lengths = dict(self._lengths)
+        self._handle = None  # tasks of another window may still be reading: it goes with the last of them
+        self._close_file()
+        try:
+            after = self._open_anew()
+            same = all(self._sources[name].lies_where(source) for name, source in sources.items())
+        except DataError as error:
+            self._handle, self._sources = before, {}
+            self._spoiled = before.changed() or f"the file was written to while in use ({error})"
+            return
+        grown = after.length > before.length or self._lengths != lengths
+        if not same or not (grown or after.sample == before.sample):
+            how = ", or rows were appended to a compressed chunk that was not full" if grown else ""
+            self._spoiled = f"the file was written anew while in use{how}; make the sequence again"
+        elif not grown:
+            warnings.warn(
+                f"{shown(self._layout.path)}: the file has another time of change than when it was opened, and the "
+                "same layout, index of chunks and, where looked at, content; it is read on",
+                stacklevel=2,
+            )
+
+    def _refuse_other_file(self, file: h5py.File, handle: Handle) -> None:
+        """Refuse a file that was replaced between the two times it was opened."""
+        if not isinstance(handle, FileHandle):
+            return  # of a remote file each answer is of the version known, or an error
+        try:
+            other = os.fstat(file.id.get_vfd_handle())
+        except DAMAGED:
+            return
+        if (other.st_ino, other.st_dev) != (handle.seen.st_ino, handle.seen.st_dev):
+            raise DataError(f"{shown(self._layout.path)}: the file was replaced while it was being opened; try again")
+
+    def _hdf5(self) -> h5py.File:
+        if self._file is None:
+            if self._link is None:
+                self._file = open_file(self._layout.path, self._access.locking)
+            else:
+                self._file = open_remote(self._layout.path, self._access.remote, self._look)
+        return self._file
+
+    def _dataset(self, layout: DatasetLayout) -> h5py.Dataset:
+        """Return a dataset open in h5py, refused if it is no longer what it was but for rows appended."""
+        with self._lock:
+            if layout.name in self._datasets:
+                return self._datasets[layout.name]
+            file = self._hdf5()
+            dataset = find_dataset(file, layout.name, allow_external=self._access.allow_external)
+            try:
+                shape, dtype = rows_of(dataset)
+                longer = shape[:1] > layout.shape[:1] and dataset.maxshape[0] is None
+                grown = longer or shape[:1] == layout.shape[:1]
+                same = (
+                    grown
+                    and shape[1:] == layout.shape[1:]
+                    and dtype.str == layout.dtype
+                    and dataset.chunks == layout.chunks
+                )
+            except TypeError:  # no shape, or a type that NumPy lacks
+                shape, dtype, same = dataset.shape, np.dtype("V"), False
+            if not same:
+                raise DataError(
+                    f"{shown(self._layout.path)}: dataset {shown(layout.name)} has changed since the sequence "
+                    f"was made: it was {layout.shape} {layout.dtype} and is {shape} {dtype.str}; "
+                    "make the sequence again"
+                )
+            if layout.chunks is not None:
+                # Whole chunks are read, so that caching them would only cost a copy.
+                access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+                access.set_chunk_cache(1, 0, 1.0)
+                dataset = h5py.Dataset(h5py.h5d.open(file.id, layout.name.encode("utf-8", "surrogateescape"), access))
+            self._datasets[layout.name] = dataset
+            self._lengths[layout.name] = shape[0]
+            return dataset
+
+    def _open_source(self, file: h5py.File, layout: DatasetLayout, handle: Handle) -> Source:
+        refuse = self._refuse(layout.name)
+        try:
+            dataset = self._dataset(layout)
+            creation = dataset.id.get_create_plist()
+            if EXTRA & {creation.get_filter(number)[0] for number in range(creation.get_nfilters())}:
+                register_filters()
+            return open_source(
+                file,
+                lambda: self._dataset(layout),
+                layout.shape,
+                np.dtype(layout.dtype),
+                handle,
+                allow_missing=self._access.allow_missing,
+                refuse=refuse,
+            )
+        except DataError:
+            raise
+        except (DecodeError, *DAMAGED) as error:
+            refuse(0, layout.rows, one_line(str(error)), error)
+
+    def _refuse(self, name: str) -> Refuse:
+        def refuse(start: int, stop: int, reason: str, error: BaseException | None) -> NoReturn:
+            if isinstance(self._file, RemoteHdf5):
+                self._file.document.raise_failure()
+            changed = self._handle.changed() if self._handle is not None else ""
+            first = self._first
+            whole = "" if first is None else f" (rows {first + start:,} to {first + stop:,} of all files)"
+            raise DataError(
+                f"{shown(self._layout.path)}: rows {start:,} to {stop:,} of dataset {shown(name)}{whole} "
+                f"cannot be read: {reason}. {changed or _DAMAGE}"
+            ) from error
+
+        return refuse
+
+
+_DAMAGE = "The data is damaged there, or a filter it needs is missing; `rows` can leave the rows out"

@@ -1,0 +1,202 @@
+"""A folder that keeps what was fetched, within a limit, for any number of processes.
+
+An entry is a file whose name says which bytes it holds and their checksum; it is written under another name and put
+into its place whole. The folder of an object is named by a digest of its URL and version, so that another version
+never meets it. What was out of use longest goes first.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import threading
+import time
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kerasmem.hdf5.layout import shown
+
+_ENTRY = re.compile(r"([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]{8})")
+_STALE = 3600.0  # seconds after which a file under its temporary name belongs to nobody
+_ROOM = 16  # one part in so many of the limit is made free at a time
+_LISTED = 1.0  # seconds for which a list of entries is believed, others may write as well
+_TOUCHED = 60.0  # seconds: an entry's time of use need not be more exact
+
+
+class DiskCache:
+    """A folder of fetched bytes.
+
+    Args:
+        folder: the folder; made if need be.
+        limit: bytes that its entries may take together.
+    """
+
+    def __init__(self, folder: str, limit: int) -> None:
+        self.folder = folder
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._lists: dict[str, tuple[float, list[tuple[int, int, str]]]] = {}
+        self._broken = False
+
+    def read(self, key: str, start: int, into: memoryview) -> list[tuple[int, int]]:
+        """Fill what is there of the bytes from `start` on; return what is missing, (first, after the last)."""
+        stop, at = start + len(into), start
+        missing: list[tuple[int, int]] = []
+        entries = self._entries(key)
+        for low, high, name in entries[max(0, bisect.bisect_left(entries, (start,)) - 8) :]:
+            if low >= stop:
+                break
+            if high <= at:
+                continue
+            data = self._load(key, name, low, high)
+            if data is None:
+                continue
+            first, last = max(low, at), min(high, stop)
+            if first > at:
+                missing.append((at, first))
+            into[first - start : last - start] = memoryview(data)[first - low : last - low]
+            at = last
+            if at == stop:
+                break
+        if at < stop:
+            missing.append((at, stop))
+        return missing
+
+    def write(self, key: str, start: int, data: memoryview) -> None:
+        """Keep bytes. A disk that is full, or refuses, is told of once; training goes on without the cache."""
+        if self._broken or len(data) > self._limit // 2:
+            return
+        folder = os.path.join(self.folder, key)
+        name = f"{start:x}-{len(data):x}-{zlib.crc32(data):08x}"
+        temporary = os.path.join(folder, f".{os.getpid()}-{threading.get_ident()}-{name}")
+        try:
+            if not os.path.isdir(self.folder):
+                os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            with self._alone():
+                self._make_room(len(data))
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            with open(temporary, "xb") as file:
+                file.write(data)
+            os.replace(temporary, os.path.join(folder, name))
+        except FileNotFoundError:
+            return  # another process emptied the folder just now
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            self._broken = True
+            warnings.warn(
+                f"cache: {shown(self.folder)} cannot be written to ({error.strerror}); what is fetched is not kept",
+                stacklevel=2,
+            )
+            return
+        with self._lock:
+            known = self._lists.get(key)
+            if known is not None:
+                bisect.insort(known[1], (start, start + len(data), name))
+
+    def _entries(self, key: str) -> list[tuple[int, int, str]]:
+        now = time.monotonic()
+        with self._lock:
+            known = self._lists.get(key)
+            if known is not None and now - known[0] < _LISTED:
+                return list(known[1])
+        found = []
+        with contextlib.suppress(OSError):
+            for name in os.listdir(os.path.join(self.folder, key)):
+                parts = _ENTRY.fullmatch(name)
+                if parts:
+                    low = int(parts[1], 16)
+                    found.append((low, low + int(parts[2], 16), name))
+        found.sort()
+        with self._lock:
+            self._lists[key] = (now, found)
+        return list(found)
+
+    def _load(self, key: str, name: str, low: int, high: int) -> bytes | None:
+        path = os.path.join(self.folder, key, name)
+        try:
+            with open(path, "rb") as file:
+                data = file.read(high - low + 1)
+                if time.time() - os.fstat(file.fileno()).st_mtime > _TOUCHED:
+                    os.utime(path)
+        except OSError:
+            data = b""  # gone: another process needed the room
+        if len(data) == high - low and zlib.crc32(data) == int(name[-8:], 16):
+            return data
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        with self._lock:
+            known = self._lists.get(key)
+            if known is not None and (low, high, name) in known[1]:
+                known[1].remove((low, high, name))
+        return None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the folder's lock: of all processes one at a time makes room."""
+        with open(os.path.join(self.folder, "lock"), "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _make_room(self, size: int) -> None:
+        """Note that so many bytes more will be there, and remove what was out of use longest where they are too many.
+
+        The sum stands in a file, so that not every entry has to be looked at each time. A process that was killed
+        may have noted more than it wrote, never less; looking at the entries mends that.
+        """
+        noted = os.path.join(self.folder, "size")
+        try:
+            with open(noted) as file:
+                total = int(file.read())
+        except (OSError, ValueError):
+            total = self._limit + 1
+        if total + size > self._limit:
+            total = self._remove_oldest(self._limit - size)
+        temporary = f"{noted}.new"
+        with open(temporary, "w") as file:
+            file.write(str(total + size))
+        os.replace(temporary, noted)
+
+    def _remove_oldest(self, most: int) -> int:
+        entries, total, now = [], 0, time.time()
+        for folder in os.scandir(self.folder):
+            if not folder.is_dir(follow_symlinks=False):
+                continue
+            for entry in os.scandir(folder.path):
+                with contextlib.suppress(OSError):
+                    seen = entry.stat(follow_symlinks=False)
+                    if _ENTRY.fullmatch(entry.name):
+                        entries.append((seen.st_mtime, entry.path, seen.st_size))
+                        total += seen.st_size
+                    elif entry.name.startswith(".") and now - seen.st_mtime > _STALE:
+                        os.unlink(entry.path)
+                    else:
+                        total += seen.st_size
+        if total <= most:
+            return total
+        for _, path, size in sorted(entries):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            total -= size
+            if total <= most - self._limit // _ROOM:
+                break
+        return total
+
+
+def cache_key(identity: str, tag: str, size: int, options: str) -> str:
+    """Return the name of an object's folder in a cache.
+
+    Args:
+        identity: its URL, without what is secret.
+        tag: its version.
+        size: its bytes.
+        options: where its store is, if the URL does not say.
+    """
+    text = "\n".join((identity, tag, str(size), options))
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -1,0 +1,330 @@
+"""Can these datasets be trained from? Opens the file, looks, and refuses with the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import warnings
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import h5py
+import numpy as np
+
+from kerasmem.errors import DataError, UsageError
+from kerasmem.hdf5.direct.codecs import EXTRA, register_filters
+from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
+from kerasmem.hdf5.links import DAMAGED, encoded, refuse_external_links, refuse_other_files
+from kerasmem.hdf5.remote.document import RemoteHdf5, open_remote
+from kerasmem.hdf5.remote.listing import look_at
+from kerasmem.hdf5.remote.objects import Look
+from kerasmem.hdf5.remote.urls import is_url
+from kerasmem.hdf5.settings import Access
+
+_STORAGE = {
+    h5py.h5d.COMPACT: "compact",
+    h5py.h5d.CONTIGUOUS: "contiguous",
+    h5py.h5d.CHUNKED: "chunked",
+    h5py.h5d.VIRTUAL: "virtual",
+}
+_LISTED = 12  # names shown in a message
+_IN_USE = ("unable to lock", "already open for")  # in HDF5's words
+_VISITED = 2000  # objects looked at for a message: a hostile file may hold millions
+
+
+def open_file(path: str, locking: bool | str | None = None) -> h5py.File:
+    """Open an HDF5 file for reading; whatever is wrong becomes one clear `DataError`.
+
+    Args:
+        path: the file.
+        locking: as h5py has it; None leaves it to HDF5 and its HDF5_USE_FILE_LOCKING.
+    """
+    if not os.path.exists(path):
+        raise DataError(f"{shown(path)}: there is no such file")
+    if not os.path.isfile(path):
+        raise DataError(f"{shown(path)}: this is not a file; give the path of one HDF5 file")
+    try:
+        try:
+            return h5py.File(path, "r", locking=locking)
+        except OSError as error:
+            if not any(text in str(error) for text in _IN_USE):
+                raise
+            # HDF5 reads a file that is being written only so, and only where its writer has said so as well.
+            with contextlib.suppress(OSError):
+                return h5py.File(path, "r", locking=locking, libver="latest", swmr=True)
+            raise
+    except PermissionError:
+        raise DataError(f"{shown(path)}: no permission to read it") from None
+    except DAMAGED as error:
+        reason = one_line(str(error))
+        size = os.path.getsize(path) if os.path.exists(path) else 0
+        if "truncated" in reason:
+            raise DataError(
+                f"{shown(path)}: the file is truncated: it has {size:,} bytes, and its header speaks of more "
+                f"({reason}); copy or write it again"
+            ) from error
+        if any(text in reason for text in _IN_USE):
+            raise DataError(
+                f"{shown(path)}: the file is locked, most likely open for writing somewhere; close it there; where "
+                "the file system has no locks pass locking=False or set HDF5_USE_FILE_LOCKING=FALSE; after a crash of "
+                f"its writer run `h5clear -s FILE` ({reason})"
+            ) from error
+        if size == 0:
+            raise DataError(f"{shown(path)}: the file is empty (0 bytes)") from error
+        if not h5py.is_hdf5(path):
+            raise DataError(f"{shown(path)}: this is no HDF5 file (its signature is missing)") from error
+        raise DataError(f"{shown(path)}: HDF5 cannot open the file: {reason}") from error
+
+
+def scan_files(paths: Sequence[str], names: list[str], access: Access) -> DataLayout:
+    """Return the layout of the datasets called `names` in all files, as `scan_file` does in one."""
+    remote = [path for path in paths if is_url(path)]
+    if remote and access.allow_external:
+        raise UsageError(
+            "allow_external: whatever a file behind a URL names is never followed; leave the setting out, or download "
+            "the file"
+        )
+    looks = look_at(remote, access.remote) if len(remote) > 1 else {}
+    return DataLayout(tuple(scan_file(path, names, access, looks.get(path)) for path in paths))
+
+
+def scan_file(path: str, names: list[str], access: Access, look: Look | None = None) -> FileLayout:
+    """Return the layout of the datasets called `names`, all of them fit to train from.
+
+    Args:
+        path: the HDF5 file.
+        names: full dataset paths; a leading "/" may be left out.
+        access: what may be read.
+        look: how a remote file was looked at, where it was.
+
+    Raises:
+        DataError: the file, or one of the datasets, cannot be used. The message says why and what to do.
+    """
+    file: h5py.File = open_remote(path, access.remote, look) if is_url(path) else open_file(path, access.locking)
+    tag = None
+    try:
+        if isinstance(file, RemoteHdf5):
+            size, tag = file.document.known.size, file.document.known.tag
+            if tag is None:
+                warnings.warn(
+                    f"{shown(path)}: its store says neither which version it is (no ETag) nor when it was changed; "
+                    "that another file of the same length took its place would not be noticed, and no cache keeps it",
+                    stacklevel=2,
+                )
+        else:
+            size = os.path.getsize(path)
+        datasets = [_look_safely(file, path, name, access) for name in names]
+    except DataError:
+        if isinstance(file, RemoteHdf5):
+            file.document.raise_failure()
+        raise
+    except OSError as error:
+        raise DataError(f"{shown(path)}: the file cannot be read: {error.strerror}") from error
+    finally:
+        close_file(file)
+    lengths = {layout.rows for layout in datasets}
+    if len(lengths) > 1:
+        listed = ", ".join(f"{shown(layout.name)} has {layout.rows:,}" for layout in datasets)
+        raise DataError(f"{shown(path)}: the datasets differ in their number of rows (axis 0): {listed}")
+    return FileLayout(path, size, tuple(datasets), tag)
+
+
+def close_file(file: h5py.File) -> None:
+    """Close a file; that HDF5 fails to, as it may with a damaged one, changes nothing any more."""
+    with contextlib.suppress(*DAMAGED):
+        file.close()
+
+
+def find_dataset(file: h5py.File, name: str, *, allow_external: bool = False) -> h5py.Dataset:
+    """Return the dataset called `name`, refusing groups, missing names and data in other files."""
+    where = shown(file.filename)
+    if not allow_external:
+        refuse_external_links(file, name)
+    try:
+        found = file[encoded(name)]
+    except DAMAGED as error:
+        raise DataError(f"{where} has no dataset {shown(name)}. {_what_exists(file, name)}") from error
+    if isinstance(found, h5py.Group):
+        raise DataError(f"{where}: {shown(name)} is a group, not a dataset. {_what_exists(file, name)}")
+    if not isinstance(found, h5py.Dataset):
+        raise DataError(f"{where}: {shown(name)} is a named type, not a dataset. {_what_exists(file, name)}")
+    if not allow_external:
+        refuse_other_files(file, name, found, {name}, 0)
+    return found
+
+
+def rows_of(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and type of a dataset as read; the extents of an array type are the shape's last.
+
+    Raises:
+        TypeError: NumPy has no such type.
+    """
+    dtype = dataset.dtype
+    shape = tuple(int(extent) for extent in dataset.shape)
+    return (shape, dtype) if dtype.subdtype is None else (shape + dtype.subdtype[1], dtype.subdtype[0])
+
+
+def _look_safely(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
+    try:
+        return _look(file, path, name, access)
+    except DataError:
+        raise
+    except DAMAGED as error:
+        raise DataError(
+            f"{shown(path)}: what the file says about dataset {shown(name)} cannot be read: {one_line(str(error))}; "
+            "it is damaged: copy or write the file again"
+        ) from error
+
+
+def _look(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
+    dataset = find_dataset(file, name, allow_external=access.allow_external)
+    here = f"{shown(path)}: dataset {shown(name)}"
+    if dataset.shape is None or dataset.shape == ():
+        kind = "is empty (it has no shape)" if dataset.shape is None else "is a single value"
+        raise DataError(f"{here} {kind}; training data needs rows along axis 0")
+    try:
+        shape, dtype = rows_of(dataset)
+    except TypeError as error:
+        raise DataError(
+            f"{here} has an HDF5 type that NumPy lacks ({one_line(str(error))}), as PyTables's Time64 is; "
+            "store it as plain numbers, for example float64"
+        ) from error
+    _refuse_dtype(here, dtype)
+    if 0 in shape:
+        raise DataError(f"{here} is empty: its shape is {shape}")
+    creation = dataset.id.get_create_plist()
+    storage = _STORAGE.get(creation.get_layout(), "unknown")
+    _refuse_filters(here, creation)
+    unwritten = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
+    if storage in ("contiguous", "chunked") and unwritten and not dataset.external:
+        raise DataError(
+            f"{here} was declared with shape {shape} and never written; reading it would give nothing but fill values"
+        )
+    if not access.allow_missing:
+        missing = _missing(file, dataset)
+        if missing:
+            raise DataError(
+                f"{here} is not complete: {missing}; reading would give fill values there. Write the rest, or "
+                "pass allow_missing_chunks=True if that is meant"
+            )
+    return DatasetLayout(
+        name=name,
+        shape=shape,
+        dtype=dtype.str,
+        storage=storage,
+        chunks=None if dataset.chunks is None else tuple(int(extent) for extent in dataset.chunks),
+        filters=tuple(_filter_name(creation, index) for index in range(creation.get_nfilters())),
+        stored_bytes=int(dataset.id.get_storage_size()),
+    )
+
+
+def _refuse_filters(here: str, creation: Any) -> None:
+    for index in range(creation.get_nfilters()):
+        code = creation.get_filter(index)[0]
+        if not h5py.h5z.filter_avail(code):
+            if register_filters() and h5py.h5z.filter_avail(code):
+                continue
+            bring = "pip install 'kerasmem[codecs]', or " if code in EXTRA else ""
+            name = shown(_filter_name(creation, index))
+            raise DataError(
+                f"{here} is stored with the filter {name} (HDF5 filter {code}), which is not installed here: "
+                f"{bring}write the dataset anew with `h5repack -f GZIP=4 IN OUT` or h5py where it can be read"
+            )
+
+
+def _missing(file: h5py.File, dataset: h5py.Dataset) -> str:
+    """Return which part of a dataset was never written, in words; "" where nothing is known to be missing."""
+    if dataset.is_virtual:
+        return _missing_sources(file, dataset)
+    if dataset.chunks is None:
+        return ""
+    expected = prod(-(-extent // chunk) for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+    absent = expected - dataset.id.get_num_chunks()
+    return f"{absent:,} of its {expected:,} chunks were never written" if absent > 0 else ""
+
+
+def _missing_sources(file: h5py.File, dataset: h5py.Dataset) -> str:
+    try:
+        sources = dataset.virtual_sources()
+    except DAMAGED:
+        return "its list of sources cannot be read"
+    named = dict.fromkeys((source.file_name, source.dset_name) for source in sources)
+    for where, name in named:
+        if "%" not in where + name and not _exists(file, where, name):
+            return f"its source {shown(name)} in {shown('the same file' if where == '.' else where)} is missing"
+    covered = [int(source.vspace.get_select_npoints()) for source in sources]
+    total = prod(dataset.shape)
+    if all(0 <= count <= total for count in covered) and sum(covered) < total:
+        return f"its sources cover {sum(covered):,} of its {total:,} values"
+    return ""
+
+
+def _exists(file: h5py.File, where: str, name: str) -> bool:
+    try:
+        if where == ".":
+            return isinstance(file.get(encoded(name)), h5py.Dataset)
+        # As HDF5 looks for it: where the variable says, beside the file, from the current folder.
+        folders = [os.environ.get("HDF5_VDS_PREFIX", ""), os.path.dirname(os.path.realpath(file.filename)), ""]
+        for folder in (*folders, os.path.dirname(os.path.abspath(file.filename))):
+            candidate = os.path.join(folder, where)
+            if os.path.isfile(candidate):
+                with h5py.File(candidate, "r") as other:
+                    return isinstance(other.get(encoded(name)), h5py.Dataset)
+    except DAMAGED:
+        pass
+    return False
+
+
+def _filter_name(creation: Any, index: int) -> str:
+    code, _, _, name = creation.get_filter(index)
+    known = {h5py.h5z.FILTER_DEFLATE: "gzip", h5py.h5z.FILTER_SHUFFLE: "shuffle"}
+    return known.get(code) or name.decode("utf-8", "replace") or f"filter {code}"
+
+
+def _refuse_dtype(here: str, dtype: np.dtype[Any]) -> None:
+    if h5py.check_string_dtype(dtype) is not None or dtype.kind in "SU":
+        raise DataError(f"{here} holds text; encode it as numbers first")
+    if h5py.check_vlen_dtype(dtype) is not None:
+        raise DataError(f"{here} is ragged (rows of variable length); pad the rows to one shape and store that")
+    if dtype.kind == "O":
+        raise DataError(f"{here} holds objects or references, not numbers")
+    if dtype.names is not None:
+        fields = ", ".join(shown(field) for field in dtype.names[:_LISTED])
+        raise DataError(f"{here} is a table with the columns {fields}; store each column as its own dataset")
+    if dtype.kind == "c":
+        raise DataError(f"{here} holds complex numbers; store the real and imaginary parts as two channels")
+    if dtype.kind not in "fiub":
+        raise DataError(f"{here} has the type {dtype}, which is no plain number")
+
+
+def _what_exists(file: h5py.File, name: str) -> str:
+    found: list[tuple[str, tuple[int, ...] | None, str]] = []
+    seen = 0
+
+    def note(path: str | bytes, item: Any) -> bool | None:
+        nonlocal seen
+        path = path if isinstance(path, str) else path.decode("utf-8", "surrogateescape")  # not UTF-8
+        seen += 1
+        if isinstance(item, h5py.Dataset):
+            try:
+                found.append((path, item.shape, str(item.dtype)))
+            except TypeError:
+                found.append((path, item.shape, "of a type that NumPy lacks"))
+        return True if seen >= _VISITED else None
+
+    try:
+        file.visititems(note)
+    except DAMAGED:
+        return "Its list of datasets cannot be read"
+    if not found:
+        return "It holds no datasets at all"
+    listed = "; ".join(f"{shown(path)} {shape} {dtype}" for path, shape, dtype in found[:_LISTED])
+    more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    by_name = {path.lower(): path for path, _, _ in found} | {
+        path.rsplit("/", 1)[-1].lower(): path for path, _, _ in found
+    }
+    near = difflib.get_close_matches(name.strip("/").lower(), by_name, n=1, cutoff=0.6)
+    hint = f"Did you mean {shown(by_name[near[0]])}? " if near else ""
+    return f"{hint}It holds: {listed}{more}"

@@ -1,0 +1,1 @@
+"""Child processes: start, talk to, limit, end, and say why one ended."""

@@ -1,0 +1,154 @@
+"""From the recording of a step to its profile. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kerasmem.devices.recording import AllocatorEvent
+from kerasmem.profiling.naming import NOT_KNOWN, UNNAMED, Named, Namer
+from kerasmem.profiling.replaying import Chunk, Holding, replay_step, thin
+from kerasmem.profiling.results import (
+    LiveChunk,
+    PeakBytes,
+    ProfiledLayer,
+    ProfiledModel,
+    ProfileSettings,
+    Share,
+    StepProfile,
+)
+
+WASTE = "waste in chunks"
+MOST_LIVE = 200
+_CPU, _GPU = "bfc_cpu_allocator_for_gpu", "GPU_"
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """One recorded step.
+
+    Attributes:
+        events: of the step, of one allocator.
+        earlier: what was recorded before it.
+        before: what lay where when it began.
+        after: what lay where when it had ended.
+        is_complete: the recording begins with the process.
+    """
+
+    events: tuple[AllocatorEvent, ...]
+    earlier: tuple[AllocatorEvent, ...] = ()
+    before: tuple[Holding, ...] = ()
+    after: tuple[Holding, ...] = ()
+    is_complete: bool = False
+
+
+def of_device(events: Sequence[AllocatorEvent], device: str) -> tuple[AllocatorEvent, ...]:
+    """Return the events of the allocator of a device ("CPU:0", "GPU:0")."""
+    kind, _, number = device.partition(":")
+    name = f"{_GPU}{number}_bfc" if kind == "GPU" else _CPU
+    return tuple(event for event in events if event.allocator == name)
+
+
+def assemble(
+    recorded: RecordedStep,
+    namer: Namer,
+    model: ProfiledModel,
+    settings: ProfileSettings,
+    rows: Sequence[ProfiledLayer],
+    *,
+    peaks: Sequence[int] = (),
+    reserved: int | None = None,
+    notes: Sequence[str] = (),
+    unmodelled: Sequence[Mapping[str, Any]] = (),
+    formula: Mapping[str, int] | None = None,
+) -> StepProfile:
+    """Return the profile of a recorded step.
+
+    Args:
+        recorded: the step.
+        namer: names its chunks.
+        model: what is known of the model.
+        settings: how the step was run.
+        rows: the layers, in the order of the report.
+        peaks: of all steps that ran, in bytes; the spread of the result.
+        reserved: bytes that the allocator took from the device.
+        notes: how it was measured.
+        unmodelled: what could not be seen.
+        formula: the hand formula, where it is known.
+    """
+    replayed = replay_step(
+        recorded.events, recorded.earlier, recorded.before, recorded.after, is_complete=recorded.is_complete
+    )
+    named = [(chunk, list(namer.name(chunk))) for chunk in replayed.live]
+    categories: Counter[str] = Counter({UNNAMED: replayed.unknown})
+    shares: Counter[str] = Counter({NOT_KNOWN: replayed.unknown})
+    layers: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    known_rows = {row.name for row in rows}
+    for chunk, parts in named:
+        waste = chunk.allocated - sum(part.bytes for part in parts)
+        categories["allocator"] += waste
+        shares[WASTE] += waste
+        for part in parts:
+            categories[part.category] += part.bytes
+            if part.layer in known_rows:
+                layers[str(part.layer)][part.category] += part.bytes
+            else:
+                shares[part.share or str(part.layer)] += part.bytes
+    if replayed.unknown:
+        why = "in use when the step began, and neither the model's, nor its optimizer's, nor recorded"
+        unmodelled = [*unmodelled, {"what": "chunks from before the step", "why": why, "bytes": replayed.unknown}]
+    requested = None if replayed.unknown else sum(chunk.requested for chunk in replayed.live)
+    return StepProfile(
+        model=model,
+        settings=settings,
+        bytes=PeakBytes(
+            replayed.peak, min(peaks, default=None), max(peaks, default=None),
+            **{name: categories[name] for name in PeakBytes.CATEGORIES},
+        ),
+        layers=tuple(_filled(row, layers[row.name]) for row in rows),
+        shares=tuple(Share(name, size) for name, size in shares.most_common() if size),
+        instant=namer.instant(replayed.operation),
+        timeline=thin(replayed.points),
+        live=_largest(named),
+        live_chunks=len(replayed.live),
+        before=replayed.begin,
+        requested=requested,
+        reserved=reserved,
+        events=len(recorded.events),
+        notes=tuple(notes),
+        unmodelled=tuple(unmodelled),
+        formula=formula,
+    )  # fmt: skip
+
+
+def _filled(row: ProfiledLayer, parts: Counter[str]) -> ProfiledLayer:
+    total = sum(parts.values())
+    return replace(row, bytes_at_peak=total, bytes=total, parts={name: size for name, size in parts.items() if size})
+
+
+def _largest(named: Sequence[tuple[Chunk, list[Named]]]) -> tuple[LiveChunk, ...]:
+    found = []
+    for chunk, parts in named:
+        waste = chunk.allocated - sum(part.bytes for part in parts)
+        shape = chunk.shape or ("" if chunk.holding is None else chunk.holding.shape)
+        for part in parts:
+            is_alone = len(parts) == 1
+            size = part.bytes + (waste if is_alone else 0)
+            found.append(LiveChunk(size, part.bytes, part.category, part.layer, part.what, shape if is_alone else ""))
+        if len(parts) > 1 and waste:
+            found.append(LiveChunk(waste, 0, "allocator", None, f"waste in a chunk of {len(parts)} values", ""))
+    found.sort(key=lambda each: -each.bytes)
+    return tuple(found[:MOST_LIVE])
+
+
+def usual(peaks: Sequence[int]) -> int:
+    """Return the number of the step whose peak is the median (the lower of two).
+
+    Example:
+        >>> usual([30, 10, 20, 40])
+        2
+    """
+    order = sorted(range(len(peaks)), key=lambda index: peaks[index])
+    return order[(len(order) - 1) // 2]

@@ -1,0 +1,110 @@
+"""What is in memory before and after a step, by address: the variables, the batch, constants."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kerasmem.profiling.replaying import Holding
+
+# A managed tensor of DLPack begins with the address of its data.
+_CAPSULE_POINTER = ctypes.pythonapi.PyCapsule_GetPointer
+_CAPSULE_POINTER.restype = ctypes.c_void_p
+_CAPSULE_POINTER.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def address_of(tensor: Any) -> int | None:
+    """Return where an eager tensor's data lies, on whatever device; None where it has none or does not say.
+
+    DLPack hands out the buffer itself, without a copy. What it does not take (booleans of older versions, texts)
+    is asked for by NumPy's way, which shares the buffer too.
+    """
+    from tensorflow.python.dlpack import dlpack
+
+    try:
+        capsule = dlpack.to_dlpack(tensor)
+        managed = _CAPSULE_POINTER(capsule, b"dltensor")
+        address = ctypes.cast(managed, ctypes.POINTER(ctypes.c_void_p))[0]
+        return int(address) if address else None
+    except Exception:  # a dtype or a tensor that DLPack does not know
+        try:
+            return int(tensor._numpy().__array_interface__["data"][0])
+        except Exception:
+            return None
+
+
+def holding_of(tensor: Any, kind: str, name: str, layer: tuple[str, ...] = ()) -> Holding | None:
+    """Return what an eager tensor holds, or None where its address is not known."""
+    address = address_of(tensor)
+    if address is None:
+        return None
+    elements = int(tensor.shape.num_elements() or 0)
+    shape = "[" + ",".join(str(size) for size in tensor.shape) + "]"
+    return Holding(address, elements * (tensor.dtype.size or 0), kind, name, layer, shape)
+
+
+def holdings_of_tensors(tensors: Iterable[Any], kind: str, name: str) -> list[Holding]:
+    """Return what tensors hold; what is no eager tensor is passed over."""
+    found = (holding_of(each, kind, name) for each in tensors if hasattr(each, "_numpy"))
+    return [each for each in found if each is not None]
+
+
+def holdings_of_model(model: Any, owners: Mapping[int, tuple[str, ...]]) -> list[Holding]:
+    """Return what the variables of a model, its metrics and its optimizers hold.
+
+    Args:
+        model: a Keras model whose variables have values.
+        owners: id of a variable → names of the layer that made it.
+    """
+    found = []
+    for variable, kind in variables_of(model).values():
+        value = getattr(variable, "_value", None)
+        if value is None or not hasattr(value, "read_value"):
+            continue
+        held = holding_of(value.read_value(), kind, variable.path, owners.get(id(variable), ()))
+        if held is not None:
+            found.append(held)
+    return found
+
+
+def variables_of(model: Any) -> dict[int, tuple[Any, str]]:
+    """Return the variables with their kinds, by id; optimizers that the model keeps for a step of its own included."""
+    found: dict[int, tuple[Any, str]] = {}
+    for optimizer in optimizers_of(model):
+        for variable in optimizer.variables:
+            found.setdefault(id(variable), (variable, "optimizer"))
+    for variable in model.metrics_variables:
+        found.setdefault(id(variable), (variable, "metrics"))
+    for variable in model.variables:
+        found.setdefault(id(variable), (variable, "weights"))
+    return found
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Return the model's optimizer, one inside it, and those in attributes of its own."""
+    import keras
+
+    own = (each for each in vars(model).values() if isinstance(each, keras.optimizers.Optimizer))
+    found: dict[int, Any] = {}
+    for optimizer in (getattr(model, "optimizer", None), *own):
+        for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+            if each is not None:
+                found.setdefault(id(each), each)
+    return list(found.values())
+
+
+def holdings_of_python(kind: str = "constant") -> list[Holding]:
+    """Return what tensors hold that Python objects keep: constants of a step, a data set, what the user stored.
+
+    Args:
+        kind: of the holdings.
+    """
+    import gc
+
+    from tensorflow.python.framework.ops import EagerTensor
+
+    found = (
+        each for each in gc.get_objects() if type(each).__name__ == "EagerTensor" and isinstance(each, EagerTensor)
+    )
+    return holdings_of_tensors((each for each in found if each.dtype.size), kind, "a tensor kept in Python")

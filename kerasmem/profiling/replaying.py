@@ -1,0 +1,203 @@
+"""The allocator's events of one step replayed: what is in use when, and what is live at the peak. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kerasmem.devices.recording import ALLOCATE, AllocatorEvent
+from kerasmem.profiling.results import TimelinePoint
+
+_OF_THE_MODEL = ("weights", "metrics", "optimizer")
+GRAIN = 256  # bytes; chunks are multiples of it
+MOST_POINTS = 2000
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Something whose place in memory is known from the process itself.
+
+    Attributes:
+        address: of its first byte.
+        bytes: its size.
+        kind: "weights", "optimizer", "metrics", "inputs" or "constant".
+        name: the variable's path, or what it is.
+        layer: names of the layer that made it, the outermost first; () for none.
+        shape: as TensorFlow writes it ("[32,10]").
+    """
+
+    address: int
+    bytes: int
+    kind: str
+    name: str
+    layer: tuple[str, ...] = ()
+    shape: str = ""
+
+
+@dataclass
+class Chunk:
+    """A chunk that the allocator handed out.
+
+    Attributes:
+        requested: bytes asked for.
+        allocated: bytes of the chunk.
+        operation: that asked for it, "" for none or unknown.
+        region: "output", "temp", "persist" or "".
+        shape: as TensorFlow writes it.
+        is_new: it was allocated in the step.
+        step: TensorFlow's number of the step that asked for it, 0 for none or unknown.
+        is_recorded: an event told of it.
+        holding: what lies in it, where the process told.
+    """
+
+    requested: int
+    allocated: int
+    operation: str = ""
+    region: str = ""
+    shape: str = ""
+    is_new: bool = False
+    step: int = 0
+    is_recorded: bool = False
+    holding: Holding | None = None
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A step.
+
+    Attributes:
+        begin: bytes in use when it began.
+        peak: the most bytes in use.
+        operation: the last one that was named when the peak was reached, "" where nothing was allocated.
+        live: the chunks at the peak.
+        unknown: bytes in use at the peak beyond those chunks: from before the step, and nothing tells of them.
+        points: bytes in use after every event.
+    """
+
+    begin: int
+    peak: int
+    operation: str
+    live: tuple[Chunk, ...]
+    unknown: int
+    points: tuple[TimelinePoint, ...]
+
+
+def replay_step(
+    step: Sequence[AllocatorEvent],
+    earlier: Sequence[AllocatorEvent] = (),
+    before: Sequence[Holding] = (),
+    after: Sequence[Holding] = (),
+    *,
+    is_complete: bool = False,
+) -> Replayed:
+    """Return what a step had in memory.
+
+    Args:
+        step: its events, in order.
+        earlier: what was recorded before it.
+        before: what lies where when the step begins.
+        after: what lies where when it has ended: chunks that the step made for variables are known by it.
+        is_complete: the recording begins with the process, so that every chunk is known.
+    """
+    live: dict[int, Chunk] = {}
+    for event in earlier:
+        if event.kind == ALLOCATE:
+            live[event.address] = _chunk(event)
+        else:
+            live.pop(event.address, None)
+    for holding in before:
+        if holding.address in live:
+            live[holding.address].holding = holding
+        elif not is_complete:  # its chunk is at least as large as this
+            live[holding.address] = Chunk(holding.bytes, -(-holding.bytes // GRAIN) * GRAIN, holding=holding)
+    _learn_from_frees(step, live)
+    begin = _in_use_before(step, earlier)
+    _drop_what_lies_elsewhere(live, begin)
+    unknown = max(begin - sum(chunk.allocated for chunk in live.values()), 0)
+    peak, at, operation, last = begin, 0, "", ""
+    points = [TimelinePoint(0.0, begin, "")]
+    start = step[0].time if step else 0
+    for number, event in enumerate(step, 1):
+        points.append(TimelinePoint((event.time - start) / 1e6, event.in_use, event.op))
+        last = event.op or last  # a kernel's own threads ask for scratch memory without saying for whom
+        if event.in_use > peak:
+            peak, at, operation = event.in_use, number, last
+    at_peak: tuple[Chunk, ...] = tuple(live.values())
+    for number, event in enumerate(step, 1):
+        if event.kind == ALLOCATE:
+            live[event.address] = _chunk(event, is_new=True)
+        else:
+            live.pop(event.address, None)
+        if number == at:
+            at_peak = tuple(live.values())
+    for holding in after:
+        chunk = live.get(holding.address)
+        if chunk is not None and chunk.holding is None:
+            chunk.holding = holding
+    return Replayed(begin, peak, operation, at_peak, unknown, tuple(points))
+
+
+def thin(points: Sequence[TimelinePoint], most: int = MOST_POINTS) -> tuple[TimelinePoint, ...]:
+    """Return at most so many of the points, the first, the last and all high and low extremes of equal parts kept.
+
+    Example:
+        >>> points = [TimelinePoint(time, 1000 if time == 777 else time % 7, "") for time in range(5000)]
+        >>> kept = thin(points, 100)
+        >>> len(kept) <= 100, max(point.bytes for point in kept)
+        (True, 1000)
+    """
+    if len(points) <= most:
+        return tuple(points)
+    parts = (most - 2) // 2
+    kept = {0, len(points) - 1}
+    for part in range(parts):
+        part_of = range(part * len(points) // parts, (part + 1) * len(points) // parts)
+        kept.add(max(part_of, key=lambda index: points[index].bytes))
+        kept.add(min(part_of, key=lambda index: points[index].bytes))
+    return tuple(points[index] for index in sorted(kept))
+
+
+def peak_of(step: Sequence[AllocatorEvent], earlier: Sequence[AllocatorEvent] = ()) -> int:
+    """Return the most bytes in use in a step."""
+    return max([_in_use_before(step, earlier), *(event.in_use for event in step)])
+
+
+def _chunk(event: AllocatorEvent, is_new: bool = False) -> Chunk:
+    return Chunk(event.requested, event.allocated, event.op, event.region, event.shape, is_new, event.step, True)
+
+
+def _learn_from_frees(step: Sequence[AllocatorEvent], live: dict[int, Chunk]) -> None:
+    """Take up chunks from before the step that it frees: a free says how large the chunk was."""
+    made: set[int] = set()
+    for event in step:
+        if event.kind == ALLOCATE:
+            made.add(event.address)
+        elif event.address not in made:
+            chunk = live.setdefault(event.address, Chunk(event.requested, event.allocated))
+            chunk.requested, chunk.allocated, chunk.is_recorded = event.requested, event.allocated, True
+            made.add(event.address)
+
+
+def _drop_what_lies_elsewhere(live: dict[int, Chunk], begin: int) -> None:
+    """Drop what the process holds and the allocator cannot have handed out, as it would be more than is in use.
+
+    A tensor made from a NumPy array may share that array's memory, and nothing about it tells.
+    """
+    excess = sum(chunk.allocated for chunk in live.values()) - begin
+    doubtful = [
+        (chunk.holding.kind in _OF_THE_MODEL, -chunk.allocated, address)
+        for address, chunk in live.items()
+        if chunk.holding is not None and not chunk.is_recorded
+    ]
+    for _, size, address in sorted(doubtful):
+        if excess <= 0:
+            return
+        del live[address]
+        excess += size
+
+
+def _in_use_before(step: Sequence[AllocatorEvent], earlier: Sequence[AllocatorEvent]) -> int:
+    if step:
+        first = step[0]
+        return first.in_use + (-first.allocated if first.kind == ALLOCATE else first.allocated)
+    return earlier[-1].in_use if earlier else 0

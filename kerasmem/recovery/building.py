@@ -1,0 +1,140 @@
+"""The function that builds the changed model for the estimator, here or in a process of its own.
+
+It is given to `kerasmem.estimate` and `kerasmem.measure` as any function that builds a model, so the figures of a
+remedy are those of the model and the step that the user would train, not of a rule of thumb.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kerasmem.models.backend import import_keras
+from kerasmem.models.batch import output_spec
+from kerasmem.models.compiling import compile_model
+from kerasmem.models.inputs import model_inputs, normalise_input_shapes
+from kerasmem.models.opening import OpenedModel, open_model
+from kerasmem.models.request import ModelRequest, open_request
+from kerasmem.models.training import TrainingSettings, training_of_copy, with_replaced
+from kerasmem.recovery.accumulating import with_micro_batches
+from kerasmem.recovery.changes import Change, ordered
+from kerasmem.recovery.transforms import transformed
+from kerasmem.training.segments.building import recompute
+
+# name -> (Keras's name, the configuration)
+OPTIMIZER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adafactor": ("adafactor", {}),
+    "lion": ("lion", {}),
+    "sgd_momentum": ("sgd", {"momentum": 0.9}),
+    "sgd": ("sgd", {}),
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The model as the user gave it: the arguments of `open_model`, and what replaces its optimizer and loss.
+
+    Attributes:
+        source: a path, a name, a function or a Keras model.
+        options: `factory`, `factory_args`, `custom_objects`, `trust`, `dtype_policy`.
+        optimizer: a Keras optimizer's name in place of the model's own.
+        loss: a loss's name in place of the model's own.
+        input_shape: open dimensions of the inputs.
+    """
+
+    source: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str | None = None
+    loss: str | None = None
+    input_shape: Any = None
+
+    @contextlib.contextmanager
+    def opened(self, dtype_policy: str | None = None) -> Iterator[OpenedModel]:
+        """Open the model without weights, with another dtype policy where one is given."""
+        options = {**self.options, **({} if dtype_policy is None else {"dtype_policy": dtype_policy})}
+        with open_model(self.source, **options, shapes_only=True) as opened:
+            yield opened
+
+
+def build(origin: Origin | Mapping[str, Any], changes: Sequence[Mapping[str, Any]], rows: int = 32) -> Any:
+    """Return the model with the changes, compiled as it will be trained; called inside `open_model`.
+
+    Args:
+        origin: the model, as an `Origin` or, from another process, as a `ModelRequest` gave it.
+        changes: as `Change.to_dict` gave them.
+        rows: samples that a step takes at once, for which recomputation is planned.
+
+    Raises:
+        KerasmemError: the model cannot be opened or changed.
+    """
+    made = ordered(Change.from_dict(each) for each in changes)
+    policy = next((str(each.value) for each in made if each.kind == "dtype_policy"), None)
+    is_resized = any(each.kind == "input_size" for each in made)
+    own = _origin(origin)
+    with _opened(own, policy) as opened:
+        model = opened.model
+        training = _training(opened, own, made)
+        for each in made:
+            if each.kind == "recompute":
+                model = recompute(model, batch_size=rows, input_shape=None if is_resized else own.input_shape)
+            elif each.kind not in ("dtype_policy", "micro_batches"):  # with one it was opened, the other comes last
+                model = transformed(model, each)
+        if not (model is opened.model and model.compiled and training.keeps_optimizer and training.keeps_loss):
+            _compile(model, training, None if is_resized else own.input_shape)
+        if any(each.kind == "micro_batches" for each in made):
+            model = with_micro_batches(model)
+    return model
+
+
+@dataclass(frozen=True)
+class _FromRequest:
+    request: ModelRequest
+
+    @property
+    def optimizer(self) -> str | None:
+        return self.request.optimizer
+
+    @property
+    def loss(self) -> str | None:
+        return self.request.loss
+
+    @property
+    def input_shape(self) -> Any:
+        return self.request.input_shapes() or None
+
+
+def _origin(origin: Origin | Mapping[str, Any]) -> Origin | _FromRequest:
+    return origin if isinstance(origin, Origin) else _FromRequest(ModelRequest.from_dict(origin))
+
+
+def _opened(origin: Origin | _FromRequest, policy: str | None) -> contextlib.AbstractContextManager[OpenedModel]:
+    if isinstance(origin, Origin):
+        return origin.opened(policy)
+    request = origin.request
+    return open_request(request if policy is None else replace(request, dtype_policy=policy))
+
+
+def _training(opened: OpenedModel, origin: Origin | _FromRequest, changes: Sequence[Change]) -> TrainingSettings:
+    """Return the settings of the changed model's `compile`: a copy has none of its own."""
+    training = opened.training
+    is_changed = any(each.kind in _NEW_MODEL for each in changes)
+    if is_changed and opened.model.compiled:
+        training = training_of_copy(opened.model, training)
+    training = with_replaced(training, origin.optimizer, origin.loss)
+    for each in changes:
+        if each.kind == "optimizer":
+            name, config = OPTIMIZER_CONFIGS[each.value]
+            training = replace(training, optimizer=name, optimizer_config=config, keeps_optimizer=False)
+    return training
+
+
+def _compile(model: Any, training: TrainingSettings, input_shape: Any) -> None:
+    keras = import_keras()
+    structure, inputs = model_inputs(model, normalise_input_shapes(input_shape))
+    flat = [keras.KerasTensor(each.shape, each.dtype) for each in inputs]
+    compile_model(model, training, output_spec(model, structure, flat), jit_compile=False)
+
+
+_NEW_MODEL = {"float32", "separable", "input_size", "recompute"}

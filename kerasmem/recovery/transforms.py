@@ -1,0 +1,184 @@
+"""The model with a change made to it: the same calls of Keras that the code to paste has.
+
+Each takes a Keras model, with or without weights, and returns the changed model: a new one where Keras must build it
+anew (another input, other layers), otherwise the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kerasmem.errors import ModelError, UsageError
+from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.recovery.changes import Change
+
+
+def transformed(model: Any, change: Change) -> Any:
+    """Return the model with a change; the model itself where the change is one of the step alone.
+
+    Raises:
+        UsageError: the change cannot be made to this model.
+        ModelError: Keras refuses.
+    """
+    make = _TRANSFORMS.get(change.kind)
+    if make is None:
+        return model
+    try:
+        return make(model, change.value)
+    except (UsageError, ModelError):
+        raise
+    except Exception as error:
+        raise ModelError(f"{change.name}: Keras cannot make this change ({keras_reason(error)})") from error
+
+
+def with_policy(model: Any, policy: str) -> Any:
+    """Let every layer that computes in float32 compute by another policy; weights stay float32."""
+    for layer in model._flatten_layers():
+        if layer.dtype_policy.name == "float32":
+            layer.dtype_policy = policy
+    return model
+
+
+def with_float32(model: Any, value: Any = None) -> Any:
+    """Build a model of float64 inputs or layers anew in float32."""
+    keras = import_keras()
+    inputs = [keras.Input(tuple(each.shape[1:]), dtype=_single(each.dtype), name=input_name(each))
+              for each in model.inputs]  # fmt: skip
+
+    def single(layer: Any) -> Any:
+        config = layer.get_config()
+        if layer.dtype_policy.name == "float64":
+            config["dtype"] = "float32"
+        return layer.__class__.from_config(config)
+
+    return _cloned(model, clone_function=single, input_tensors=_packed(model, inputs))
+
+
+def with_separable(model: Any, value: Any = None) -> Any:
+    """Build the model anew with separable convolutions in place of those that mix space and channels."""
+    keras = import_keras()
+
+    def separable(layer: Any) -> Any:
+        if not is_mixing(layer):
+            return layer.__class__.from_config(layer.get_config())
+        config = layer.get_config()
+        kept = ("name", "filters", "kernel_size", "strides", "padding", "data_format", "dilation_rate", "activation",
+                "use_bias", "dtype")  # fmt: skip
+        made = getattr(keras.layers, f"Separable{type(layer).__name__}")
+        return made.from_config({key: config[key] for key in kept})
+
+    return _cloned(model, clone_function=separable)
+
+
+def with_input_size(model: Any, shapes: Sequence[Sequence[int]]) -> Any:
+    """Build the model anew for inputs of other sizes, one shape an input; its weights keep their shapes.
+
+    Raises:
+        UsageError: they do not: the model is bound to its input's size.
+    """
+    keras = import_keras()
+    inputs = [keras.Input(tuple(shape), dtype=each.dtype, name=input_name(each))
+              for each, shape in zip(model.inputs, shapes, strict=True)]  # fmt: skip
+    smaller = _cloned(model, input_tensors=_packed(model, inputs))
+    if [tuple(each.shape) for each in smaller.weights] != [tuple(each.shape) for each in model.weights]:
+        raise UsageError("the model's weights depend on its input's size")
+    return smaller
+
+
+def with_frozen_backbone(model: Any, value: Any = None) -> Any:
+    """Freeze every layer before the head."""
+    for layer in model.layers[: head_start(model)]:
+        layer.trainable = False
+    return model
+
+
+def with_lora(model: Any, rank: int) -> Any:
+    """Train thin factors beside the kernels of the backbone, and the head as it was."""
+    for layer in model.layers[: head_start(model)]:
+        for inner in layer._flatten_layers():
+            if takes_lora(inner, rank):
+                inner.enable_lora(rank)
+            elif not list(inner._flatten_layers(include_self=False)):
+                inner.trainable = False
+    return model
+
+
+def takes_lora(layer: Any, rank: int) -> bool:
+    """Return whether a layer can train factors of a rank in place of its kernel, and would train fewer numbers."""
+    if not hasattr(layer, "enable_lora") or not layer.built or getattr(layer, "lora_enabled", False):
+        return False
+    kernel = getattr(layer, "kernel", None) if hasattr(layer, "kernel") else getattr(layer, "embeddings", None)
+    shape = tuple(getattr(kernel, "shape", ()))
+    if len(shape) < 2:
+        return False
+    numbers = 1
+    for size in shape:
+        numbers *= size
+    return rank * (numbers // shape[-1] + shape[-1]) < numbers
+
+
+def head_start(model: Any) -> int:
+    """Return the place in `model.layers` where the head begins; what is before it is the backbone.
+
+    Where the model holds another model, as in transfer learning, the head is what comes after the last of these.
+    Otherwise it is the dense layers at the end, but the last layer with weights alone where all of them are dense.
+    """
+    keras = import_keras()
+    layers = list(model.layers)
+    nested = [place for place, layer in enumerate(layers) if isinstance(layer, keras.Model) and layer.weights]
+    if nested and nested[-1] + 1 < len(layers):
+        return nested[-1] + 1
+    with_weights = [place for place, layer in enumerate(layers) if layer.weights]
+    other = [place for place in with_weights if not isinstance(layers[place], keras.layers.Dense)]
+    return other[-1] + 1 if other and other[-1] != with_weights[-1] else with_weights[-1] if with_weights else 0
+
+
+def is_mixing(layer: Any) -> bool:
+    """Return whether a layer is a convolution that a separable one can stand in for."""
+    keras = import_keras()
+    return (
+        type(layer) in (keras.layers.Conv1D, keras.layers.Conv2D)
+        and layer.groups == 1
+        and max(layer.kernel_size) > 1
+        and layer.padding != "causal"
+    )
+
+
+def input_name(tensor: Any) -> str:
+    """Return the name of the input layer."""
+    history = getattr(tensor, "_keras_history", None)
+    return str(history.operation.name if history else tensor.name)
+
+
+def is_rebuilt(model: Any) -> bool:
+    """Return whether `clone_model` gives the same model: a graph of layers without code of its own."""
+    from keras.src.models.functional import Functional
+
+    return type(model) in (import_keras().Sequential, import_keras().Model, Functional) and bool(
+        getattr(model, "inputs", None)
+    )
+
+
+def _cloned(model: Any, **options: Any) -> Any:
+    keras = import_keras()
+    if not is_rebuilt(model):
+        raise UsageError("the model is not a graph of layers that Keras can build anew (Sequential or functional)")
+    recursive = {"recursive": True} if "clone_function" in options else {}
+    return keras.models.clone_model(model, **options, **recursive)
+
+
+def _packed(model: Any, inputs: list[Any]) -> Any:
+    """Return new inputs in the structure in which the model takes them."""
+    struct = getattr(model, "_inputs_struct", None)
+    return inputs[0] if struct is None and len(inputs) == 1 else import_keras().tree.pack_sequence_as(struct, inputs)
+
+
+def _single(dtype: Any) -> str:
+    return "float32" if str(dtype) == "float64" else str(dtype)
+
+
+_TRANSFORMS: dict[str, Any] = {
+    "float32": with_float32, "dtype_policy": with_policy, "separable": with_separable, "input_size": with_input_size,
+    "freeze": with_frozen_backbone, "lora": with_lora,
+}  # fmt: skip

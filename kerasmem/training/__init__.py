@@ -1,0 +1,1 @@
+"""RUNS THAT GO ON: fit, run, resume, recompute, isolated processes; one notion of where a run stands."""

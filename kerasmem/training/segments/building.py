@@ -1,0 +1,227 @@
+"""`kerasmem.recompute`: the same model, which keeps less of its forward pass and computes it again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from kerasmem.devices.catalogue import resolve_device
+from kerasmem.errors import UsageError
+from kerasmem.estimation.facade import estimate
+from kerasmem.models.backend import import_keras
+from kerasmem.models.inputs import model_inputs, normalise_input_shapes
+from kerasmem.models.sizes import element_bytes, variable_bytes
+from kerasmem.models.training import optimizer_slot_bytes, training_of_model
+from kerasmem.training.segments.plan import RecomputePlan
+from kerasmem.training.segments.planning import AUTO, described, plan_segments
+from kerasmem.training.segments.tracing import trace_chain
+from kerasmem.units import format_size
+
+DEFAULT_BATCH_SIZE = 32
+_TRIES = 4
+
+
+def recompute(
+    model: Any,
+    segments: int | str = AUTO,
+    *,
+    memory: int | str | None = None,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    cuts: Sequence[str] | None = None,
+    input_shape: Any = None,
+) -> Any:
+    """Return the same model, which keeps only what crosses a few cuts and computes the rest again for the gradient.
+
+    Layers, weights, their names and the compiled state are shared with the model given, so weights and checkpoints of
+    the one serve the other; gradients are the same, dropout masks and statistics included. Where no gradient is asked
+    for, it runs as the plain model does.
+
+    Args:
+        model: a Sequential or Functional Keras model, built.
+        segments: how many; "auto": those of the lowest peak or, with `memory`, those that cost the least time.
+        memory: what a training step may take: bytes, a size ("8GB") or a card ("t4"). What the planner chooses is
+            estimated as `kerasmem.estimate` does, and chosen anew where it needs more.
+        batch_size: samples in a batch, for which the cuts are chosen; other batches run too.
+        cuts: names of the layers after which a segment ends, in place of all that.
+        input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
+
+    Returns:
+        A Functional model of class `kerasmem.models.recomputed.RecomputedFunctional`; `plan` on it says what is
+        predicted.
+
+    Raises:
+        UsageError: the model is neither Sequential nor Functional, or cannot be cut so.
+        ModelError: the model cannot be traced.
+
+    Example:
+        >>> import keras, kerasmem
+        >>> layers = [keras.layers.Dense(64, activation="gelu", name=f"dense_{n}") for n in range(12)]
+        >>> model = kerasmem.recompute(keras.Sequential([keras.Input((64,)), *layers]), segments=4)
+        >>> model.cuts
+        ('dense_2', 'dense_5', 'dense_8')
+    """
+    source = _functional(model)
+    plan = plan_recompute(
+        source,
+        segments,
+        memory=memory,
+        batch_size=batch_size,
+        cuts=cuts,
+        input_shape=input_shape,
+    )
+    if memory is None or cuts is not None:
+        return build_recomputed(model, plan)
+    return _estimated_within(model, plan, segments, input_shape)
+
+
+def plan_recompute(
+    model: Any,
+    segments: int | str = AUTO,
+    *,
+    memory: int | str | None = None,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    cuts: Sequence[str] | None = None,
+    input_shape: Any = None,
+) -> RecomputePlan:
+    """Return what `kerasmem.recompute` would do with these arguments, without doing it.
+
+    Raises:
+        UsageError: as `kerasmem.recompute`.
+        ModelError: as `kerasmem.recompute`.
+    """
+    source = _functional(model)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise UsageError(f"batch_size {batch_size!r}: must be a whole number from 1")
+    if cuts is not None and segments != AUTO:
+        raise UsageError("cuts and segments: give the one or the other")
+    target = None if memory is None else resolve_device(str(memory)).available_bytes
+    steps = trace_chain(source, batch_size, input_shape)
+    persistent = _persistent_bytes(model, source, batch_size, input_shape)
+    if cuts is None:
+        return plan_segments(
+            steps,
+            segments=segments,
+            batch_size=batch_size,
+            persistent_bytes=persistent,
+            target_bytes=target,
+        )
+    from kerasmem.models.recomputed import split
+
+    split(source, list(cuts), [True] * len(cuts) + [False])  # names the cut that is wrong
+    place = {each.name: number + 1 for number, each in enumerate(steps)}
+    ends = [(place[each], True) for each in cuts]
+    return described(steps, [*ends, (len(steps), False)], batch_size, persistent, target)
+
+
+def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
+    """Return the model cut as a plan says, compiled as the model is."""
+    from kerasmem.models.recomputed import RecomputedFunctional
+
+    source = _functional(model)
+    made = RecomputedFunctional(
+        source._inputs_struct,
+        source._outputs_struct,
+        name=model.name,
+        cuts=plan.cuts,
+        recomputed=plan.recomputed,
+    )
+    made.plan = plan
+    if model.compiled:
+        _compile_like(made, model)
+    return made
+
+
+def _estimated_within(model: Any, plan: RecomputePlan, segments: int | str, input_shape: Any) -> Any:
+    """Return the model cut so that the estimator, too, says that it stays within the plan's target.
+
+    Raises:
+        UsageError: it does not, however it is cut.
+    """
+    target = aim = plan.target_bytes or 0
+    for _ in range(_TRIES):
+        made = build_recomputed(model, replace(plan, target_bytes=target))
+        need = estimate(made, batch_size=plan.batch_size, input_shape=input_shape).bytes
+        most = need.total if need.high is None else need.high
+        if most <= target:
+            return made
+        aim -= most - target
+        try:
+            plan = plan_recompute(
+                model, segments, memory=max(aim, 1), batch_size=plan.batch_size, input_shape=input_shape
+            )
+        except UsageError:
+            break
+    raise UsageError(
+        f"memory {format_size(target)}: by the estimate the step may need {format_size(most)} at batch "
+        f"{plan.batch_size:,} cut as {', '.join(made.cuts) or 'it is'}; take a smaller batch"
+    )
+
+
+def _functional(model: Any) -> Any:
+    """Return the graph of layers of a model.
+
+    Raises:
+        UsageError: it has none.
+    """
+    keras = import_keras()
+    from keras.src.models.functional import Functional
+
+    from kerasmem.models.recomputed import RecomputedFunctional
+
+    if not isinstance(model, keras.Model):
+        kind = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise UsageError(f"a {kind} is no Keras model; load the file with keras.saving.load_model and give the model")
+    if isinstance(model, keras.Sequential):
+        if model._functional is None:
+            raise UsageError(
+                f"model {model.name!r} is not built yet: begin it with keras.Input(shape), or call "
+                "model.build(input_shape) first"
+            )
+        source = model._functional
+    else:
+        source = model
+    if type(source) not in (Functional, RecomputedFunctional) or type(model) not in (
+        Functional, RecomputedFunctional, keras.Sequential,
+    ):  # fmt: skip
+        way = (
+            "wrap its graph of layers, kerasmem.recompute(keras.Model(model.inputs, model.outputs)), and call that in "
+            "your class"
+            if isinstance(model, Functional)
+            else "build the part that is deep as a Functional or Sequential model, give that to kerasmem.recompute, "
+            "and call it in your class's call()"
+        )
+        raise UsageError(
+            f"model {model.name!r} is of the class {type(model).__name__}, whose own methods say how it runs, so it "
+            f"cannot be cut from outside: {way}"
+        )
+    return source
+
+
+def _persistent_bytes(model: Any, source: Any, batch_size: int, input_shape: Any) -> int:
+    """Return the bytes of weights, gradients, the optimizer's slots and the batch."""
+    _, inputs = model_inputs(source, normalise_input_shapes(input_shape))
+    trained = list(source.trainable_variables)
+    batch = 0
+    for each in inputs:
+        batch += batch_size * math.prod(size or 1 for size in each.shape[1:]) * element_bytes(each.dtype)
+    weights = sum(variable_bytes(each) for each in source.variables)
+    slots = optimizer_slot_bytes(training_of_model(model), trained) or 0
+    return weights + sum(variable_bytes(each) for each in trained) + slots + batch
+
+
+def _compile_like(made: Any, model: Any) -> None:
+    """Compile with the same objects: the two models share their weights, and so the optimizer's state of them."""
+    metrics = getattr(model, "_compile_metrics", None)
+    made.compile(
+        optimizer=model.optimizer,
+        loss=model.loss,
+        loss_weights=getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None),
+        metrics=getattr(metrics, "_user_metrics", None),
+        weighted_metrics=getattr(metrics, "_user_weighted_metrics", None),
+        run_eagerly=model.run_eagerly,
+        steps_per_execution=model.steps_per_execution,
+        jit_compile=model.jit_compile,
+        auto_scale_loss=getattr(model, "auto_scale_loss", True),
+    )

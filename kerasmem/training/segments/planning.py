@@ -1,0 +1,112 @@
+"""From what was asked for to a plan: so many segments, the lowest peak, or the least time within a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kerasmem.errors import UsageError
+from kerasmem.training.segments.chain import Step
+from kerasmem.training.segments.choosing import Cut, Table, cheapest, lowest_peak
+from kerasmem.training.segments.plan import PlannedSegment, RecomputePlan
+from kerasmem.units import format_size
+
+AUTO = "auto"
+_NEAR_LOWEST = 1.02  # within it, less time is worth more than memory
+
+
+def plan_segments(
+    steps: Sequence[Step],
+    *,
+    segments: int | str = AUTO,
+    batch_size: int,
+    persistent_bytes: int = 0,
+    target_bytes: int | None = None,
+) -> RecomputePlan:
+    """Return where to cut a chain.
+
+    Args:
+        steps: the chain.
+        segments: how many; "auto": those of the lowest peak or, with a target, those that cost the least time and
+            meet it.
+        batch_size: samples in a batch, of which the steps speak.
+        persistent_bytes: what is in memory besides activations.
+        target_bytes: the memory to stay within, `persistent_bytes` included.
+
+    Raises:
+        UsageError: the chain has not so many places to be cut, or no partition meets the target.
+
+    Example:
+        >>> from kerasmem.training.segments.chain import Kept, Step
+        >>> inside = Kept(90, None, None, True)
+        >>> steps = [Step(f"dense_{n}", 1.0, 100, 0, (inside, Kept(10, n + 1, n + 1, True))) for n in range(9)]
+        >>> plan = plan_segments(steps, segments=3, batch_size=1)
+        >>> plan.cuts, plan.activation_bytes, plan.plain_activation_bytes
+        (('dense_2', 'dense_5'), 330, 910)
+    """
+    table = Table.of(steps)
+    plain = table.peak_of([(len(steps), False)])[0][1]
+    budget = None if target_bytes is None else target_bytes - persistent_bytes
+    cuts: list[Cut] | None
+    if segments != AUTO:
+        most = len(table.places) - 1
+        if isinstance(segments, bool) or not isinstance(segments, int) or not 1 <= segments <= most:
+            raise UsageError(
+                f"segments {segments!r}: write 'auto' or a whole number from 1 to {most}, one for each layer"
+            )
+        cuts = lowest_peak(table, segments)
+    elif budget is not None:
+        cuts = cheapest(table, budget)
+    else:
+        best = lowest_peak(table)
+        peak = max(peak for _, peak in table.peak_of(best))
+        cuts = cheapest(table, peak * _NEAR_LOWEST) or best
+    lowest = max(peak for _, peak in table.peak_of(cuts or lowest_peak(table)))
+    if budget is not None and (cuts is None or lowest > budget):
+        raise UsageError(
+            f"memory {format_size(target_bytes or 0)}: even cut {'at the best places' if segments == AUTO else 'so'} "
+            f"the step needs about {format_size(round(lowest) + persistent_bytes)} at batch {batch_size:,}, "
+            f"{format_size(persistent_bytes)} of it weights, gradients, optimizer and batch; take a smaller batch"
+        )
+    return described(steps, cuts or [], batch_size, persistent_bytes, target_bytes, plain)
+
+
+def described(
+    steps: Sequence[Step],
+    cuts: Sequence[Cut],
+    batch_size: int,
+    persistent_bytes: int,
+    target_bytes: int | None,
+    plain: float | None = None,
+) -> RecomputePlan:
+    """Return the plan of given cuts with what it is predicted to take."""
+    places = sorted({0, len(steps), *(place for place, _ in cuts)})
+    table = Table.of(steps, places)
+    begins = [0, *(place for place, _ in cuts)]
+    parts = [
+        PlannedSegment(
+            first=steps[begin].name,
+            last=steps[end - 1].name,
+            recomputed=again,
+            held_bytes=round(held),
+            peak_bytes=round(peak),
+            flops=sum(each.flops for each in steps[begin:end]),
+        )
+        for begin, (end, again), (held, peak) in zip(begins, cuts, table.peak_of(cuts), strict=False)
+    ]
+    forward = sum(each.seconds for each in steps)
+    again = sum(
+        sum(each.seconds for each in steps[begin:end])
+        for begin, (end, twice) in zip(begins, cuts, strict=False)
+        if twice
+    )
+    return RecomputePlan(
+        batch_size=batch_size,
+        segments=tuple(parts),
+        activation_bytes=max(each.peak_bytes for each in parts),
+        plain_activation_bytes=round(table.peak_of([(len(steps), False)])[0][1] if plain is None else plain),
+        persistent_bytes=persistent_bytes,
+        forward_flops=sum(each.flops for each in steps),
+        extra_flops=sum(each.flops for each in parts if each.recomputed),
+        extra_time=round(again / (3 * forward), 4) if forward else 0.0,
+        target_bytes=target_bytes,
+    )

@@ -1,0 +1,280 @@
+"""What each layer of a live model keeps for its gradient, read off the graph of a forward and a backward pass.
+
+The model is traced on the shapes of a batch; nothing is computed. A tensor that an operation of the forward pass
+makes and one of the backward pass takes is kept in between; which layer made it is known, since the layers are called
+one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kerasmem.errors import KerasmemError, ModelError
+from kerasmem.estimation.graph.costs import operations, seconds
+from kerasmem.estimation.graph.program import Node, Tensor
+from kerasmem.estimation.graph.rules import ALIASES, NOTHING
+from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.inputs import model_inputs, normalise_input_shapes
+from kerasmem.models.sizes import element_bytes
+from kerasmem.models.weightless import with_stand_ins
+from kerasmem.training.segments.chain import Kept, Step
+
+# Their gradient is computed from what they put out, and not from what they take.
+_GRADIENT_FROM_OUTPUT = frozenset(
+    ("Relu", "Relu6", "Elu", "Selu", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "Exp", "Expm1", "Sqrt", "Rsqrt", "Inv")
+)
+# They look at a tensor's shape and not at its values.
+_SHAPE_ONLY = frozenset(("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "VariableShape"))
+
+
+def trace_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[Step, ...]:
+    """Return the chain of a Functional model's calls.
+
+    Args:
+        model: a Functional model, built; its weights are not read.
+        batch_size: samples in a batch.
+        input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
+
+    Raises:
+        UsageError: an input has open dimensions that `input_shape` does not give.
+        ModelError: the model cannot be traced.
+    """
+    from kerasmem.models.recomputed import calls_of
+
+    _, inputs = model_inputs(model, normalise_input_shapes(input_shape))
+    shapes = [(each.shape[0] or batch_size, *each.shape[1:]) for each in inputs]
+    calls = calls_of(model)
+    try:
+        with with_stand_ins(_handle_only):
+            graph, begins, tensors = _traced(
+                model,
+                calls,
+                list(zip(shapes, (each.dtype for each in inputs), strict=True)),
+            )
+    except KerasmemError:
+        raise
+    except Exception as error:
+        raise ModelError(f"model {model.name!r} cannot be traced for training: {keras_reason(error)}") from error
+    return _Reader(graph, begins, tensors, model, calls).steps()
+
+
+def _handle_only(variable: Any) -> Any:
+    import tensorflow as tf
+    from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+    with tf.init_scope():
+        return UninitializedVariable(
+            trainable=variable.trainable,
+            name=variable.name,
+            dtype=variable._dtype,
+            shape=tuple(variable.shape),
+        )
+
+
+def _traced(
+    model: Any, calls: Sequence[Any], inputs: Sequence[tuple[Any, str]]
+) -> tuple[Any, list[int], dict[int, Any]]:
+    """Return the graph, the number of operations in it before each call and after the last, and the tensors."""
+    import tensorflow as tf
+    from keras.src.models.functional import operation_fn
+
+    begins: list[int] = []
+    tensors: dict[int, Any] = {}
+
+    def both_passes(*batch: Any) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        tensors.update(zip(map(id, model.inputs), batch, strict=True))
+        with tf.GradientTape() as tape:
+            for node in calls:
+                begins.append(len(graph.get_operations()))
+                args, kwargs = node.arguments.fill_in(tensors)
+                outputs = operation_fn(node.operation, training=True)(*args, **kwargs)
+                tensors.update(
+                    zip(
+                        map(id, node.outputs),
+                        import_keras().tree.flatten(outputs),
+                        strict=False,
+                    )
+                )
+            begins.append(len(graph.get_operations()))
+            ends = [tensors[id(each)] for each in model.outputs]
+            losses = [tf.reduce_sum(tf.cast(each, "float32")) for each in (*ends, *model.losses)]
+        weights = [each._value for each in model.trainable_variables]
+        return tape.gradient(losses, weights, unconnected_gradients="none")
+
+    specs = [tf.TensorSpec(shape, dtype) for shape, dtype in inputs]
+    function = tf.function(both_passes, autograph=False).get_concrete_function(*specs)
+    return function.graph, begins, tensors
+
+
+class _Reader:
+    """Reads steps off the graph."""
+
+    def __init__(
+        self,
+        graph: Any,
+        begins: Sequence[int],
+        tensors: Mapping[int, Any],
+        model: Any,
+        calls: Sequence[Any],
+    ) -> None:
+        self._operations = graph.get_operations()
+        self._place = {each.name: number for number, each in enumerate(self._operations)}
+        self._begins, self._tensors, self._calls = begins, tensors, calls
+        self._ends = {id(each) for each in model.outputs}
+
+    def steps(self) -> tuple[Step, ...]:
+        last_call = {id(each.operation): number for number, each in enumerate(self._calls)}
+        uses = self._uses()
+        return tuple(
+            Step(
+                name=str(each.operation.name),
+                seconds=sum(seconds(*_as_node(one)) for one in self._made_by(number)),
+                flops=round(sum(operations(*_as_node(one)) for one in self._made_by(number))),
+                working_bytes=self._working(each),
+                kept=tuple(self._kept(number, uses)),
+                may_end=last_call[id(each.operation)] == number,
+            )
+            for number, each in enumerate(self._calls)
+        )
+
+    def _made_by(self, number: int) -> list[Any]:
+        made: list[Any] = self._operations[self._begins[number] : self._begins[number + 1]]
+        return made
+
+    def _uses(self) -> dict[Any, list[int]]:
+        """Return for the tensors that calls hand on, by what holds their values: the calls that take them."""
+        found: dict[Any, list[int]] = {}
+        for number, call in enumerate(self._calls):
+            for each in call.input_tensors:
+                self._note(found, self._tensors.get(id(each)), number)
+        for key in self._ends:
+            self._note(found, self._tensors.get(key), len(self._calls))
+        return found
+
+    def _note(self, found: dict[Any, list[int]], tensor: Any, number: int) -> None:
+        for one in (tensor, getattr(tensor, "_keras_mask", None)):
+            if one is not None and hasattr(one, "op"):
+                found.setdefault(_root(one).ref(), []).append(number)
+
+    def _kept(self, number: int, uses: Mapping[Any, list[int]]) -> Iterable[Kept]:
+        backward = self._begins[-1]
+        for operation in self._made_by(number):
+            if operation.type in NOTHING or operation.type in ALIASES:
+                continue
+            for tensor in operation.outputs:
+                taken = uses.get(tensor.ref(), [])
+                later = [each for each in taken if each > number]
+                for_gradient = self._taken_after(tensor, backward)
+                if not later and not for_gradient:
+                    continue
+                inside = self._taken_inside(tensor, number, backward)
+                size = _bytes(tensor) if tensor.dtype.name != "variant" else _list_bytes(operation, tensor)
+                own = operation.type in _GRADIENT_FROM_OUTPUT or inside
+                yield Kept(
+                    size,
+                    min(later, default=None),
+                    max(later, default=None),
+                    for_gradient,
+                    own,
+                )
+
+    def _taken_after(self, tensor: Any, place: int) -> bool:
+        """Return whether an operation from that place on takes the tensor's values, by whatever name."""
+        for each in tensor.consumers():
+            if self._place[each.name] >= place:
+                if each.type not in _SHAPE_ONLY:
+                    return True
+            elif each.type in ALIASES and any(self._taken_after(one, place) for one in each.outputs):
+                return True
+        return False
+
+    def _taken_inside(self, tensor: Any, number: int, backward: int) -> bool:
+        """Return whether another operation of the same call takes the tensor."""
+        end = self._begins[number + 1]
+        return any(
+            self._taken_inside(each.outputs[0], number, backward) if each.type in ALIASES and each.outputs else True
+            for each in tensor.consumers()
+            if self._place[each.name] < end and each.type not in _SHAPE_ONLY
+        )
+
+    def _working(self, call: Any) -> int:
+        tensors = [self._tensors.get(id(each)) for each in (*call.outputs, *call.input_tensors)]
+        return sum(_bytes(each) for each in tensors if hasattr(each, "op"))
+
+
+def _root(tensor: Any) -> Any:
+    while tensor.op.type in ALIASES and tensor.op.inputs:
+        tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
+    return tensor
+
+
+def _bytes(tensor: Any) -> int:
+    dtype = tensor.dtype.base_dtype.name
+    if dtype in ("resource", "variant") or tensor.shape.rank is None or not tensor.shape.is_fully_defined():
+        return 0
+    return math.prod(tensor.shape.as_list()) * element_bytes(dtype)
+
+
+def _list_bytes(operation: Any, tensor: Any) -> int:
+    """Return what a list holds in the end: that of a loop its elements' size, times the turns of the loop.
+
+    What each turn adds anew counts; a weight that every turn reads is in the list many times and in memory once.
+    """
+    import tensorflow as tf
+
+    if operation.type == "TensorListFromTensor":
+        return _bytes(operation.inputs[0])
+    number = tensor.value_index
+    if operation.type not in ("While", "StatelessWhile") or number >= len(operation.inputs):
+        return 0
+    begun = operation.inputs[number].op
+    if begun.type not in ("EmptyTensorList", "TensorListReserve") or not _made_in_each_turn(operation, number):
+        return 0
+    shape = tf.get_static_value(begun.inputs[0])
+    sizes = [] if shape is None else [int(each) for each in shape.flat]
+    if shape is None or any(each < 0 for each in sizes):
+        return 0
+    return _turns(operation) * math.prod(sizes) * element_bytes(begun.get_attr("element_dtype").name)
+
+
+def _turns(loop: Any) -> int:
+    """Return how often a loop over the steps of a sequence runs: as often as what it takes or fills has steps."""
+    import tensorflow as tf
+
+    counts = [1]
+    for each in loop.inputs:
+        if each.op.type == "TensorListFromTensor":
+            counts.append(each.op.inputs[0].shape[0] or 1)
+        elif each.op.type == "TensorListReserve":
+            size = tf.get_static_value(each.op.inputs[1])
+            counts.append(1 if size is None else int(size))
+    return max(counts)
+
+
+def _made_in_each_turn(loop: Any, number: int) -> bool:
+    """Return whether what a turn of the loop adds to its list of that number is computed in that turn."""
+    from tensorflow.python.ops import while_v2
+
+    body = while_v2._get_graph(loop, "body", "_body_graph")
+    added = body.outputs[number].op
+    while added.type in ("Identity", "TensorListPushBack"):
+        added = added.inputs[-1].op
+    return added.type not in ("Placeholder", "ReadVariableOp", "Const")
+
+
+def _as_node(operation: Any) -> tuple[Node, list[Tensor]]:
+    inputs = [_plain(each) for each in operation.inputs]
+    attributes = {}
+    if "transpose_b" in operation.node_def.attr:
+        attributes["transpose_b"] = operation.get_attr("transpose_b")
+    outputs = tuple(_plain(each) for each in operation.outputs)
+    return Node(operation.name, operation.type, (), (), outputs, attributes), inputs
+
+
+def _plain(tensor: Any) -> Tensor:
+    known = tensor.shape.rank is not None and tensor.shape.is_fully_defined()
+    shape = tuple(tensor.shape.as_list()) if known else None
+    return Tensor(shape, tensor.dtype.base_dtype.name, _bytes(tensor) if known else None)

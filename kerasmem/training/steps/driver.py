@@ -1,0 +1,259 @@
+"""What to do when a step runs out: back to a good copy, the steps since once more, the same batch in smaller pieces.
+
+A step that fails may leave weights half updated, in graph mode too: the executor updates the last layers while it
+still computes the gradients of the first. So there is always a copy on the host to go back to: one taken before
+each step of shapes that have not been seen to fit, and one from time to time, with the batches since kept beside it.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from kerasmem.devices.host import host_memory
+from kerasmem.errors import ModelError
+from kerasmem.training.steps.batches import byte_count, on_host, row_count, signature
+from kerasmem.training.steps.engine import Engine, RanOut
+from kerasmem.training.steps.state import State
+from kerasmem.units import GIB, format_size
+
+WHOLE = sys.maxsize
+JOURNAL_BYTES = GIB  # of batches kept on the host between two copies, or a twentieth of its free memory
+JOURNAL_STEPS = 1000
+_MOST_DEATHS = 40  # halving a batch of a billion rows takes 30
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One time that a step ran out and was repeated.
+
+    Attributes:
+        step: number of the step since the run began, from 0.
+        kind: "train" or "test".
+        rows: rows of the batch.
+        micro_batch_rows: rows of the pieces in which it then went through; None where it went through whole.
+        replayed: steps since the last good copy that were taken once more.
+        summary: what ran out.
+    """
+
+    step: int
+    kind: str
+    rows: int
+    micro_batch_rows: int | None
+    replayed: int
+    summary: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+
+class _Entry(NamedTuple):
+    kind: str  # "train", "test" or "reset"
+    batch: Any
+    rate: float | None
+
+
+class Driver:
+    """Takes steps on an engine, and takes them again where they ran out.
+
+    Args:
+        engine: where the steps run.
+        micro_batches: pieces from the first batch on; None for whole batches until one runs out.
+        size: rows of a piece, where an earlier run knows them; comes before `micro_batches`.
+        uneven: what to say, once, of layers for which pieces are not the same as the whole.
+        may_stay: whether a failure that costs the process is dealt with here; else it is raised.
+        good: a copy to go back to from the start.
+        test_size: rows of a piece in validation, where an earlier run knows them.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        micro_batches: int | None = None,
+        size: int | None = None,
+        uneven: str | None = None,
+        may_stay: bool = True,
+        good: State | None = None,
+        test_size: int | None = None,
+    ) -> None:
+        self.engine = engine
+        self.sizes = {"train": size or WHOLE, "test": test_size or WHOLE}
+        self.recoveries: list[Recovery] = []
+        self.steps = 0
+        self._micro_batches = None if size else micro_batches
+        self._uneven = uneven
+        self._may_stay = may_stay
+        self._good = good
+        self._room = min(JOURNAL_BYTES, host_memory().available_bytes // 20)
+        self._journal: list[_Entry] = []
+        self._bytes = 0
+        self._proven: set[Any] = set()
+        self._deaths_here = 0  # without a step in between and without a sign that it was memory
+
+    def train(self, batch: Any, rate: float | None = None) -> dict[str, Any]:
+        """Take a training step.
+
+        Args:
+            batch: what Keras's iterator gave.
+            rate: the learning rate, where it was changed since the step before.
+
+        Raises:
+            ModelError: one row at a time runs out too.
+        """
+        if self._micro_batches:
+            self.sizes["train"] = -(-row_count(batch) // self._micro_batches)
+            self._micro_batches = None
+        if self.sizes["train"] < row_count(batch):
+            self._warn_uneven()
+        return self._step(_Entry("train", batch, rate))
+
+    def test(self, batch: Any) -> dict[str, Any]:
+        """Evaluate a batch.
+
+        Raises:
+            ModelError: one row at a time runs out too.
+        """
+        return self._step(_Entry("test", batch, None))
+
+    def reset_metrics(self, *, has_happened: bool) -> None:
+        """Note that an epoch or an evaluation begins, for which the metrics begin anew."""
+        if not has_happened:
+            self._safely(_Entry("reset", None, None))
+        self._journal.append(_Entry("reset", None, None))
+
+    @property
+    def size(self) -> int | None:
+        """Rows of a piece, where batches are trained on in pieces."""
+        return None if self.sizes["train"] == WHOLE else self.sizes["train"]
+
+    @property
+    def last_good(self) -> State | None:
+        """The last good copy."""
+        return self._good
+
+    def forget(self) -> None:
+        """Have the next step begin with a copy: something else has changed the weights."""
+        self._good = None
+
+    def keep(self) -> State:
+        """Take a good copy now, and return it."""
+        if self._good is None or self._journal:
+            for _ in range(3):
+                try:
+                    state = self.engine.state()
+                    break
+                except RanOut as failure:  # it died between two steps
+                    self._again(_Entry("none", None, None), failure)
+            else:
+                raise ModelError("the process that trains ends again and again; nothing was lost up to the last copy")
+            self._good, self._bytes = state, 0
+            self._journal.clear()
+        return self._good
+
+    def _step(self, entry: _Entry) -> dict[str, Any]:
+        key = (entry.kind, self.sizes[entry.kind], signature(entry.batch))
+        if key not in self._proven or self._good is None:
+            self.keep()
+        logs = self._safely(entry)
+        self._proven.add((entry.kind, self.sizes[entry.kind], key[2]))
+        self._note(entry)
+        self.steps += 1
+        self._deaths_here = 0
+        return logs
+
+    def _note(self, entry: _Entry) -> None:
+        size = byte_count(entry.batch)
+        if self._bytes + size > self._room or len(self._journal) >= JOURNAL_STEPS:
+            self._journal.append(entry)  # so that the copy is a new one
+            self.keep()
+            return
+        self._journal.append(entry._replace(batch=on_host(entry.batch)))
+        self._bytes += size
+
+    def _safely(self, entry: _Entry) -> dict[str, Any]:
+        try:
+            return self._take(entry)
+        except RanOut as failure:
+            first = failure
+        if first.is_dead and not self._may_stay:
+            raise first
+        return self._again(entry, first)
+
+    def _again(self, entry: _Entry, failure: RanOut) -> dict[str, Any]:
+        """Go back and take the steps once more until this one goes through."""
+        summary = failure.diagnosis.summary
+        while True:
+            self._split(entry, failure)
+            assert self._good is not None
+            try:
+                self.engine.load(self._good)
+                self._proven.clear()
+                for old in self._journal:
+                    self._take(old)
+                logs = self._take(entry)
+                break
+            except RanOut as again:
+                if again.is_dead and not self._may_stay:
+                    raise
+                failure = again
+        if entry.batch is not None:
+            rows, size = row_count(entry.batch), self.sizes[entry.kind]
+            replayed = sum(old.kind == "train" for old in self._journal)
+            self.recoveries.append(
+                Recovery(self.steps, entry.kind, rows, size if size < rows else None, replayed, summary)
+            )
+        return logs
+
+    def _take(self, entry: _Entry) -> dict[str, Any]:
+        if entry.kind == "none":
+            return {}
+        if entry.kind == "reset":
+            self.engine.reset_metrics()
+            return {}
+        if entry.rate is not None:
+            self.engine.set_rate(entry.rate)
+        run = self.engine.train if entry.kind == "train" else self.engine.test
+        return run(entry.batch, self.sizes[entry.kind])
+
+    def _split(self, entry: _Entry, failure: RanOut) -> None:
+        """Choose smaller pieces; the same once more where it is not known that memory was short."""
+        self._deaths_here += 1
+        if self._deaths_here > _MOST_DEATHS:
+            raise ModelError(f"the same step failed {self._deaths_here} times: {out_of_ways(failure)}")
+        if entry.batch is None or (not failure.is_certain and self._deaths_here == 1):
+            return
+        rows = row_count(entry.batch)
+        now = min(self.sizes[entry.kind], rows)
+        if now == 1:
+            raise ModelError(out_of_ways(failure))
+        self.sizes[entry.kind] = -(-now // 2)
+        state = self._good or {}
+        held = sum(array.nbytes for some in state.values() for array in some)
+        warnings.warn(
+            f"a {'training' if entry.kind == 'train' else 'validation'} step on {rows} rows ran out of memory "
+            f"({failure.diagnosis.summary.rstrip('.')}); it is repeated from a copy of the state before it "
+            f"({format_size(held)}), in micro-batches of {self.sizes[entry.kind]} rows",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        if entry.kind == "train":
+            self._warn_uneven()
+
+    def _warn_uneven(self) -> None:
+        if self._uneven:
+            warnings.warn(self._uneven, RuntimeWarning, stacklevel=2)
+        self._uneven = None
+
+
+def out_of_ways(failure: RanOut) -> str:
+    """Return the message where smaller pieces cannot help any more."""
+    found = failure.diagnosis
+    ways = "".join(f"\n  - {each.what}: {each.why}" for each in found.suggestions)
+    return (
+        f"not even one row at a time fits: {found.summary}\nWeights and optimizer alone are too large for what there "
+        f"is, or something else holds the memory. The model is as it was before the step.{ways}"
+    )

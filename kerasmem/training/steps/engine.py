@@ -1,0 +1,155 @@
+"""Where steps run: in this process. What ends for want of memory comes out as `RanOut`, all else as it is."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from typing import Any, Protocol
+
+from kerasmem.diagnosis.diagnosis import Diagnosis
+from kerasmem.diagnosis.explaining import explain_oom
+from kerasmem.training.steps.batches import row_count
+from kerasmem.training.steps.micro import MicroStep
+from kerasmem.training.steps.state import State, load_state, read_state
+
+
+class RanOut(Exception):
+    """A step had too little memory, or its process died.
+
+    Attributes:
+        diagnosis: what is known of it.
+        is_certain: whether it is known to be memory; a process that was killed may have been for other reasons.
+        is_dead: the process that ran it can no longer be trusted, or is gone.
+    """
+
+    def __init__(self, diagnosis: Diagnosis, *, is_certain: bool = True, is_dead: bool = False) -> None:
+        super().__init__(diagnosis.summary)
+        self.diagnosis, self.is_certain, self.is_dead = diagnosis, is_certain, is_dead
+
+
+class Engine(Protocol):
+    """What takes steps."""
+
+    def train(self, batch: Any, size: int) -> dict[str, Any]:
+        """Train on a batch in pieces of `size` rows, or whole where it has no more."""
+
+    def test(self, batch: Any, size: int) -> dict[str, Any]:
+        """Evaluate a batch likewise."""
+
+    def state(self) -> State:
+        """Return a copy of all that steps change."""
+
+    def load(self, state: State) -> None:
+        """Go back to a copy, in a new process where the old one is gone."""
+
+    def reset_metrics(self) -> None:
+        """Begin the metrics anew."""
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate."""
+
+    def close(self) -> None:
+        """End."""
+
+
+class LocalEngine:
+    """Steps in this process: Keras's own function as long as batches are whole.
+
+    Args:
+        model: compiled and built.
+        any_rows: whether Keras's pipeline leaves open how many rows a batch has.
+    """
+
+    def __init__(self, model: Any, *, any_rows: bool = False) -> None:
+        self.model = model
+        self.whole_train = _keras_function(model, "train")
+        self.whole_test = _keras_function(model, "test")
+        self._micro = MicroStep(model, any_rows=any_rows)
+        self._open = {"train", "test"} if any_rows and not model.run_eagerly else set()
+
+    def train(self, batch: Any, size: int) -> dict[str, Any]:
+        """See `Engine`."""
+        try:
+            if size >= row_count(batch):
+                self._leave_open("train", batch)
+                return self.whole_train(iter((batch,)))
+            return self._micro.train(batch, size)
+        except Exception as error:
+            found = self._explained(error)
+        raise found
+
+    def test(self, batch: Any, size: int) -> dict[str, Any]:
+        """See `Engine`."""
+        try:
+            if size >= row_count(batch):
+                self._leave_open("test", batch)
+                return self.whole_test(iter((batch,)))
+            return self._micro.test(batch, size)
+        except Exception as error:
+            found = self._explained(error)
+        raise found
+
+    def _leave_open(self, kind: str, batch: Any) -> None:
+        """Trace Keras's function for any number of rows, as Keras does; it would otherwise take that of this batch."""
+        if kind not in self._open:
+            return
+        self._open.discard(kind)
+        import keras
+        import tensorflow as tf
+
+        function = self.whole_train if kind == "train" else self.whole_test
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+        step: Any = getattr(cells.get("one_step_on_data"), "cell_contents", None)
+        step = getattr(step, "__wrapped__", step)
+        if not hasattr(step, "get_concrete_function") or not all(map(tf.is_tensor, keras.tree.flatten(batch))):
+            return  # another version of Keras; or None, sparse and ragged parts
+        step.get_concrete_function(
+            keras.tree.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), batch)
+        )
+
+    def _explained(self, error: Exception) -> RanOut:
+        """Return what ran out, with nothing left that holds tensors of the failed step; or raise what it was."""
+        diagnosis = explain_oom(error)
+        if not diagnosis.out_of_memory:
+            raise error
+        current: BaseException | None = error
+        while current is not None:
+            traceback.clear_frames(current.__traceback__)
+            current.__traceback__ = None
+            current = current.__cause__ or current.__context__
+        gc.collect()
+        return RanOut(diagnosis, is_dead=bool(self.model.jit_compile))
+
+    def state(self) -> State:
+        """See `Engine`."""
+        return read_state(self.model)
+
+    def load(self, state: State) -> None:
+        """See `Engine`."""
+        self._micro.release()
+        gc.collect()
+        load_state(self.model, state)
+
+    def reset_metrics(self) -> None:
+        """See `Engine`."""
+        self.model.reset_metrics()
+
+    def set_rate(self, rate: float) -> None:
+        """See `Engine`."""
+        self.model.optimizer.learning_rate = rate
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self._micro.release()
+
+
+def _keras_function(model: Any, kind: str) -> Any:
+    """Return the function with which Keras trains or tests, the one that it has where there is one."""
+    name = f"{kind}_function"
+    present = getattr(model, name)
+    if present is not None and not getattr(present, "is_kerasmem", False):
+        return present
+    getattr(model, f"make_{kind}_function")(force=True)
+    made = getattr(model, name)
+    setattr(model, name, present)
+    return made

@@ -1,0 +1,224 @@
+"""One training step on a batch in pieces: gradients added up, one update, the metrics of all rows."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from kerasmem.training.steps.batches import part, row_count
+from kerasmem.training.steps.losses import Divisors
+
+
+class MicroStep:
+    """Keras's own training step, taken apart: `accumulate` for each micro-batch, `apply` once.
+
+    The accumulators are one set of gradients; they are made at the first micro-batch, not sooner. Scaled
+    losses (`LossScaleOptimizer`) are added up as they are: a gradient that is not finite makes the sum so, and the
+    optimizer then leaves out the whole update, once.
+
+    Args:
+        model: compiled and built; it has Keras's own `train_step` and `compute_loss`.
+        any_rows: whether Keras's pipeline leaves open how many rows a batch has; then the shown losses of a model's
+            outputs are means over batches, not over rows.
+    """
+
+    def __init__(self, model: Any, *, any_rows: bool = False) -> None:
+        self.model = model
+        self._any_rows = any_rows
+        self._divisors = Divisors()
+        self._is_known = False
+        self._kinds: list[str] = []  # of each gradient: "" for dense, "slices", "none"
+        self._accumulators: list[Any] | None = None
+        self._functions: dict[tuple[str, int], Callable[..., Any]] = {}
+
+    def train(self, batch: Any, size: int) -> dict[str, Any]:
+        """Train on a batch in micro-batches of `size` rows, the last of which may have fewer."""
+        if self._accumulators is not None:
+            self._function("reset", self._reset)()
+        logs: dict[str, Any] = {}
+        sparse: list[list[Any]] = []
+        for piece, share, factors in self._pieces(batch, size):
+            logs, slices = self._function("accumulate", self._accumulate, row_count(piece))(piece, share, factors)
+            sparse.append(slices)
+        if self.model.trainable_variables:
+            self._function("apply", self._apply)(list(zip(*sparse, strict=True)))
+        return logs
+
+    def test(self, batch: Any, size: int) -> dict[str, Any]:
+        """Evaluate a batch in micro-batches."""
+        logs: dict[str, Any] = {}
+        for piece, share, factors in self._pieces(batch, size):
+            logs = self._function("evaluate", self._evaluate, row_count(piece))(piece, share, factors)
+        return logs
+
+    def release(self) -> None:
+        """Give the accumulators back."""
+        self._accumulators = None
+        self._functions.clear()
+
+    def _pieces(self, batch: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield each piece, its share of the rows, and what its losses are multiplied by."""
+        import tensorflow as tf
+
+        total = row_count(batch)
+        bounds = [(start, min(start + size, total)) for start in range(0, total, size)]
+        if not self._is_known:  # tracing tells whether there is anything to count
+            self._trace_count(part(batch, *bounds[0]))
+            self._is_known = True
+        counted: list[list[float]] = [[1.0] * len(self._divisors.kinds)] * len(bounds)
+        if self._divisors.needs_counting:
+            counted = [self._counted(part(batch, *bound)) for bound in bounds]
+        whole = [math.fsum(some) for some in zip(*counted, strict=True)]
+        for bound, own in zip(bounds, counted, strict=True):
+            rows = bound[1] - bound[0]
+            factors = self._divisors.factors(own, whole, rows, total)
+            with tf.device("CPU:0"):
+                share = tf.constant(np.float32(rows / total))
+                weights = tf.constant(np.asarray(factors, np.float32))
+            yield part(batch, *bound), share, weights
+
+    def _trace_count(self, piece: Any) -> None:
+        count = self._function("count", self._count, row_count(piece))
+        if hasattr(count, "get_concrete_function"):
+            count.get_concrete_function(piece)
+        else:
+            count(piece)
+
+    def _counted(self, piece: Any) -> list[float]:
+        count = self._function("count", self._count, row_count(piece))
+        return [float(each) for each in count(piece)]
+
+    def _function(self, name: str, body: Callable[..., Any], rows: int = 0) -> Callable[..., Any]:
+        """Return the body as a graph; one for each number of rows, which Keras wants to know while tracing."""
+        key = (name, rows)
+        if key not in self._functions:
+            import tensorflow as tf
+
+            made = body
+            if not self.model.run_eagerly:
+                made = tf.function(
+                    tf.autograph.experimental.do_not_convert(body),
+                    reduce_retracing=True,
+                    # Counting in a graph leaves out all of the model that masks do not depend on.
+                    jit_compile=self.model.jit_compile if name != "count" else False,
+                )
+            self._functions[key] = made
+        return self._functions[key]
+
+    def _forward(self, x: Any, training: bool) -> Any:
+        return self.model(x, training=training) if self.model._call_has_training_arg else self.model(x)
+
+    def _count(self, data: Any) -> list[Any]:
+        """Return the divisor of each loss, changing nothing."""
+        import keras
+
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with keras.StatelessScope(), self._divisors.reading() as found:
+            if self.model._compile_loss is not None:
+                self.model._compile_loss(y, self._forward(x, training=False), weight)
+        return found
+
+    def _accumulate(self, data: Any, share: Any, factors: Any) -> tuple[Any, list[Any]]:
+        """Add a piece's gradients up; return the metrics, and the gradients that are slices."""
+        import keras
+        import tensorflow as tf
+
+        model = self.model
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            predicted = self._forward(x, training=True)
+            loss = self._loss(x, y, predicted, weight, share, factors, training=True)
+            scaled = model.optimizer.scale_loss(loss)
+            scaled = scaled * tf.cast(share, scaled.dtype)
+        trainable = model.trainable_variables
+        slices = []
+        if trainable:
+            slices = self._add(tape.gradient(scaled, [_native(variable) for variable in trainable]), trainable)
+        return model.compute_metrics(x, y, predicted, sample_weight=weight), slices
+
+    def _loss(self, x: Any, y: Any, predicted: Any, weight: Any, share: Any, factors: Any, *, training: bool) -> Any:
+        import keras
+        import tensorflow as tf
+
+        with self._divisors.weighing(factors), self._counting_batches(share):
+            loss = self.model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
+        rows = tf.shape(next(each for each in keras.tree.flatten(x) if each is not None))[0]
+        self.model._loss_tracker.update_state(loss, sample_weight=rows)
+        return loss
+
+    @contextlib.contextmanager
+    def _counting_batches(self, share: Any) -> Iterator[None]:
+        """Have the losses of single outputs count a batch as one, of which this is a share."""
+        compiled = self.model._compile_loss
+        metrics = compiled.metrics if self._any_rows and compiled is not None else ()
+        for metric in metrics:
+
+            def update(value: Any, sample_weight: Any = None, own: Any = metric.update_state) -> Any:
+                return own(value, sample_weight=share)
+
+            metric.__dict__["update_state"] = update
+        try:
+            yield
+        finally:
+            for metric in metrics:
+                metric.__dict__.pop("update_state", None)
+
+    def _evaluate(self, data: Any, share: Any, factors: Any) -> Any:
+        import keras
+
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        predicted = self._forward(x, training=False)
+        self._loss(x, y, predicted, weight, share, factors, training=False)
+        return self.model.compute_metrics(x, y, predicted, sample_weight=weight)
+
+    def _add(self, gradients: list[Any], trainable: list[Any]) -> list[Any]:
+        """Add dense gradients to their accumulators; return the others, as values and indices.
+
+        Optimizers square slices one by one, also where several are of the same row, so their sum would be another
+        gradient. Those of all pieces take what those of the whole batch would.
+        """
+        import tensorflow as tf
+
+        self._kinds = ["none" if g is None else "slices" if isinstance(g, tf.IndexedSlices) else "" for g in gradients]
+        if self._accumulators is None:
+            with tf.init_scope():
+                self._accumulators = [
+                    None if kind else tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
+                    for kind, variable in zip(self._kinds, trainable, strict=True)
+                ]
+        slices = []
+        for accumulator, gradient, kind in zip(self._accumulators, gradients, self._kinds, strict=True):
+            if kind == "slices":
+                slices.append((gradient.values, gradient.indices))
+            elif not kind:
+                accumulator.assign_add(tf.cast(gradient, accumulator.dtype))
+        return slices
+
+    def _reset(self) -> None:
+        import tensorflow as tf
+
+        for accumulator in self._accumulators or ():
+            if accumulator is not None:
+                accumulator.assign(tf.zeros_like(accumulator))
+
+    def _apply(self, sparse: list[Any]) -> None:
+        import tensorflow as tf
+
+        trainable = self.model.trainable_variables
+        pieces = iter(sparse)
+        gradients: list[Any] = []
+        for accumulator, kind, variable in zip(self._accumulators or (), self._kinds, trainable, strict=True):
+            if kind == "slices":
+                values, indices = (tf.concat(some, 0) for some in zip(*next(pieces), strict=True))
+                gradients.append(tf.IndexedSlices(values, indices, tf.constant(list(variable.shape), tf.int32)))
+            else:
+                gradients.append(None if kind else accumulator.read_value())
+        self.model.optimizer.apply_gradients(zip(gradients, trainable, strict=True))
+
+
+def _native(variable: Any) -> Any:
+    return getattr(variable, "value", variable)

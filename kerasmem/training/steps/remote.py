@@ -1,0 +1,195 @@
+"""Where steps run: in a process of their own, which may die without harm to the one that has data and callbacks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import Any, BinaryIO
+
+from kerasmem.diagnosis.diagnosis import Diagnosis
+from kerasmem.diagnosis.explaining import explain_stream
+from kerasmem.errors import ModelError, UsageError
+from kerasmem.processes.channel import Channel
+from kerasmem.training.steps.batches import on_host
+from kerasmem.training.steps.engine import RanOut
+from kerasmem.training.steps.packing import WORKER, pack
+from kerasmem.training.steps.state import State, describe, read_state, variables
+
+_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+_TAIL = 2**16  # bytes of the dead process's messages that are read
+
+
+class RemoteEngine:
+    """Steps in a process of their own, made anew when it is gone.
+
+    Args:
+        model: compiled; it stands still here until `load_state` brings it what the other process has.
+        batch: the first one, which shows what variables there will be.
+        any_rows: as for `LocalEngine`.
+    """
+
+    def __init__(self, model: Any, batch: Any, *, any_rows: bool = False) -> None:
+        check_card()
+        self._batch, self._any_rows = on_host(batch), any_rows
+        self._packed = pack(model)
+        self._own = {group: describe(some) for group, some in variables(model).items() if group != "random"}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._messages: BinaryIO | None = None
+        self.starts = 0
+        self.load(read_state(model))
+
+    @property
+    def pid(self) -> int | None:
+        """The other process."""
+        return None if self._process is None else self._process.pid
+
+    def train(self, batch: Any, size: int) -> dict[str, Any]:
+        """See `Engine`."""
+        return self._ask("train", on_host(batch), size)
+
+    def test(self, batch: Any, size: int) -> dict[str, Any]:
+        """See `Engine`."""
+        return self._ask("test", on_host(batch), size)
+
+    def state(self) -> State:
+        """See `Engine`."""
+        found: State = self._ask("state")
+        return found
+
+    def load(self, state: State) -> None:
+        """See `Engine`."""
+        if self._channel is None:
+            self._start()
+        self._ask("load", state)
+
+    def reset_metrics(self) -> None:
+        """See `Engine`."""
+        self._ask("reset_metrics")
+
+    def set_rate(self, rate: float) -> None:
+        """See `Engine`."""
+        self._ask("set_rate", rate)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._process is not None:
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._messages is not None:
+            self._messages.close()
+            self._messages = None
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)
+        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if isinstance(path, str))
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kerasmem.training.steps.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stderr=self._messages,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": paths,
+                    "PYTHONSAFEPATH": "1",
+                    _GROWTH: "true",
+                    WORKER: "1",
+                },
+            )
+        self._channel = Channel(ours)
+        self.starts += 1
+        theirs_has = self._ask("make", self._packed, self._batch, self._any_rows)
+        for group, mine in self._own.items():
+            if theirs_has[group] != mine:
+                self.close()
+                raise UsageError(
+                    f"model: made once more in another process it has other variables ({group}: "
+                    f"{len(theirs_has[group])} for {len(mine)}); see that get_config() says all that it is made of, "
+                    "or use `kerasmem run`"
+                )
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        if self._channel is None:
+            raise RanOut(_unknown("it is not running"), is_certain=False, is_dead=True)
+        try:
+            self._channel.send((name, arguments))
+            kind, value = self._channel.receive()
+        except (EOFError, OSError):
+            raise self._death() from None
+        except BaseException:  # Ctrl-C in the middle of an answer: nothing can be asked any more
+            self._kill()
+            raise
+        if kind == "ran out":
+            data, is_dead = value
+            if is_dead:
+                self.close()
+            raise RanOut(Diagnosis.from_dict(data), is_dead=is_dead)
+        if kind == "failed":
+            raise ModelError(f"the step failed in its process: {value}")
+        return value
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+        self.close()
+
+    def _death(self) -> RanOut:
+        """Return how the process ended, with what it said of it."""
+        assert self._process is not None and self._messages is not None
+        code = self._process.wait()
+        size = self._messages.seek(0, os.SEEK_END)
+        self._messages.seek(max(0, size - _TAIL))
+        found = explain_stream(self._messages, name="its messages")
+        self.close()
+        if found.out_of_memory:
+            return RanOut(found, is_dead=True)
+        known = code < 0 and -code in set(signal.Signals)
+        name = signal.Signals(-code).name if known else f"exit code {code}"
+        hint = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+        return RanOut(
+            _unknown(f"the process that took the step was ended by {name}{hint}"), is_certain=False, is_dead=True
+        )
+
+
+def check_card() -> None:
+    """Refuse where this process has taken all of a card, so that nothing is left for another.
+
+    Raises:
+        UsageError: it has.
+    """
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    if not context.context()._initialized:
+        return
+    for card in tf.config.list_logical_devices("GPU")[:1]:
+        physical = tf.config.list_physical_devices("GPU")[0]
+        limited = tf.config.get_logical_device_configuration(physical)
+        grows = tf.config.experimental.get_memory_growth(physical) or os.environ.get(_GROWTH, "").lower() == "true"
+        if not grows and not (limited and limited[0].memory_limit):
+            raise UsageError(
+                f"isolated: this process has reserved the memory of {card.name} as a whole, so that none is left for "
+                "the one that is to take the steps; call kerasmem.enable_memory_growth() before anything else, or "
+                "use `kerasmem run train.py`"
+            )
+
+
+def _unknown(summary: str) -> Diagnosis:
+    return Diagnosis(True, family="host", summary=summary, cause="unknown")

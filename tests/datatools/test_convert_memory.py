@@ -1,0 +1,91 @@
+"""A conversion keeps within its memory, whatever the size of the data: run in a process that may not have more."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+MIB = 1 << 20
+WAYS = {
+    "npy shuffled": ("x.npy", {"shuffle": True}),
+    "npy packed, split": ("x.npy", {"compression": "gzip:1", "split": "0.5,0.5"}),
+    "fortran": ("f.npy", {}),
+    "npz": ("x.npz", {"shuffle": True}),
+    "csv": ("x.csv", {"columns": {"x": "*"}}),
+    "hdf5": ("x.h5", {"shuffle": True, "compression": "gzip:1"}),
+}
+
+# What threads have of their own differs by the machine: a stack and a heap each, and as many as there are processors.
+SAME_EVERYWHERE = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "2"}
+
+CODE = """
+import json, resource, sys
+import h5py, numpy as np
+from kerasmem import convert_data
+import kerasmem.datatools.converting.conversion
+def status(field):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+allowed, folder, ways = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+import pyarrow.csv, pyarrow.compute, imagecodecs
+before = status("VmData")
+resource.setrlimit(resource.RLIMIT_DATA, (before + allowed, before + allowed))
+try:
+    np.ones(2 * allowed, "u1")
+    print("not limited")
+except MemoryError:
+    pass
+for name, (source, settings) in ways.items():
+    done = convert_data(f"{folder}/{source}", f"{folder}/out.h5", memory="32MiB", force=True, **settings)
+    rows = done.rows
+    done = convert_data(list(done.outputs), f"{folder}/back.h5", memory="32MiB", force=True)
+    with h5py.File(f"{folder}/back.h5") as file:
+        key = next(iter(file))
+        total = sum(float(file[key][k : k + 10000, 0].astype("f8").sum()) for k in range(0, rows, 10000))
+    print(json.dumps([name, rows, done.rows, total]), flush=True)
+"""
+
+
+def _same_everywhere():
+    resource.setrlimit(resource.RLIMIT_STACK, (MIB, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+
+
+@pytest.mark.parametrize("rows", [pytest.param(150_000, id="300 MB")])
+def test_memory_is_bounded(tmp_path, rows):
+    import h5py
+
+    pytest.importorskip("pyarrow")
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "<f8", (rows, 250))
+    for first in range(0, rows, 10_000):
+        x[first : first + 10_000] = np.arange(first, first + 10_000)[:, None] % 1000
+    np.save(tmp_path / "f.npy", np.asfortranarray(x[:, :120]))
+    np.savez(tmp_path / "x.npz", x=x)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=x, chunks=(1000, 250), compression="gzip", compression_opts=1)
+    line = ",".join(["{0}"] * 60)
+    with open(tmp_path / "x.csv", "w") as file:
+        file.write(",".join(f"c{k}" for k in range(60)) + "\n")
+        file.writelines(line.format(k % 1000) + "\n" for k in range(rows))
+    allowed = 220 * MIB  # 32 for the work, and what threads, pyarrow's blocks and HDF5 have of their own
+    root = Path(__file__).resolve().parent.parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(allowed), str(tmp_path), json.dumps(WAYS)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(root), **SAME_EVERYWHERE},
+        preexec_fn=_same_everywhere,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [entry[0] for entry in found] == list(WAYS)
+    for entry in found:
+        assert entry[1:] == [rows, rows, float((np.arange(rows) % 1000).sum())], entry

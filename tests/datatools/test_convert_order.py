@@ -1,0 +1,181 @@
+"""Shuffling on disk is uniform, and splits are exact, balanced or whole by group."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from converted import content, rows_of
+
+from kerasmem import convert_data
+from kerasmem.datatools.converting.sizing import choose_chunk_rows
+from kerasmem.datatools.converting.splitting import Drawn, Grouped, read_split, share_out
+from kerasmem.errors import DataError, UsageError
+
+ROWS = 6000
+SMALL = {"memory": "512KiB"}  # some thirty buckets
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    x = np.repeat(np.arange(ROWS, dtype="f4")[:, None], 128, axis=1)
+    np.savez(
+        tmp_path / "d.npz", x=x, y=np.arange(ROWS), label=np.repeat(np.arange(6), ROWS // 6), who=np.arange(ROWS) % 37
+    )
+    return tmp_path / "d.npz"
+
+
+def order(path):
+    found = content(path)
+    assert np.array_equal(found["x"][:, 5], found["y"].astype("f4"))  # rows stay together
+    return found["y"]
+
+
+def test_every_row_once_and_the_same_for_a_seed(numbered, tmp_path):
+    convert_data(numbered, tmp_path / "a.h5", shuffle=True, **SMALL)
+    first = order(tmp_path / "a.h5")
+    assert sorted(first) == list(range(ROWS))
+    convert_data(numbered, tmp_path / "b.h5", shuffle=True, compression="gzip", **SMALL)
+    assert np.array_equal(order(tmp_path / "b.h5"), first)
+    convert_data(numbered, tmp_path / "c.h5", shuffle=True, seed=1, **SMALL)
+    assert not np.array_equal(order(tmp_path / "c.h5"), first)
+
+
+def chi_squared(counts, expected):
+    """How many standard deviations the statistic lies from its mean."""
+    freedom = counts.size - 1
+    return (float((np.square(counts - expected) / expected).sum()) - freedom) / math.sqrt(2 * freedom)
+
+
+def test_the_shuffle_is_uniform(numbered, tmp_path):
+    """From where to where rows go, distances to former neighbours, displacement, rising pairs, over several seeds."""
+    cells, where = 12, np.zeros((12, 12))
+    distances, displaced, rising = [], [], []
+    seeds = 10
+    for seed in range(seeds):
+        convert_data(numbered, tmp_path / "o.h5", shuffle=True, seed=seed, force=True, **SMALL)
+        rows = order(tmp_path / "o.h5").astype(np.int64)
+        np.add.at(where, (rows * cells // ROWS, np.arange(ROWS) * cells // ROWS), 1)
+        place = np.empty(ROWS, np.int64)
+        place[rows] = np.arange(ROWS)
+        distances.append(np.abs(np.diff(place)).mean())
+        displaced.append(np.abs(place - np.arange(ROWS)).mean())
+        rising.append((np.diff(rows) > 0).mean())
+    assert abs(chi_squared(where, ROWS * seeds / cells**2)) < 4
+    # two places drawn at random lie a third of all rows apart; the deviation is that of 10 × 6000 draws
+    for found in (distances, displaced):
+        assert abs(np.mean(found) / (ROWS / 3) - 1) < 4 * 0.71 / math.sqrt(seeds * ROWS)
+    assert abs(np.mean(rising) - 0.5) < 4 * 0.3 / math.sqrt(seeds * ROWS)
+
+
+def test_buckets_are_as_likely_as_they_should_be():
+    """All 24 orders of four rows in buckets of one or two come about equally often."""
+    counts = {}
+    trials = 4800
+    for seed in range(trials):
+        buckets = np.random.default_rng((seed, 2, 0)).integers(0, np.full(4, 3))
+        found = []
+        for bucket in range(3):
+            inside = np.flatnonzero(buckets == bucket)
+            found += inside[np.random.default_rng((seed, 3, bucket)).permutation(len(inside))].tolist()
+        counts[tuple(found)] = counts.get(tuple(found), 0) + 1
+    assert len(counts) == 24 and abs(chi_squared(np.array(list(counts.values())), trials / 24)) < 4
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_shares_are_exact(numbered, tmp_path, shuffle):
+    done = convert_data(numbered, tmp_path / "o.h5", split="0.8,0.15,0.05", shuffle=shuffle, **SMALL)
+    parts = [order(tmp_path / f"o-{name}.h5") for name in ("train", "val", "test")]
+    assert [len(part) for part in parts] == [4800, 900, 300] == list(done.parts.values())
+    assert sorted(np.concatenate(parts)) == list(range(ROWS))
+    assert all((np.diff(part.astype(int)) > 0).all() for part in parts) is not shuffle
+    # drawn from everywhere, not cut off at the end
+    counts = np.bincount(parts[1].astype(int) * 10 // ROWS, minlength=10)
+    assert abs(chi_squared(counts, 90)) < 4
+
+
+def test_every_part_gets_its_share_of_each_class(tmp_path):
+    label = np.repeat(np.arange(5), [1000, 500, 250, 40, 10])
+    np.savez(tmp_path / "d.npz", x=np.arange(1800), label=label, onehot=np.eye(5)[label])
+    for column in ("label", "onehot"):
+        convert_data(
+            tmp_path / "d.npz", tmp_path / "o.h5", split="a=0.8,b=0.1,c=0.1", stratify=column, shuffle=True, force=True
+        )
+        for name, wanted in {"a": [800, 400, 200, 32, 8], "b": [100, 50, 25, 4, 1], "c": [100, 50, 25, 4, 1]}.items():
+            assert np.bincount(content(tmp_path / f"o-{name}.h5")["label"]).tolist() == wanted
+    whole = np.concatenate([content(tmp_path / f"o-{name}.h5")["x"] for name in "abc"])
+    assert sorted(whole) == list(range(1800))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_groups_stay_together(numbered, tmp_path, shuffle):
+    done = convert_data(numbered, tmp_path / "o.h5", split="0.7,0.3", group="who", shuffle=shuffle, **SMALL)
+    parts = [content(tmp_path / f"o-{name}.h5") for name in ("train", "val")]
+    train, val = (set(part["who"].tolist()) for part in parts)
+    assert not train & val and len(train | val) == 37
+    assert abs(done.parts["train"] / ROWS - 0.7) < 0.03
+    assert rows_of({"y": np.concatenate([part["y"] for part in parts])}, "y") == [(float(k),) for k in range(ROWS)]
+
+
+def test_group_and_stratify_by_texts_and_fractions(tmp_path):
+    pytest.importorskip("pyarrow")
+    rows = [f"{k},p{k % 11}" for k in range(220)]
+    (tmp_path / "d.csv").write_text("v,patient\n" + "\n".join(rows) + "\n")
+    convert_data(tmp_path / "d.csv", tmp_path / "o.h5", split="0.5,0.5", group="patient", columns={"x": "v"})
+    parts = [content(tmp_path / f"o-{name}.h5") for name in ("train", "val")]
+    assert set(parts[0]) == {"x"}  # the column that decides need not be written
+    train, val = ({int(value) % 11 for value in part["x"]} for part in parts)
+    assert not train & val and len(train | val) == 11
+    np.savez(tmp_path / "f.npz", x=np.arange(9.0), y=np.arange(9) / 2)
+    with pytest.raises(DataError, match="'y': holds numbers with fractions"):
+        convert_data(tmp_path / "f.npz", tmp_path / "f.h5", split="0.5,0.5", stratify="y")
+    np.savez(tmp_path / "g.npz", x=np.arange(9.0), who=np.zeros(9, int))
+    with pytest.raises(UsageError, match="group: 1 groups cannot be split into 2 parts"):
+        convert_data(tmp_path / "g.npz", tmp_path / "g.h5", split="0.5,0.5", group="who")
+
+
+# ---- arithmetic
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 999])
+def test_shares_add_up(rows):
+    for shares in ([0.5, 0.5], [0.8, 0.1, 0.1], [1 / 3] * 3, [0.999, 0.001]):
+        parts = share_out(rows, shares)
+        assert sum(parts) == rows and all(
+            abs(part - rows * share) < 1 for part, share in zip(parts, shares, strict=True)
+        )
+
+
+def test_a_draw_goes_on_from_its_state():
+    counts = {3: 500, 7: 300}
+    keys = np.random.default_rng(0).permutation(np.repeat([3, 7], [500, 300]))
+    whole = Drawn(counts, [0.6, 0.4], 5)
+    parts = [whole.deal(number, keys[number * 100 : number * 100 + 100], 100) for number in range(8)]
+    first, second = Drawn(counts, [0.6, 0.4], 5), Drawn(counts, [0.6, 0.4], 5)
+    for number in range(3):
+        first.deal(number, keys[number * 100 : number * 100 + 100], 100)
+    second.restore(first.state())
+    for number in range(3, 8):
+        assert np.array_equal(second.deal(number, keys[number * 100 : number * 100 + 100], 100), parts[number])
+
+
+def test_large_groups_level_out():
+    sizes = np.random.default_rng(0).zipf(1.5, 300).clip(max=4000)
+    parts = Grouped({k: int(size) for k, size in enumerate(sizes)}, [0.8, 0.1, 0.1], 0).sizes
+    assert np.allclose(np.array(parts) / sum(parts), [0.8, 0.1, 0.1], atol=0.01)
+
+
+def test_names_of_parts():
+    assert list(read_split("0.5,0.25,0.25")) == ["train", "val", "test"]
+    assert list(read_split([0.25] * 4)) == ["part1", "part2", "part3", "part4"]
+    assert read_split({"a": 0.9, "b": 0.1}) == {"a": 0.9, "b": 0.1}
+
+
+@pytest.mark.parametrize("batch", [1, 32, 97, 1000])
+@pytest.mark.parametrize("row", [1, 8, 3000, 12_288, 602_112, 5_000_000])
+def test_chunk_rows(row, batch):
+    rows = choose_chunk_rows(row, 10**6, batch)
+    assert rows * row <= 2**20 or rows == 1
+    assert rows % batch == 0 or batch % rows == 0 or batch == 97
+    assert rows * row > 2**18 or rows % batch == 0 or 2 * rows * row > 2**19 or batch == 1000 or row == 5_000_000

@@ -1,0 +1,239 @@
+"""`inspect_data`: what it says is what `H5ChunkSequence` does, and the line it offers runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import zlib
+
+import h5py
+import numpy as np
+import pytest
+
+import kerasmem
+from kerasmem import H5ChunkSequence, convert_data, inspect_data
+from kerasmem.datatools.inspecting.results import Inspection
+from kerasmem.errors import DataError, UsageError
+
+RNG = np.random.default_rng(0)
+ROWS = 600
+
+
+def run(line):
+    """The line, run as pasted."""
+    sequence = eval(line, {"H5ChunkSequence": H5ChunkSequence})
+    with sequence:
+        batch = sequence[0]
+    return sequence, batch
+
+
+def report(found, name):
+    return next(dataset for dataset in found.datasets if dataset.name == name)
+
+
+LAYOUTS = {
+    "contiguous": {},
+    "chunked": {"chunks": (50, 20)},
+    "gzip": {"chunks": (64, 20), "compression": "gzip", "shuffle": True},
+    "columns": {"chunks": (600, 1), "compression": "gzip"},
+    "large": {"chunks": (599, 20), "compression": "lzf"},
+}
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+@pytest.mark.parametrize("batch_size", [10, 200])
+def test_it_says_what_the_sequence_says(tmp_path, layout, batch_size):
+    path = tmp_path / "d.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=RNG.random((ROWS, 20)), **LAYOUTS[layout])
+        file["y"] = np.sort(RNG.integers(0, 6, ROWS))
+    found = inspect_data(path, batch_size=batch_size)
+    sequence, (x, y) = run(found.line)
+    assert x.shape == (batch_size, 20) and y.shape == (batch_size,)
+    quality = sequence.quality()
+    assert found.stream == sequence.describe("y") and found.mixing == quality.to_dict()
+    assert (found.needed_bytes, found.read_bytes) == (quality.bytes_needed, quality.bytes_read)
+    assert found.read_amplification == quality.read_amplification
+    with sequence:
+        assert sum(len(y) for _, y in sequence.next_epoch()) == ROWS
+        assert sequence._here().reader.bytes_read <= found.read_bytes * 1.01 + 4096
+    x = report(found, "x")
+    assert (x.value_bytes, x.float32_bytes, x.batch_bytes) == (ROWS * 160, ROWS * 80, batch_size * 80)
+    with h5py.File(path) as file:
+        assert x.stored_bytes == file["x"].id.get_storage_size() and x.chunks == file["x"].chunks
+    assert sum(report(found, "y").class_counts.values()) == ROWS
+    assert Inspection.from_dict(found.to_dict()) == found
+
+
+def test_data_sorted_by_class_gets_advice(tmp_path):
+    path = tmp_path / "d.h5"
+    with h5py.File(path, "w") as file:
+        x = file.create_dataset("x", (4000, 40_000), "u1", chunks=(500, 40_000), compression="gzip", compression_opts=1)
+        packed = zlib.compress(bytes(500 * 40_000), 1)
+        for first in range(0, 4000, 500):
+            x.id.write_direct_chunk((first, 0), packed)
+        file["y"] = np.repeat(np.arange(8), 500)
+    found = inspect_data(path)
+    assert found.mixing["ratio"] < 0.99 and "of a uniform shuffle" in found.stream
+    assert "memory_budget=" in found.advice or "write the file anew" in found.advice
+
+
+def test_nan_classes_and_checksums(tmp_path):
+    x = RNG.random((ROWS, 4)).astype("f4")
+    x[3, 1], x[5, 2], x[7, 0] = np.nan, np.nan, -np.inf
+    np.savez(tmp_path / "d.npz", x=x, y=np.repeat([0, 1], [ROWS - 50, 50]), id=np.arange(ROWS) + 10**6)
+    output = tmp_path / "out.h5"
+    convert_data(tmp_path / "d.npz", output)
+    found = inspect_data(output, nan=True, verify=True)
+    assert found.writer == "kerasmem"
+    assert (report(found, "x").nan_count, report(found, "x").infinite_count) == (2, 1)
+    assert report(found, "y").class_counts == {"0": 550, "1": 50} and report(found, "id").class_counts is not None
+    assert {dataset.checksum for dataset in found.datasets} == {"right"}
+    with h5py.File(output, "r+") as file:
+        file["y"][5] = 1
+    found = inspect_data(output, verify=True)
+    assert report(found, "y").checksum == "wrong" and report(found, "x").checksum == "right"
+    assert inspect_data(output).datasets[1].nan_count is None
+
+
+def test_names_are_guessed_and_can_be_given(tmp_path):
+    path = tmp_path / "d.h5"
+    with h5py.File(path, "w") as file:
+        file["train/images"] = RNG.integers(0, 256, (50, 9, 9), "u1")
+        file["train/labels"] = np.arange(50) % 3
+        file["test/images"] = RNG.integers(0, 256, (20, 9, 9), "u1")
+        file["test/labels"] = np.arange(20) % 3
+        file["aside"] = np.arange(50)
+    found = inspect_data(path)
+    assert (found.x, found.y) == ("train/images", "train/labels") and found.line.endswith("scale=1 / 255)")
+    _, (x, _) = run(found.line)
+    assert x.max() <= 1
+    found = inspect_data(path, x="/test/images")
+    assert (found.x, found.y) == ("test/images", "test/labels")
+    for settings, told in (
+        ({"x": "nope"}, "x: there is no dataset 'nope'; there are 'aside'"),
+        (
+            {"x": "train/images", "y": "test/labels"},
+            "y: 'test/labels' and 'train/images' differ in their number of rows",
+        ),
+    ):
+        with pytest.raises(UsageError, match=told):
+            inspect_data(path, **settings)
+
+
+def test_features_alone_come_in_file_order(tmp_path, recwarn):
+    path = tmp_path / "d.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = RNG.random((50, 4))
+    found = inspect_data(path)
+    assert found.y is None and found.line.endswith("y=None, batch_size=32, shuffle=False)")
+    run(found.line)
+    assert not recwarn.list and found.mixing is None
+
+
+# ---- what other programs leave
+
+
+def test_anndata(tmp_path):
+    anndata = pytest.importorskip("anndata")
+    pandas = pytest.importorskip("pandas")
+    sparse = pytest.importorskip("scipy.sparse")
+    obs = pandas.DataFrame(
+        {"kind": pandas.Categorical(np.array(["b", "t"])[np.arange(90) % 2])}, index=[f"c{k}" for k in range(90)]
+    )
+    data = anndata.AnnData(RNG.random((90, 12)).astype("f4"), obs=obs)
+    data.layers["counts"] = sparse.random(90, 12, 0.2, "csr")
+    data.write_h5ad(tmp_path / "cells.h5ad")
+    found = inspect_data(tmp_path / "cells.h5ad")
+    assert found.writer.startswith("AnnData") and (found.x, found.y) == ("X", "obs/kind/codes")
+    assert report(found, "obs/kind/codes").class_counts == {"b": 45, "t": 45}
+    layer = report(found, "layers/counts")
+    assert layer.shape == (90, 12) and "sparse matrix" in layer.problem and "writes it dense" in layer.problem
+    assert not any(dataset.name.startswith("layers/counts/") for dataset in found.datasets)
+    run(found.line)
+
+
+def test_matlab_pandas_pytables_netcdf_keras(tmp_path):
+    with h5py.File(tmp_path / "m.mat", "w", userblock_size=512, libver="earliest") as file:
+        file.create_dataset("X", data=RNG.random((60, 6))).attrs["MATLAB_class"] = np.bytes_("double")
+        file.create_dataset("cells", (2, 1), h5py.ref_dtype)
+    with open(tmp_path / "m.mat", "r+b") as file:
+        file.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(116) + bytes(8) + b"\x00\x02IM")
+    found = inspect_data(tmp_path / "m.mat")
+    assert found.writer == "MATLAB 7.3" and any("its last axis is the first here" in note for note in found.notes)
+    assert "objects or references" in report(found, "cells").problem
+    run(found.line)
+    tables = pytest.importorskip("tables")
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(RNG.random((60, 3)), columns=list("abc"))
+    frame.to_hdf(tmp_path / "p.h5", key="f", mode="w", format="fixed")
+    frame.to_hdf(tmp_path / "p.h5", key="t", mode="a", format="table")
+    found = inspect_data(tmp_path / "p.h5")
+    assert found.writer == "pandas" and found.x == "f/block0_values"
+    assert "is a table with the columns" in report(found, "t/table").problem
+    run(found.line)
+    with tables.open_file(str(tmp_path / "t.h5"), "w") as file:
+        file.create_carray("/", "x", obj=RNG.random((60, 3)))
+    found = inspect_data(tmp_path / "t.h5")
+    assert found.writer == "PyTables" and found.x == "x"
+    with h5py.File(tmp_path / "n.nc", "w") as file:
+        for name, size in {"time": 60, "column": 6}.items():
+            file[name] = np.arange(size)
+            file[name].make_scale(name)
+        file["field"] = RNG.random((60, 6)).astype("f4")
+    found = inspect_data(tmp_path / "n.nc")
+    assert found.writer == "netCDF-4" and (found.x, found.y) == ("field", "time")
+    run(found.line)
+    import keras
+
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]).save(tmp_path / "w.h5")
+    assert inspect_data(tmp_path / "w.h5").writer.startswith("Keras")
+
+
+def test_other_peoples_files(tmp_path):
+    """Nothing to train from, hostile names, thousands of objects, links in a circle, data elsewhere."""
+    path = tmp_path / "d.h5"
+    with h5py.File(path, "w") as file:
+        file["words"] = ["a", "b"]
+        file["single"] = 3.0
+        file.create_dataset("never", (10, 3), "f4", chunks=(5, 3))
+        file["loop"] = h5py.SoftLink("/loop")
+        file["out"] = h5py.ExternalLink("/etc/passwd", "x")
+    found = inspect_data(path)
+    assert found.line == "" and found.x is None and {d.name for d in found.datasets} == {"words", "single", "never"}
+    assert "holds text" in report(found, "words").problem and "never written" in report(found, "never").problem
+    with h5py.File(path, "w") as file:
+        file["x\x1b[31m\n"], file["y"] = np.zeros((9, 2)), np.arange(9)
+        for number in range(5100):
+            file.create_group(f"g{number}")
+    found = inspect_data(path)
+    assert any("only the first" in note for note in found.notes)
+    for data, told in ((b"", "is empty"), (b"nothing", "no HDF5 file"), (path.read_bytes()[:3000], "truncated|cannot")):
+        (tmp_path / "bad.h5").write_bytes(data)
+        with pytest.raises(DataError, match=told):
+            inspect_data(tmp_path / "bad.h5")
+    with pytest.raises(DataError, match="there is no such file"):
+        inspect_data(tmp_path / "none.h5")
+
+
+@pytest.mark.parametrize(
+    "name", ["advice", "benching", "inspection", "statistics", "conversion", "repacking", "sizing", "splitting"]
+)
+def test_examples_run(name):
+    room = "converting" if name in ("conversion", "repacking", "sizing", "splitting") else "inspecting"
+    done = doctest.testmod(importlib.import_module(f"kerasmem.streaming.{room}.{name}"))
+    assert done.attempted and not done.failed
+
+
+def test_the_line_of_a_conversion_runs(tmp_path):
+    rng = np.random.default_rng(1)
+    np.savez(
+        tmp_path / "d.npz",
+        images=rng.integers(0, 256, (40, 5, 5, 3), "u1"),
+        label=np.arange(40) % 4,
+        weight=rng.random(40),
+    )
+    done = convert_data(tmp_path / "d.npz", tmp_path / 'it\'s "here".h5')
+    sequence, (x, y) = run(done.line)
+    assert x.shape == (32, 5, 5, 3) and x.max() <= 1 and y.dtype == np.int64 and sequence.num_rows == 40
+    assert kerasmem.inspect_data(tmp_path / 'it\'s "here".h5').line == done.line

@@ -1,0 +1,104 @@
+"""`repack_data` and `bench_data`: the same values in better chunks, and what the file is good for here."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+from converted import content, left_in, rows_of
+
+from kerasmem import H5ChunkSequence, bench_data, repack_data
+from kerasmem.datatools.converting.results import Repacking
+from kerasmem.datatools.inspecting.results import Bench
+from kerasmem.errors import DataError, UsageError
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.random((900, 64)), np.repeat(np.arange(9), 100)
+
+
+@pytest.fixture
+def slow(tmp_path):
+    with h5py.File(tmp_path / "slow.h5", "w") as file:
+        x = file.create_dataset("deep/x", data=X, chunks=(900, 7), compression="gzip", shuffle=True)
+        x.attrs["unit"], x.attrs["range"] = "mm", [0.0, 1.0]
+        x.attrs["points to"] = file["deep"].ref
+        file.create_dataset("deep/y", data=Y.astype(">i2"), chunks=(10,))
+        file["notes"] = ["not for training"]
+        file.attrs["title"] = "as measured"
+    return tmp_path / "slow.h5"
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "zstd:9"])
+def test_values_types_and_attributes_stay(slow, tmp_path, compression):
+    output = tmp_path / "out.h5"
+    done = repack_data(slow, output, compression=compression, verify=True)
+    found = content(output)
+    assert np.array_equal(found["deep/x"], X) and found["deep/x"].dtype == np.float64
+    assert np.array_equal(found["deep/y"], Y) and found["deep/y"].dtype == np.int16
+    with h5py.File(output) as file:
+        attributes = dict(file["deep/x"].attrs)
+        assert attributes["unit"] == "mm" and attributes["range"].tolist() == [0, 1] and "points to" not in attributes
+        assert file.attrs["title"] == "as measured" and file["deep/x"].chunks[1:] == (64,)
+    assert any("left out: 'notes' (holds text" in note for note in done.conversion.notes)
+    assert left_in(tmp_path, slow, output) == [] and Repacking.from_dict(done.to_dict()) == done
+    with H5ChunkSequence(output, "deep/x", "deep/y", batch_size=32) as sequence:
+        assert sequence.quality().read_amplification == pytest.approx(done.after.amplification)
+        assert sorted(y for _, batch in sequence for y in batch.tolist()) == Y.tolist()
+
+
+def test_shuffled_and_as_float32(slow, tmp_path):
+    done = repack_data(slow, tmp_path / "out.h5", shuffle=True, float32=True, columns={"x": "deep/x", "y": "deep/y"})
+    found = content(tmp_path / "out.h5")
+    assert rows_of(found, "x", "y") == rows_of({"x": X.astype("f4"), "y": Y}, "x", "y")
+    assert done.conversion.float64_saved == X.size * 4 and not (np.diff(found["y"]) >= 0).all()
+
+
+def test_what_it_predicts(tmp_path):
+    """A chunk of all rows has to be read at once; whole rows need not."""
+    path = tmp_path / "wide.h5"
+    with h5py.File(path, "w") as file:
+        x = np.zeros((200, 20_000), "f4")
+        file.create_dataset("x", data=x, chunks=(200, 10_000), compression="gzip", compression_opts=1)
+        file["y"] = np.repeat(np.arange(4), 50)
+    done = repack_data(path, tmp_path / "out.h5", compression="gzip:1")
+    assert done.before.block_rows == 200 and done.after.block_rows <= 16
+    assert done.after.amplification <= done.before.amplification
+    assert done.before.filters == ("gzip",) and done.after.filters == ("shuffle", "gzip")
+
+
+def test_refusals(slow, tmp_path):
+    with pytest.raises(UsageError, match="is, or lies in, what is read"):
+        repack_data(slow, slow, force=True)
+    np.save(tmp_path / "x.npy", X)
+    with pytest.raises(DataError, match="no HDF5 file"):
+        repack_data(tmp_path / "x.npy", tmp_path / "out.h5")
+    with pytest.raises(DataError, match="there is no such file"):
+        repack_data(tmp_path / "none.h5", tmp_path / "out.h5")
+    assert left_in(tmp_path, slow, "x.npy") == []
+
+
+# ---- bench
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "u1"])
+def test_bench(tmp_path, compression, dtype):
+    path = tmp_path / "d.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset(
+            "x", data=(X.reshape(900, 8, 8) * 200).astype(dtype), chunks=(100, 8, 8), compression=compression
+        )
+        file["y"] = Y
+    found = bench_data(path, sample="300kB")
+    stages = {stage.name: stage for stage in found.stages}
+    assert (stages["unpacking"].seconds is not None) is bool(compression)
+    assert (stages["conversion"].seconds is not None) is (dtype != "f4")
+    assert found.rows <= 900 and found.delivered_bytes == found.rows * (256 + 8) and found.warm_seconds > 0
+    parts = [stages[name].seconds or 0 for name in ("memory", "unpacking", "conversion", "copying")]
+    assert sum(parts) >= found.warm_seconds * 0.999
+    named = set(found.limit.split(" and ")) | set(found.warm_limit.split(" and "))
+    assert named <= set(stages) and found.advice and "disk" not in found.warm_limit
+    assert Bench.from_dict(found.to_dict()) == found
+    for settings, told in (({"sample": 0}, "at least one byte"), ({"x": "nope"}, "there is no dataset 'nope'")):
+        with pytest.raises(UsageError, match=told):
+            bench_data(path, **settings)

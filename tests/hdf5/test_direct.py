@@ -1,0 +1,343 @@
+"""What is read past the HDF5 library, against h5py, and what is damaged."""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+import h5py
+import numpy as np
+import pytest
+
+from kerasmem import H5ChunkSequence
+from kerasmem.errors import DataError
+from kerasmem.hdf5.direct.pipeline import fletcher32
+from kerasmem.hdf5.direct.through_hdf5 import Hdf5Source
+
+DTYPES = ["<f4", ">f4", "<f8", "<f2", "|u1", "|i1", ">u2", "<i4", ">i8", "|b1"]
+SHAPES = [(), (1,), (5,), (600,), (3, 4), (7, 2, 3), (40, 40)]
+
+
+def codecs():
+    """Return filters by name, those of `kerasmem[codecs]` too where they are installed."""
+    found = {
+        "none": {},
+        "gzip": {"compression": "gzip", "compression_opts": 1},
+        "gzip+shuffle": {"compression": "gzip", "shuffle": True},
+        "gzip+shuffle+fletcher32": {"compression": "gzip", "shuffle": True, "fletcher32": True},
+        "shuffle": {"shuffle": True},
+        "fletcher32": {"fletcher32": True},
+        "lzf": {"compression": "lzf"},
+        "lzf+shuffle+fletcher32": {"compression": "lzf", "shuffle": True, "fletcher32": True},
+    }
+    try:
+        import hdf5plugin as plugin
+    except ImportError:
+        return found
+    return found | {
+        "blosc-zstd": dict(plugin.Blosc(cname="zstd")),
+        "blosc-bits": dict(plugin.Blosc(cname="lz4", shuffle=plugin.Blosc.BITSHUFFLE)),
+        "blosc2": dict(plugin.Blosc2()),
+        "zstd": dict(plugin.Zstd()),
+        "zstd+shuffle": {"shuffle": True, **plugin.Zstd()},
+        "lz4": dict(plugin.LZ4()),
+        "bitshuffle": dict(plugin.Bitshuffle(cname="none")),
+        "bitshuffle-lz4": dict(plugin.Bitshuffle()),
+        "bitshuffle-zstd": dict(plugin.Bitshuffle(cname="zstd")),
+    }
+
+
+def cases(count=400):
+    """Return datasets of many kinds, the same every time."""
+    random = np.random.default_rng(11)
+    names = list(codecs())
+    for number in range(count):
+        rows = int(random.integers(1, 120))
+        shape = SHAPES[int(random.integers(len(SHAPES)))]
+        storage = names[number % len(names)]
+        chunks = None
+        if storage != "none" or random.random() < 0.6:
+            inner = tuple(int(random.integers(1, e + 1)) if random.random() < 0.4 else e for e in shape)
+            chunks = (int(random.integers(1, rows + 1)), *inner)
+        yield number, rows, shape, DTYPES[int(random.integers(len(DTYPES)))], storage, chunks, random
+
+
+def values(random, rows, shape, dtype):
+    high = 2 if dtype == "|b1" else 100
+    made = random.integers(0, high, (rows, *shape))
+    return (made + random.random(made.shape) if dtype[1] == "f" else made).astype(dtype)
+
+
+def selections(random, rows):
+    yield None
+    low = int(random.integers(0, rows))
+    yield (low, int(random.integers(low + 1, rows + 1)))
+    yield np.sort(random.choice(rows, int(random.integers(1, rows + 1)), replace=False))
+
+
+def test_every_kind_of_dataset_is_read_as_h5py_reads_it(tmp_path):
+    filters, seen = codecs(), set()
+    for number, rows, shape, dtype, storage, chunks, random in cases():
+        path = tmp_path / f"{number}.h5"
+        x = values(random, rows, shape, dtype)
+        latest = {"libver": "latest"} if number % 3 == 0 else {}
+        with h5py.File(path, "w", userblock_size=512 * (number % 2), **latest) as file:
+            growing = (None, *shape) if chunks and number % 5 == 0 else None
+            file.create_dataset("x", data=x, chunks=chunks, maxshape=growing, **filters[storage])
+            file["n"] = np.arange(rows)
+        with h5py.File(path) as file:
+            stored = file["x"][:]
+        for rows_used in selections(random, rows):
+            scale = [None, 0.37, (1 / 3, -2.0)][int(random.integers(3))]
+            out = ["float32", "float64", "stored"][int(random.integers(3))]
+            if out == "stored":
+                scale = None
+            stream = H5ChunkSequence(
+                path,
+                "x",
+                "n",
+                rows=rows_used,
+                scale=scale,
+                dtype=out,
+                batch_size=int(random.integers(1, 40)),
+                shuffle=bool(random.integers(2)),
+                seed=number,
+                memory_budget=["64MB", 400_000 + 60 * x.nbytes][number % 2],
+            )
+            factor, offset = scale if isinstance(scale, tuple) else (scale, 0.0)
+            delivered = []
+            for features, n in stream:
+                wanted = stored[n]
+                if factor is not None:
+                    wanted = wanted.astype("f8") * factor + offset
+                wanted = wanted.astype(features.dtype)
+                assert np.array_equal(features, wanted), (number, shape, dtype, storage, chunks, rows_used, scale)
+                delivered += n.tolist()
+            chosen = np.arange(rows)
+            if rows_used is not None:
+                chosen = chosen[slice(*rows_used) if isinstance(rows_used, tuple) else rows_used]
+            assert sorted(delivered) == chosen.tolist()
+            source = stream._here().reader.files._files[0].source("x")
+            seen.add((storage, type(source).__name__))
+            stream.close()
+        path.unlink()
+    through_hdf5 = {storage for storage, kind in seen if kind == "Hdf5Source"}
+    assert through_hdf5 <= {"blosc2"} | ({"lzf", "lzf+shuffle+fletcher32"} if len(filters) < 9 else set()), seen
+
+
+def test_many_windows_of_every_kind(write):
+    """The same again with files of several windows, in several epochs."""
+    random = np.random.default_rng(3)
+    for storage, options in codecs().items():
+        for chunks, row in ((64, (700,)), (50, (30,)), (None, (700,)), (None, (3,))):
+            if chunks is None and storage != "none":
+                continue
+            x = random.integers(0, 100, (3000, *row)).astype("f4")
+            path = write(x=x, y=np.arange(3000), chunks=chunks, options={"x": options})
+            stream = H5ChunkSequence(path, batch_size=32, memory_budget=x.nbytes * 2 // 3 + 9000)
+            assert stream.plan.windows == 2
+            for epoch in range(2):
+                stream.set_epoch(epoch)
+                rows = []
+                for features, n in stream:
+                    assert np.array_equal(features, x[n]), storage
+                    rows += n.tolist()
+                assert sorted(rows) == list(range(3000))
+            stream.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip", "shuffle": True}])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("chunks", [100, None])
+def test_every_byte_is_read_once_an_epoch(write, options, shuffle, chunks):
+    if options and chunks is None:
+        pytest.skip("filters need chunks")
+    x = np.random.default_rng(0).integers(0, 50, (4000, 300)).astype("f4")
+    path = write(x=x, y=np.arange(4000), chunks=chunks, options={"x": options})
+    stored = os.path.getsize(path)
+    stream = H5ChunkSequence(path, batch_size=32, memory_budget="2MB", shuffle=shuffle)
+    assert stream.plan.windows == 2
+    for epoch in range(3):
+        stream.set_epoch(epoch)
+        for _ in stream:
+            pass
+        assert stream._here().reader.bytes_read <= 1.05 * stored * (epoch + 1)
+    stream.close()
+
+
+def test_filters_left_out_of_single_chunks(tmp_path):
+    """HDF5 leaves out an optional filter that fails, and writers may leave out any."""
+    path = tmp_path / "masks.h5"
+    x = np.arange(400, dtype="<i4").reshape(40, 10)
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("x", x.shape, "<i4", chunks=(10, 10), compression="gzip", shuffle=True)
+        for start in range(0, 40, 10):
+            piece = x[start : start + 10]
+            shuffled = piece.view("u1").reshape(-1, 4).T.tobytes()
+            stored = [
+                (zlib.compress(shuffled), 0b00),
+                (zlib.compress(piece.tobytes()), 0b01),
+                (shuffled, 0b10),
+                (piece.tobytes(), 0b11),
+            ][start // 10]
+            dataset.id.write_direct_chunk((start, 0), stored[0], stored[1])
+        assert np.array_equal(dataset[:], x)
+    assert np.array_equal(H5ChunkSequence(path, y=None, shuffle=False, batch_size=40, dtype="stored")[0][0], x)
+
+
+def test_types_whose_bytes_mean_something_else_go_through_hdf5(tmp_path):
+    with h5py.File(tmp_path / "odd.h5", "w") as file:
+        odd = h5py.h5t.STD_I32LE.copy()
+        odd.set_precision(12)
+        odd.set_offset(4)
+        space = h5py.h5s.create_simple((20, 3))
+        dataset = h5py.Dataset(h5py.h5d.create(file.id, b"x", odd, space))
+        dataset[:] = np.arange(60).reshape(20, 3) - 30
+        file["nbit"] = np.zeros(1)
+    stream = H5ChunkSequence(tmp_path / "odd.h5", y=None, shuffle=False, batch_size=20)
+    assert np.array_equal(stream[0][0], np.arange(60).reshape(20, 3) - 30)
+    assert isinstance(stream._here().reader.files._files[0].source("x"), Hdf5Source)
+    stream.close()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_user_block_moves_everything(tmp_path, chunked):
+    path = tmp_path / "matlab.mat"
+    x = np.random.default_rng(0).random((100, 300))
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file.create_dataset("x", data=x, chunks=(10, 300) if chunked else None)
+    with open(path, "r+b") as file:
+        file.write(b"MATLAB 7.3 MAT-file".ljust(512))
+    stream = H5ChunkSequence(path, y=None, shuffle=False, batch_size=100, dtype="float64")
+    assert np.array_equal(stream[0][0], x)
+    assert not isinstance(stream._here().reader.files._files[0].source("x"), Hdf5Source)
+    stream.close()
+
+
+def test_fill_values_take_the_place_of_what_was_never_written(tmp_path):
+    path = tmp_path / "holes.h5"
+    with h5py.File(path, "w") as file:
+        for name, dtype, fill in (("x", ">i4", 7), ("z", "<f4", np.nan)):
+            dataset = file.create_dataset(name, (60, 30), dtype, chunks=(7, 20), fillvalue=fill, compression="gzip")
+            dataset[20:31, 5:10] = 3
+        wanted = file["x"][:], file["z"][:]
+    for shuffle in (False, True):
+        settings = {"shuffle": shuffle, "batch_size": 60, "scale": {"x": (0.5, 1)}, "allow_missing_chunks": True}
+        stream = H5ChunkSequence(path, ["x", "z"], None, **settings)
+        x, z = stream[0][0]
+        rows = stream.batch_rows(0)
+        assert np.array_equal(x, wanted[0][rows] * 0.5 + 1)
+        assert np.array_equal(z, wanted[1][rows], equal_nan=True)
+
+
+def test_the_checksum_is_that_of_hdf5(tmp_path):
+    random = np.random.default_rng(0)
+    for length in (1, 2, 3, 7, 1000, 65_537, 200_001):
+        data = random.integers(0, 256, length, np.uint8)
+        with h5py.File("f", "w", driver="core", backing_store=False) as file:
+            dataset = file.create_dataset("x", data=data, chunks=(length,), fletcher32=True)
+            stored = dataset.id.read_direct_chunk((0,))[1]
+        wanted, found = int.from_bytes(stored[-4:], "little"), fletcher32(data)
+        assert [half % 65535 for half in divmod(wanted, 65536)] == [half % 65535 for half in divmod(found, 65536)]
+
+
+# ---- damage
+
+
+def packed(path, options, rows=400):
+    x = np.random.default_rng(0).integers(0, 9, (rows, 50)).astype("f4")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=x, chunks=(20, 50), **options)
+        file.create_dataset("y", data=np.arange(rows))
+    with h5py.File(path) as file:
+        chunks = []
+        file["x"].id.chunk_iter(chunks.append)
+    return x, chunks
+
+
+@pytest.mark.parametrize(
+    "options", [{"compression": "gzip"}, {"fletcher32": True}, {"compression": "gzip", "shuffle": True}]
+)
+def test_mutated_chunks_are_errors_or_sound(tmp_path, options):
+    """Under a checksum (zlib has one) no flipped bit passes."""
+    random = np.random.default_rng(5)
+    path = tmp_path / "mutated.h5"
+    x, chunks = packed(path, options)
+    sound = path.read_bytes()
+    for _ in range(170):
+        chunk = chunks[int(random.integers(len(chunks)))]
+        data = bytearray(sound)
+        data[chunk.byte_offset + int(random.integers(chunk.size))] ^= 1 << int(random.integers(8))
+        path.write_bytes(data)
+        with H5ChunkSequence(path, shuffle=bool(random.integers(2)), memory_budget="100kB") as stream:
+            first = chunk.chunk_offset[0]
+            try:
+                for features, rows in stream:
+                    assert np.array_equal(features, x[rows])
+            except DataError as error:
+                assert f"rows {first} to {first + 20} of dataset 'x' cannot be read" in str(error)
+            else:
+                assert np.array_equal(features, x[rows]), "harmless: a bit of zlib's header"
+
+
+def test_a_chunk_that_inflates_beyond_its_size_is_refused(tmp_path):
+    path = tmp_path / "bomb.h5"
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("x", (40, 10), "f4", chunks=(10, 10), compression="gzip")
+        dataset[:] = 1
+        dataset.id.write_direct_chunk((20, 0), zlib.compress(bytes(1 << 26), 9))
+        dataset.id.write_direct_chunk((10, 0), zlib.compress(bytes(100), 9))
+    stream = H5ChunkSequence(path, y=None, shuffle=False, rows=(20, 30))
+    with pytest.raises(DataError, match="rows 20 to 30 of dataset 'x' cannot be read"):
+        stream[0]
+    stream = H5ChunkSequence(path, y=None, shuffle=False, rows=(10, 20))
+    with pytest.raises(DataError, match="rows 10 to 20 of dataset 'x' cannot be read"):
+        stream[0]
+    assert H5ChunkSequence(path, y=None, shuffle=False, rows=[0, 5, 30])[0][0].min() == 1
+
+
+def replace_file(path, other):
+    os.replace(other, path)
+
+
+def overwrite_file(path, other):
+    path.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize("change", [replace_file, overwrite_file])
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}])
+@pytest.mark.parametrize("alike", [True, False])
+def test_another_file_in_its_place(write, change, options, alike):
+    rows = 20_000
+    old = np.random.default_rng(1).integers(0, 9, (rows, 50)).astype("f4")
+    path = write(x=old, y=np.arange(rows), chunks=50, options={"x": options})
+    more = {} if alike else {"a": np.ones((77, 5))}
+    other = write(name="other.h5", **more, x=old[::-1] + 1, y=np.arange(rows), chunks=50, options={"x": options})
+    stream = H5ChunkSequence(path, batch_size=100, shuffle=False, memory_budget="1MB")
+    batches = iter(stream)
+    assert np.array_equal(next(batches)[0], old[:100])
+    change(path, other)
+    with pytest.raises(DataError, match=r"file was (replaced by another|written anew|cut|written to) while in use"):
+        for features, n in batches:
+            assert np.array_equal(features, old[n]), "what comes before the error is right"
+    with pytest.raises(DataError, match="while in use"):
+        list(stream)
+    stream.close()
+
+
+def test_a_file_that_grows_is_read_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("HDF5_USE_FILE_LOCKING", "FALSE")
+    path = tmp_path / "growing.h5"
+    x = np.arange(60_000.0).reshape(20_000, 3)
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_dataset("x", data=x, maxshape=(None, 3), chunks=(50, 3))
+        file.create_dataset("y", data=np.arange(20_000), maxshape=(None,), chunks=(50,))
+        file.swmr_mode = True
+        stream = H5ChunkSequence(path, batch_size=100, memory_budget="60kB")
+    with open(path, "ab") as file:
+        batches = iter(stream)
+        next(batches)
+        file.write(bytes(5000))
+    for features, n in batches:
+        assert np.array_equal(features, x[n].astype("f4"))
+    stream.close()

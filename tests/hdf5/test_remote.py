@@ -1,0 +1,442 @@
+"""H5ChunkSequence over HTTP and S3: the batches of the local file, few requests, faults, changes, the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from remote_servers import FileServer, S3Server
+
+from kerasmem import H5ChunkSequence
+from kerasmem.errors import DataError, MissingExtraError, UsageError
+
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks by gRPC, which the emulator has not
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("aiohttp")
+CHILD = str(Path(__file__).with_name("remote_child.py"))
+ROWS, BUDGET = 3000, "2MiB"
+KINDS = {
+    "gzip": {"chunks": (64, 16, 8), "compression": "gzip", "shuffle": True},
+    "chunked": {"chunks": (64, 16, 8)},
+    "contiguous": {},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("remote")
+    values = np.random.default_rng(0).normal(size=(ROWS, 16, 8)).astype("f4")
+    for kind, options in KINDS.items():
+        with h5py.File(folder / f"{kind}.h5", "w") as file:
+            file.create_dataset("x", data=values, **options)
+            file["y"] = np.arange(ROWS)
+    for part in range(12):
+        with h5py.File(folder / f"part-{part}.h5", "w") as file:
+            file.create_dataset("x", data=values[part * 100 : part * 100 + 90 + part], chunks=(20, 16, 8))
+            file["y"] = np.arange(90 + part) + part * 100
+    return folder
+
+
+@pytest.fixture
+def web(folder):
+    server = FileServer({path.name: path.read_bytes() for path in folder.iterdir()})
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def s3_server():
+    pytest.importorskip("moto")
+    pytest.importorskip("flask_cors")
+    pytest.importorskip("s3fs")
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(s3_server):
+    s3_server.log.clear()
+    yield s3_server
+    s3_server.fault = lambda *request: None
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("kerasmem.hdf5.remote.stores._FIRST_WAIT", 0.01)
+
+
+def equal(one, other):
+    assert len(one) == len(other)
+    for mine, theirs in zip(one, other, strict=True):
+        for array, wanted in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(array, wanted)
+
+
+def epochs(path, count=1, **settings):
+    with H5ChunkSequence(path, **{"batch_size": 50, "memory_budget": BUDGET, **settings}) as sequence:
+        return [batch for _ in range(count) for batch in sequence.next_epoch()]
+
+
+@pytest.fixture
+def new_threads():
+    """Names of threads begun since that have not ended; other tests of the process may have left some."""
+    before = set(threading.enumerate())
+    return lambda: [each.name for each in set(threading.enumerate()) - before if each.name.startswith("kerasmem-")]
+
+
+class TestSameBatches:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("settings", [{}, {"shuffle": False}], ids=["shuffled", "in order"])
+    @pytest.mark.filterwarnings("ignore:.*fetched by a request of its own")
+    def test_over_http_each_byte_once_an_epoch(self, web, folder, kind, settings, new_threads):
+        path = folder / f"{kind}.h5"
+        settings = {"batch_size": 50, "memory_budget": "1MiB", **settings}
+        with H5ChunkSequence(path, **settings) as local, H5ChunkSequence(web.url(path.name), **settings) as remote:
+            for epoch in (1, 2):
+                equal(list(remote.next_epoch()), list(local.next_epoch()))
+                assert remote.read_bytes <= 1.05 * epoch * len(web.files[path.name])
+            blocks = remote._blocks.count
+            assert remote.plan == local.plan and remote.plan.window_blocks < blocks
+            assert len(web.requests) <= 2 * blocks + 8  # labels and metadata come on top
+            assert "so far" in remote.describe()
+        assert web.sent <= 1.05 * 2 * len(web.files[path.name])
+        assert not new_threads()
+
+    def test_over_s3(self, s3, folder):
+        s3.put("bucket", "dir/train.h5", (folder / "gzip.h5").read_bytes())
+        equal(epochs("s3://bucket/dir/train.h5", 2, storage_options=s3.options), epochs(folder / "gzip.h5", 2))
+        assert sum(last - first for *_, first, last, _ in s3.ranges) <= 1.1 * 2 * (folder / "gzip.h5").stat().st_size
+        for part in range(3):
+            s3.put("bucket", f"parts/part-{part}.h5", (folder / f"part-{part}.h5").read_bytes())
+        local = [folder / f"part-{part}.h5" for part in range(3)]
+        equal(epochs("s3://bucket/parts/part-*.h5", storage_options=s3.options), epochs(local))
+
+    def test_over_gs(self, folder):
+        pytest.importorskip("gcsfs")
+        pytest.importorskip("gcp_storage_emulator")
+        from gcp_storage_emulator.server import create_server
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        server = create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+        server.start()
+        try:
+            options = {"endpoint_url": f"http://127.0.0.1:{port}", "token": "anon"}
+            path = folder / "gzip.h5"
+            fsspec.filesystem("gs", **options, project="test").pipe("bucket/dir/train.h5", path.read_bytes())
+            with H5ChunkSequence(
+                "gs://bucket/dir/tr*.h5", batch_size=50, memory_budget=BUDGET, storage_options=options
+            ) as remote:
+                equal(list(remote.next_epoch()), epochs(path))
+                assert remote.read_bytes <= 1.05 * path.stat().st_size
+        finally:
+            server.stop()
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"rows": np.arange(0, ROWS, 7)},
+            {"rows": (500, 900), "drop_remainder": True},
+            {"shard": (1, 3)},
+            {"dtype": "float64", "scale": (2.0, 1.0)},
+            {"transform": lambda x, y: (x * 2, y), "workers": 3},
+            {"y": "x", "nan_policy": "error"},
+            {"memory_budget": None},
+        ],
+        ids=lambda settings: "-".join(settings),
+    )
+    def test_whatever_else_is_asked_for(self, web, folder, settings):
+        equal(epochs(web.url("gzip.h5"), **settings), epochs(folder / "gzip.h5", **settings))
+
+    def test_layouts_that_hdf5_alone_can_read(self, web, tmp_path):
+        with h5py.File(tmp_path / "odd.h5", "w") as file:
+            file["inner"] = np.arange(ROWS * 4.0).reshape(ROWS, 4)
+            layout = h5py.VirtualLayout((ROWS, 4), "f8")
+            layout[:] = h5py.VirtualSource(file["inner"])
+            file.create_virtual_dataset("x", layout)
+            file["y"] = np.arange(ROWS)
+        web.put("odd.h5", (tmp_path / "odd.h5").read_bytes())
+        equal(epochs(web.url("odd.h5")), epochs(tmp_path / "odd.h5"))
+
+    def test_several_files_a_pattern_and_local_ones_among_them(self, web, folder):
+        local = [folder / f"part-{part}.h5" for part in range(12)]
+        wanted = epochs(local)
+        equal(epochs([web.url(path.name) for path in local]), wanted)
+        equal(epochs(web.url("part-*.h5")), wanted)  # part-2 before part-10
+        mixed = [web.url(path.name) if at % 2 else f"file://{path}" for at, path in enumerate(local)]
+        equal(epochs(mixed), wanted)
+        with pytest.raises(DataError, match="no file matches"):
+            epochs(web.url("none-*.h5"))
+
+    def test_training_and_resuming(self, web, folder):
+        import keras
+
+        def model():
+            keras.utils.set_random_seed(0)
+            made = keras.Sequential([keras.Input((16, 8)), keras.layers.Flatten(), keras.layers.Dense(1)])
+            made.compile("sgd", "mse")
+            return made
+
+        losses = []
+        for path in (folder / "gzip.h5", web.url("gzip.h5")):
+            with H5ChunkSequence(path, batch_size=100, memory_budget=BUDGET, scale={"x": 0.1}) as train:
+                losses.append(model().fit(train, epochs=2, verbose=0).history["loss"])
+                state = train.state_dict()
+        assert losses[0] == losses[1]
+        with H5ChunkSequence(folder / "gzip.h5", batch_size=100, memory_budget=BUDGET) as local:
+            local.load_state_dict(state)  # of the remote file: where it lies does not matter
+            with H5ChunkSequence(web.url("gzip.h5"), batch_size=100, memory_budget=BUDGET) as remote:
+                remote.load_state_dict(state)
+                equal([tuple(map(np.array, each)) for each in remote.as_tf_dataset()], list(local.next_epoch()))
+
+    def test_a_copy_for_another_process_takes_the_options_along(self, web, folder):
+        web.needs = "Bearer SECRET"
+        options = {"headers": {"Authorization": "Bearer SECRET"}}
+        with H5ChunkSequence(web.url("gzip.h5"), memory_budget=BUDGET, storage_options=options) as train:
+            assert "SECRET" not in repr(train) + train.describe() + repr(train._access)
+            copy = pickle.loads(pickle.dumps(train))
+            with copy:
+                equal(list(copy), list(train))
+            assert train.quality("y").classes == ROWS  # read by a sequence of its own
+        with pytest.raises(DataError, match="no permission to read it"):
+            epochs(web.url("gzip.h5"))
+
+    def test_any_other_file_system(self, folder):
+        memory = fsspec.filesystem("memory")
+        memory.pipe("/here/gzip.h5", (folder / "gzip.h5").read_bytes())
+        equal(epochs("memory://here/gzip.h5"), epochs(folder / "gzip.h5"))
+        equal(epochs("memory://here/*.h5"), epochs(folder / "gzip.h5"))
+
+
+class TestFaults:
+    def test_bursts_of_503_cut_bodies_and_a_slow_link_pass(self, web, folder, impatient):
+        chance = random.Random(5)
+        wanted = epochs(folder / "gzip.h5")
+
+        def fault(method, name, first, last):
+            draw = chance.random()
+            return ("status", 503) if draw < 0.2 else ("cut", (last - first) // 3) if draw < 0.4 else None
+
+        web.fault, web.rate = fault, 4e6
+        with H5ChunkSequence(web.url("gzip.h5"), batch_size=50, memory_budget=BUDGET) as remote:
+            equal(list(remote.next_epoch()), wanted)
+            traffic = remote._traffic()
+            assert traffic.retries > 5
+            assert remote.read_bytes <= 1.05 * len(web.files["gzip.h5"])  # what was cut goes on where it broke off
+
+    def test_s3_slow_down_and_cut_bodies_pass(self, s3, folder, impatient):
+        s3.put("bucket", "faulty.h5", (folder / "gzip.h5").read_bytes())
+        chance = random.Random(3)
+        wanted = epochs(folder / "gzip.h5")
+
+        def fault(method, name, first, last):
+            draw = chance.random()
+            return ("status", 503) if draw < 0.2 else ("cut", (last - first) // 2) if draw < 0.3 else None
+
+        s3.fault = fault
+        equal(epochs("s3://bucket/faulty.h5", storage_options=s3.options), wanted)
+
+    @pytest.mark.parametrize(
+        ("fault", "message"),
+        [
+            (("status", 404), r"there is no such object \(HTTP status 404\)"),
+            (("status", 403), "no permission to read it .* storage_options"),
+            (("whole",), "sends whole files only .* download it first"),
+            (("status", 500), "failed 7 times in a row, the last time so: HTTP status 500"),
+            (("cut", 0), "failed 7 times in a row"),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
+    def test_what_does_not_pass_is_named_without_secrets(self, web, impatient, fault, message, later, new_threads):
+        url = web.url("gzip.h5", user="me:SECRET@") + "?X-Amz-Signature=SECRET"
+        if not later:
+            web.fault = lambda *request: fault
+        with pytest.raises(DataError, match=message) as caught, H5ChunkSequence(url, memory_budget=BUDGET) as train:
+            assert "SECRET" not in repr(train) + train.describe() + str(train.layout.to_dict())
+            web.fault = lambda *request: fault
+            list(train)
+        shown = "".join(traceback.format_exception(caught.value))
+        assert "SECRET" not in shown.replace(f"{url!r}", "") and "gzip.h5?…" in str(caught.value)
+        assert not new_threads()
+
+    def test_redirects(self, web, folder):
+        web.redirects = {"moved.h5": "/gzip.h5", "evil.h5": "file:///etc/passwd", "loop.h5": "/loop.h5"}
+        equal(epochs(web.url("moved.h5")), epochs(folder / "gzip.h5"))
+        with pytest.raises(DataError, match="redirects from http:// to file://, which is not followed"):
+            epochs(web.url("evil.h5"))
+        with pytest.raises(DataError, match="cannot be read"):
+            epochs(web.url("loop.h5"))
+
+    def test_s3_refusals(self, s3, impatient):
+        s3.put("bucket", "exists.h5", b"no HDF5")
+        for url, message in (
+            ("s3://bucket/none.h5", "there is no such object"),
+            ("s3://bucket/exists.h5", "this is no HDF5 file"),
+            ("s3://no-such-bucket/none.h5", "there is no such object"),
+            ("s3://bucket", "names a bucket and no object"),
+        ):
+            with pytest.raises(DataError, match=message):
+                epochs(url, storage_options=s3.options)
+
+    def test_what_is_no_hdf5_file(self, web):
+        cut = web.files["contiguous.h5"][:100_000]
+        for data, message in ((b"", "is empty"), (b"text" * 99, "no HDF5 file"), (cut, "is truncated")):
+            web.put("bad.h5", data)
+            with pytest.raises(DataError, match=message):
+                epochs(web.url("bad.h5"))
+
+    def test_wrong_settings(self, web):
+        with pytest.raises(UsageError, match=r"fsspec knows no such scheme \(foo://\)"):
+            epochs("foo://bucket/a.h5")
+        with pytest.raises(UsageError, match="allow_external"):
+            epochs(web.url("gzip.h5"), allow_external=True)
+        with pytest.raises(DataError, match=r"there is no host of this name|failed 7 times"):
+            epochs("http://no-such-host.invalid/a.h5")
+
+    def test_a_missing_package_is_named(self, web, monkeypatch):
+        monkeypatch.setitem(sys.modules, "s3fs", None)
+        monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+        with pytest.raises(MissingExtraError, match=r"kerasmem\[s3\]"):
+            epochs("s3://bucket/a.h5")
+
+    def test_what_a_file_names_is_never_followed(self, web, tmp_path):
+        with h5py.File(tmp_path / "links.h5", "w") as file:
+            file["x"] = h5py.ExternalLink(web.url("gzip.h5"), "x")
+            file["y"] = np.arange(ROWS)
+        with pytest.raises(DataError, match="leads through an external link"):
+            epochs(tmp_path / "links.h5")
+        web.put("links.h5", (tmp_path / "links.h5").read_bytes())
+        with pytest.raises(DataError, match="leads through an external link"):
+            epochs(web.url("links.h5"))
+        assert all(name == "links.h5" for _, name, *_ in web.log)
+
+
+class TestChanges:
+    """Another object under the same name is an error that names it, and no batch mixes the two."""
+
+    def spoil(self, data):
+        return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+
+    def check(self, url, change, **settings):
+        with H5ChunkSequence(url, batch_size=50, memory_budget=BUDGET, **settings) as train:
+            whole = train.next_epoch()
+            next(whole)
+            change()
+            with pytest.raises(DataError, match=r"gzip.h5'.* replaced or written anew while in use .* again"):
+                list(whole)
+            with pytest.raises(DataError, match="replaced or written anew"):
+                list(train)
+
+    @pytest.mark.parametrize("tagged", [True, False], ids=["ETag", "Last-Modified"])
+    def test_over_http(self, web, tagged):
+        web.etag = tagged
+        data = web.files["gzip.h5"]
+        self.check(web.url("gzip.h5"), lambda: web.put("gzip.h5", self.spoil(data)))
+        with H5ChunkSequence(web.url("gzip.h5"), memory_budget=BUDGET) as train:
+            web.put("gzip.h5", data, 1.6e9)
+            with pytest.raises(DataError, match="replaced or written anew"):  # since it was made
+                list(train)
+
+    def test_over_s3(self, s3, folder):
+        data = (folder / "gzip.h5").read_bytes()
+        s3.put("bucket", "gzip.h5", data)
+        change = lambda: s3.put("bucket", "gzip.h5", self.spoil(data))  # noqa: E731
+        self.check("s3://bucket/gzip.h5", change, storage_options=s3.options)
+
+    def test_where_no_answer_tells_the_version(self, folder):
+        memory = fsspec.filesystem("memory")
+        data = (folder / "gzip.h5").read_bytes()
+        memory.pipe("/gzip.h5", data)
+        self.check("memory:///gzip.h5", lambda: (memory.rm("/gzip.h5"), memory.pipe("/gzip.h5", self.spoil(data))))
+
+    def test_a_server_that_tells_nothing_is_warned_of(self, web, folder):
+        web.etag = web.modified = False
+        with pytest.warns(UserWarning, match="says neither which version"):
+            equal(epochs(web.url("gzip.h5")), epochs(folder / "gzip.h5"))
+
+
+class TestCacheInUse:
+    def test_the_second_epoch_and_another_sequence_come_from_disk(self, web, tmp_path, folder):
+        settings = {"cache": tmp_path / "cache", "cache_size": "64MiB"}
+        wanted = epochs(folder / "gzip.h5", 2)
+        equal(epochs(web.url("gzip.h5"), 2, **settings), wanted)
+        assert web.sent <= 1.1 * len(web.files["gzip.h5"])
+        before = web.sent
+        equal(epochs(web.url("gzip.h5", user="u:p@"), 2, **settings), wanted)
+        assert web.sent - before <= 1 << 16  # it is asked which version there is
+        web.put("gzip.h5", web.files["chunked.h5"])
+        equal(epochs(web.url("gzip.h5"), 2, **settings), epochs(folder / "chunked.h5", 2))
+
+    def test_a_killed_process_leaves_nothing_that_is_half_written(self, web, tmp_path, folder):
+        wanted = sum(float(np.sum(x, dtype="f8")) for x, y in epochs(folder / "gzip.h5"))
+        arguments = [sys.executable, CHILD, "cached", web.url("gzip.h5"), str(tmp_path / "cache"), "16MiB"]
+        running = [subprocess.Popen([*arguments, "forever"], stdout=subprocess.DEVNULL) for _ in range(2)]
+        deadline = time.monotonic() + 300
+        while len(list((tmp_path / "cache").rglob("*-*"))) < 5 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for process in running:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert len(list((tmp_path / "cache").rglob("*-*"))) >= 5
+        got = epochs(web.url("gzip.h5"), cache=tmp_path / "cache", cache_size="16MiB")
+        assert sum(float(np.sum(x, dtype="f8")) for x, y in got) == wanted
+
+
+def test_the_bench_runs_and_reads_the_file_once(program):
+    bench = Path(__file__).resolve().parent.parent.parent / "scripts" / "bench" / "remote.py"
+    done = program(bench, "--quick")
+    assert done.code == 0, done.err
+    ours = [row for row in json.loads(done.out) if row["way"] == "H5ChunkSequence"]
+    assert [row["order"] for row in ours] == ["shuffled", "file order"]
+    assert all(row["read_amplification"] <= 1.05 and row["requests_per_block"] <= 1 for row in ours)
+
+
+class TestEnding:
+    def test_close_does_not_wait_for_a_silent_server(self, web, new_threads):
+        train = H5ChunkSequence(web.url("gzip.h5"), memory_budget=BUDGET)
+        web.fault = lambda *request: ("wait", 60)
+        failures = []
+
+        def read():
+            try:
+                list(train)
+            except DataError as error:
+                failures.append(str(error))
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        while len(web.log) < 4:
+            time.sleep(0.01)
+        begun = time.monotonic()
+        train.close()
+        reading.join(30)
+        assert time.monotonic() - begun < 30 and "was closed meanwhile" in failures[0]
+        assert not new_threads()
+
+    def test_ctrl_c_ends_a_process_that_waits(self, web):
+        process = subprocess.Popen(
+            [sys.executable, CHILD, "interrupted", web.url("gzip.h5")],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )  # fmt: skip
+        assert process.stdout.readline() == "ready\n"
+        web.fault = lambda *request: ("wait", 300)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=300)
+        assert process.returncode != 0 and "KeyboardInterrupt" in said

@@ -1,0 +1,261 @@
+"""Remote files without a network: what may be shown of a URL, which ranges are asked for, and the folder cache."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kerasmem.errors import UsageError
+from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
+from kerasmem.hdf5.remote.cache import DiskCache, cache_key
+from kerasmem.hdf5.remote.listing import is_pattern
+from kerasmem.hdf5.remote.ranges import join_extents
+from kerasmem.hdf5.remote.urls import identity, is_url, local_path, name_of, place_of, redact
+from kerasmem.hdf5.settings import read_paths
+from kerasmem.units import MIB
+
+
+class TestUrls:
+    @pytest.mark.parametrize(
+        "text", ["s3://b/k.h5", "gs://b/k", "https://h/a.h5", "simplecache::s3://b/k", "memory://x"]
+    )
+    def test_urls(self, text):
+        assert is_url(text)
+
+    @pytest.mark.parametrize("text", ["/data/a.h5", "a.h5", "file:///a.h5", "local:///a", "C:/a.h5", "a:b", "://x"])
+    def test_others(self, text):
+        assert not is_url(text)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "https://user:SECRET@host/a.h5",
+            "https://user:SEC/SECRET@host/a.h5",
+            "https://SECRET@host/a.h5",
+            "https://host/a.h5?X-Amz-Signature=SECRET&b=SECRET",
+            "https://host/a.h5#SECRET",
+            "error at https://u:SECRET@host/a.h5?x=SECRET, and at http://host?SECRET",
+            "filecache::https://u:SECRET@host/a.h5?SECRET",
+            "zip://a.h5?SECRET::https://u:SECRET@h/b.zip",
+        ],
+    )
+    def test_secrets_are_left_out(self, url):
+        assert "SECRET" not in redact(url)
+        assert "SECRET" not in shown(url)
+        assert "host" in redact(url) or "@h/b.zip" in redact(url)
+
+    def test_what_is_no_secret_stays(self):
+        for text in ("s3://bucket/dir/a@b.h5", "plain text?", "/a/b?c", "https://host:80/a/b.h5"):
+            assert redact(text) == text
+
+    def test_a_link_signed_anew_is_the_same_object(self):
+        one = "https://u:p@h/a.h5?X-Amz-Signature=1&X-Amz-Date=2&part=7"
+        assert identity(one) == identity("https://h/a.h5?part=7&X-Amz-Signature=9")
+        assert identity(one) != identity("https://h/a.h5?part=8")
+
+    def test_places(self):
+        assert name_of("https://h/d/a.h5?q=1") == "a.h5"
+        assert place_of("s3://b/d/a.h5") == "/s3/b/d/a.h5"
+        assert place_of("https://u:p@h/d/a.h5?q") == "/https/h/d/a.h5"
+
+    def test_file_urls_are_paths(self, tmp_path):
+        (tmp_path / "a b.h5").touch()
+        (tmp_path / "c%20d.h5").touch()
+        assert local_path(f"file://{tmp_path}/a%20b.h5") == f"{tmp_path}/a b.h5"
+        assert local_path(f"file://localhost{tmp_path}/c%20d.h5") == f"{tmp_path}/c%20d.h5"
+        assert read_paths([f"file://{tmp_path}/a%20b.h5"]) == (f"{tmp_path}/a b.h5",)
+
+    def test_a_url_that_pathlib_broke(self):
+        with pytest.raises(UsageError, match="has lost a slash"):
+            read_paths(Path("s3://bucket/a.h5"))
+
+    def test_patterns(self):
+        assert is_pattern("s3://b/part-?.h5") and is_pattern("https://h/p-*.h5")
+        assert not is_pattern("https://h/a.h5?id=*1") and not is_pattern("s3://b/a.h5")
+
+
+class TestRanges:
+    def test_chunks_side_by_side_are_one_range(self):
+        assert join_extents([[(100, 50), (150, 50)], [(200, 50)]]) == [(100, 250, 0)]
+
+    def test_gaps_are_read_along_only_where_they_add_up_to_little(self):
+        assert join_extents([[(0, 3200), (3300, 10)]]) == [(0, 3310, 0)]
+        assert join_extents([[(0, 3200), (3301, 10)]]) == [(0, 3200, 0), (3301, 3311, 0)]
+        assert len(join_extents([[(0, 100 * MIB), (100 * MIB + (64 << 10) + 1, 1)]], most=1 << 40)) == 2
+
+    def test_long_ranges_are_cut_and_nothing_comes_twice(self):
+        needs = [[(0, 25)], [(5, 40)], [(10, 3)], [(60, 5), (60, 5)]]
+        ranges = join_extents(needs, most=10)
+        assert max(stop - start for start, stop, _ in ranges) <= 10
+        held = sorted(at for start, stop, _ in ranges for at in range(start, stop))
+        assert held == [*range(45), *range(60, 65)]
+
+    def test_the_order_is_that_of_need(self):
+        assert [who for _, _, who in join_extents([[(900, 10)], [(0, 10)], [(500, 10)]])] == [0, 1, 2]
+
+    def test_random_extents_are_all_covered_once(self):
+        import random
+
+        chance = random.Random(0)
+        for _ in range(200):
+            needs = [
+                [(chance.randrange(2000), chance.randrange(1, 60)) for _ in range(chance.randrange(3))]
+                for _ in range(chance.randrange(1, 12))
+            ]
+            ranges = sorted(join_extents(needs, gap=chance.randrange(9), most=chance.randrange(20, 200)))
+            assert all(one[1] <= other[0] for one, other in itertools.pairwise(ranges))
+            covered = {at for start, stop, _ in ranges for at in range(start, stop)}
+            needed = {at for need in needs for start, size in need for at in range(start, start + size)}
+            assert needed <= covered
+            assert len(covered - needed) * 32 <= len(covered)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ((["no"], None, None), "storage_options: give a dict"),
+            (({"loop": 1}, None, None), "'loop' is for kerasmem to choose"),
+            (({"f": lambda: "SECRET"}, None, None), "have to be picklable"),
+            ((None, None, "1GiB"), "name a folder"),
+            ((None, 3, None), "cache: give the path of a folder, not int"),
+            ((None, __file__, None), "is not a folder"),
+            ((None, "c", "1MiB"), "too small; 16.0 MiB is the least"),
+            ((None, "c", "many"), "cache_size"),
+        ],
+    )
+    def test_wrong(self, settings, message):
+        with pytest.raises(UsageError, match=message):
+            read_remote(*settings, remote=True)
+
+    def test_not_for_local_files(self):
+        with pytest.raises(UsageError, match="these are for URLs"):
+            read_remote({"key": 1}, None, None, remote=False)
+
+    def test_options_are_not_shown(self):
+        assert "SECRET" not in repr(read_remote({"secret": "SECRET"}, None, None))
+
+    def test_bytes_ahead_are_what_the_budget_leaves(self):
+        assert ahead_bytes(None, 5) == 32 * MIB
+        assert ahead_bytes(64 * MIB, 60 * MIB) == 4 * MIB
+        assert ahead_bytes(1 * MIB, 1 * MIB) == MIB // 4
+
+
+def blob(seed, size=MIB):
+    return memoryview(bytes([seed]) * size)
+
+
+class TestCache:
+    def test_what_is_written_is_read_also_in_parts(self, tmp_path):
+        cache = DiskCache(str(tmp_path / "c"), 64 * MIB)
+        data = memoryview(os.urandom(3000))
+        cache.write("k", 1000, data[:2000])
+        cache.write("k", 3000, data[2000:])
+        for one in (cache, DiskCache(cache.folder, 64 * MIB)):
+            into = memoryview(bytearray(3000))
+            assert one.read("k", 1000, into) == [] and into == data
+            into = memoryview(bytearray(2500))
+            assert one.read("k", 500, into) == [(500, 1000)] and into[500:] == data[:2000]
+            assert one.read("k", 4500, memoryview(bytearray(10))) == [(4500, 4510)]
+            assert one.read("other", 1000, into) == [(1000, 3500)]
+
+    def test_a_spoiled_entry_is_not_served(self, tmp_path):
+        cache = DiskCache(str(tmp_path), 64 * MIB)
+        cache.write("k", 0, blob(1, 100))
+        (entry,) = (tmp_path / "k").iterdir()
+        for spoiled in (b"\1" * 99, b"\1" * 50 + b"\2" + b"\1" * 49, b""):
+            entry.write_bytes(spoiled)
+            assert DiskCache(cache.folder, 64 * MIB).read("k", 0, memoryview(bytearray(100))) == [(0, 100)]
+            assert not entry.exists()
+
+    def test_what_was_out_of_use_longest_goes_first(self, tmp_path):
+        cache = DiskCache(str(tmp_path), 16 * MIB)
+        for number in range(14):
+            cache.write("k", number * MIB, blob(number))
+            name = next(path for path in (tmp_path / "k").iterdir() if path.name.startswith(f"{number * MIB:x}-"))
+            os.utime(name, (time.time() - 10_000 + number,) * 2)
+        assert cache.read("k", 0, memoryview(bytearray(MIB))) == []  # used just now
+        for number in range(14, 20):
+            cache.write("k", number * MIB, blob(number))
+        held = [n for n in range(20) if not cache.read("k", n * MIB, memoryview(bytearray(MIB)))]
+        assert 0 in held and 1 not in held and {14, 15, 16, 17, 18, 19} < set(held)
+        assert sum(path.stat().st_size for path in tmp_path.rglob("*-*")) <= 16 * MIB
+
+    def test_the_limit_holds_for_several_processes(self, tmp_path):
+        code = (
+            "import sys, random\nfrom kerasmem.hdf5.remote.cache import DiskCache\n"
+            "cache = DiskCache(sys.argv[1], 16 << 20)\nchance = random.Random(sys.argv[2])\n"
+            "for _ in range(150):\n"
+            "    n = chance.randrange(40)\n"
+            "    into = memoryview(bytearray(700_000))\n"
+            "    missing = cache.read('k', n * 700_000, into)\n"
+            "    assert missing or set(into) == {n}, n\n"
+            "    if missing: cache.write('k', n * 700_000, memoryview(bytes([n]) * 700_000))\n"
+        )
+        running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(n)]) for n in range(3)]
+        most = 0
+        while any(process.poll() is None for process in running):
+            total = 0
+            for path in tmp_path.rglob("*-*"):
+                try:
+                    total += path.stat().st_size
+                except FileNotFoundError:
+                    continue
+            most = max(most, total)
+            time.sleep(0.02)
+        assert [process.returncode for process in running] == [0, 0, 0]
+        assert 8 * MIB < most <= 16 * MIB + 2 * 700_000  # a look is not one moment: entries come and go meanwhile
+
+    def test_a_full_disk_ends_nothing(self, tmp_path):
+        (tmp_path / "c").write_text("a file in the place of the folder")
+        cache = DiskCache(str(tmp_path / "c" / "d"), 64 * MIB)
+        with pytest.warns(UserWarning, match="cannot be written to"):
+            cache.write("k", 0, blob(1, 10))
+        cache.write("k", 0, blob(1, 10))
+        assert cache.read("k", 0, memoryview(bytearray(10))) == [(0, 10)]
+
+    def test_files_left_by_a_killed_process_go(self, tmp_path):
+        cache = DiskCache(str(tmp_path), 16 * MIB)
+        cache.write("k", 0, blob(1))
+        left = tmp_path / "k" / ".123-4-0-ff-00000000"
+        left.write_bytes(bytes(MIB))
+        os.utime(left, (1, 1))
+        for number in range(20):
+            cache.write("k", (number + 1) * MIB, blob(number))
+        assert not left.exists()
+
+    def test_threads_may_read_and_write_at_once(self, tmp_path):
+        cache, wrong = DiskCache(str(tmp_path), 16 * MIB), []
+
+        def work(seed):
+            for at in range(60):
+                number = (seed * 7 + at) % 30
+                into = memoryview(bytearray(MIB))
+                if cache.read("k", number * MIB, into):
+                    cache.write("k", number * MIB, blob(number))
+                elif into[0] != number or into[-1] != number:
+                    wrong.append(number)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+    def test_another_version_is_another_key(self):
+        keys = {
+            cache_key("u", "e", 1, ""),
+            cache_key("u", "f", 1, ""),
+            cache_key("u", "e", 2, ""),
+            cache_key("u", "e", 1, "o"),
+        }
+        assert len(keys) == 4

@@ -1,0 +1,191 @@
+"""Rows of a kilobyte and more that need no change, which the kernel puts where they are delivered."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+
+import h5py
+import numpy as np
+import pytest
+
+from kerasmem import H5ChunkSequence
+from kerasmem.errors import DataError
+from kerasmem.hdf5.direct import handle as handles
+from kerasmem.hdf5.direct import straight
+from kerasmem.hdf5.direct.handle import FileHandle, view_of
+from kerasmem.hdf5.direct.sources import RowBytes
+from kerasmem.hdf5.direct.straight import StraightRead, _pieces
+
+WIDTH = 300  # values: 1,200 bytes a row
+
+
+@pytest.fixture(autouse=True)
+def straight_reads(monkeypatch):
+    """Count the shares that are read this way; every test but those that say otherwise has some."""
+    shares = []
+    read = RowBytes.read_straight
+    monkeypatch.setattr(RowBytes, "read_straight", lambda *given: (shares.append(given), read(*given))[1])
+    return shares
+
+
+@pytest.mark.parametrize("most", [1, 3, 100])
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_are_runs_without_a_gap_and_all_rows(most, seed):
+    random = np.random.default_rng(seed)
+    rows = np.flatnonzero(random.random(200) < 0.6)
+    firsts, lasts = _pieces(rows * 8, 8, most)
+    assert firsts[0] == 0 and lasts[-1] == len(rows) and np.array_equal(firsts[1:], lasts[:-1])
+    assert (lasts - firsts).min() >= 1 and (lasts - firsts).max() <= most
+    for first, last in zip(firsts, lasts, strict=True):
+        assert (np.diff(rows[first:last]) == 1).all()
+    gaps = 1 + int((np.diff(rows) > 1).sum())
+    assert len(firsts) == gaps if most == 100 else len(firsts) >= gaps
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_rows_go_to_their_places(tmp_path, in_order):
+    path = tmp_path / "bytes"
+    stored = np.random.default_rng(0).integers(0, 255, (3000, 64), np.uint8)
+    path.write_bytes(b"before" + stored.tobytes())
+    rows = np.sort(np.random.default_rng(1).choice(3000, 2500, replace=False))
+    target = np.zeros((2600, 64), np.uint8)
+    places = slice(50, 2550) if in_order else 50 + np.random.default_rng(2).permutation(2500)
+    plan = StraightRead(6 + rows * 64, places, target)
+    handle = FileHandle(str(path), path.stat().st_size)
+    for share in plan.shares():
+        plan.read(handle, share)
+    assert np.array_equal(target[places], stored[rows])
+    assert not target[:50].any() and not target[2550:].any()
+    assert handle.bytes_read == 2500 * 64
+
+
+def test_reads_that_bring_less_than_asked_go_on(tmp_path, monkeypatch):
+    path = tmp_path / "bytes"
+    stored = np.random.default_rng(0).integers(0, 255, (500, 100), np.uint8)
+    path.write_bytes(stored.tobytes())
+    real, calls = handles._preadv, itertools.count()
+    monkeypatch.setattr(straight, "MOST_VIEWS", 50)
+
+    def reluctant(number, vectors, count, offset):
+        kind = next(calls) % 3
+        if kind == 0:  # as where a signal comes first
+            ctypes.set_errno(4)
+            return -1
+        return real(number, vectors, max(1, count // 2) if kind == 1 else count, offset)
+
+    monkeypatch.setattr(handles, "_preadv", reluctant)
+    target = np.zeros((500, 100), np.uint8)
+    places = np.random.default_rng(2).permutation(500)
+    plan = StraightRead(np.arange(500) * 100, places, target)
+    handle = FileHandle(str(path), path.stat().st_size)
+    for share in plan.shares():
+        plan.read(handle, share)
+    assert np.array_equal(target[places], stored)
+
+
+def test_what_the_system_refuses_is_an_error(tmp_path, monkeypatch):
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(1000))
+    handle = FileHandle(str(path), 1000)
+    target = np.zeros((10, 100), np.uint8)
+    with pytest.raises(EOFError, match="ends at byte 1,000"):
+        plan = StraightRead(np.arange(10) * 100 + 50, np.arange(10)[::-1].copy(), target)
+        plan.read(handle, next(iter(plan.shares())))
+
+    def fails(*given):
+        ctypes.set_errno(5)
+        return -1
+
+    monkeypatch.setattr(handles, "_preadv", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        plan.read(handle, next(iter(plan.shares())))
+    assert view_of(target).nbytes == 1000
+
+
+SETTINGS = {
+    "shuffled": {},
+    "in order": {"shuffle": False},
+    "some rows": {"rows": np.flatnonzero(np.random.default_rng(5).random(400) < 0.4)},
+    "a run": {"rows": (13, 377)},
+    "a shard": {"shard": (1, 3)},
+    "a shard in order": {"shard": (2, 3), "shuffle": False},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("chunks", [None, 7, 64])
+def test_batches_are_the_files_rows(numbered, straight_reads, settings, chunks):
+    path = numbered(rows=400, chunks=chunks, width=WIDTH)
+    stream = H5ChunkSequence(path, batch_size=16, memory_budget="360KiB", **settings)
+    for epoch in range(2):
+        got = [(x.copy(), y) for x, y in stream.next_epoch()]
+        expected = np.concatenate([stream.batch_rows(place, epoch) for place in range(len(stream))])
+        x, y = (np.concatenate(each) for each in zip(*got, strict=True))
+        assert np.array_equal(y, expected) and (x == expected[:, None]).all()
+    assert straight_reads, "none of the rows was read straight"
+
+
+def test_several_files_one_after_another(write, straight_reads):
+    x = np.repeat(np.arange(300, dtype=np.float32)[:, None], WIDTH, axis=1)
+    paths = [
+        write("a.h5", x=x[:90], chunks=16),
+        write("b.h5", x=x[90:100]),
+        write("c.h5", x=x[100:], chunks=50, options={"x": {"compression": "gzip"}}),
+    ]
+    stream = H5ChunkSequence(paths[:2], y=None, batch_size=16, memory_budget="200KiB")
+    assert sorted(row[0] for (batch,) in stream.next_epoch() for row in batch) == list(range(100))
+    assert straight_reads
+    stream = H5ChunkSequence(paths, y=None, batch_size=16, memory_budget="600KiB")  # one of them has to be unpacked
+    rows = np.concatenate([batch[:, 0] for (batch,) in stream.next_epoch()])
+    assert sorted(rows) == list(range(300))
+
+
+def test_rows_that_change_on_their_way_or_are_small_are_not(numbered, straight_reads):
+    for settings, width in (({"scale": 0.5}, WIDTH), ({"dtype": "float64"}, WIDTH), ({}, 3)):
+        path = numbered(rows=100, chunks=8, width=width, name=f"{width}{list(settings)}.h5")
+        stream = H5ChunkSequence(path, batch_size=16, **settings)
+        assert sum(len(y) for _, y in stream.next_epoch()) == 100
+    assert not straight_reads
+
+
+def test_chunks_that_were_never_written(tmp_path):
+    path = tmp_path / "data.h5"
+    with h5py.File(path, "w") as file:
+        data = file.create_dataset("x", (64, WIDTH), "f4", chunks=(8, WIDTH), fillvalue=7)
+        data[:24] = 1
+    settings = {"y": None, "batch_size": 8, "memory_budget": "100KiB", "shuffle": False}
+    with pytest.raises(DataError, match="missing"):
+        list(H5ChunkSequence(path, **settings).next_epoch())
+    stream = H5ChunkSequence(path, **settings, allow_missing_chunks=True)
+    values = np.concatenate([batch for (batch,) in stream.next_epoch()])
+    assert (values[:24] == 1).all() and (values[24:] == 7).all()
+
+
+@pytest.mark.parametrize("chunks", [None, 8])
+def test_values_that_are_refused_are_named(write, straight_reads, chunks):
+    x = np.ones((100, WIDTH), np.float32)
+    x[61, 5] = np.nan
+    path = write(x=x, chunks=chunks)
+    stream = H5ChunkSequence(path, y=None, batch_size=10, memory_budget="150KiB", nan_policy="error")
+    with pytest.raises(DataError, match="row 61"):
+        list(stream.next_epoch())
+    assert straight_reads
+
+
+def test_a_file_cut_meanwhile_is_named(numbered):
+    path = numbered(rows=400, chunks=None, width=WIDTH)
+    stream = H5ChunkSequence(path, batch_size=16, memory_budget="200KiB")
+    epoch = stream.next_epoch()
+    next(epoch)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(DataError, match="cut while in use"):
+        list(epoch)
+
+
+def test_without_the_systems_call_rows_are_read_all_the_same(numbered, straight_reads, monkeypatch):
+    monkeypatch.setattr(straight, "CAN_SCATTER", False)
+    stream = H5ChunkSequence(numbered(rows=200, chunks=8, width=WIDTH), batch_size=16, memory_budget="150KiB")
+    rows = [(x[:, 0], y) for x, y in stream.next_epoch()]
+    assert all(np.array_equal(x, y) for x, y in rows) and not straight_reads

@@ -1,0 +1,329 @@
+"""Files as other programs write them, each written by that program where it is installed, and layouts found in them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import h5py
+import numpy as np
+import pytest
+
+from kerasmem import H5ChunkSequence
+from kerasmem.errors import DataError, UsageError
+from kerasmem.hdf5.direct.sources import ChunkedSource
+from kerasmem.hdf5.direct.through_hdf5 import Hdf5Source
+
+ROWS = 300
+X = np.random.default_rng(0).random((ROWS, 6)).astype("f4")
+
+
+def check(path, x, y, wanted=X, **settings):
+    """Every row once, each as it was written; the targets count the rows."""
+    for shuffle in (True, False):
+        with H5ChunkSequence(path, x, y, batch_size=64, shuffle=shuffle, **settings) as stream:
+            seen = []
+            for features, rows in stream:
+                rows = np.asarray(rows).reshape(-1).astype(int)
+                assert np.array_equal(features, wanted[rows].astype("f4"))
+                seen += rows.tolist()
+            assert sorted(seen) == list(range(ROWS))
+
+
+# ---- programs
+
+
+@pytest.mark.parametrize("complib", ["zlib", "blosc", "blosc2:zstd", "bzip2"])
+def test_pytables(tmp_path, complib):
+    tables = pytest.importorskip("tables")
+    if tables.which_lib_version(complib.split(":")[0]) is None:
+        pytest.skip(f"this PyTables has no {complib}")
+    path = tmp_path / "tables.h5"
+    with tables.open_file(str(path), "w", filters=tables.Filters(5, complib, fletcher32=complib == "zlib")) as file:
+        file.create_carray("/", "x", obj=X, chunkshape=(32, 6))
+        grown = file.create_earray("/", "y", tables.Int64Atom(), (0,))
+        for start in range(0, ROWS, 50):
+            grown.append(np.arange(start, start + 50))
+        file.create_table("/", "table", obj=np.zeros(3, [("a", "f4"), ("b", "i4")]))
+        file.create_vlarray("/", "ragged", tables.Float32Atom(), filters=tables.Filters()).append([1.0, 2.0])
+        file.create_array("/", "text", obj=[b"one", b"two"])
+    check(path, "x", "y")
+    for name, text in {"table": "a table with the columns 'a', 'b'", "ragged": "ragged", "text": "holds text"}.items():
+        with pytest.raises(DataError, match=text):
+            H5ChunkSequence(path, name, None)
+
+
+def test_pandas(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("tables")
+    path = tmp_path / "pandas.h5"
+    frame = pandas.DataFrame(X, columns=list("abcdef"))
+    frame.to_hdf(path, key="fixed", mode="w", format="fixed", complevel=4, complib="zlib")
+    frame.to_hdf(path, key="table", mode="a", format="table")
+    check(path, "fixed/block0_values", "fixed/axis1")
+    with pytest.raises(DataError, match=r"'table/table' is a table with the columns 'index', 'values_block_0'"):
+        H5ChunkSequence(path, "table/table", None)
+    with pytest.raises(DataError, match=r"'fixed' is a group, not a dataset.*It holds: .*'fixed/block0_values'"):
+        H5ChunkSequence(path, "fixed", None)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_matlab(tmp_path, compressed):
+    """As MATLAB 7.3 saves: 512 bytes of its own first, columns as rows, a class attribute, cells as references."""
+    path = tmp_path / "matlab.mat"
+    options = {"chunks": (25, 6), "compression": "gzip", "compression_opts": 3} if compressed else {}
+    with h5py.File(path, "w", userblock_size=512, libver="earliest") as file:
+        file.create_dataset("X", data=X.astype("f8"), **options).attrs["MATLAB_class"] = np.bytes_("double")
+        n = file.create_dataset("train/n", data=np.arange(ROWS, dtype="f8").reshape(ROWS, 1))
+        n.attrs["MATLAB_class"] = np.bytes_("double")
+        flag = file.create_dataset("flag", data=np.ones((ROWS, 1), "u1"))
+        flag.attrs["MATLAB_class"], flag.attrs["MATLAB_int_decode"] = np.bytes_("logical"), 1
+        cells = file.create_dataset("cells", (2, 1), h5py.ref_dtype)
+        cells.attrs["MATLAB_class"] = np.bytes_("cell")
+        cells[0, 0] = n.ref
+        file.create_dataset("imaginary", data=np.zeros((4, 1), [("real", "f8"), ("imag", "f8")]))
+    with open(path, "r+b") as file:
+        head = b"MATLAB 7.3 MAT-file, Platform: GLNXA64, HDF5 schema 1.00 ."
+        file.write(head.ljust(116) + bytes(8) + b"\x00\x02IM")
+    check(path, "X", "train/n", X.astype("f8"))
+    assert H5ChunkSequence(path, "flag", None, shuffle=False)[0][0].dtype == np.float32
+    with pytest.raises(DataError, match="holds objects or references"):
+        H5ChunkSequence(path, "cells", None)
+    with pytest.raises(DataError, match=r"table with the columns 'real', 'imag'|complex"):
+        H5ChunkSequence(path, "imaginary", None)
+
+
+def test_anndata(tmp_path):
+    anndata = pytest.importorskip("anndata")
+    pandas = pytest.importorskip("pandas")
+    sparse = pytest.importorskip("scipy.sparse")
+    path = tmp_path / "cells.h5ad"
+    kinds = np.array(["b", "t"])[np.arange(ROWS) % 2]
+    obs = pandas.DataFrame(
+        {"n": np.arange(ROWS), "kind": pandas.Categorical(kinds)}, index=[f"c{i}" for i in range(ROWS)]
+    )
+    data = anndata.AnnData(X, obs=obs)
+    data.obsm["pca"] = X[:, :2].astype("f8")
+    data.layers["counts"] = sparse.csr_matrix(X)
+    data.write_h5ad(path, compression="gzip")
+    check(path, "X", "obs/n")
+    check(path, "obsm/pca", "obs/n", X[:, :2])
+    with H5ChunkSequence(path, "X", "obs/kind/codes", shuffle=False, batch_size=ROWS) as stream:
+        assert np.array_equal(stream[0][1], np.arange(ROWS) % 2)
+    with pytest.raises(DataError, match=r"'layers/counts' is a group.*'layers/counts/data'"):
+        H5ChunkSequence(path, "layers/counts", None)
+
+
+@pytest.mark.parametrize("by", ["netCDF4", "h5netcdf", "h5py"])
+def test_netcdf(tmp_path, by):
+    path = tmp_path / "field.nc"
+    if by == "h5py":
+        with h5py.File(path, "w", libver="latest", track_order=True) as file:
+            for name, size in {"time": ROWS, "column": 6}.items():
+                file[name] = np.arange(size)
+                file[name].make_scale(name)
+            file.create_dataset("field", data=X, chunks=(50, 6), compression="gzip", shuffle=True, fillvalue=9.97e36)
+            for axis, name in enumerate(("time", "column")):
+                file["field"].dims[axis].attach_scale(file[name])
+            file["field"].attrs["_Netcdf4Dimid"] = 0
+        check(path, "field", "time")
+        return
+    # A process of its own: netCDF4 brings an HDF5 library of its own along.
+    pytest.importorskip(by)
+    writers = {
+        "netCDF4": """
+            with netCDF4.Dataset(path, "w", format="NETCDF4") as file:
+                file.createDimension("time", None)
+                file.createDimension("column", 6)
+                file.createVariable("time", "i8", ("time",))[:] = np.arange(len(x))
+                field = file.createVariable("field", "f4", ("time", "column"), zlib=True, fletcher32=True)
+                field[:] = x
+            """,
+        "h5netcdf": """
+            with h5netcdf.File(path, "w") as file:
+                file.dimensions = {"time": len(x), "column": 6}
+                file.create_variable("time", ("time",), "i8", data=np.arange(len(x)))
+                file.create_variable("field", ("time", "column"), "f4", data=x, compression="gzip")
+            """,
+    }
+    np.save(tmp_path / "x.npy", X)
+    code = f"import sys, {by}, numpy as np\npath, x = sys.argv[1], np.load(sys.argv[2])\n{textwrap.dedent(writers[by])}"
+    subprocess.run([sys.executable, "-c", code, str(path), str(tmp_path / "x.npy")], check=True, timeout=120)
+    check(path, "field", "time")
+
+
+# ---- layouts
+
+
+def test_a_virtual_dataset_over_other_files(tmp_path):
+    """As facilities write them: a file a detector run, and one that joins them."""
+    layout = h5py.VirtualLayout((ROWS, 6), "f4")
+    for number in range(3):
+        part = slice(number * 100, number * 100 + 100)
+        with h5py.File(tmp_path / f"run{number}.h5", "w") as file:
+            file.create_dataset("x", data=X[part], chunks=(30, 6), compression="gzip")
+        layout[part] = h5py.VirtualSource(f"run{number}.h5", "x", (100, 6))
+    path = tmp_path / "master.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_virtual_dataset("x", layout)
+        file["y"] = np.arange(ROWS)
+    with pytest.raises(DataError, match=r"virtual and reads other files, such as 'run0.h5'; pass allow_external=True"):
+        H5ChunkSequence(path)
+    check(path, "x", "y", allow_external=True)
+    os.unlink(tmp_path / "run1.h5")
+    with pytest.raises(DataError, match=r"source 'x' in 'run1.h5' is missing"):
+        H5ChunkSequence(path, allow_external=True)
+
+
+@pytest.mark.parametrize("chunks", [(300, 1), (300, 4), (64, 1), (1, 4), (7, 5)])
+@pytest.mark.parametrize("filters", [{}, {"compression": "gzip"}])
+def test_chunks_along_other_axes_are_read_once(tmp_path, chunks, filters):
+    path = tmp_path / "columns.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=X, chunks=chunks, **filters)
+        file["y"] = np.arange(ROWS)
+        stored = file["x"].id.get_storage_size() + file["y"].id.get_storage_size()
+    check(path, "x", "y", memory_budget="60kB")
+    with H5ChunkSequence(path, batch_size=16, memory_budget="60kB") as stream:
+        assert sum(len(y) for _, y in stream.next_epoch()) == ROWS
+        assert stream._here().reader.bytes_read <= 1.05 * stored
+        assert isinstance(stream._here().reader.files._files[0].source("x"), ChunkedSource)
+
+
+def test_ragged_rows_and_objects_are_refused(tmp_path):
+    path = tmp_path / "ragged.h5"
+    with h5py.File(path, "w") as file:
+        ragged = file.create_dataset("ragged", (3,), h5py.vlen_dtype(np.float32))
+        for row in range(3):
+            ragged[row] = np.zeros(row + 1, "f4")
+        file["words"] = ["a", "bc"]
+        file.create_dataset("objects", (2,), h5py.ref_dtype)
+        file["y"] = np.arange(3)
+    for name, text in {
+        "ragged": "ragged .*; pad the rows to one shape and store that",
+        "words": "holds text; encode it as numbers first",
+        "objects": "holds objects or references, not numbers",
+    }.items():
+        with pytest.raises(DataError, match=rf"ragged.h5'?: dataset '{name}' .*{text}|dataset '{name}' is {text}"):
+            H5ChunkSequence(path, name, None)
+
+
+APPEND = """
+import sys, h5py, numpy as np
+x, rows = np.load(sys.argv[2]), int(sys.argv[3])
+with h5py.File(sys.argv[1], "r+", libver="latest", locking=False) as file:
+    first = len(file["y"])
+    for name, values in {"x": x, "y": np.arange(len(x))}.items():
+        file[name].resize(first + rows, 0)
+        file[name][first:] = values[first : first + rows]
+"""
+
+
+@pytest.mark.parametrize(("filters", "rows"), [({"compression": "gzip"}, 192), ({}, 200)])
+def test_rows_appended_between_epochs_are_left_to_the_next_sequence(tmp_path, filters, rows):
+    """A writer appends while training goes on: the length is that of when the sequence was made."""
+    path, append = growing_file(tmp_path, filters, rows)
+    with H5ChunkSequence(path, batch_size=32, memory_budget="12kB") as stream:
+        for appended in (0, 8, 42):
+            if appended:
+                append(appended)
+            delivered = []
+            for features, y in stream.next_epoch():
+                assert np.array_equal(features, X[y])
+                delivered += y.tolist()
+            assert sorted(delivered) == list(range(rows))
+    with H5ChunkSequence(path, batch_size=32) as stream:
+        assert stream.num_rows == rows + 50
+
+
+def test_a_compressed_chunk_that_is_written_again_is_an_error(tmp_path):
+    """HDF5 moves such a chunk, and may write others where it was."""
+    path, append = growing_file(tmp_path, {"compression": "gzip"}, 200)
+    with H5ChunkSequence(path, batch_size=32, memory_budget="12kB") as stream:
+        assert sum(len(y) for _, y in stream.next_epoch()) == 200
+        append(5)
+        with pytest.raises(DataError, match=r"rows were appended to a compressed chunk .*make the sequence again"):
+            list(stream.next_epoch())
+    with H5ChunkSequence(path) as stream:
+        assert sum(len(y) for _, y in stream.next_epoch()) == 205
+
+
+def growing_file(folder, filters, rows):
+    path = folder / "growing.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_dataset("x", data=X[:rows], maxshape=(None, 6), chunks=(16, 6), **filters)
+        file.create_dataset("y", data=np.arange(rows), maxshape=(None,), chunks=(64,), **filters)
+    np.save(folder / "x.npy", X)
+
+    def append(more):
+        subprocess.run([sys.executable, "-c", APPEND, str(path), str(folder / "x.npy"), str(more)], check=True)
+
+    return path, append
+
+
+def test_external_storage_and_links_want_permission(tmp_path):
+    raw = tmp_path / "x.raw"
+    raw.write_bytes(X.tobytes())
+    path = tmp_path / "points.h5"
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = X
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", X.shape, "f4", external=[(str(raw), 0, X.nbytes)])
+        file["link"] = h5py.ExternalLink("other.h5", "x")
+        file["y"] = np.arange(ROWS)
+    for name, text in {"x": "keeps its data in another file", "link": "leads through an external link"}.items():
+        with pytest.raises(DataError, match=f"{text}.*pass allow_external=True if you trust the file"):
+            H5ChunkSequence(path, name)
+        check(path, name, "y", allow_external=True)
+
+
+# ---- locks
+
+
+def test_locking(tmp_path):
+    path = tmp_path / "locked.h5"
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = X, np.arange(ROWS)
+    for locking in (None, False, True, "best-effort"):
+        check(path, "x", "y", locking=locking)
+    with pytest.raises(UsageError, match="locking: 'no' is none of None, True, False and 'best-effort'"):
+        H5ChunkSequence(path, locking="no")
+    with pytest.raises(UsageError, match="locking: 0"):
+        H5ChunkSequence(path, locking=0)
+
+
+def test_a_file_locked_by_its_writer(tmp_path):
+    """As on NFS with stale locks: the message names the ways out, and they work."""
+    path = tmp_path / "held.h5"
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = X, np.arange(ROWS)
+    hold = (
+        "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        try:
+            assert holder.stdout.readline()
+            with pytest.raises(DataError, match=r"held.h5'?: the file is locked.*locking=False or .*=FALSE"):
+                H5ChunkSequence(path)
+            check(path, "x", "y", locking=False)
+        finally:
+            holder.communicate(b"\n", timeout=10)
+    check(path, "x", "y")
+
+
+def test_what_hdf5_alone_can_read_is_read_through_it(tmp_path):
+    path = tmp_path / "compact.h5"
+    with h5py.File(path, "w") as file:
+        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        creation.set_layout(h5py.h5d.COMPACT)
+        h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple(X.shape), creation)
+        file["x"][:] = X
+        file["y"] = np.arange(ROWS)
+    check(path, "x", "y")
+    with H5ChunkSequence(path) as stream:
+        stream[0]
+        assert isinstance(stream._here().reader.files._files[0].source("x"), Hdf5Source)

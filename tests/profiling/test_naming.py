@@ -1,0 +1,157 @@
+"""Chunks → layers and categories, and the assembled profile's sums."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kerasmem.devices.recording import ALLOCATE, AllocatorEvent
+from kerasmem.errors import InputError
+from kerasmem.models.op_names import Attribution, outside_scopes
+from kerasmem.profiling.assembling import RecordedStep, assemble, of_device, usual
+from kerasmem.profiling.naming import Namer
+from kerasmem.profiling.replaying import Chunk, Holding
+from kerasmem.profiling.results import (
+    PeakBytes,
+    ProfiledLayer,
+    ProfiledModel,
+    ProfileSettings,
+    StepProfile,
+)
+
+ATTRIBUTION = Attribution({"net_1": ("net",), "net_1/dense_1": ("net", "dense")}, ["dense"], ("adam",))
+NAMER = Namer(
+    ATTRIBUTION,
+    contents={9000: ((6000, "net_1/dense_1/MatMul"), (2000, "XLA_Args"))},
+    outside={"Sigmoid": "gradient_tape/net_1/dense_1/swish", "Sub": "Sub"},
+    pipeline_steps=frozenset({77}),
+)
+
+
+def new(operation, region="output", size=100, step=1):
+    return Chunk(size, 256, operation, region, "", True, step)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "category", "layer", "share"),
+    [
+        (new("net_1/dense_1/MatMul"), "activations", "dense", ""),
+        (new("StatefulPartitionedCall/gradient_tape/net_1/dense_1/MatMul"), "gradients", "dense", ""),
+        (new("net_1/dense_1/MatMul", "temp"), "workspace", "dense", ""),
+        (new("adam/Sqrt_3"), "workspace", None, "optimizer"),
+        (new("compile_loss/mse/sub"), "activations", None, "loss"),
+        (new("gradient_tape/compile_loss/mse/Mul"), "gradients", None, "loss"),
+        (new("AddN_4"), "gradients", None, "sums of gradients"),
+        (new("net_1/add/AddV2"), "activations", None, "net outside its layers"),
+        (new("Sigmoid"), "gradients", "dense", ""),
+        (new("StatefulPartitionedCall/Sub"), "activations", None, "the step outside its layers"),
+        (new("GatherV2", step=77), "inputs", None, "data pipeline"),
+        (new(""), "workspace", None, "scratch of kernels"),
+        (new("Mystery"), "unnamed", None, "not known"),
+        (Chunk(100, 256, "", "", ""), "unnamed", None, "not known"),
+        (Chunk(100, 256, "Fill", "", ""), "unnamed", None, "not known"),
+        (Chunk(100, 256, "VarHandleOp", "temp", ""), "workspace", None, "TensorFlow itself"),
+        (Chunk(100, 256, "gradient_tape/net_1/dense_1/zeros", "", ""), "workspace", "dense", ""),
+        (Chunk(100, 256, holding=Holding(1, 100, "weights", "w", ("net", "dense"))), "weights", "dense", ""),
+        (Chunk(100, 256, holding=Holding(1, 100, "weights", "w")), "weights", None, "other weights"),
+        (Chunk(100, 256, holding=Holding(1, 100, "optimizer", "m", ("net", "dense"))), "optimizer", None, "optimizer"),
+        (Chunk(100, 256, holding=Holding(1, 100, "metrics", "t")), "weights", None, "metrics"),
+        (Chunk(100, 256, holding=Holding(1, 100, "inputs", "x")), "inputs", None, "batch"),
+    ],
+    ids=str,
+)
+def test_names(chunk, category, layer, share):
+    (named,) = NAMER.name(chunk)
+    assert (named.category, named.layer, named.share, named.bytes) == (category, layer, share, 100)
+
+
+@pytest.mark.parametrize("operation", ["__inference_one_step_on_data_203", ""])
+def test_what_xla_keeps_in_its_buffer(operation):
+    parts = list(NAMER.name(new(operation, size=9000)))
+    assert [(part.bytes, part.category, part.layer, part.share) for part in parts] == [
+        (6000, "activations", "dense", ""),
+        (2000, "workspace", None, "rearranged by XLA"),
+        (1000, "workspace", None, "gaps in XLA's buffer"),
+    ]
+    whole = Namer(ATTRIBUTION, is_xla=True)
+    assert next(whole.name(new(operation, size=10**6))).share == "XLA's buffer for the whole step"
+    assert whole.instant("GatherV2").text == "while XLA runs the step"
+    assert Namer(ATTRIBUTION, is_xla=True, at="net_1/dense_1/MatMul").instant(operation).layer == "dense"
+
+
+def test_gradients_outside_any_scope_belong_to_what_they_take_from():
+    made = [
+        ("x", ()),
+        ("net_1/dense_1/swish", ("x",)),
+        ("Sub", ("net_1/dense_1/swish",)),
+        ("gradient_tape/mse/mul", ("Sub",)),
+        ("Sigmoid", ("net_1/dense_1/swish",)),
+        ("mul", ("Sigmoid", "gradient_tape/mse/mul")),
+        ("adam/Sqrt", ("mul",)),
+        ("AssignAdd", ()),
+    ]
+    assert outside_scopes(made, ATTRIBUTION) == {
+        "x": "x",
+        "Sub": "Sub",
+        "Sigmoid": "gradient_tape/net_1/dense_1/swish",
+        "mul": "gradient_tape/net_1/dense_1/swish",
+        "AssignAdd": "AssignAdd",
+    }
+    assert NAMER.instant("StatefulPartitionedCall/Sigmoid").text == "while computing the gradient of dense"
+    assert NAMER.instant("Sub").text == "while the step runs Sub, outside its layers"
+    assert NAMER.instant("") is None
+
+
+@pytest.fixture
+def profile():
+    sizes = {"net_1/dense_1/MatMul": 5000, "adam/Sqrt": 300, "Mystery": 50}
+    in_use, events = 4096, []
+    for number, (name, size) in enumerate(sizes.items()):
+        chunk = -(-size // 256) * 256
+        in_use += chunk
+        events.append(AllocatorEvent(number, ALLOCATE, "GPU_0_bfc", 10 + number, size, chunk, in_use, 0, name))
+    weight = Holding(1, 2000, "weights", "dense/kernel", ("net", "dense"))
+    return assemble(
+        RecordedStep(of_device(events, "GPU:0"), (), (weight,), ()),
+        NAMER,
+        ProfiledModel("net", "", 1, 500, 500),
+        ProfileSettings(32, "adam", "mse", "float32", "train", "graph", None),
+        [ProfiledLayer("dense", "Dense", (None, 4), 500, None, 0)],
+        peaks=[9000, 10_000],
+        notes=["a note"],
+    )
+
+
+def test_everything_adds_up_to_the_total(profile):
+    need = profile.bytes
+    assert need.total == 4096 + 5120 + 512 + 256
+    assert sum(getattr(need, name) for name in PeakBytes.CATEGORIES) == need.total
+    assert sum(row.bytes_at_peak for row in profile.layers) + sum(each.bytes for each in profile.shares) == need.total
+    assert profile.layers[0].parts == {"weights": 2000, "activations": 5000}
+    assert (need.weights, need.activations, need.workspace) == (2000, 5000, 300)
+    # 50 bytes of an unknown operation, and from before the step all but the weight's chunk
+    assert need.unnamed == 50 + (4096 - 2048)
+    assert profile.named_share == 1 - need.unnamed / need.total
+    assert profile.unmodelled[0]["bytes"] == 4096 - 2048
+    assert profile.requested is None
+    assert [chunk.bytes for chunk in profile.live] == sorted((chunk.bytes for chunk in profile.live), reverse=True)
+
+
+def test_a_profile_is_json_and_back(profile):
+    data = json.loads(json.dumps(profile.to_dict()))
+    assert StepProfile.from_dict(data) == profile
+    assert (data["measured"], data["settings"]["method"], data["format_version"]) == (True, "profile", 1)
+    assert data["layers"][0]["class"] == "Dense"
+    assert StepProfile.from_dict({**data, "later": 1, "bytes": {**data["bytes"], "more": 2}}) == profile
+
+
+@pytest.mark.parametrize("wrong", [{}, {"format_version": 2}, {"format_version": 1, "model": 3}, [], "text", None])
+def test_what_is_no_profile_is_refused(wrong):
+    with pytest.raises(InputError, match="profile:"):
+        StepProfile.from_dict(wrong)
+
+
+def test_the_usual_step():
+    assert [usual(peaks) for peaks in ([5], [1, 2], [3, 1, 2], [9, 1, 5, 7])] == [0, 0, 2, 2]
+    assert of_device([AllocatorEvent(1, ALLOCATE, "cpu", 1, 1, 256, 256, 0)], "CPU:0") == ()

@@ -1,0 +1,117 @@
+"""Invented events, whose peak and live set are known."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from kerasmem.devices.recording import ALLOCATE, DEALLOCATE, AllocatorEvent
+from kerasmem.profiling.replaying import Holding, peak_of, replay_step, thin
+from kerasmem.profiling.results import TimelinePoint
+
+
+class Recording:
+    """Events of an allocator whose chunks are as large as asked for, rounded up to 256 B."""
+
+    def __init__(self, in_use: int = 0) -> None:
+        self.events: list[AllocatorEvent] = []
+        self.in_use = in_use
+        self.time = count(10**6, 10**6)
+
+    def allocate(self, address, size, op="op", region="output", step=1):
+        chunk = -(-size // 256) * 256
+        self.in_use += chunk
+        self._add(ALLOCATE, address, size, chunk, op, region, step)
+        return self
+
+    def free(self, address, size):
+        chunk = -(-size // 256) * 256
+        self.in_use -= chunk
+        self._add(DEALLOCATE, address, size, chunk, "", "", 0)
+        return self
+
+    def _add(self, kind, address, size, chunk, op, region, step):
+        self.events.append(
+            AllocatorEvent(next(self.time), kind, "bfc", address, size, chunk, self.in_use, 0, op, region, step, "[]")
+        )
+
+
+def test_the_peak_and_what_is_live_at_it():
+    step = Recording().allocate(1, 1000, "a").allocate(2, 3000, "b").free(1, 1000).allocate(3, 512, "c").events
+    found = replay_step(step, is_complete=True)
+    assert (found.begin, found.peak, found.operation, found.unknown) == (0, 1024 + 3072, "b", 0)
+    assert [(chunk.operation, chunk.requested, chunk.allocated) for chunk in found.live] == [
+        ("a", 1000, 1024),
+        ("b", 3000, 3072),
+    ]
+    assert [point.bytes for point in found.points] == [0, 1024, 4096, 3072, 3584]
+    assert [point.time_us for point in found.points] == [0, 0, 1, 2, 3]
+
+
+def test_a_step_that_only_frees_has_its_peak_at_its_begin():
+    earlier = Recording().allocate(1, 1000, "batch").allocate(2, 500, "weight")
+    step = Recording(earlier.in_use).free(1, 1000).events
+    found = replay_step(step, earlier.events, is_complete=True)
+    assert (found.peak, found.operation) == (earlier.in_use, "")
+    assert [chunk.operation for chunk in found.live] == ["batch", "weight"]
+    assert peak_of(step, earlier.events) == earlier.in_use
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_an_empty_step(is_complete):
+    earlier = Recording().allocate(1, 1000).events
+    found = replay_step([], earlier, is_complete=is_complete)
+    assert (found.peak, len(found.live), len(found.points)) == (1024, 1, 1)
+    assert replay_step([]).peak == 0
+
+
+def test_variables_are_known_by_their_addresses():
+    earlier = Recording().allocate(1, 1000, "init").allocate(2, 64, "other")
+    step = Recording(earlier.in_use).allocate(3, 1000, "assign", "temp").free(1, 1000).events
+    weight = Holding(1, 1000, "weights", "dense/kernel", ("net", "dense"))
+    moved = Holding(3, 1000, "weights", "dense/kernel", ("net", "dense"))
+    found = replay_step(step, earlier.events, [weight], [moved], is_complete=True)
+    assert [chunk.holding for chunk in found.live] == [weight, None, moved]
+
+
+def test_an_address_that_was_handed_out_again_is_another_chunk():
+    step = Recording().allocate(1, 5000, "scratch").free(1, 5000).allocate(1, 800, "assign").events
+    found = replay_step(step, (), (), [Holding(1, 800, "weights", "w")])
+    assert [(chunk.operation, chunk.holding) for chunk in found.live] == [("scratch", None)]
+
+
+def test_without_the_past_frees_and_holdings_tell_of_it():
+    step = Recording(10_240).allocate(7, 2000, "a").free(5, 3000).events
+    found = replay_step(step, (), [Holding(4, 1000, "weights", "w")])
+    assert (found.begin, found.peak) == (10_240, 10_240 + 2048)
+    assert {(chunk.requested, chunk.allocated) for chunk in found.live} == {(1000, 1024), (3000, 3072), (2000, 2048)}
+    assert found.unknown == 10_240 - 1024 - 3072
+
+
+def test_a_tensor_that_shares_memory_of_numpy_is_no_chunk():
+    step = Recording(4096).allocate(7, 2000, "a").events
+    weight, shared = Holding(4, 3000, "weights", "w"), Holding(5, 50_000, "kept", "a data set")
+    small = Holding(6, 1000, "kept", "a small one")
+    found = replay_step(step, (), [shared, small, weight])
+    assert {chunk.holding for chunk in found.live} == {weight, small, None}
+    assert sum(chunk.allocated for chunk in found.live) + found.unknown == found.peak
+
+
+def test_what_a_complete_recording_does_not_have_is_no_chunk():
+    earlier = Recording().allocate(1, 1000).events
+    found = replay_step([], earlier, [Holding(99, 4000, "constant", "a view")], is_complete=True)
+    assert len(found.live) == 1
+    assert found.live[0].holding is None
+
+
+def test_thinning_keeps_extremes_and_ends():
+    points = [TimelinePoint(float(time), 500 + (time * 7919) % 100, f"{time}") for time in range(30_000)]
+    points[12_345] = TimelinePoint(12_345.0, 9000, "peak")
+    points[23_456] = TimelinePoint(23_456.0, 1, "low")
+    kept = thin(points)
+    assert len(kept) <= 2000
+    assert (kept[0], kept[-1]) == (points[0], points[-1])
+    assert {"peak", "low"} <= {point.operation for point in kept}
+    assert [point.time_us for point in kept] == sorted(point.time_us for point in kept)
+    assert thin(points[:2000]) == tuple(points[:2000])
