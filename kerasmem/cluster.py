@@ -1,4 +1,4 @@
-"""Which of several workers this process is, and the names of what it writes."""
+"""Which of several workers this process is."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from kerasmem.monitoring.ranks import rank_of
 
 _TRAINING_TASKS = ("chief", "master", "worker")  # in the order in which TensorFlow counts them
 # What launchers put into the environment: torchrun, Horovod, Open MPI, MPICH and Intel MPI, srun. SLURM_NTASKS would
@@ -58,20 +55,6 @@ def find_worker(strategy: Any = None, environ: Mapping[str, str] | None = None) 
         if 0 <= found.rank < found.size and found.size > 1:
             return found
     return None
-
-
-def own_path(path: Path, worker: Worker | None) -> Path:
-    """Return where a worker writes: the path with its rank before the suffix, unless that names its rank already.
-
-    A path that names another rank gets one too: all workers may have been given the same.
-
-    Example:
-        >>> own_path(Path("run.jsonl"), Worker(1, 2)).name, own_path(Path("run.rank1.jsonl"), Worker(1, 2)).name
-        ('run.rank1.jsonl', 'run.rank1.jsonl')
-    """
-    if worker is None or rank_of(str(path))[1] == worker.rank:
-        return path
-    return path.with_name(f"{path.stem}.rank{worker.rank}{path.suffix}")
 
 
 def _of_strategy(strategy: Any) -> Worker | None:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kerasmem.cluster import Worker, own_path
+from kerasmem.cluster import Worker
 from kerasmem.errors import UsageError
+from kerasmem.monitoring.ranks import own_path
 
 if TYPE_CHECKING:
     from kerasmem.monitoring.step_profiler import StepProfiler

@@ -9,9 +9,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from kerasmem.cluster import Worker, own_path
+from kerasmem.cluster import Worker
 from kerasmem.monitoring.board import Board
 from kerasmem.monitoring.logfile import Format, LogFile
+from kerasmem.monitoring.ranks import own_path
 from kerasmem.monitoring.timeline import Sample
 
 _begun: set[str] = set()  # families whose file has been begun in this process

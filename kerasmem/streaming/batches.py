@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.budget import MemoryPlan
 from kerasmem.hdf5.columns import Column, Part
 from kerasmem.hdf5.layout import DataLayout
-from kerasmem.hdf5.reader import RowReader
 from kerasmem.hdf5.settings import Access, read_whole
 from kerasmem.streaming.ahead import BatchesAhead, TransformFailure, TransformPool, apply_transform
+from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.description import name_batch
 from kerasmem.streaming.live import Live, making
 from kerasmem.streaming.order import Blocks, EpochOrder
+from kerasmem.streaming.reader import RowReader
 from kerasmem.streaming.sharding import ShardBlocks
 from kerasmem.streaming.window import WindowStore
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kerasmem.hdf5.budget import MemoryPlan
 from kerasmem.hdf5.columns import Column, Part
 from kerasmem.hdf5.layout import DatasetLayout, shown
+from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.quality import ShuffleQuality
 from kerasmem.units import KIB, MIB, format_count, format_size
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from kerasmem.hdf5.direct.scratch import Scratch
-from kerasmem.hdf5.reader import RowReader, Task
+from kerasmem.streaming.reader import RowReader, Task
 
 _mine = threading.local()  # each thread's buffers
 

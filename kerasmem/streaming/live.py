@@ -6,9 +6,9 @@ import os
 import threading
 from dataclasses import dataclass, field
 
-from kerasmem.hdf5.reader import RowReader
 from kerasmem.streaming.ahead import BatchesAhead, TransformPool
 from kerasmem.streaming.order import EpochOrder
+from kerasmem.streaming.reader import RowReader
 from kerasmem.streaming.window import WindowStore
 
 _making = threading.Lock()

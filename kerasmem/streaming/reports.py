@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.budget import MemoryPlan, is_plain
 from kerasmem.hdf5.columns import Column, Part
 from kerasmem.hdf5.layout import DataLayout, shown
 from kerasmem.hdf5.remote.link import Traffic
 from kerasmem.hdf5.remote.telling import advise_blocks, describe_remote
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.settings import Access
+from kerasmem.streaming.budget import MemoryPlan, is_plain
 from kerasmem.streaming.description import advise, describe_quality, describe_stream
 from kerasmem.streaming.live import Live
 from kerasmem.streaming.order import EpochOrder

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.budget import MemoryPlan, check_order, plan_memory
 from kerasmem.hdf5.columns import make_columns, read_dtype, read_scale
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
@@ -31,6 +30,7 @@ from kerasmem.hdf5.settings import (
     read_whole,
 )
 from kerasmem.streaming.batches import Batches
+from kerasmem.streaming.budget import MemoryPlan, check_order, plan_memory
 from kerasmem.streaming.dataset import columns_signature
 from kerasmem.streaming.engines import attend, check_attended, check_devices
 from kerasmem.streaming.live import Live

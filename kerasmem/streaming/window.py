@@ -11,9 +11,9 @@ import numpy as np
 
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.memory import Arena
-from kerasmem.hdf5.reader import RowReader
 from kerasmem.streaming.filling import Filling
 from kerasmem.streaming.order import EpochOrder, Segment
+from kerasmem.streaming.reader import RowReader
 
 _RECYCLED = 64 * 1024  # bytes of a batch from which on its memory is worth using again
 

@@ -13,6 +13,7 @@ from kerasmem.errors import UsageError
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.parallel.exchange import gradients_exchanged
 
+MODEL = f"{Path(__file__).parents[1]}/support/small_models.py:perceptron"
 BENCH = Path(__file__).resolve().parent.parent.parent / "scripts" / "bench"
 HAS_JAX = importlib.util.find_spec("jax") is not None
 needs_jax = pytest.mark.skipif(not HAS_JAX, reason="needs pip install 'kerasmem[jax]'")
@@ -108,22 +109,20 @@ def test_two_processes_that_train_together_need_what_is_said(bench):
 
 
 def test_the_command_says_what_is_wrong(cli):
-    model = f"{Path(__file__).parents[1]}/support/small_models.py:perceptron"
     for options, words in {
         ("--parallel", "model"): "nothing to divide",
         ("--replicas", "2", "--layout", "kernel=,model"): "needs --parallel model",
         ("--replicas", "2", "--parallel", "model", "--method", "graph"): "JAX alone",
         ("--replicas", "3", "--shard-optimizer"): "3 devices do not divide it evenly",
     }.items():
-        done = cli("estimate", model, "--no-cache", *options)
+        done = cli("estimate", MODEL, "--no-cache", *options)
         assert done.code == 2 and words in done.err, options
         assert "Traceback" not in done.err
 
 
 @pytest.mark.skipif(HAS_JAX, reason="JAX is installed")
 def test_without_jax_the_command_names_the_extra(cli):
-    model = f"{Path(__file__).parents[1]}/support/small_models.py:perceptron"
-    done = cli("estimate", model, "--no-cache", "--replicas", "2", "--shard-optimizer")
+    done = cli("estimate", MODEL, "--no-cache", "--replicas", "2", "--shard-optimizer")
     assert done.code == 2 and "kerasmem[jax]" in done.err
 
 
@@ -156,7 +155,7 @@ def test_a_device_has_its_shares_to_the_byte():
 def test_a_layout_that_does_not_fit_the_model_is_refused(layout, words):
     with pytest.raises(UsageError, match=words):
         estimate(
-            f"{Path(__file__).parents[1]}/support/small_models.py:perceptron",
+            MODEL,
             replicas=2,
             parallel="model",
             layout=layout,

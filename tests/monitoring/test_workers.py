@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kerasmem.cluster import Worker, find_worker, own_path
+from kerasmem.cluster import Worker, find_worker
 from kerasmem.monitoring import read_timeline
+from kerasmem.monitoring.ranks import own_path
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "evaluator": ["d:1"]}

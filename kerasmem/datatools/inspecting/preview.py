@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from kerasmem.datatools.inspecting.rows import read_windows
-from kerasmem.hdf5.budget import MemoryPlan, is_plain, plan_memory
 from kerasmem.hdf5.columns import make_columns, read_dtype, read_part
 from kerasmem.hdf5.layout import DataLayout
 from kerasmem.hdf5.scan import scan_files
 from kerasmem.hdf5.settings import Access
+from kerasmem.streaming.budget import MemoryPlan, is_plain, plan_memory
 from kerasmem.streaming.description import advise
 from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.quality import ShuffleQuality, count_bytes

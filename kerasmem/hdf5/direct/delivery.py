@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kerasmem.hdf5.budget import PIECE_VALUES
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.direct.scratch import Scratch
+from kerasmem.hdf5.direct.scratch import PIECE_VALUES, Scratch
 
 _WIDE = 1 << 12  # values of a row from which on each is converted straight into its place
 

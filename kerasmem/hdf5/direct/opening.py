@@ -9,11 +9,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from kerasmem.hdf5.budget import PIECE_BYTES
 from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex
 from kerasmem.hdf5.direct.codecs import DecodeError
 from kerasmem.hdf5.direct.handle import Handle
 from kerasmem.hdf5.direct.pipeline import Pipeline
+from kerasmem.hdf5.direct.scratch import PIECE_BYTES
 from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Refuse, RowBytes, Source
 from kerasmem.hdf5.direct.through_hdf5 import Hdf5Source
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from kerasmem.units import KIB
+
+PIECE_BYTES = 256 * KIB  # read at a time where rows change on their way: they stay in the processor's cache
+PIECE_VALUES = 32 * KIB  # converted at a time
+SCATTER_BYTES = KIB  # rows of this size on are scattered by the kernel, smaller ones by NumPy
+
 
 class Scratch:
     """Named byte buffers, each as large as the most that was asked of it so far."""

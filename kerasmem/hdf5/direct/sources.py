@@ -9,14 +9,13 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.budget import PIECE_BYTES, SCATTER_BYTES
 from kerasmem.hdf5.direct.chunks import Chunk, ChunkIndex
 from kerasmem.hdf5.direct.codecs import DecodeError
 from kerasmem.hdf5.direct.delivery import Delivery
 from kerasmem.hdf5.direct.handle import Handle, view_of
 from kerasmem.hdf5.direct.pipeline import Pipeline
 from kerasmem.hdf5.direct.runs import Run
-from kerasmem.hdf5.direct.scratch import Scratch
+from kerasmem.hdf5.direct.scratch import PIECE_BYTES, SCATTER_BYTES, Scratch
 from kerasmem.hdf5.direct.straight import StraightRead
 from kerasmem.units import KIB
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kerasmem.hdf5.budget import SCATTER_BYTES
 from kerasmem.hdf5.direct.delivery import Places
 from kerasmem.hdf5.direct.handle import CAN_SCATTER, MOST_VIEWS, Handle, view_of
+from kerasmem.hdf5.direct.scratch import SCATTER_BYTES
 
 _SHARE_BYTES = 4 << 20  # what a thread takes on at a time
 

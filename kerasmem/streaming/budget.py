@@ -11,6 +11,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Column
+from kerasmem.hdf5.direct.scratch import PIECE_BYTES, PIECE_VALUES, SCATTER_BYTES
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DatasetLayout, shown
 from kerasmem.streaming.order import Blocks
@@ -22,9 +23,6 @@ _BLOCK_BYTES = MIB  # what is worth reading in one go
 _MIX = 128  # blocks a window should have at least, to shuffle well a file sorted by class, where chunks allow it
 _LEAST_BLOCK_BYTES = 4 * KIB  # a page: reading less costs as much
 _PLACE_BYTES = 8  # a row's shuffled place in its window, and which row comes to a place
-PIECE_BYTES = 256 * KIB  # read at a time where rows change on their way: they stay in the processor's cache
-PIECE_VALUES = 32 * KIB  # converted at a time
-SCATTER_BYTES = KIB  # rows of this size on are scattered by the kernel, smaller ones by NumPy
 _QUEUE_SHARE = 8  # one part in so many of a budget is for batches, more where batches are large
 _LEAST_AHEAD = 2  # batches, room for which is kept whether or not workers prepare any
 _ORDER_BYTES = 24  # a block's number, its size and the sum of the sizes before it

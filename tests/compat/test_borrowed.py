@@ -1,0 +1,27 @@
+"""A canary for each private part that is borrowed: one line says which is gone or changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kerasmem.compat.borrowing import Borrowed, NotAvailableError, all_borrowed
+
+ALL = all_borrowed()
+
+
+@pytest.mark.parametrize("borrowed", ALL, ids=lambda each: f"{each.module}:{each.name}")
+def test_it_is_there(borrowed):
+    pytest.importorskip(borrowed.module.partition(".")[0])
+    assert borrowed.missing() is None
+
+
+def test_a_part_that_is_gone_is_named():
+    gone = Borrowed("json", "dumped", feature="an example")
+    assert gone.missing() == "json:dumped is gone"
+    with pytest.raises(NotAvailableError, match="an example does not work with json: it has no json.dumped"):
+        gone.get()
+
+
+def test_a_changed_signature_is_named():
+    changed = Borrowed("json", "dumps", feature="an example", parameters=("obj", "colour"))
+    assert "json:dumps has no parameter colour" in changed.missing()
