@@ -27,18 +27,19 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UsageError(f"{name}: {value!r} is not a whole number; it must be {_range(least, most)}")
     if value < least or (most is not None and value > most):
-        raise UsageError(f"{name}: {value} is too {'small' if value < least else 'large'}; "
+        raise UsageError(f"{name}: {value} is too {'small' if plain < least else 'large'}; "
                          f"it must be {_range(least, most)}")  # fmt: skip
-    return int(value)
+    return plain
 
 
 def number(name: str, value: Any, least: float = 0.0, most: float | None = None) -> float:
     """Return a finite number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, Real) or not float("-inf") < float(value) < float("inf"):
         raise UsageError(f"{name}: {value!r} is not a number; it must be {_range(least, most)}")
-    if value < least or (most is not None and value > most):
+    plain = float(value)
+    if plain < least or (most is not None and plain > most):
         raise UsageError(f"{name}: {value} is out of range; it must be {_range(least, most)}")
-    return float(value)
+    return plain
 
 
 def flag(name: str, value: Any) -> bool:
