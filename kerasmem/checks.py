@@ -26,9 +26,10 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UsageError(f"{name}: {value!r} is not a whole number; it must be {_range(least, most)}")
-    if value < least or (most is not None and value > most):
-        raise UsageError(f"{name}: {value} is too {'small' if plain < least else 'large'}; "
-                         f"it must be {_range(least, most)}")  # fmt: skip
+    plain = int(value)
+    if plain < least or (most is not None and plain > most):
+        size = "small" if plain < least else "large"
+        raise UsageError(f"{name}: {plain} is too {size}; it must be {_range(least, most)}")
     return plain
 
 
