@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.devices.catalogue import DeviceTarget, find_card
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, UsageError
@@ -206,7 +207,7 @@ def _as_keras_would(
     if target is None or target.source != "catalogue":
         reason = "no card is named" if target is None else "a size does not say that it is a GPU's"
         return "graph", f"Keras compiles with XLA on a GPU only, and {reason}"
-    if not all(layer.supports_jit for layer in model._flatten_layers()):
-        without = next(layer.name for layer in model._flatten_layers() if not layer.supports_jit)
+    without = next((layer.name for layer in flatten_layers(model) if not layer.supports_jit), None)
+    if without is not None:
         return "graph", f"layer {without!r} cannot be compiled by XLA"
     return "xla", "Keras compiles with XLA on a GPU"

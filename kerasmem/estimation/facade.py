@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import UsageError
 from kerasmem.estimation.choice import Choice, Question, choose
@@ -262,7 +263,7 @@ def _facts(opened: OpenedModel, layers: tuple[LayerMemory, ...]) -> ModelFacts:
 
 def _policy(model: Any) -> str:
     """Return the policy that most layers with weights compute in."""
-    names = [layer.dtype_policy.name for layer in model._flatten_layers() if layer.weights or layer is model]
+    names = [layer.dtype_policy.name for layer in flatten_layers(model) if layer.weights or layer is model]
     return str(max(set(names), key=names.count))
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest import mock
 
+from kerasmem.compat.keras_layers import flatten_layers, is_functional, without_name_scopes
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.report import LayerMemory, NestedModel
 from kerasmem.models.backend import import_keras, keras_reason
@@ -132,16 +133,12 @@ class _Recorder:
     def listening(self) -> Iterator[None]:
         keras = import_keras()
         call_layer, call_operation = keras.Layer.__call__, keras.Operation.__call__
-        open_scope = keras.Layer._open_name_scope
         recorder, owner = self, threading.get_ident()  # a model that another thread trains is none of ours
 
         def layer_call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != owner:
                 return call_layer(self, *args, **kwargs)
             return recorder._call(call_layer, self, args, kwargs)
-
-        def name_scope(self: Any) -> Any:
-            return nullcontext() if threading.get_ident() == owner else open_scope(self)
 
         def operation_call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != owner or isinstance(
@@ -153,8 +150,7 @@ class _Recorder:
         with (
             mock.patch.object(keras.Layer, "__call__", layer_call),
             mock.patch.object(keras.Operation, "__call__", operation_call),
-            # TensorFlow's graphs refuse scopes such as "my layer (v2)", which are names like any other to Keras.
-            mock.patch.object(keras.Layer, "_open_name_scope", name_scope),
+            without_name_scopes(lambda: threading.get_ident() == owner),
         ):
             yield
 
@@ -219,12 +215,12 @@ def _tensors(outputs: Any) -> list[Any]:
 
 
 def _sublayers(layer: Any) -> list[Any]:
-    return list(layer._flatten_layers(include_self=False))
+    return flatten_layers(layer, include_self=False)
 
 
 def _is_graph(layer: Any) -> bool:
     """Return whether a model does nothing but call its layers."""
-    return isinstance(layer, import_keras().Sequential) or hasattr(layer, "_nodes")
+    return isinstance(layer, import_keras().Sequential) or is_functional(layer)
 
 
 def _own_weights(layer: Any) -> list[Any]:

@@ -6,10 +6,10 @@ the variables and the batch. So the plan goes through the allocator's rules and 
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from kerasmem.compat import xla
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.graph.heap import Heap, make_variables
 from kerasmem.estimation.outcome import SPREAD, Outcome
@@ -17,8 +17,6 @@ from kerasmem.estimation.replay import smallest_limit
 from kerasmem.estimation.report import Pool
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.models.step import TracedStep
-
-CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 class XlaRefused(KerasmemError):
@@ -53,17 +51,11 @@ def compile_plan(traced: TracedStep) -> Plan:
     Raises:
         XlaRefused: XLA has no kernel for something in it.
     """
-    from tensorflow.python.eager.polymorphic_function import compiler_ir
-
     try:
-        generate = compiler_ir.from_concrete_function(traced.function, list(traced.flat))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it announces that `device_name` will go; `platform_name` has no CPU yet
-            serialised = generate(stage="optimized_hlo_proto_serialized", device_name=CPU)
+        return read_plan(xla.compile_function(traced.function, list(traced.flat)))
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise XlaRefused(f"XLA cannot compile the step: {reason[:300]}") from error
-    return read_plan(serialised)
 
 
 def compile_function(name: str, inputs: list[tuple[tuple[int, ...], str]]) -> Plan:
@@ -77,29 +69,15 @@ def compile_function(name: str, inputs: list[tuple[tuple[int, ...], str]]) -> Pl
         XlaRefused: it cannot be compiled alone.
     """
     import tensorflow as tf
-    from tensorflow.python.eager import context
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            serialised = context.context().get_compiler_ir(
-                device_name=CPU,
-                platform_name=None,
-                function_name=name,
-                flat_args=[tf.TensorSpec(shape, dtype) for shape, dtype in inputs],
-                captured_inputs=[],
-                stage="optimized_hlo_proto_serialized",
-            )
+        return read_plan(xla.compile_named(name, [tf.TensorSpec(shape, dtype) for shape, dtype in inputs]))
     except Exception as error:
         raise XlaRefused(f"XLA cannot compile {name} alone: {str(error).splitlines()[0][:200]}") from error
-    return read_plan(serialised)
 
 
-def read_plan(serialised: bytes) -> Plan:
-    """Return the plan in a serialised `HloProto`."""
-    from tensorflow.compiler.xla.service import hlo_pb2
-
-    module = hlo_pb2.HloProto.FromString(serialised)
+def read_plan(module: Any) -> Plan:
+    """Return the plan in an `HloProto`."""
     outputs, temporary = [], 0
     for buffer in module.buffer_assignment.buffer_allocations:
         if buffer.is_entry_computation_parameter or buffer.is_constant or buffer.is_thread_local:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kerasmem.compat.keras_layers import flatten_layers, symbolic_build
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.batch import output_spec, pack_inputs, target_spec
@@ -69,7 +70,7 @@ def jax_step(opened: OpenedModel, request: ModelRequest) -> JaxStep:
             model, with_replaced(opened.training, request.optimizer, request.loss), outputs, jit_compile=True
         )
         y = target_spec(model.loss, outputs, request.batch_size)
-        model._symbolic_build(data_batch=(x, y))
+        symbolic_build(model, (x, y))
     except KerasmemError:
         raise
     except Exception as error:
@@ -103,10 +104,10 @@ def _predict(model: Any, x: Any) -> JaxStep:
 
 
 def _layer_names(model: Any) -> frozenset[str]:
-    return frozenset(str(layer.name) for layer in model._flatten_layers(include_self=False))
+    return frozenset(str(layer.name) for layer in flatten_layers(model, include_self=False))
 
 
 def _shapes(variables: list[Any]) -> list[Any]:
     """Return shapes alone: reading a variable's value would make one."""
     tensor = import_keras().KerasTensor
-    return [tensor(tuple(variable.shape), str(variable._dtype)) for variable in variables]
+    return [tensor(tuple(variable.shape), str(variable.dtype)) for variable in variables]

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from kerasmem.compat.graphs import constant_value, optimise
+from kerasmem.compat.xla import CPU
+from kerasmem.errors import KerasmemError
 from kerasmem.estimation.graph.control import straighten
 from kerasmem.estimation.graph.lists import Evaluate, Infer, settle
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
@@ -18,14 +21,13 @@ from kerasmem.models.step import TracedStep
 DEEP = 20_000  # operations
 LARGE = 1 << 20  # bytes
 FOLDED = "_kerasmem_folded"
-CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 # Grappler makes a tensor of zeros for each placeholder, as large as the batch; beyond so many elements it is given
 # another source of a known shape, of which it makes none.
 LARGEST_FED, _UNFED = 16 * 2**20, "InfeedDequeue"
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
     "strides", "padding", "data_format", "ksize", "fused_ops", "transpose_a", "transpose_b", "frame_name",
-    "adj_x", "adj_y", "is_constant", REPLICAS,
+    "adj_x", "adj_y", "is_constant",
 )  # fmt: skip
 
 
@@ -129,14 +131,12 @@ def _evaluation(by_name: dict[str, Any], versions: Any) -> Evaluate:
     known: dict[Any, Any] = {}
 
     def evaluate(node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
-        from tensorflow.python.framework import smart_cond
-
         if node.name not in by_name:
             return None
         key = (node.name, output, tuple(each.shape for each in inputs), tuple(map(_as_key, values)))
         if key not in known:
             made = _alone(by_name[node.name], versions, inputs, values)
-            known[key] = None if made is None else smart_cond.smart_constant_value(made.outputs[output])
+            known[key] = None if made is None else constant_value(made.outputs[output])
         return known[key]
 
     return evaluate
@@ -183,7 +183,7 @@ def _runnable(traced: TracedStep) -> Any:
             node.op = "VarHandleOp"
             del node.input[:]
             node.attr.clear()
-            node.attr["dtype"].type = tf.as_dtype(variable._dtype).as_datatype_enum
+            node.attr["dtype"].type = tf.as_dtype(variable.dtype).as_datatype_enum
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(tuple(variable.shape)).as_proto())
             node.attr["shared_name"].s = node.name.encode()
         elif node.op == "Placeholder" and _is_large(node.attr["shape"].shape):
@@ -205,18 +205,10 @@ def _imported(definition: Any) -> Any:
 
 def _optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
     """Return what Grappler makes of the graph, all on one CPU."""
-    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
-    from tensorflow.python.grappler import tf_optimizer
-
-    whole = meta_graph_pb2.MetaGraphDef()
-    whole.graph_def.CopyFrom(definition)
-    whole.collection_def["train_op"].node_list.value.extend(fetches)
-    options = config_pb2.ConfigProto()
-    options.graph_options.rewrite_options.min_graph_nodes = -1
-    if not fuses:
-        options.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     try:
-        return tf_optimizer.OptimizeGraph(options, whole)
+        return optimise(definition, fetches, fuses)
+    except KerasmemError:
+        raise
     except Exception as error:
         raise NotModelled(f"Grappler refuses the step's graph: {str(error).splitlines()[0][:200]}") from error
 
@@ -302,7 +294,7 @@ def variables_of(traced: TracedStep) -> tuple[Variable, ...]:
 
 
 def _variable(variable: Any, traced: TracedStep) -> Variable:
-    shape, dtype = tuple(variable.shape), str(variable._dtype)
+    shape, dtype = tuple(variable.shape), str(variable.dtype)
     initializer = type(getattr(variable, "_initializer", None)).__name__
     return Variable(
         variable.path,
@@ -326,7 +318,7 @@ def _tensor(tensor: Any) -> Tensor:
 
 
 def _attributes(operation: Any) -> dict[str, Any]:
-    from tensorflow.python.framework import tensor_util
+    import tensorflow as tf
 
     definition = operation.node_def
     found: dict[str, Any] = {}
@@ -335,8 +327,10 @@ def _attributes(operation: Any) -> dict[str, Any]:
             found[key] = operation.get_attr(key)
     if "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b and "f" in definition.attr:
         found["compiled_function"] = definition.attr["f"].func.name
+    if operation.type == "CollectiveReduceV2":
+        found[REPLICAS] = int(tf.get_static_value(operation.inputs[1]))
     if operation.type == "Const":
         value = definition.attr["value"].tensor
         if math.prod(size.size for size in value.tensor_shape.dim) <= 64:
-            found["value"] = tensor_util.MakeNdarray(value)
+            found["value"] = tf.make_ndarray(value)
     return found

@@ -183,7 +183,7 @@ def _pooling_gradient_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
     return (inputs[1].bytes or 0) + 8 * math.prod(inputs[1].shape)
 
 
-REPLICAS = "_kerasmem_replicas"  # how many take part in an exchange
+REPLICAS = "replicas"  # how many take part in an exchange
 
 
 def _exchange_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kerasmem.estimation.graph.rules import REPLICAS
+from kerasmem.compat.keras_optimizers import Pairs, gradients_summed_by
 from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.report import Unmodelled
 from kerasmem.models.backend import import_keras
@@ -41,21 +41,14 @@ def gradients_exchanged(replicas: int) -> Iterator[Exchanged]:
         replicas: devices, this one among them.
     """
     import_keras()
-    from keras.src.backend.tensorflow.optimizer import TFOptimizer
-
     found = Exchanged()
-    own = TFOptimizer._all_reduce_sum_gradients
 
-    def exchange(optimizer: Any, grads_and_vars: Any) -> list[tuple[Any, Any]]:
-        pairs = list(grads_and_vars)
+    def exchange(pairs: Pairs) -> Pairs:
         summed = iter(_sum(replicas, [gradient for gradient, _ in pairs if gradient is not None], found))
         return [(None if gradient is None else next(summed), variable) for gradient, variable in pairs]
 
-    TFOptimizer._all_reduce_sum_gradients = exchange
-    try:
+    with gradients_summed_by(exchange):
         yield found
-    finally:
-        TFOptimizer._all_reduce_sum_gradients = own
 
 
 def _sum(replicas: int, gradients: list[Any], found: Exchanged) -> list[Any]:
@@ -73,15 +66,16 @@ def _sum(replicas: int, gradients: list[Any], found: Exchanged) -> list[Any]:
 def _reduced(replicas: int, gradients: list[Any], found: Exchanged) -> list[Any]:
     """Return dense gradients after one all-reduce for each dtype: what was computed last comes first in the pack."""
     import tensorflow as tf
-    from tensorflow.python.ops import collective_ops
 
     results: dict[int, Any] = {}
     for dtype in dict.fromkeys(each.dtype for each in gradients):
         places = [place for place, each in enumerate(gradients) if each.dtype == dtype][::-1]
         pack = [gradients[place] for place in places]
         packed = tf.concat([tf.reshape(each, [-1]) for each in pack], 0)
-        whole = collective_ops.all_reduce_v2(packed, replicas, 1, 1)
-        whole.op._set_attr(REPLICAS, _integer(replicas))
+        whole = tf.raw_ops.CollectiveReduceV2(
+            input=packed, group_size=replicas, group_key=1, instance_key=1, ordering_token=[], merge_op="Add",
+            final_op="Id",
+        )  # fmt: skip
         parts = tf.split(whole, [tf.reduce_prod(tf.shape(each)) for each in pack], axis=0)
         for place, part, each in zip(places, parts, pack, strict=True):
             results[place] = tf.reshape(part, tf.shape(each))
@@ -99,12 +93,6 @@ def _gathered(replicas: int, rows: Any, found: Exchanged) -> Any:
     found.sparse += 1
     found.gathered += (values.shape.num_elements() or 0) * values.dtype.size
     return tf.IndexedSlices(values, indices, rows.dense_shape)
-
-
-def _integer(value: int) -> Any:
-    from tensorflow.core.framework import attr_value_pb2
-
-    return attr_value_pb2.AttrValue(i=value)
 
 
 def with_exchange(outcome: Outcome, replicas: int, found: Exchanged) -> Outcome:

@@ -75,8 +75,8 @@ def _layout_map(asked: Parallelism) -> Any:
         def __init__(self, mesh: Any) -> None:
             super().__init__(mesh)
             self._used: set[int] = set()
-            for pattern, axes in asked.layout:
-                self[pattern] = keras.distribution.TensorLayout(axes, mesh)
+            self._given = {pattern: keras.distribution.TensorLayout(axes, mesh) for pattern, axes in asked.layout}
+            self.update(self._given)
 
         def __getitem__(self, path: str) -> Any:
             try:
@@ -92,7 +92,7 @@ def _layout_map(asked: Parallelism) -> Any:
             return None if found is None else tuple(found.axes)
 
         def unused(self) -> list[str]:
-            return [pattern for pattern, each in self._layout_map.items() if id(each) not in self._used]
+            return [pattern for pattern, each in self._given.items() if id(each) not in self._used]
 
     shape = (asked.replicas, 1) if asked.kind == DATA else (1, asked.replicas)
     return NotedLayoutMap(keras.distribution.DeviceMesh(shape, (BATCH_AXIS, MODEL_AXIS), _devices(asked.replicas)))

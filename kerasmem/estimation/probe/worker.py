@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kerasmem.compat.keras_layers import supports_jit
+from kerasmem.compat.keras_variables import give_value
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.request import ModelRequest, open_request
@@ -120,14 +122,11 @@ class Session:
     def _prepare(self, batch_size: int) -> tuple[Any, Callable[[Any], Any]]:
         """Return specs of the batch, and a function that takes such a batch and runs the step."""
         import tensorflow as tf
-        from keras.src.trainers.trainer import model_supports_jit
 
         model, request = self.model, self.request
         if self.prepared is None:
             wanted = request.jit_compile
-            self.jit_compile = (
-                self.device != "CPU:0" and model_supports_jit(model) if wanted == "auto" else bool(wanted)
-            )
+            self.jit_compile = self.device != "CPU:0" and supports_jit(model) if wanted == "auto" else bool(wanted)
             self.prepared = prepare_step(
                 model, with_replaced(self.training, request.optimizer, request.loss), self.structure, self.inputs,
                 batch_size, request.mode, self.jit_compile,
@@ -191,8 +190,7 @@ def give_values(model: Any) -> None:
     optimizer = getattr(model, "optimizer", None)
     of_optimizer = () if optimizer is None else optimizer.variables
     for variable in (*model.variables, *model.metrics_variables, *of_optimizer):
-        if variable._value is None:
-            variable._deferred_initialize()
+        give_value(variable)
 
 
 def _filled(spec: Any) -> Any:

@@ -1,0 +1,37 @@
+"""What is borrowed of layers and models that a signature does not show."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from kerasmem.compat.keras_layers import flatten_layers, is_functional, supports_jit, without_name_scopes
+
+
+def test_layers_at_any_depth():
+    inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="deep")], name="inner")
+    model = keras.Sequential([keras.Input((3,)), inner])
+    assert "deep" in [each.name for each in flatten_layers(model)]
+    assert model in flatten_layers(model)
+    assert model not in flatten_layers(model, include_self=False)
+
+
+def test_graphs_of_layers():
+    inputs = keras.Input((3,))
+
+    class Own(keras.Model):
+        def call(self, x):
+            return x
+
+    assert is_functional(keras.Model(inputs, keras.layers.Dense(2)(inputs)))
+    assert not is_functional(Own())
+    assert not is_functional(keras.layers.Dense(2))
+    assert supports_jit(Own())
+
+
+def test_names_that_tensorflow_refuses():
+    layer = keras.layers.Dense(2, name="my layer (v2)")
+    layer.build((None, 3))
+    with without_name_scopes(lambda: True):
+        traced = tf.function(layer).get_concrete_function(tf.TensorSpec((1, 3)))
+    assert traced.structured_outputs.shape == (1, 2)
