@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onednn
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -68,6 +69,15 @@ def program():
         return Result(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def onednn_kernels(monkeypatch):
+    """Turn oneDNN's kernels on in the processes that the test starts; skip it where the CPU cannot run them."""
+    if reason := onednn.reason_against():
+        pytest.skip(reason)
+    for name, value in onednn.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

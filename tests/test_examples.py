@@ -10,6 +10,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
+@pytest.mark.usefixtures("onednn_kernels")
 def test_estimate_vs_runtime(program, tmp_path):
     result = program(EXAMPLES / "estimate_vs_runtime.py", "--batches", 16, 256, "--output", tmp_path / "plot.png")
     assert result.code == 0, result.err

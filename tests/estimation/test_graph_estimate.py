@@ -40,6 +40,7 @@ def check(report):
 @pytest.mark.parametrize(
     ("build", "batch_size"), [(measuring.convnet, 64), (measuring.transformer, 32), (measuring.recurrent, 128)]
 )
+@pytest.mark.usefixtures("onednn_kernels")
 def test_the_total_is_near_what_training_takes(program, build, batch_size):
     done = program(measuring.__file__, build.__name__, batch_size, env=ENVIRONMENT)
     assert done.code == 0, done.err[-2000:]
@@ -286,6 +287,7 @@ def embedded():
     )  # fmt: skip
 
 
+@pytest.mark.usefixtures("onednn_kernels")
 @pytest.mark.parametrize(
     ("build", "optimizer", "batch_size"),
     [

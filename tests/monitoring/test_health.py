@@ -2,6 +2,7 @@
 
 import json
 
+import onednn
 import pytest
 
 from kerasmem.devices.health import AllocatorHealth, solve
@@ -88,9 +89,10 @@ def test_the_largest_free_block_is_just_what_fits_without_growing(run_python):
         assert found is None and "could not be asked" in why_not
 
 
+@onednn.needed
 def test_an_allocator_that_does_not_tell_has_a_reason(run_python):
     script = "from kerasmem.devices.health import read_health; print(read_health('CPU:0'))"
-    done = run_python("-c", script, TF_CPU_ALLOCATOR_USE_BFC=None)
+    done = run_python("-c", script, TF_CPU_ALLOCATOR_USE_BFC=None, **onednn.ENVIRONMENT)
     assert "None, 'health: CPU:0: its allocator does not tell" in done.stdout
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onednn
 import pytest
 
 from kerasmem.errors import UsageError
@@ -20,12 +21,12 @@ NAMES = ("own_step", "a_convnet", "by_xla", "several_at_once", "too_few", "anoth
 
 
 def run(names, folder, allocator="true"):
-    """Run scenarios in a fresh process: TensorFlow chooses its allocator when it starts."""
+    """Run scenarios in a fresh process, with oneDNN: TensorFlow chooses its allocator and kernels when it starts."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "CUDA_VISIBLE"))}
     chosen = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *names], cwd=folder, capture_output=True, text=True, timeout=300, check=False,
-        env={**kept, **chosen, "TF_CPU_ALLOCATOR_USE_BFC": allocator},
+        env={**kept, **chosen, **onednn.ENVIRONMENT, "TF_CPU_ALLOCATOR_USE_BFC": allocator},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -44,6 +45,7 @@ def adds_up(profile):
     return need
 
 
+@onednn.needed
 def test_the_layers_of_a_batch(found):
     result = found["a_convnet"]
     profile = result["profile"]
