@@ -29,9 +29,9 @@ _PUBLIC = {
     "fit": "kerasmem.training.fitting",
     "advise": "kerasmem.recovery.facade",
     "Advice": "kerasmem.recovery.advice",
-    "run_isolated": "kerasmem.training.isolation.running",
-    "IsolatedRun": "kerasmem.training.isolation.results",
-    "BestWeights": "kerasmem.training.isolation.best",
+    "run_isolated": "kerasmem.training.isolation",
+    "IsolatedRun": "kerasmem.training.isolation",
+    "BestWeights": "kerasmem.training.best_weights",
     "recompute": "kerasmem.training.segments.building",
     "enable_memory_growth": "kerasmem.devices.growth",
     "H5ChunkSequence": "kerasmem.streaming.sequence",
@@ -71,10 +71,10 @@ if TYPE_CHECKING:
     from kerasmem.recovery.advice import Advice as Advice
     from kerasmem.recovery.facade import advise as advise
     from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence
+    from kerasmem.training.best_weights import BestWeights as BestWeights
     from kerasmem.training.fitting import fit as fit
-    from kerasmem.training.isolation.best import BestWeights as BestWeights
-    from kerasmem.training.isolation.results import IsolatedRun as IsolatedRun
-    from kerasmem.training.isolation.running import run_isolated as run_isolated
+    from kerasmem.training.isolation import IsolatedRun as IsolatedRun
+    from kerasmem.training.isolation import run_isolated as run_isolated
     from kerasmem.training.resume import ResumeTraining as ResumeTraining
     from kerasmem.training.segments.building import recompute as recompute
 

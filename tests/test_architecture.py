@@ -72,7 +72,7 @@ ONLY_IN = {
 KERAS_AT_THE_TOP = {
     "training/callbacks.py", "training/ordered.py", "training/running.py",
     "monitoring/logger.py", "monitoring/step_profiler.py", "training/resume.py", "streaming/sequence.py",
-    "training/isolation/best.py", "models/recomputed.py",
+    "training/best_weights.py", "models/recomputed.py",
 }  # fmt: skip
 
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

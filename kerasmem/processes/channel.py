@@ -1,14 +1,119 @@
-"""Objects and large arrays between two processes of ours, by a socket; arrays go as they lie in memory."""
+"""Many requests to one child process, with objects and large arrays: arrays go over a socket as they lie in memory.
+
+The parent holds a `ChannelChild`; the child's module ends with `serve_requests`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import signal
 import socket
 import struct
-from typing import Any
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from kerasmem.processes.children import child_environment, die_with_parent, start_module
 
 _HEAD = struct.Struct("!QQ")
 _LENGTH = struct.Struct("!Q")
+_BUFFER_BYTES = 2**22
+_SECONDS_TO_END = 5
+
+
+class ChildEnded(Exception):
+    """The child ended before it answered.
+
+    Attributes:
+        code: its exit code, as `subprocess` has it.
+        messages: what it wrote to standard error.
+    """
+
+    def __init__(self, code: int, messages: BinaryIO) -> None:
+        super().__init__(code)
+        self.code, self.messages = code, messages
+
+
+class ChannelChild:
+    """A child process that answers requests, one after the other.
+
+    Ctrl-C is left to this process. The child ends with it, however it ends.
+
+    Args:
+        module: the child's module; it calls `serve_requests`.
+        **environ: environment variables beside this process's own.
+    """
+
+    def __init__(self, module: str, **environ: str) -> None:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115
+        with theirs:
+            self._process = start_module(
+                module,
+                str(theirs.fileno()),
+                environ=child_environment(**environ),
+                own_group=False,
+                pass_fds=[theirs.fileno()],
+                stderr=self._messages,
+            )
+        self._channel = Channel(ours)
+
+    @property
+    def pid(self) -> int:
+        """The child's number."""
+        return self._process.pid
+
+    def ask(self, request: Any) -> Any:
+        """Send a request and wait for its answer.
+
+        Raises:
+            ChildEnded: there is none; the child is then closed.
+        """
+        try:
+            self._channel.send(request)
+            return self._channel.receive()
+        except (EOFError, OSError):
+            self._channel.close()
+            raise ChildEnded(self._process.wait(), self._messages) from None
+        except BaseException:  # Ctrl-C in the middle of an answer: nothing can be asked any more
+            self._process.kill()
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Have the child end."""
+        self._channel.close()
+        try:
+            self._process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._messages.close()
+
+
+def serve_requests(answer: Callable[[Any], tuple[Any, bool]]) -> None:
+    """Answer requests until the other end is closed, and end this process without touching what libraries hold.
+
+    Args:
+        answer: takes a request, and returns the answer and whether to go on.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    goes_on = True
+    with contextlib.suppress(EOFError, OSError):
+        while goes_on:
+            message, goes_on = answer(channel.receive())
+            channel.send(message)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 class Channel:

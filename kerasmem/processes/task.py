@@ -7,39 +7,29 @@ is a `ChildFailure` with a reason that fits into one line.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kerasmem import errors
 from kerasmem.errors import KerasmemError
-from kerasmem.units import format_size
+from kerasmem.processes.children import (
+    ChildFailure,
+    Limits,
+    child_environment,
+    communicate,
+    die_with_parent,
+    exit_reason,
+    start_module,
+)
 
-_POLL_SECONDS = 0.1
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 # Lines of a log that say nothing of what went wrong: I0000, W0000, "2026-01-01 10:00:00.1: I …", "WARNING:…".
 _NOISE = re.compile(r"\s*([IW]\d{4} |WARNING\b|INFO\b|\d{4}-\d\d-\d\d [\d:.]+: [IW] |\^|File \"|Traceback|[~^]+$)")
-
-
-class ChildFailure(KerasmemError):
-    """A process of kerasmem's own did not give an answer.
-
-    Attributes:
-        reason: why, in a few words.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def run_child(
@@ -66,19 +56,9 @@ def run_child(
         ChildFailure: the child gave no answer; the reason says why.
         KerasmemError: the child raised it.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": _python_path(), "PYTHONSAFEPATH": "1", **(env or {})},
-    )
-    try:
-        out, err = _communicate(process, json.dumps(request).encode(), timeout, memory_limit)
-    except BaseException:  # also on Ctrl-C
-        _end_group(process)
-        raise
+    pipe = subprocess.PIPE
+    process = start_module(module, environ=child_environment(**(env or {})), stdin=pipe, stdout=pipe, stderr=pipe)
+    out, err = communicate(process, json.dumps(request).encode(), Limits(timeout, memory_limit))
     return _answer(process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
 
@@ -87,7 +67,7 @@ def serve(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 
     What `function` and the libraries that it uses print goes to standard error.
     """
-    _die_with_parent()
+    die_with_parent()
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
@@ -105,25 +85,6 @@ def serve(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         answer.write("\n" + text + "\n")
 
 
-def _communicate(
-    process: subprocess.Popen[bytes], request: bytes, timeout: float, memory_limit: int | None
-) -> tuple[bytes, bytes]:
-    deadline = time.monotonic() + timeout
-    given: bytes | None = request
-    while True:
-        try:
-            return process.communicate(given, timeout=_POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            given = None  # what is left of it is kept by the process object
-        resident = 0 if memory_limit is None else _resident_bytes(process.pid)
-        if memory_limit is not None and resident > memory_limit:
-            raise ChildFailure(
-                f"it took {format_size(resident)} of host memory, more than the {format_size(memory_limit)} it may have"
-            )
-        if time.monotonic() > deadline:
-            raise ChildFailure(f"it took longer than {timeout:g} s")
-
-
 def _answer(code: int, out: str, err: str) -> dict[str, Any]:
     data = _last_object(out)
     if "error" in data:
@@ -134,11 +95,10 @@ def _answer(code: int, out: str, err: str) -> dict[str, Any]:
         result: dict[str, Any] = data["result"]
         return result
     said = _last_meaningful(err)
+    more = f": {said}" if said else ""
     if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        hint = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
-        raise ChildFailure(f"it was ended by {name}{hint}" + (f": {said}" if said else ""))
-    raise ChildFailure(f"it ended with exit code {code} and no answer" + (f": {said}" if said else ""))
+        raise ChildFailure(f"it was ended by {exit_reason(code)}{more}", signal=-code)
+    raise ChildFailure(f"it ended with exit code {code} and no answer{more}")
 
 
 def _last_object(out: str) -> dict[str, Any]:
@@ -170,27 +130,3 @@ def _last_meaningful(text: str) -> str:
 def _one_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0][:300] if lines else ""
-
-
-def _python_path() -> str:
-    return os.pathsep.join(os.path.abspath(path) for path in sys.path if isinstance(path, str))
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):  # it has just ended
-        return 0
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # the child leads its group
-    process.communicate()
-
-
-def _die_with_parent() -> None:
-    """Have the system end this process when its parent ends without having time to do so."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

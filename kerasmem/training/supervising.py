@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerasmem.errors import UsageError
+from kerasmem.processes.children import exit_reason, start_module
 from kerasmem.training.progress import FOLDER, RAN_OUT, Record, Standing, read_json, write_json
 
 _DEATHS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
@@ -54,7 +54,7 @@ class _Supervisor:
     def __init__(
         self, script: str, arguments: list[str], folder: str, say: Callable[[str], None], restarts: int
     ) -> None:
-        self._command = [sys.executable, "-m", "kerasmem.training.script", script, *arguments]
+        self._arguments = [script, *arguments]
         self._folder, self._say, self._left = folder, say, restarts
         self._last: Standing | None = None
         self._here = 0  # deaths at one place
@@ -73,7 +73,13 @@ class _Supervisor:
             self._left -= 1
 
     def _once(self) -> int:
-        process = subprocess.Popen(self._command, env={**os.environ, FOLDER: self._folder})
+        process = start_module(
+            "kerasmem.training.script",
+            *self._arguments,
+            environ={**os.environ, FOLDER: self._folder},
+            own_group=False,
+            stdin=None,  # the script's is ours
+        )
         before = signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
         try:
             return process.wait()
@@ -126,8 +132,7 @@ class _Supervisor:
 def _how(code: int, failure: dict[str, Any]) -> str:
     if code == RAN_OUT:
         return f"by want of memory ({_summary(failure).rstrip('.')})"
-    hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
-    return f"by {signal.Signals(-code).name}{hint}"
+    return f"by {exit_reason(code)}"
 
 
 def _summary(failure: dict[str, Any]) -> str:

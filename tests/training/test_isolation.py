@@ -15,7 +15,7 @@ import pytest
 import kerasmem
 from kerasmem import KerasmemError, run_isolated
 from kerasmem.errors import UsageError
-from kerasmem.training.isolation import handle
+from kerasmem.processes.forking import running_servers
 
 WIDTH = 100_000  # of a layer that the limit below has no room for
 
@@ -185,11 +185,11 @@ def test_environment_and_folder_are_those_of_the_call(monkeypatch, tmp_path):
     monkeypatch.setenv("KERASMEM_TEST_WORD", "first")
     monkeypatch.chdir(tmp_path)
     look = functools.partial(run_isolated, lambda: (os.environ.get("KERASMEM_TEST_WORD"), os.getcwd()))
-    before = list(handle._servers)
+    before = running_servers()
     assert look().value == ("first", str(tmp_path))
     monkeypatch.setenv("KERASMEM_TEST_WORD", "second")
     assert look().value[0] == "second"
-    assert handle._servers == before  # still the same process that starts the others
+    assert running_servers() == before  # still the same process that starts the others
 
 
 def test_threads_call_it_at_the_same_time():
@@ -216,8 +216,8 @@ def test_many_calls_leave_nothing_open():
 
 def test_a_server_that_was_killed_is_replaced():
     run_isolated(len, ())
-    for server in handle._servers:
-        server._process.kill()
+    for server in running_servers():
+        server.process.kill()
     assert run_isolated(len, ()).value == 0
 
 

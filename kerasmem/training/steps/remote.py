@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-from typing import Any, BinaryIO
+from typing import Any
 
+from kerasmem.compat.tensorflow_runtime import devices_are_started
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import explain_stream
 from kerasmem.errors import ModelError, UsageError
-from kerasmem.processes.channel import Channel
+from kerasmem.processes.channel import ChannelChild, ChildEnded
+from kerasmem.processes.children import exit_reason
 from kerasmem.training.steps.batches import on_host
 from kerasmem.training.steps.engine import RanOut
 from kerasmem.training.steps.packing import WORKER, pack
@@ -38,16 +34,13 @@ class RemoteEngine:
         self._batch, self._any_rows = on_host(batch), any_rows
         self._packed = pack(model)
         self._own = {group: describe(some) for group, some in variables(model).items() if group != "random"}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
-        self._messages: BinaryIO | None = None
-        self.starts = 0
+        self._child: ChannelChild | None = None
         self.load(read_state(model))
 
     @property
     def pid(self) -> int | None:
         """The other process."""
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.pid
 
     def train(self, batch: Any, size: int) -> dict[str, Any]:
         """See `Engine`."""
@@ -64,7 +57,7 @@ class RemoteEngine:
 
     def load(self, state: State) -> None:
         """See `Engine`."""
-        if self._channel is None:
+        if self._child is None:
             self._start()
         self._ask("load", state)
 
@@ -78,43 +71,12 @@ class RemoteEngine:
 
     def close(self) -> None:
         """End the process."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        if self._process is not None:
-            try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
-        if self._messages is not None:
-            self._messages.close()
-            self._messages = None
+        if self._child is not None:
+            self._child.close()
+            self._child = None
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            with contextlib.suppress(OSError):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)
-        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if isinstance(path, str))
-        self._messages = tempfile.TemporaryFile()  # noqa: SIM115
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "kerasmem.training.steps.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stderr=self._messages,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": paths,
-                    "PYTHONSAFEPATH": "1",
-                    _GROWTH: "true",
-                    WORKER: "1",
-                },
-            )
-        self._channel = Channel(ours)
-        self.starts += 1
+        self._child = ChannelChild("kerasmem.training.steps.worker", **{_GROWTH: "true", WORKER: "1"})
         theirs_has = self._ask("make", self._packed, self._batch, self._any_rows)
         for group, mine in self._own.items():
             if theirs_has[group] != mine:
@@ -126,15 +88,15 @@ class RemoteEngine:
                 )
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        if self._channel is None:
+        if self._child is None:
             raise RanOut(_unknown("it is not running"), is_certain=False, is_dead=True)
         try:
-            self._channel.send((name, arguments))
-            kind, value = self._channel.receive()
-        except (EOFError, OSError):
-            raise self._death() from None
-        except BaseException:  # Ctrl-C in the middle of an answer: nothing can be asked any more
-            self._kill()
+            kind, value = self._child.ask((name, arguments))
+        except ChildEnded as end:
+            self._child = None
+            raise _death(end) from None
+        except BaseException:  # Ctrl-C has ended it
+            self._child = None
             raise
         if kind == "ran out":
             data, is_dead = value
@@ -145,27 +107,16 @@ class RemoteEngine:
             raise ModelError(f"the step failed in its process: {value}")
         return value
 
-    def _kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-        self.close()
 
-    def _death(self) -> RanOut:
-        """Return how the process ended, with what it said of it."""
-        assert self._process is not None and self._messages is not None
-        code = self._process.wait()
-        size = self._messages.seek(0, os.SEEK_END)
-        self._messages.seek(max(0, size - _TAIL))
-        found = explain_stream(self._messages, name="its messages")
-        self.close()
-        if found.out_of_memory:
-            return RanOut(found, is_dead=True)
-        known = code < 0 and -code in set(signal.Signals)
-        name = signal.Signals(-code).name if known else f"exit code {code}"
-        hint = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
-        return RanOut(
-            _unknown(f"the process that took the step was ended by {name}{hint}"), is_certain=False, is_dead=True
-        )
+def _death(end: ChildEnded) -> RanOut:
+    """Return how the process ended, with what it said of it."""
+    with end.messages as messages:
+        messages.seek(max(0, messages.seek(0, os.SEEK_END) - _TAIL))
+        found = explain_stream(messages, name="its messages")
+    if found.out_of_memory:
+        return RanOut(found, is_dead=True)
+    summary = f"the process that took the step was ended by {exit_reason(end.code)}"
+    return RanOut(_unknown(summary), is_certain=False, is_dead=True)
 
 
 def check_card() -> None:
@@ -175,9 +126,8 @@ def check_card() -> None:
         UsageError: it has.
     """
     import tensorflow as tf
-    from tensorflow.python.eager import context
 
-    if not context.context()._initialized:
+    if not devices_are_started():
         return
     for card in tf.config.list_logical_devices("GPU")[:1]:
         physical = tf.config.list_physical_devices("GPU")[0]

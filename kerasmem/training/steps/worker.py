@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import socket
-import sys
 import traceback
 from typing import Any
 
-from kerasmem.processes.channel import Channel
+from kerasmem.processes.channel import serve_requests
 
 
-def main(descriptor: int) -> None:
-    """Answer requests until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who started us
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    channel = Channel(socket.socket(fileno=descriptor))
+def main() -> None:
+    """Answer requests: the name of a method of `_Worker` with its arguments."""
     worker = _Worker()
-    while True:
-        try:
-            name, arguments = channel.receive()
-        except (EOFError, OSError):
-            break
+
+    def answer(request: tuple[str, tuple[Any, ...]]) -> tuple[Any, bool]:
         from kerasmem.training.steps.engine import RanOut
 
+        name, arguments = request
         try:
-            answer = ("done", getattr(worker, name)(*arguments))
+            return ("done", getattr(worker, name)(*arguments)), True
         except RanOut as failure:
-            channel.send(("ran out", (failure.diagnosis.to_dict(), failure.is_dead)))
-            if failure.is_dead:
-                break
-            continue
+            return ("ran out", (failure.diagnosis.to_dict(), failure.is_dead)), not failure.is_dead
         except Exception as error:
             traceback.print_exc()
-            answer = ("failed", f"{type(error).__name__}: {error}")
-        channel.send(answer)
-    sys.stdout.flush()
-    os._exit(0)  # what a failed XLA step left behind must not be touched, not even to free it
+            return ("failed", f"{type(error).__name__}: {error}"), True
+
+    # What a failed XLA step left behind must not be touched, not even to free it: `serve_requests` sees to that.
+    serve_requests(answer)
 
 
 class _Worker:
@@ -87,4 +74,4 @@ def _plain(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

@@ -19,8 +19,9 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Iterable
 from typing import NoReturn
+
+from kerasmem.processes.children import end_group
 
 MOST_BYTES = 2**20  # of a request: folders and arguments, not the call
 _FILES = 5
@@ -43,7 +44,8 @@ def serve(control: socket.socket) -> None:
                 continue
             request, files, _, _ = socket.recv_fds(control, MOST_BYTES, _FILES)
             if not request:
-                _end(pid for pid, _ in forked.values())
+                for pid, _ in forked.values():
+                    end_group(pid)
                 return
             call, answer, out, err, pipe = files
             pid = os.fork()
@@ -54,7 +56,7 @@ def serve(control: socket.socket) -> None:
                     os.close(descriptor)
                     os.close(other)
                 os.close(pipe)
-                _be_the_child(json.loads(request), call, answer, out, err)
+                _become_the_child(json.loads(request), call, answer, out, err)
             with contextlib.suppress(OSError):  # the child does so too; whoever comes first
                 os.setpgid(pid, pid)
             _write(pipe, {"pid": pid})
@@ -65,7 +67,7 @@ def serve(control: socket.socket) -> None:
             selector.register(watched, selectors.EVENT_READ)
 
 
-def _be_the_child(settings: dict[str, object], call: int, answer: int, out: int, err: int) -> NoReturn:
+def _become_the_child(settings: dict[str, object], call: int, answer: int, out: int, err: int) -> NoReturn:
     code = 1
     try:
         with contextlib.suppress(OSError):
@@ -77,10 +79,10 @@ def _be_the_child(settings: dict[str, object], call: int, answer: int, out: int,
         os.close(err)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False, errors="backslashreplace")
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
-        from kerasmem.processes.forked import run
+        from kerasmem.processes.forked_call import run
 
-        with open(call, "rb") as asked, open(answer, "wb") as told:
-            run(asked, told, settings)
+        with open(call, "rb") as request, open(answer, "wb") as result:
+            run(request, result, settings)
         sys.stdout.flush()
         sys.stderr.flush()
         code = 0
@@ -90,22 +92,16 @@ def _be_the_child(settings: dict[str, object], call: int, answer: int, out: int,
 
 def _report(descriptor: int, pid: int, pipe: int) -> None:
     """Say how a process ended."""
-    _end([pid])  # what it has started itself, while its number still is its own
+    end_group(pid)  # what it has started itself, while its number still is its own
     _, status, used = os.wait4(pid, 0)
     os.close(descriptor)
     _write(pipe, {"code": os.waitstatus_to_exitcode(status), "host_peak": used.ru_maxrss * 1024})
     os.close(pipe)
 
 
-def _write(pipe: int, told: dict[str, int]) -> None:
+def _write(pipe: int, report: dict[str, int]) -> None:
     with contextlib.suppress(OSError):  # nobody is listening any more
-        os.write(pipe, json.dumps(told).encode() + b"\n")
-
-
-def _end(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
+        os.write(pipe, json.dumps(report).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Inside the process of its own: set the limits, call the function, leave the answer in a file.
+"""Inside a fork of the server: set the limits, call the function, leave the answer in a file.
 
-The answer is a pickle that only the process which asked for it reads: a dictionary with `value`, or with `error`
-(an exception, or None where it cannot be pickled), `told` and `traceback`; and with `device` and `peak` (bytes).
+The answer is a pickle that only the process that asked for it reads: a dictionary with `value`, or with `error`
+(an exception, or None where it cannot be pickled), `class`, `message` and `traceback`; and with `device` and `peak`
+(bytes) where they are known.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
+from kerasmem.compat.tensorflow_runtime import devices_are_started
 from kerasmem.errors import KerasmemError
-
-MIB = 2**20
+from kerasmem.units import MIB
 
 
 def run(call: BinaryIO, answer: BinaryIO, settings: Mapping[str, Any]) -> None:
-    """Call what was asked for and write what became of it.
+    """Make the call and write what became of it.
 
     Args:
         call: a pickle of (function, positional arguments, keyword arguments).
@@ -66,8 +67,7 @@ def _limit(device_bytes: int | None) -> None:
 
 def _peak() -> dict[str, Any]:
     """Return the device with the highest peak, and the peak; nothing where TensorFlow has not started its devices."""
-    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
-    if context is None or getattr(context, "_context_handle", None) is None:
+    if not devices_are_started():
         return {}
     import tensorflow as tf
 
@@ -105,16 +105,16 @@ def _dumps(value: Any) -> bytes:
 
 def _dumps_error(error: BaseException) -> bytes:
     """Return the failure, with as much of the exception as can be sent."""
-    told: dict[str, Any] = {
+    failure: dict[str, Any] = {
         "class": type(error).__name__,
-        "told": str(error),
+        "message": str(error),
         "traceback": traceback.format_exc(),
         "error": None,
     }
     with contextlib.suppress(Exception):
-        told.update(_peak())
+        failure.update(_peak())
     with contextlib.suppress(Exception):
-        pickled = _dumps({**told, "error": error.with_traceback(None)})
+        pickled = _dumps({**failure, "error": error.with_traceback(None)})
         pickle.loads(pickled)  # some exceptions can be written and not be read
         return pickled
-    return _dumps(told)
+    return _dumps(failure)

@@ -1,0 +1,165 @@
+"""What all child processes share: how they start, what they may take, how they end and what is said of it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kerasmem.errors import KerasmemError
+from kerasmem.units import format_size
+
+_POLL_SECONDS = 0.1
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class ChildFailure(KerasmemError):
+    """A child process gave no answer.
+
+    Attributes:
+        reason: why, in a few words.
+        timed_out: it took longer than it may.
+        signal: the number of the signal that ended it; None where it ended otherwise.
+    """
+
+    def __init__(self, reason: str, *, timed_out: bool = False, signal: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.timed_out, self.signal = reason, timed_out, signal
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a child process may take.
+
+    Attributes:
+        seconds: of time.
+        host_bytes: of resident memory.
+    """
+
+    seconds: float | None = None
+    host_bytes: int | None = None
+
+    def exceeded(self, pid: int, started: float) -> ChildFailure | None:
+        """Return which limit a process is beyond.
+
+        Args:
+            pid: of the process.
+            started: when, by `time.monotonic()`.
+        """
+        if self.seconds is not None and time.monotonic() - started > self.seconds:
+            return ChildFailure(f"it took longer than {self.seconds:g} s", timed_out=True)
+        resident = 0 if self.host_bytes is None else resident_bytes(pid)
+        if self.host_bytes is None or resident <= self.host_bytes:
+            return None
+        took, most = format_size(resident), format_size(self.host_bytes)
+        return ChildFailure(f"it took {took} of host memory, more than the {most} it may have")
+
+
+def start_module(
+    module: str, *arguments: str, environ: Mapping[str, str] | None = None, own_group: bool = True, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start `python -m MODULE ARGUMENTS…`.
+
+    Args:
+        module: the child's module.
+        *arguments: for it.
+        environ: all environment variables of the child; None for `child_environment()`.
+        own_group: whether it leads a process group and session of its own, so that Ctrl-C does not reach it and
+            `end_group` ends what it has started, too.
+        **options: for `subprocess.Popen`; standard input is empty unless it is given.
+
+    Raises:
+        KerasmemError: no process can be started.
+    """
+    options.setdefault("stdin", subprocess.DEVNULL)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env=child_environment() if environ is None else environ,
+            start_new_session=own_group,
+            **options,
+        )
+    except OSError as error:
+        raise KerasmemError(f"no process can be started: {error.strerror or error}") from error
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """Return the environment variables of a child that finds modules where this process does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(import_paths()), "PYTHONSAFEPATH": "1", **more}
+
+
+def import_paths() -> list[str]:
+    """Return the folders in which this process looks for modules."""
+    return [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
+
+
+def communicate(process: subprocess.Popen[bytes], request: bytes | None, limits: Limits) -> tuple[bytes, bytes]:
+    """Send a child its input, wait until it ends, and return what it wrote.
+
+    The child's group is ended when a limit is exceeded (looked at ten times a second), and on Ctrl-C.
+
+    Args:
+        process: from `start_module`, in a group of its own.
+        request: for its standard input.
+        limits: of time and memory.
+
+    Returns:
+        Standard output and standard error.
+
+    Raises:
+        ChildFailure: it exceeded a limit.
+    """
+    started = time.monotonic()
+    try:
+        while True:
+            try:
+                return process.communicate(request, timeout=_POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                request = None  # the process object keeps what is left of it
+            failure = limits.exceeded(process.pid, started)
+            if failure is not None:
+                raise failure
+    except BaseException:  # also on Ctrl-C
+        end_group(process.pid)
+        process.communicate()
+        raise
+
+
+def end_group(pid: int) -> None:
+    """End a process that leads a group, and all that it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def die_with_parent() -> None:
+    """Have the system end this process when its parent ends without having time to do so."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def exit_name(code: int) -> str:
+    """Return what ended a process, by its exit code as `subprocess` has it: "SIGSEGV" or "exit code 3"."""
+    if code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+
+
+def exit_reason(code: int) -> str:
+    """Return `exit_name`, and what the system does that way."""
+    return exit_name(code) + (", as the system does when memory runs out" if code == -signal.SIGKILL else "")
+
+
+def resident_bytes(pid: int) -> int:
+    """Return what a process has resident; 0 where it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,291 @@
+"""A function called in a fork of a process that has loaded TensorFlow: one such process, as long as it suits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.processes.children import (
+    ChildFailure,
+    Limits,
+    child_environment,
+    end_group,
+    import_paths,
+    start_module,
+)
+
+MODULE = "kerasmem.processes.fork_server"
+_POLL_SECONDS = 0.05
+_KEPT_ERRORS = 2**26  # bytes of standard error that are kept to be explained
+# Variables that Python, TensorFlow and their libraries read when they are loaded; a call brings all others along.
+_READ_AT_START = ("TF_", "KERAS_", "XLA_", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_", "PYTHON", "LD_", "PATH")
+
+
+class ServerEnded(KerasmemError):
+    """The process that starts the others is gone."""
+
+
+class Server:
+    """A running server.
+
+    Attributes:
+        has_ended: it was found to be gone.
+    """
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self.read, self.owner = _read_at_start(os.environ), os.getpid()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = start_module(
+                MODULE,
+                str(theirs.fileno()),
+                environ=child_environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what TensorFlow says when it is loaded; a call has its own
+                pass_fds=(theirs.fileno(),),
+            )
+
+    def ask(self, settings: Mapping[str, object], descriptors: Sequence[int]) -> None:
+        """Send a request.
+
+        Raises:
+            ServerEnded: it is gone.
+        """
+        try:
+            socket.send_fds(self._socket, [json.dumps(settings).encode()], list(descriptors))
+        except OSError as error:
+            self.has_ended = True
+            raise ServerEnded(f"the process that starts others cannot be asked: {error.strerror or error}") from None
+
+    def is_good_for(self, environ: Mapping[str, str]) -> bool:
+        """Return whether it runs, belongs to this process, and has these variables."""
+        runs = not self.has_ended and self.owner == os.getpid() and self.process.poll() is None
+        return runs and self.read == _read_at_start(environ)
+
+
+def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_START)}
+
+
+_lock = threading.Lock()
+_servers: list[Server] = []
+
+
+def running_servers() -> tuple[Server, ...]:
+    """Return the servers that this process has started."""
+    return tuple(_servers)
+
+
+def current_server() -> Server:
+    """Return a server that was started with those of today's environment variables that are read at a start.
+
+    Raises:
+        KerasmemError: none can be started.
+    """
+    with _lock:
+        for server in _servers:
+            if server.is_good_for(os.environ):
+                return server
+        # Calls of other threads may still run under the others: those end with this process.
+        _servers[:] = [each for each in _servers if each.owner == os.getpid()]
+        server = Server()
+        _servers.append(server)
+        return server
+
+
+if hasattr(os, "register_at_fork"):
+
+    def _after_fork() -> None:
+        global _lock
+        _lock = threading.Lock()
+
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class ForkedCall:
+    """A function, called in a fork.
+
+    Args:
+        function: to be called; it, its arguments and its result travel by cloudpickle.
+        arguments: positional ones.
+        named: keyword arguments.
+        limits: of time, from the start of the fork, and of resident memory, looked at 20 times a second.
+        device_bytes: that TensorFlow may allocate on each device; None for no limit.
+        output: whether to show what the function prints.
+
+    Attributes:
+        failure: the limit that was exceeded; None where none was.
+        code: the fork's exit code, as `subprocess` has it.
+        host_peak: the most that it had resident, in bytes.
+        errors: what it wrote to standard error.
+
+    Raises:
+        UsageError: the function or an argument cannot be sent to another process.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        named: Mapping[str, Any],
+        *,
+        limits: Limits,
+        device_bytes: int | None = None,
+        output: bool = True,
+    ) -> None:
+        self.failure: ChildFailure | None = None
+        self.code: int | None = None
+        self.host_peak = 0
+        self._limits, self._device_bytes, self._output = limits, device_bytes, output
+        self._pid: int | None = None
+        self._started = time.monotonic()
+        with contextlib.ExitStack() as files:
+            self._call, self._answer, self.errors = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            _write_call(self._call, function, arguments, named)
+            self._files = files.pop_all()
+
+    def __enter__(self) -> ForkedCall:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.close()
+
+    def run(self) -> None:
+        """Make the call, and wait until the fork has ended.
+
+        Raises:
+            KerasmemError: no process can be started, or the server has ended.
+        """
+        try:
+            self._run()
+        except ServerEnded:  # before the function was called; a new one is started
+            self._call.seek(0)
+            self._run()
+
+    def answer(self) -> dict[str, Any] | None:
+        """Return what the fork left, see `forked_call`; None where it ended without an answer.
+
+        Raises:
+            KerasmemError: the answer cannot be read.
+        """
+        if not self._answer.seek(0, os.SEEK_END):
+            return None
+        self._answer.seek(0)
+        try:
+            found: dict[str, Any] = pickle.load(self._answer)
+        except (EOFError, pickle.UnpicklingError):  # it was ended while writing
+            return None
+        except Exception as error:
+            raise KerasmemError(
+                f"the result cannot be read here ({type(error).__name__}: {error}); return plain values or arrays"
+            ) from error
+        return found
+
+    def _run(self) -> None:
+        server = current_server()
+        reports, streams = self._start(server)
+        try:
+            while self.code is None:
+                ready, _, _ = select.select([reports, *streams], [], [], _POLL_SECONDS)
+                for descriptor in ready:
+                    if descriptor == reports:
+                        self._read_report(descriptor, server)
+                    else:
+                        self._pass_on(descriptor, streams)
+                self._watch()
+            while streams and (ready := select.select(list(streams), [], [], 0)[0]):
+                for descriptor in ready:
+                    self._pass_on(descriptor, streams)
+        except BaseException:  # also on Ctrl-C
+            self._end()
+            raise
+        finally:
+            for descriptor in (reports, *streams):
+                os.close(descriptor)
+
+    def _start(self, server: Server) -> tuple[int, dict[int, str]]:
+        """Have the server fork; return the descriptor of its reports, and those of the output with their names."""
+        settings = {
+            "cwd": os.getcwd(), "path": import_paths(), "argv": sys.argv, "environ": dict(os.environ),
+            "device_bytes": self._device_bytes,
+        }  # fmt: skip
+        ends = [os.pipe() for _ in range(3)]
+        (reports, out, err), writing = zip(*ends, strict=True)
+        report_end, out_end, err_end = writing
+        try:
+            server.ask(settings, (self._call.fileno(), self._answer.fileno(), out_end, err_end, report_end))
+        except ServerEnded:
+            for descriptor in (reports, out, err):
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in writing:
+                os.close(descriptor)
+        return reports, {out: "stdout", err: "stderr"}
+
+    def _read_report(self, reports: int, server: Server) -> None:
+        text = os.read(reports, 4096)
+        if not text and self._pid is None:
+            server.has_ended = True
+            raise ServerEnded("no process could be started: the one that starts them has ended")
+        if not text:
+            raise KerasmemError("the process that starts the others has ended; call run_isolated again")
+        for line in text.decode().splitlines():
+            data = json.loads(line)
+            if "pid" in data:
+                self._pid, self._started = data["pid"], time.monotonic()
+            else:
+                self.code, self.host_peak = data["code"], data["host_peak"]
+
+    def _pass_on(self, descriptor: int, streams: dict[int, str]) -> None:
+        """Show what the function printed, and keep what it wrote to standard error."""
+        data = os.read(descriptor, 2**16)
+        if not data:
+            del streams[descriptor]
+            os.close(descriptor)
+            return
+        name = streams[descriptor]
+        if name == "stderr" and self.errors.tell() < _KEPT_ERRORS:
+            self.errors.write(data)
+        stream = getattr(sys, name)
+        if self._output and stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.write(data.decode("utf-8", "backslashreplace"))
+                stream.flush()
+
+    def _watch(self) -> None:
+        if self._pid is not None and self.failure is None:
+            self.failure = self._limits.exceeded(self._pid, self._started)
+            if self.failure is not None:
+                self._end()
+
+    def _end(self) -> None:
+        if self._pid is not None and self.code is None:
+            end_group(self._pid)
+
+
+def _write_call(call: BinaryIO, function: Any, arguments: Any, named: Any) -> None:
+    import cloudpickle
+
+    try:
+        cloudpickle.dump((function, arguments, named), call)
+    except Exception as error:  # an object's own way of being pickled may raise anything
+        raise UsageError(
+            f"{getattr(function, '__qualname__', function)!s} or an argument of it cannot be sent to another process "
+            f"({type(error).__name__}: {error}); build models, open files and hold locks inside the function"
+        ) from error
+    call.flush()
+    call.seek(0)

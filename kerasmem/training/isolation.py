@@ -1,0 +1,173 @@
+"""`kerasmem.run_isolated`: a function in a process of its own, and running out of memory as a value."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kerasmem import checks
+from kerasmem.diagnosis.diagnosis import Diagnosis
+from kerasmem.diagnosis.explaining import explain_oom, explain_stream
+from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.processes.children import Limits, exit_name, exit_reason
+from kerasmem.processes.forking import ForkedCall
+from kerasmem.units import MIB, parse_size
+
+FORMAT_VERSION = 1
+DONE, OUT_OF_MEMORY, TIMED_OUT, DIED = "done", "out of memory", "timed out", "died"
+
+
+@dataclass(frozen=True)
+class IsolatedRun:
+    """What became of a call in a process of its own.
+
+    Attributes:
+        status: "done", "out of memory", "timed out" or "died" (the process ended without an answer).
+        value: what the function returned; None unless the status is "done".
+        reason: in one line, why there is no value; None where there is one.
+        diagnosis: of the failure where memory ran out and a message said so.
+        device: whose allocator `peak_bytes` is of, such as "GPU:0"; None where TensorFlow was not used.
+        peak_bytes: the most that the allocator of `device` had handed out at once; None where it is not known.
+        host_peak_bytes: the most that the process had resident; None where it is not known.
+        seconds: from the call to the end of the process.
+    """
+
+    status: str
+    value: Any = None
+    reason: str | None = None
+    diagnosis: Diagnosis | None = None
+    device: str | None = None
+    peak_bytes: int | None = None
+    host_peak_bytes: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether memory ran out, the device's or the host's."""
+        return self.status == OUT_OF_MEMORY
+
+    def get(self) -> Any:
+        """Return the value.
+
+        Raises:
+            KerasmemError: there is none; the message says why.
+        """
+        if self.status != DONE:
+            raise KerasmemError(f"no result: {self.status}" + ("" if self.reason is None else f" ({self.reason})"))
+        return self.value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all but the value as JSON-ready data, sizes in bytes."""
+        data = {name: value for name, value in vars(self).items() if name not in ("value", "diagnosis")}
+        diagnosis = None if self.diagnosis is None else self.diagnosis.to_dict()
+        return {"format_version": FORMAT_VERSION, **data, "diagnosis": diagnosis}
+
+
+def run_isolated(
+    function: Callable[..., Any],
+    /,
+    *arguments: Any,
+    memory_limit: int | str | None = None,
+    host_memory_limit: int | str | None = None,
+    timeout: float | None = None,
+    output: bool = True,
+    **named: Any,
+) -> IsolatedRun:
+    """Call a function in a process of its own, such as one trial of a grid search.
+
+    Whatever it allocates is gone when it ends, on the card and on the host. Running out of memory is a value of the
+    result, and so is a process that dies; any other exception is raised here as it was there. The first call starts a
+    process that loads TensorFlow, each call is a fork of it, so that a call costs milliseconds, not the seconds of an
+    import. The function, its arguments and its result travel by cloudpickle: lambdas, and functions of a script or
+    notebook, work, and a script needs no `if __name__ == "__main__"`. Threads may call it at the same time.
+
+    Args:
+        function: to be called; return plain values or arrays (`model.get_weights()`), or a Keras model.
+        *arguments: for the function.
+        memory_limit: of each device's memory for TensorFlow, in bytes or as "4GB": the card's, or without one the
+            host's as TensorFlow allocates it.
+        host_memory_limit: resident bytes, looked at 20 times a second; beyond it the process is ended.
+        timeout: seconds from the start of the process, after which it is ended.
+        output: show what the function prints.
+        **named: keyword arguments for the function; its own `timeout`, for one, goes in by `functools.partial`.
+
+    Returns:
+        An `IsolatedRun`: the value or why there is none, the peak of device and host in bytes, seconds.
+
+    Raises:
+        UsageError: an argument is wrong, or the function cannot be sent to another process.
+        KerasmemError: the result cannot be sent back, or no process can be started.
+        Exception: what the function raised, if it was not for want of memory; its cause has the traceback.
+
+    Example:
+        >>> from kerasmem import run_isolated
+        >>> run_isolated(lambda width: 2 * width, 21).value
+        42
+    """
+    if not callable(function):
+        raise UsageError(f"run_isolated: give a function, not a {type(function).__name__}")
+    limits, device_bytes = _read_limits(memory_limit, host_memory_limit, timeout)
+    begin = time.monotonic()
+    with ForkedCall(function, arguments, named, limits=limits, device_bytes=device_bytes, output=output) as call:
+        call.run()
+        common: dict[str, Any] = {"host_peak_bytes": call.host_peak or None, "seconds": time.monotonic() - begin}
+        if call.failure is not None:
+            status = TIMED_OUT if call.failure.timed_out else OUT_OF_MEMORY
+            return IsolatedRun(status, reason=call.failure.reason, **common)
+        answer = call.answer()
+        return _died(call, common) if answer is None else _answered(answer, common)
+
+
+def _read_limits(memory_limit: Any, host_memory_limit: Any, timeout: Any) -> tuple[Limits, int | None]:
+    """Return the limits of host memory and time, and the bytes of device memory."""
+    sizes: list[int | None] = []
+    for name, value in (("memory_limit", memory_limit), ("host_memory_limit", host_memory_limit)):
+        if value is not None:
+            try:
+                value = parse_size(str(value)) if not isinstance(value, bool) else 0
+            except ValueError as error:
+                raise UsageError(f"{name} {value!r}: {error}") from None
+            if value < MIB:
+                raise UsageError(f"{name}: give bytes, at least {MIB:,}, or a size such as '4GB'")
+        sizes.append(value)
+    if timeout is not None and not checks.number("timeout", timeout) > 0:
+        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
+    if memory_limit is not None and os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
+        raise UsageError("memory_limit: only TensorFlow's allocator can be limited; use the TensorFlow backend")
+    return Limits(timeout, sizes[1]), sizes[0]
+
+
+def _answered(answer: dict[str, Any], common: dict[str, Any]) -> IsolatedRun:
+    """Return the value, or how memory ran out; raise anything else that the function raised."""
+    common = {**common, "device": answer.get("device"), "peak_bytes": answer.get("peak")}
+    if "value" in answer:
+        return IsolatedRun(DONE, answer["value"], **common)
+    error = answer["error"]
+    diagnosis = explain_oom(answer["traceback"] if error is None else error)
+    if diagnosis.out_of_memory:
+        return IsolatedRun(OUT_OF_MEMORY, reason=diagnosis.summary, diagnosis=diagnosis, **common)
+    where = _Traceback(answer["traceback"])
+    if isinstance(error, Exception):  # and not SystemExit, which would end this program too
+        raise error from where
+    raise KerasmemError(f"the function raised {answer['class']}: {answer['message']}") from where
+
+
+def _died(call: ForkedCall, common: dict[str, Any]) -> IsolatedRun:
+    """Return how the process ended without an answer."""
+    assert call.code is not None
+    call.errors.seek(0)
+    diagnosis = explain_stream(call.errors)
+    if diagnosis.out_of_memory:
+        reason = f"{diagnosis.summary} ({exit_name(call.code)})"
+        return IsolatedRun(OUT_OF_MEMORY, reason=reason, diagnosis=diagnosis, **common)
+    return IsolatedRun(DIED, reason=f"the process was ended by {exit_reason(call.code)}", **common)
+
+
+class _Traceback(Exception):
+    """The traceback in the other process, shown as the cause."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"
