@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -15,8 +15,7 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.remote.urls import place_of, redact
-
-FORMAT_VERSION = 1
+from kerasmem.records import Record
 
 
 def shown(name: str, limit: int = 120) -> str:
@@ -81,7 +80,7 @@ class DatasetLayout:
 
 
 @dataclass(frozen=True)
-class FileLayout:
+class FileLayout(Record, what="layout of a file", version=1):
     """A file and those of its datasets that were asked for.
 
     Args:
@@ -97,30 +96,12 @@ class FileLayout:
     tag: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the layout as plain numbers, texts and lists, ready for JSON; a URL's secrets are left out."""
-        return {"format_version": FORMAT_VERSION, **asdict(self), "path": redact(self.path)}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> FileLayout:
-        """Return the layout that `to_dict` wrote, also after a trip through JSON."""
-
-        def dataset(entry: dict[str, Any]) -> DatasetLayout:
-            chunks = entry["chunks"]
-            return DatasetLayout(
-                **{
-                    **entry,
-                    "shape": tuple(entry["shape"]),
-                    "chunks": None if chunks is None else tuple(chunks),
-                    "filters": tuple(entry["filters"]),
-                }
-            )
-
-        datasets = tuple(dataset(entry) for entry in data["datasets"])
-        return cls(data["path"], data["size"], datasets, data.get("tag"))
+        """Return the layout, ready for JSON; a URL's secrets are left out."""
+        return {**super().to_dict(), "path": redact(self.path)}
 
 
 @dataclass(frozen=True)
-class DataLayout:
+class DataLayout(Record, what="layout of data", version=1):
     """One file, or several whose rows are counted through in the order of the files.
 
     Args:
@@ -197,13 +178,8 @@ class DataLayout:
         return [file.datasets[at].chunk_rows for file in self.files]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the layout as plain numbers, texts and lists, ready for JSON."""
-        return {"format_version": FORMAT_VERSION, "files": [file.to_dict() for file in self.files]}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> DataLayout:
-        """Return the layout that `to_dict` wrote, also after a trip through JSON."""
-        return cls(tuple(FileLayout.from_dict(entry) for entry in data["files"]))
+        """Return the layout, ready for JSON; secrets in URLs are left out."""
+        return {**super().to_dict(), "files": [file.to_dict() for file in self.files]}
 
 
 def _together(parts: Sequence[DatasetLayout]) -> DatasetLayout:

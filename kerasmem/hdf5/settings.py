@@ -62,7 +62,7 @@ def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]
     if is_url(one):
         from kerasmem.hdf5.remote.listing import expand, is_pattern
 
-        return tuple(sorted(expand(one, remote or RemoteAccess()), key=_natural)) if is_pattern(one) else (one,)
+        return tuple(sorted(expand(one, remote or RemoteAccess()), key=natural_order)) if is_pattern(one) else (one,)
     if glob.has_magic(one) and not os.path.exists(one):
         found = [name for name in glob.glob(one, recursive=True) if os.path.isfile(name)]
         if not found:
@@ -70,11 +70,11 @@ def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]
                 f"{shown(one)}: no file matches this pattern; give the path of a file, a list of paths, "
                 "or a pattern such as 'data/*.h5' that some match ('**' stands for folders within folders)"
             )
-        return tuple(sorted(found, key=_natural))
+        return tuple(sorted(found, key=natural_order))
     return (one,)
 
 
-def _natural(path: str) -> tuple[list[tuple[int, str]], str]:
+def natural_order(path: str) -> tuple[list[tuple[int, str]], str]:
     """Return what sorts names as people count: part-2 before part-10."""
     pieces = re.split(r"([0-9]+)", path)  # text and digits in turn, so that like is compared with like
     numbered = [(int(piece), "") if at % 2 else (0, piece) for at, piece in enumerate(pieces)]

@@ -326,3 +326,22 @@ def test_chunks_hold_about_a_mebibyte_in_whole_batches(tmp_path):
     with h5py.File(tmp_path / "out.h5") as file:
         rows = file["x"].chunks[0]
         assert file["x"].chunks == (rows, 300) and rows % 50 == 0 and 0.9 < rows * 1200 / 2**20 <= 1
+
+
+def test_columns_with_names_beyond_latin_1(tmp_path):
+    table = np.zeros(20, [("λ", "f4"), ("η", "i4", (3,))])
+    table["λ"] = np.arange(20)
+    with pytest.warns(UserWarning, match=r"format 3\.0"):
+        np.save(tmp_path / "t.npy", table)
+    convert_data(tmp_path / "t.npy", tmp_path / "out.h5")
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["λ"][...].tolist() == list(range(20)) and file["η"].shape == (20, 3)
+    whole = (tmp_path / "t.npy").read_bytes()
+    for data in (
+        whole[:8] + (20_000).to_bytes(4, "little") + whole[12:],
+        whole.replace(b"(20,)", b"(2.,)"),
+        whole[:60],
+    ):
+        (tmp_path / "bad.npy").write_bytes(data)
+        with pytest.raises(DataError, match=r"is no \.npy file"):
+            convert_data(tmp_path / "bad.npy", tmp_path / "bad.h5")

@@ -221,7 +221,7 @@ def test_other_peoples_files(tmp_path):
 )
 def test_examples_run(name):
     room = "converting" if name in ("conversion", "repacking", "sizing", "splitting") else "inspecting"
-    done = doctest.testmod(importlib.import_module(f"kerasmem.streaming.{room}.{name}"))
+    done = doctest.testmod(importlib.import_module(f"kerasmem.datatools.{room}.{name}"))
     assert done.attempted and not done.failed
 
 

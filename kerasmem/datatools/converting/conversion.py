@@ -208,8 +208,6 @@ def write_data(
         if isinstance(error, KerasmemError) or error.filename is None:
             raise
         raise DataError(f"{error.filename!r}: {error.strerror}") from error
-    finally:
-        source.close()
 
 
 def available_threads() -> int:

@@ -15,7 +15,6 @@ from kerasmem.datatools.converting.chunk_store import Target
 from kerasmem.datatools.converting.fields import Field, Join, Wanted, check_names, choose_fields
 from kerasmem.datatools.converting.settings import WriteSettings
 from kerasmem.datatools.converting.sizing import Sizes, choose_chunk_rows, choose_sizes
-from kerasmem.datatools.converting.sources.combined import field_of
 from kerasmem.datatools.converting.sources.protocol import RowSource, even_pieces
 from kerasmem.datatools.converting.splitting import Assignment, Drawn, Grouped
 from kerasmem.errors import DataError, UsageError
@@ -174,7 +173,7 @@ def _key_column(source: RowSource, joins: Sequence[Join], settings: WriteSetting
     for join in joins:
         if join.field.name == key and len(join.columns) == 1:
             return join.columns[0]
-    if field_of(source.fields, key) is None:
+    if key not in [field.name for field in source.fields]:
         names = ", ".join(shown(field.name, 60) for field in source.fields[:12])
         raise UsageError(f"{option}: there is no column {key!r}; there are {names}")
     return key

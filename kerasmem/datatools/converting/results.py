@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-FORMAT_VERSION = 1
+from kerasmem.records import Record
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class WrittenDataset:
 
 
 @dataclass(frozen=True)
-class Conversion:
+class Conversion(Record, what="conversion", version=1):
     """What was read and what was written.
 
     Args:
@@ -78,31 +79,10 @@ class Conversion:
     seconds: float
     notes: tuple[str, ...] = ()
     line: str = ""
-    format_version: int = field(default=FORMAT_VERSION)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain numbers, texts and lists, ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Conversion:
-        """Return what `to_dict` wrote, also after a trip through JSON."""
-        datasets = tuple(
-            WrittenDataset(
-                **{
-                    **entry,
-                    "shape": tuple(entry["shape"]),
-                    "class_names": None if entry["class_names"] is None else tuple(entry["class_names"]),
-                }
-            )
-            for entry in data["datasets"]
-        )
-        tuples = {name: tuple(data[name]) for name in ("sources", "outputs", "notes")}
-        return cls(**{**data, **tuples, "datasets": datasets})
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Record, what="reading", also=("amplification",)):
     """How a file streams.
 
     Args:
@@ -128,7 +108,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Repacking:
+class Repacking(Record, what="repacking"):
     """A file written anew.
 
     Args:
@@ -142,22 +122,12 @@ class Repacking:
     after: Reading | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain numbers, texts and lists, ready for JSON."""
-        readings = {
-            name: None if reading is None else {**asdict(reading), "amplification": reading.amplification}
-            for name, reading in (("before", self.before), ("after", self.after))
-        }
-        return {**self.conversion.to_dict(), **readings}
+        """Return the figures of the conversion, and beside them how both files stream, ready for JSON."""
+        data = super().to_dict()
+        return {**data.pop("conversion"), **data}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Repacking:
-        """Return what `to_dict` wrote, also after a trip through JSON."""
-
-        def reading(entry: Any) -> Reading | None:
-            if entry is None:
-                return None
-            rest = {key: value for key, value in entry.items() if key != "amplification"}
-            return Reading(**{**rest, "filters": tuple(rest["filters"])})
-
-        rest = {key: value for key, value in data.items() if key not in ("before", "after")}
-        return cls(Conversion.from_dict(rest), reading(data["before"]), reading(data["after"]))
+    def from_dict(cls, data: Mapping[str, Any]) -> Repacking:
+        """Read what `to_dict` gave, also after a trip through JSON."""
+        readings = {name: data.get(name) for name in ("before", "after")}
+        return super().from_dict({"conversion": data, **readings})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-FORMAT_VERSION = 1
+from kerasmem.records import Record
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DatasetReport:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(Record, what="inspection", version=1, also=("read_amplification",)):
     """What a file holds and how well it streams.
 
     Args:
@@ -84,29 +84,11 @@ class Inspection:
     mixing: dict[str, Any] | None = None
     advice: str = ""
     notes: tuple[str, ...] = ()
-    format_version: int = FORMAT_VERSION
 
     @property
     def read_amplification(self) -> float | None:
         """Bytes read in an epoch for each byte needed."""
         return None if not self.needed_bytes or self.read_bytes is None else self.read_bytes / self.needed_bytes
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain numbers, texts and lists, ready for JSON."""
-        return {**asdict(self), "read_amplification": self.read_amplification}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Inspection:
-        """Return what `to_dict` wrote, also after a trip through JSON."""
-
-        def dataset(entry: dict[str, Any]) -> DatasetReport:
-            tuples = {
-                key: None if entry[key] is None else tuple(entry[key]) for key in ("shape", "chunks", "class_names")
-            }
-            return DatasetReport(**{**entry, **tuples, "filters": tuple(entry["filters"])})
-
-        rest = {key: value for key, value in data.items() if key != "read_amplification"}
-        return cls(**{**rest, "datasets": tuple(map(dataset, data["datasets"])), "notes": tuple(data["notes"])})
 
 
 @dataclass(frozen=True)
@@ -141,7 +123,7 @@ class ColumnStats:
 
 
 @dataclass(frozen=True)
-class DataStats:
+class DataStats(Record, what="statistics", version=1):
     """Statistics of a file's datasets, of one pass through it.
 
     Args:
@@ -157,37 +139,12 @@ class DataStats:
     scale: float
     columns: tuple[ColumnStats, ...]
     code: str
-    format_version: int = FORMAT_VERSION
 
     def __getitem__(self, name: str) -> ColumnStats:
         for column in self.columns:
             if column.name == name:
                 return column
         raise KeyError(name)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the statistics as plain numbers, texts and lists, ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> DataStats:
-        """Return what `to_dict` wrote, also after a trip through JSON."""
-
-        def numbers(entry: Any, kind: type) -> Any:
-            return None if entry is None else {int(key): kind(value) for key, value in entry.items()}
-
-        columns = tuple(
-            ColumnStats(
-                **{
-                    **entry,
-                    **{key: tuple(entry[key]) for key in ("shape", "mean", "variance")},
-                    "class_counts": numbers(entry["class_counts"], int),
-                    "class_weight": numbers(entry["class_weight"], float),
-                }
-            )
-            for entry in data["columns"]
-        )
-        return cls(**{**data, "columns": columns})
 
 
 @dataclass(frozen=True)
@@ -210,7 +167,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Record, what="measurement of a file", version=1):
     """What a file can deliver here.
 
     Args:
@@ -240,13 +197,3 @@ class Bench:
     limit: str
     warm_limit: str
     advice: str
-    format_version: int = FORMAT_VERSION
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the measurement as plain numbers and texts, ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Bench:
-        """Return what `to_dict` wrote, also after a trip through JSON."""
-        return cls(**{**data, "stages": tuple(Stage(**stage) for stage in data["stages"])})

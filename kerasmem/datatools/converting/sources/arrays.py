@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import os
 import zipfile
 import zlib
@@ -12,15 +14,18 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from kerasmem.datatools.converting.fields import Field, Piece, Wanted, check_name
+from kerasmem.datatools.converting.sources.protocol import RowSource
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.units import MIB, format_size
 
 _COLUMN_BYTES = 64 * MIB  # of a Fortran-ordered array in an archive, which has to be kept whole
 _SKIP = MIB
+_MOST_HEADER = 10_000  # bytes of a header; NumPy reads no longer ones either
+_DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError)
 
 
-class ArraySource:
+class ArraySource(RowSource):
     """An .npy file, or the arrays of an .npz.
 
     Args:
@@ -32,104 +37,84 @@ class ArraySource:
         DataError: it is no such file, or holds what cannot be read without unpickling it.
     """
 
-    def __init__(self, path: str, name: str | None = None, wanted: Wanted | None = None) -> None:
-        self.label = shown(path)
-        self.paths: tuple[str, ...] = (path,)
-        self.notes: list[str] = []
-        self._path = path
-        stem = os.path.splitext(os.path.basename(path))[0]
-        self._members: list[_Member] = []
+    def __init__(self, path: str, name: str | None, wanted: Wanted) -> None:
+        super().__init__(shown(path), path)
         try:
             if zipfile.is_zipfile(path):
                 with zipfile.ZipFile(path) as archive:
-                    for info in archive.infolist():
-                        if not info.is_dir() and (wanted is None or wanted.keeps(info.filename.removesuffix(".npy"))):
-                            self._members.append(_look_into(path, archive, info))
+                    entries = [info for info in archive.infolist() if not info.is_dir()]
+                    kept = [info for info in entries if wanted.keeps(info.filename.removesuffix(".npy"))]
+                    self._members = [_read_entry(self.label, archive, info) for info in kept]
             else:
+                stem = os.path.splitext(os.path.basename(path))[0]
+                given = check_name(stem if name is None else name, self.label)
                 with open(path, "rb") as file:
-                    given = check_name(stem if name is None else name, self.label)
-                    self._members.append(_look(file, self.label, given, os.path.getsize(path), None))
-        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+                    self._members = [_read_header(file, self.label, given, os.path.getsize(path), None)]
+        except (*_DAMAGED, NotImplementedError, RuntimeError) as error:
             raise DataError(f"{self.label}: cannot be read: {one_line(str(error))}") from error
         if not self._members:
-            if wanted is not None:
-                wanted.check()
+            wanted.check()
             raise DataError(f"{self.label}: the archive holds no arrays")
         lengths = {member.shape[0] for member in self._members}
         if len(lengths) > 1:
             listed = ", ".join(f"{shown(member.name)} has {member.shape[0]:,}" for member in self._members)
             raise DataError(f"{self.label}: its arrays differ in their number of rows (axis 0): {listed}")
         self.rows = self._members[0].shape[0]
-        self.fields = tuple(field for member in self._members for field in member.fields())
-
-    def identity(self) -> list[Any]:
-        """Return name, size and time of change."""
-        return file_identity(self._path)
+        self.fields = tuple(field for member in self._members for field in member.fields)
 
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Piece]:
         """Yield rows of all arrays."""
         wanted = {field.name for field in self.fields} if names is None else set(names)
-        members = [member for member in self._members if any(field.name in wanted for field in member.fields())]
-        files: list[BinaryIO] = []
-        archive = zipfile.ZipFile(self._path) if members[0].entry is not None else None
+        members = [member for member in self._members if any(field.name in wanted for field in member.fields)]
         try:
-            for member in members:
-                files.append(self._open(archive, member))
-            streams = [member.read(file, self.label, start, rows) for member, file in zip(members, files, strict=True)]
-            for parts in zip(*streams, strict=True):
-                piece = {}
-                for member, values in zip(members, parts, strict=True):
-                    piece.update({name: array for name, array in member.split(values) if name in wanted})
-                yield piece
-        except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+            with contextlib.ExitStack() as opened:
+                archive = opened.enter_context(zipfile.ZipFile(self.paths[0])) if members[0].entry else None
+                streams = []
+                for member in members:
+                    file = opened.enter_context(self._open(archive, member))
+                    streams.append(member.read(file, self.label, start, rows))
+                for parts in zip(*streams, strict=True):
+                    columns = [each for member, part in zip(members, parts, strict=True) for each in member.split(part)]
+                    yield {name: values for name, values in columns if name in wanted}
+        except _DAMAGED as error:
             raise DataError(f"{self.label}: cannot be read: {one_line(str(error))}; copy or write it again") from error
-        finally:
-            for file in files:
-                file.close()
-            if archive is not None:
-                archive.close()
-
-    def close(self) -> None:
-        """Nothing stays open."""
 
     def _open(self, archive: zipfile.ZipFile | None, member: _Member) -> Any:
-        return open(self._path, "rb") if archive is None or member.entry is None else archive.open(member.entry)
+        return open(self.paths[0], "rb") if archive is None or member.entry is None else archive.open(member.entry)
 
 
 class _Member:
-    """One array: where its values begin, its shape and type."""
+    """One array: where its values begin, its shape and type; `entry` is its name in an archive."""
 
     def __init__(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], fortran: bool, offset: int, entry: str | None
     ) -> None:
         self.name, self.shape, self.dtype, self.offset, self.entry = name, shape, dtype, offset, entry
         self.fortran = fortran and len(shape) > 1
+        self.fields = self._fields()
         self._whole: np.ndarray | None = None
 
-    def fields(self) -> list[Field]:
-        if self.dtype.names is None:
-            base, extra = self.dtype.subdtype or (self.dtype, ())
-            return [Field(self.name, base.str, self.shape[1:] + extra)]
+    def _fields(self) -> list[Field]:
+        columns = [(self.name, self.dtype)]
+        if self.dtype.names is not None:
+            columns = [(check_name(name, shown(self.name)), self.dtype[name]) for name in self.dtype.names]
         fields = []
-        for column in self.dtype.names:
-            kind = self.dtype[column]
-            base, extra = kind.subdtype or (kind, ())
+        for name, dtype in columns:
+            base, extra = dtype.subdtype or (dtype, ())
             if base.names is not None:
-                raise DataError(f"the field {shown(column)} of {shown(self.name)} is a table in a table; write it flat")
-            fields.append(Field(check_name(column, shown(self.name)), base.str, self.shape[1:] + extra))
+                raise DataError(f"the field {shown(name)} of {shown(self.name)} is a table in a table; write it flat")
+            fields.append(Field(name, base.str, self.shape[1:] + extra))
         return fields
 
-    def split(self, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    def split(self, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
         if self.dtype.names is None:
-            yield self.name, values
-            return
-        for field, column in zip(self.fields(), self.dtype.names, strict=True):
-            yield field.name, values[column]
+            return [(self.name, values)]
+        columns = zip(self.fields, self.dtype.names, strict=True)
+        return [(field.name, values[column]) for field, column in columns]
 
     def read(self, file: BinaryIO, label: str, start: int, rows: int) -> Iterator[np.ndarray]:
-        size = prod(self.shape[1:]) * self.dtype.itemsize
         if not self.fortran:
-            _skip(file, self.offset + start * size, self.entry is not None)
+            _skip(file, self.offset + start * prod(self.shape[1:]) * self.dtype.itemsize, self.entry is not None)
         for first in range(start, self.shape[0], rows):
             count = min(rows, self.shape[0] - first)
             if self.fortran:
@@ -146,19 +131,18 @@ class _Member:
             yield out
 
     def _read_columns(self, file: BinaryIO, label: str, first: int, count: int) -> np.ndarray:
-        """Rows of an array whose first axis runs fastest: a stretch of every column."""
+        """Read rows of an array whose first axis runs fastest: a stretch of every column."""
         total, columns = self.shape[0], prod(self.shape[1:])
         if self.entry is not None:
             if self._whole is None:
-                if total * columns * self.dtype.itemsize > _COLUMN_BYTES:
+                size = total * columns * self.dtype.itemsize
+                if size > _COLUMN_BYTES:
                     raise DataError(
                         f"{label}: {shown(self.name)} is stored column by column (Fortran order) in an archive, and "
-                        "would "
-                        "have to be loaded whole; save it as .npy, or with np.ascontiguousarray"
+                        "would have to be loaded whole; save it as .npy, or with np.ascontiguousarray"
                     )
                 _skip(file, self.offset, True)
-                data = file.read(total * columns * self.dtype.itemsize)
-                self._whole = np.frombuffer(data, self.dtype).reshape(self.shape, order="F")
+                self._whole = np.frombuffer(file.read(size), self.dtype).reshape(self.shape, order="F")
             return self._whole[first : first + count]
         flat = np.empty((columns, count), self.dtype)
         raw = flat.view(np.uint8)
@@ -170,29 +154,30 @@ class _Member:
         return flat.reshape((*self.shape[:0:-1], count)).T
 
 
-def _look_into(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
-    where = f"{shown(path)}: entry {shown(info.filename)}"
+def _read_entry(label: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
+    where = f"{label}: entry {shown(info.filename)}"
     if info.flag_bits & 1:
         raise DataError(f"{where} is encrypted")
     if not info.filename.endswith(".npy"):
         raise DataError(f"{where} is no array; an .npz holds .npy entries only")
-    name = check_name(info.filename.removesuffix(".npy"), shown(path))
+    name = check_name(info.filename.removesuffix(".npy"), label)
     with archive.open(info) as file:
-        return _look(file, where, name, info.file_size, info.filename)
+        return _read_header(file, where, name, info.file_size, info.filename)
 
 
-def _look(file: Any, where: str, name: str, size: int, entry: str | None) -> _Member:
+def _read_header(file: Any, where: str, name: str, size: int, entry: str | None) -> _Member:
     """Read a header, and believe it only as far as there are bytes for it."""
     try:
         version = np.lib.format.read_magic(file)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        if version in read:
-            shape, fortran, dtype = read[version](file)
-        elif version == (3, 0):  # as 2.0, in UTF-8
-            shape, fortran, dtype = np.lib.format._read_array_header(file, version)  # type: ignore[attr-defined]
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        elif version == (3, 0):
+            shape, fortran, dtype = _read_header_3_0(file)
         else:
             raise ValueError(f"its version {version} is unknown")
-    except (ValueError, TypeError, SyntaxError, RecursionError, OverflowError, MemoryError) as error:
+    except (ValueError, TypeError, SyntaxError, RecursionError, OverflowError, MemoryError, LookupError) as error:
         raise DataError(f"{where}: is no .npy file: {one_line(str(error))}") from error
     if dtype.hasobject:
         raise DataError(f"{where}: holds pickled Python objects; reading them could run code. Save it as plain numbers")
@@ -204,10 +189,23 @@ def _look(file: Any, where: str, name: str, size: int, entry: str | None) -> _Me
     if needed != size - offset and (entry is not None or needed > size - offset):
         raise DataError(
             f"{where}: its header speaks of {shape} {dtype}, {format_size(needed)}, and there are "
-            f"{format_size(size - offset)}; "
-            "it is cut off or damaged: copy or write it again"
+            f"{format_size(size - offset)}; it is cut off or damaged: copy or write it again"
         )
     return _Member(name, tuple(int(extent) for extent in shape), dtype, bool(fortran), offset, entry)
+
+
+def _read_header_3_0(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of an array whose columns have names beyond Latin-1; NumPy has no public function for it."""
+    length = int.from_bytes(file.read(4), "little")
+    if length > _MOST_HEADER:
+        raise ValueError(f"its header of {length:,} bytes is too long to be true")
+    header = ast.literal_eval(file.read(length).decode("utf-8"))
+    if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
+        raise ValueError("its header has other fields than those of an array")
+    shape, fortran = header["shape"], header["fortran_order"]
+    if not isinstance(shape, tuple) or any(type(extent) is not int for extent in shape) or type(fortran) is not bool:
+        raise ValueError(f"its shape is {shape!r:.60}, its order {fortran!r:.60}")
+    return shape, fortran, np.lib.format.descr_to_dtype(header["descr"])
 
 
 def _skip(file: BinaryIO, to: int, packed: bool) -> None:
@@ -220,9 +218,3 @@ def _skip(file: BinaryIO, to: int, packed: bool) -> None:
         if not got:
             raise EOFError("it is cut off")
         left -= got
-
-
-def file_identity(path: str) -> list[Any]:
-    """Return name, size and time of change of a file."""
-    found = os.stat(path)
-    return [os.path.abspath(path), found.st_size, found.st_mtime_ns]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import h5py
 import numpy as np
 
 from kerasmem.datatools.converting.fields import Field, Piece, Wanted, check_name
-from kerasmem.datatools.converting.sources.arrays import file_identity
-from kerasmem.datatools.converting.sources.combined import Beside
-from kerasmem.datatools.converting.sources.protocol import RowSource
+from kerasmem.datatools.converting.sources.combined import SideBySideSource
+from kerasmem.datatools.converting.sources.protocol import RowSource, rows_in
 from kerasmem.datatools.inspecting.listing import Contents, Entry, list_contents
-from kerasmem.datatools.inspecting.rows import WINDOW_BUDGET, read_windows
+from kerasmem.datatools.inspecting.rows import read_windows
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded
@@ -23,14 +21,12 @@ from kerasmem.hdf5.settings import Access
 _MOST_SPARSE = 1 << 22  # stored values of a sparse matrix read at a time
 
 
-class DenseSource:
+class DenseSource(RowSource):
     """Datasets of one file, read as `H5ChunkSequence` reads them."""
 
     def __init__(self, path: str, entries: Sequence[Entry], access: Access, budget: int) -> None:
-        self.label = shown(path)
-        self.paths: tuple[str, ...] = (path,)
-        self.notes: list[str] = []
-        self._path, self._access, self._budget = path, access, budget
+        super().__init__(shown(path), path)
+        self._access, self._budget = access, budget
         layouts = [entry.layout for entry in entries]
         self.fields = tuple(
             Field(check_name(entry.name, self.label), layout.dtype, layout.row_shape, entry.class_names)
@@ -39,43 +35,29 @@ class DenseSource:
         )
         self.rows = next(layout.rows for layout in layouts if layout is not None)
 
-    def identity(self) -> list[Any]:
-        """Return name, size and time of change."""
-        return file_identity(self._path)
-
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Piece]:
         """Yield rows of the datasets."""
         wanted = [field.name for field in self.fields] if names is None else list(names)
-        for _, window in read_windows([self._path], wanted, start=start, access=self._access, budget=self._budget):
-            length = len(next(iter(window.values())))
-            for first in range(0, length, rows):
+        for _, window in read_windows(self.paths, wanted, start=start, access=self._access, budget=self._budget):
+            for first in range(0, rows_in(window), rows):
                 yield {name: values[first : first + rows] for name, values in window.items()}
 
-    def close(self) -> None:
-        """Nothing stays open."""
 
-
-class SparseSource:
+class SparseSource(RowSource):
     """A sparse matrix by rows (AnnData's csr), made dense."""
 
     def __init__(self, path: str, entry: Entry) -> None:
         assert entry.shape is not None
-        self._where = f"{shown(path)}: {shown(entry.name)}"
-        self.label = self._where
-        self.paths: tuple[str, ...] = (path,)
-        self._path, self._name = path, entry.name
+        super().__init__(f"{shown(path)}: {shown(entry.name)}", path)
+        self._name = entry.name
         self.rows, self._width = entry.shape
-        self.fields: tuple[Field, ...] = (Field(check_name(entry.name, shown(path)), entry.dtype, (self._width,)),)
+        self.fields = (Field(check_name(entry.name, shown(path)), entry.dtype, (self._width,)),)
         dense = self.rows * self._width * np.dtype(entry.dtype).itemsize
         self.notes = [f"{shown(entry.name)} is sparse in the source and dense here: {dense:,} bytes as stored there"]
 
-    def identity(self) -> list[Any]:
-        """Return name, size and time of change."""
-        return file_identity(self._path)
-
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Piece]:
         """Yield rows, zeros and all."""
-        file = open_file(self._path)
+        file = open_file(self.paths[0])
         try:
             group = file[encoded(self._name)]
             data, indices = group["data"], group["indices"]
@@ -84,14 +66,14 @@ class SparseSource:
                 len(bounds) != self.rows + 1 or bounds[0] != 0 or (np.diff(bounds) < 0).any() or bounds[-1] > len(data)
             )
             if wrong or len(indices) != len(data):
-                raise DataError(f"{self._where}: its index of rows is damaged; write the file again")
+                raise DataError(f"{self.label}: its index of rows is damaged; write the file again")
             for first in range(start, self.rows, rows):
                 last = min(first + rows, self.rows)
                 yield {self.fields[0].name: self._dense(data, indices, bounds[first : last + 1])}
         except DAMAGED as error:
             if isinstance(error, DataError):
                 raise
-            raise DataError(f"{self._where}: cannot be read: {one_line(str(error))}") from error
+            raise DataError(f"{self.label}: cannot be read: {one_line(str(error))}") from error
         finally:
             close_file(file)
 
@@ -101,18 +83,13 @@ class SparseSource:
             high = min(low + _MOST_SPARSE, int(bounds[-1]))
             columns = indices[low:high]
             if len(columns) and not (int(columns.min()) >= 0 and int(columns.max()) < self._width):
-                raise DataError(f"{self._where}: it has values outside its {self._width:,} columns; it is damaged")
+                raise DataError(f"{self.label}: it has values outside its {self._width:,} columns; it is damaged")
             rows = np.searchsorted(bounds, np.arange(low, high), side="right") - 1
             np.add.at(out, (rows, columns), data[low:high])  # as SciPy has it: what is there twice adds up
         return out
 
-    def close(self) -> None:
-        """Nothing stays open."""
 
-
-def open_hdf5(
-    path: str, *, allow_external: bool = False, wanted: Wanted | None = None, budget: int = WINDOW_BUDGET
-) -> RowSource:
+def open_hdf5(path: str, *, allow_external: bool, wanted: Wanted, budget: int) -> RowSource:
     """Return the datasets of a file that have as many rows as its largest one.
 
     Args:
@@ -130,24 +107,26 @@ def open_hdf5(
     dense = [entry for entry in chosen if entry.layout is not None]
     sources: list[RowSource] = [DenseSource(path, dense, access, budget)] if dense else []
     sources += [SparseSource(path, entry) for entry in chosen if entry.layout is None]
-    result = sources[0] if len(sources) == 1 else Beside(sources)
+    result = sources[0] if len(sources) == 1 else SideBySideSource(sources)
     result.label = shown(path)
     result.notes += notes
     return result
 
 
-def choose_entries(contents: Contents, wanted: Wanted | None = None) -> tuple[list[Entry], list[str]]:
+def choose_entries(contents: Contents, wanted: Wanted) -> tuple[list[Entry], list[str]]:
     """Return the datasets that make rows together, and what is said about those left out."""
 
     def rows(entry: Entry) -> int:
         return entry.shape[0] if entry.shape else 0
 
-    able = [entry for entry in contents.entries if entry.layout is not None or entry.sparse == "csr_matrix"]
     able = [
-        entry for entry in able if entry.shape and 0 not in entry.shape and (wanted is None or wanted.keeps(entry.name))
+        entry
+        for entry in contents.entries
+        if (entry.layout is not None or entry.sparse == "csr_matrix")
+        and (entry.shape and 0 not in entry.shape and wanted.keeps(entry.name))
     ]
     if not able:
-        if wanted is not None and any(entry.layout is not None for entry in contents.entries):
+        if any(entry.layout is not None for entry in contents.entries):
             wanted.check()
         largest = sorted(contents.entries, key=lambda entry: -entry.stored_bytes)[:5]
         problems = "; ".join(f"{shown(entry.name)}: {entry.problem}" for entry in largest)
@@ -156,9 +135,7 @@ def choose_entries(contents: Contents, wanted: Wanted | None = None) -> tuple[li
     chosen = [entry for entry in able if rows(entry) == size]
     notes = []
     for entry in contents.entries:
-        if entry in chosen or entry.name.endswith("_class_names"):
-            continue
-        if wanted is not None and not wanted.keeps(entry.name):
+        if entry in chosen or entry.name.endswith("_class_names") or not wanted.keeps(entry.name):
             continue
         why = entry.problem or f"it has {rows(entry):,} rows, and the others have {size:,}"
         notes.append(f"left out: {shown(entry.name)} ({why})")

@@ -26,7 +26,7 @@ FORMATS = {
 
 SUFFIXES = {suffix: name for name, suffixes in FORMATS.items() for suffix in suffixes}
 _MODES = {"rgb": ("RGB", 3), "rgba": ("RGBA", 4), "gray": ("L", 1)}
-_MOST_PIXELS = 1 << 27
+_MOST_PIXELS = 1 << 27  # of one image; more is taken for a decompression bomb
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 
 
@@ -38,13 +38,11 @@ class ImageOptions:
         size: (width, height) they are resized to; None where all have the size of the first.
         color: "rgb", "rgba" or "gray".
         mislabelled: accept images whose name or content says another format than it is.
-        most_pixels: of one image; more is taken for a decompression bomb.
     """
 
     size: tuple[int, int] | None = None
     color: str = "rgb"
     mislabelled: bool = False
-    most_pixels: int = _MOST_PIXELS
 
     @property
     def channels(self) -> int:
@@ -118,18 +116,17 @@ def decode_image(source: str | bytes, where: str, options: ImageOptions, suffix:
                 if expected is not None and image.format != expected and not options.mislabelled:
                     raise DataError(
                         f"{where}: its name says {expected}, and its content is {image.format}; rename it, or accept "
-                        "such with "
-                        "mislabelled=True (--accept-mislabelled)"
+                        "such with mislabelled=True (--accept-mislabelled)"
                     )
-                if image.width * image.height > options.most_pixels:
-                    raise DataError(_too_many(where, f"{image.width:,} × {image.height:,} pixels", options))
+                if image.width * image.height > _MOST_PIXELS:
+                    raise DataError(_too_many(where, f"{image.width:,} × {image.height:,} pixels"))
                 return _array(ImageOps, pillow, image, where, options)
     except UnidentifiedImageError:
         raise DataError(f"{where}: is no image in a format that is read ({', '.join(FORMATS)}); leave it out") from None
     except DataError:
         raise
     except pillow.DecompressionBombError:
-        raise DataError(_too_many(where, "far more pixels than a picture has", options)) from None
+        raise DataError(_too_many(where, "far more pixels than a picture has")) from None
     except MemoryError:
         raise DataError(f"{where}: does not fit in memory once unpacked") from None
     except Exception as error:  # Pillow raises whatever its decoders meet in damaged files
@@ -137,10 +134,9 @@ def decode_image(source: str | bytes, where: str, options: ImageOptions, suffix:
         raise DataError(f"{where}: the image is cut off or damaged: {reason}; mend it or leave it out") from error
 
 
-def _too_many(where: str, what: str, options: ImageOptions) -> str:
+def _too_many(where: str, what: str) -> str:
     return (
-        f"{where}: has {what}, and {options.most_pixels:,} are allowed: a small file that unpacks to so much is an "
-        "attack "
+        f"{where}: has {what}, and {_MOST_PIXELS:,} are allowed: a small file that unpacks to so much is an attack "
         "more often than a picture; leave it out"
     )
 
@@ -163,6 +159,31 @@ def _array(ops: Any, pillow: Any, image: Any, where: str, options: ImageOptions)
         upright = upright.resize(options.size, pillow.Resampling.BILINEAR)
     array = np.asarray(upright, np.uint8)
     return array.reshape(array.shape[0], array.shape[1], channels)
+
+
+def decode_alike(
+    source: str | bytes, where: str, options: ImageOptions, suffix: str, shape: tuple[int, ...], first: str
+) -> np.ndarray:
+    """Return what `decode_image` does, if it has the shape that the first image has.
+
+    Args:
+        source: as in `decode_image`.
+        where: as in `decode_image`.
+        options: as in `decode_image`.
+        suffix: as in `decode_image`.
+        shape: of the first image.
+        first: what messages call that one.
+
+    Raises:
+        DataError: it has another shape, or cannot be decoded.
+    """
+    image = decode_image(source, where, options, suffix)
+    if image.shape != shape:
+        raise DataError(
+            f"{where}: has {image.shape[1]:,} × {image.shape[0]:,} pixels, and {first} has {shape[1]:,} × "
+            f"{shape[0]:,}; images of different sizes need image_size (--image-size 224x224)"
+        )
+    return image
 
 
 def is_encoded_image(data: bytes) -> bool:

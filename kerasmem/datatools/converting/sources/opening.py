@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import h5py
@@ -23,6 +23,7 @@ from kerasmem.datatools.converting.sources.tables import open_tables
 from kerasmem.datatools.inspecting.rows import WINDOW_BUDGET
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.settings import natural_order
 
 _TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt", ".parquet", ".pq")
 _RECORDS = re.compile(r"\.tfrecords?(\.gz)?$|\.tfrec$|\.tfrecord-\d+-of-\d+$", re.IGNORECASE)
@@ -87,7 +88,7 @@ def find_paths(sources: Sequence[str]) -> list[tuple[str | None, str]]:
         if not path or "\0" in path:
             raise UsageError(f"sources: {path!r} is no path")
         if glob.has_magic(path) and not os.path.lexists(path):
-            matching = sorted(glob.glob(path, recursive=True), key=_natural)
+            matching = sorted(glob.glob(path, recursive=True), key=natural_order)
             if not matching:
                 raise DataError(f"{shown(path)}: no file matches this pattern")
             found += [(name, one) for one in matching]
@@ -98,22 +99,18 @@ def find_paths(sources: Sequence[str]) -> list[tuple[str | None, str]]:
 
 def _open(path: str, name: str | None, options: ReadOptions) -> RowSource:
     lower = path.lower()
-    kinds: list[tuple[bool, Callable[[], RowSource]]] = [
-        (lower.endswith((".npy", ".npz")), lambda: ArraySource(path, name, options.wanted)),
-        (bool(_RECORDS.search(path)), lambda: RecordSource(path, options.images, options.wanted, options.threads)),
-    ]
     if os.path.isdir(path):
         return ImageFolder(path, options.images, follow_links=options.follow_links, threads=options.threads)
     _only_file(path)
-    for fits, make in kinds:
-        if fits:
-            return make()
+    if lower.endswith((".npy", ".npz")):
+        return ArraySource(path, name, options.wanted)
+    if _RECORDS.search(path):
+        return RecordSource(path, options.images, options.wanted, options.threads)
     if h5py.is_hdf5(path) or lower.endswith((".h5", ".hdf5", ".h5ad", ".mat", ".nc", ".hdf")):
         return open_hdf5(path, allow_external=options.allow_external, wanted=options.wanted, budget=options.budget)
     raise UsageError(
         f"{shown(path)}: of no kind that is known by its name: .npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or "
-        "a folder "
-        "with a folder of images for each class"
+        "a folder with a folder of images for each class"
     )
 
 
@@ -125,7 +122,3 @@ def _only_file(path: str) -> None:
             pass
     except OSError as error:
         raise DataError(f"{shown(path)}: cannot be read: {error.strerror}") from error
-
-
-def _natural(path: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if at % 2 else (0, part) for at, part in enumerate(re.split(r"([0-9]+)", path))]

@@ -13,9 +13,14 @@ from typing import Any
 import numpy as np
 
 from kerasmem.datatools.converting.fields import Field, Piece, Wanted, check_name
-from kerasmem.datatools.converting.sources.arrays import file_identity
-from kerasmem.datatools.converting.sources.image_decoding import ImageOptions, decode_image, is_encoded_image
+from kerasmem.datatools.converting.sources.image_decoding import (
+    ImageOptions,
+    decode_alike,
+    decode_image,
+    is_encoded_image,
+)
 from kerasmem.datatools.converting.sources.images import in_order
+from kerasmem.datatools.converting.sources.protocol import RowSource
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.units import GIB
@@ -25,7 +30,7 @@ _MOST_RECORD = GIB
 _AHEAD = 4
 
 
-class RecordSource:
+class RecordSource(RowSource):
     """A TFRecord file whose records all have the features of the first.
 
     A feature of bytes becomes an image where the first record's is one, and else, where all have one length, a row of
@@ -41,10 +46,8 @@ class RecordSource:
         DataError: the file is damaged, or its records are no Examples of one kind.
     """
 
-    def __init__(self, path: str, images: ImageOptions, wanted: Wanted, threads: int = 2) -> None:
-        self.label = shown(path)
-        self.paths: tuple[str, ...] = (path,)
-        self.notes: list[str] = []
+    def __init__(self, path: str, images: ImageOptions, wanted: Wanted, threads: int) -> None:
+        super().__init__(shown(path), path)
         self._path, self._options, self._threads = path, images, threads
         with open(path, "rb") as file:
             self._packed = file.read(2) == b"\x1f\x8b"
@@ -54,10 +57,6 @@ class RecordSource:
         self._features: dict[str, str] = {}
         self._images: set[str] = set()
         self.fields = self._look(wanted)
-
-    def identity(self) -> list[Any]:
-        """Return name, size and time of change."""
-        return file_identity(self._path)
 
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Piece]:
         """Yield rows."""
@@ -75,10 +74,8 @@ class RecordSource:
                 data = tf.data.TFRecordDataset([self._path], compression_type="GZIP" if self._packed else "")
                 for batch in data.skip(start).batch(rows):
                     parsed = tf.io.parse_example(batch, spec)
-                    piece = {
-                        f.name: self._values(f, parsed[self._features[f.name]].numpy(), done, pool) for f in wanted
-                    }
-                    yield piece
+                    values = {field.name: parsed[self._features[field.name]].numpy() for field in wanted}
+                    yield {field.name: self._values(field, values[field.name], done, pool) for field in wanted}
                     done += len(batch)
         except tf.errors.OpError as error:
             # how TensorFlow puts it names the feature, or the place in the file
@@ -86,9 +83,6 @@ class RecordSource:
             raise DataError(
                 f"{self.label}: records {done:,} to {min(done + rows, self.rows):,} cannot be read: {reason}"
             ) from error
-
-    def close(self) -> None:
-        """Nothing stays open."""
 
     def _values(self, field: Field, values: np.ndarray, first: int, pool: ThreadPoolExecutor) -> np.ndarray:
         kind, length = self._kinds[field.name]
@@ -100,14 +94,7 @@ class RecordSource:
 
             def decode(number: int) -> np.ndarray:
                 where = f"{self.label}: {shown(field.name)} of record {first + number:,}"
-                image = decode_image(texts[number], where, self._options)
-                if image.shape != field.shape:
-                    raise DataError(
-                        f"{where}: has {image.shape[1]:,} × {image.shape[0]:,} pixels, and the first has "
-                        f"{field.shape[1]:,} × "
-                        f"{field.shape[0]:,}; images of different sizes need image_size (--image-size 224x224)"
-                    )
-                return image
+                return decode_alike(texts[number], where, self._options, "", field.shape, "the first")
 
             for number, image in enumerate(in_order(pool, decode, range(len(texts)), self._threads * _AHEAD)):
                 out[number] = image
@@ -116,8 +103,7 @@ class RecordSource:
             if len(text) != length:
                 raise DataError(
                     f"{self.label}: {shown(field.name)} of record {first + number:,} has {len(text):,} bytes, and "
-                    "that of the "
-                    f"first {length:,}; leave it out with drop, or store it as numbers"
+                    f"that of the first {length:,}; leave it out with drop, or store it as numbers"
                 )
             out[number] = np.frombuffer(text, np.uint8)
         return out

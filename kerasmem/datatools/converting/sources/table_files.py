@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from kerasmem.errors import DataError, MissingExtraError
 from kerasmem.hdf5.layout import one_line, shown
@@ -74,97 +75,107 @@ def _reason(text: str) -> str:
     return text
 
 
-class CsvFile:
+class TableFile(ABC):
+    """A file of columns.
+
+    Args:
+        path: the file.
+        options: how it is read.
+
+    Attributes:
+        types: the Arrow types of the columns that are wanted, by name.
+    """
+
+    kind: ClassVar[str]
+    types: dict[str, Any]
+
+    def __init__(self, path: str, options: TableOptions) -> None:
+        self.path, self.label, self.options = path, shown(path), options
+        self.pyarrow = load_pyarrow(self.kind)
+
+    def batches(self, names: Sequence[str] = (), start: int = 0) -> Iterator[Any]:
+        """Yield record batches of some columns, or of all, from row `start` on."""
+        with arrow_errors(self.label):
+            for first, batch in self._batches(list(names), start):
+                if first + batch.num_rows > start:
+                    yield batch.slice(max(0, start - first))
+
+    @abstractmethod
+    def survey_batches(self) -> Iterator[Any]:
+        """Yield all batches of the columns whose contents matter for their type; None to begin again."""
+
+    @abstractmethod
+    def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
+        """Yield record batches and the number of their first row; those before `start` may be left out."""
+
+
+class CsvFile(TableFile):
     """A CSV file; its types are settled by reading it once."""
 
     kind = "CSV"
 
     def __init__(self, path: str, options: TableOptions) -> None:
-        load_pyarrow("CSV")
-        self.path, self.label, self._options = path, shown(path), options
-        self._types: dict[str, Any] = {}
-        with arrow_errors(self.label):
-            reader = self._open(None)
+        super().__init__(path, options)
+        self.types = {}
+        with arrow_errors(self.label), self._open(None) as reader:
+            found = {field.name: field.type for field in reader.schema}
             self._all = list(reader.schema.names)
-            self._types = {field.name: field.type for field in reader.schema}
-            reader.close()
         self._check_header()
-        self.names = [name for name in self._all if options.keeps(name)]
-        self._types = {name: kind for name, kind in self._types.items() if name in set(self.names)}
-
-    def schema(self) -> dict[str, Any]:
-        """Return the columns' Arrow types as far as they are known."""
-        return dict(self._types)
-
-    def widen(self, name: str, wider: Any) -> None:
-        """Read a column as another type from now on."""
-        self._types[name] = wider
-
-    def batches(self, names: Sequence[str] | None = None, start: int = 0) -> Iterator[Any]:
-        """Yield record batches from row `start` on."""
-        with arrow_errors(self.label):
-            reader = self._open(names)
-            try:
-                for batch in reader:
-                    if start >= batch.num_rows:
-                        start -= batch.num_rows
-                        continue
-                    yield batch.slice(start)
-                    start = 0
-            finally:
-                reader.close()
+        self.types = {name: kind for name, kind in found.items() if options.keeps(name)}
 
     def survey_batches(self) -> Iterator[Any]:
-        """Yield all batches; where a column turns out to be wider than thought, begin anew with None.
+        """Yield all batches; where a column turns out to be wider than thought, begin again with None.
 
         Raises:
             DataError: a column of numbers holds something else.
         """
-        pyarrow = load_pyarrow("CSV")
         while True:
             rows = 0
             try:
-                reader = self._open(self.names)
-                for batch in reader:
+                for first, batch in self._batches(list(self.types), 0):
                     yield batch
-                    rows += batch.num_rows
+                    rows = first + batch.num_rows
                 return
-            except pyarrow.ArrowInvalid as error:
+            except self.pyarrow.ArrowInvalid as error:
                 found = _COLUMN.search(str(error))
                 if found is None:
                     raise
-                self._widen_from(self._all[int(found[1])], one_line(found[2], 200), rows)
+                self._widen(self._all[int(found[1])], one_line(found[2], 200), rows)
                 yield None
 
-    def _widen_from(self, name: str, reason: str, rows: int) -> None:
-        pyarrow = load_pyarrow("CSV")
-        before = self._types[name]
+    def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
+        first = 0
+        with self._open(names or None) as reader:
+            for batch in reader:
+                yield first, batch
+                first += batch.num_rows
+
+    def _widen(self, name: str, reason: str, rows: int) -> None:
+        pyarrow = self.pyarrow
+        before = self.types[name]
         if pyarrow.types.is_null(before):
-            self._types[name] = pyarrow.int64()
+            self.types[name] = pyarrow.int64()
         elif pyarrow.types.is_int64(before):
-            self._types[name] = pyarrow.float64()
+            self.types[name] = pyarrow.float64()
         elif rows == 0 and pyarrow.types.is_floating(before):
-            self._types[name] = pyarrow.string()  # nothing but gaps before: the first value is no number
+            self.types[name] = pyarrow.string()  # nothing but gaps before: the first value is no number
         else:
             raise DataError(
-                f"{self.label}: column {shown(name)} mixes types: it holds {_word(before)} first, and somewhere "
-                "after row "
-                f"{rows:,} something else ({reason}); mend it, leave the column out with drop, or read it as text "
+                f"{self.label}: column {shown(name)} mixes types: it holds {_word(before)} first, and somewhere after "
+                f"row {rows:,} something else ({reason}); mend it, leave the column out with drop, or read it as text "
                 "with text"
             )
 
-    def _open(self, names: Sequence[str] | None) -> Any:
+    def _open(self, names: list[str] | None) -> Any:
         from pyarrow import csv
 
-        pyarrow = load_pyarrow("CSV")
-        delimiter = self._options.delimiter or ("\t" if self.path.lower().removesuffix(".gz").endswith(".tsv") else ",")
-        types = dict(self._types)
-        types.update((name, pyarrow.string()) for name in self._options.text)
+        delimiter = self.options.delimiter or ("\t" if self.path.lower().removesuffix(".gz").endswith(".tsv") else ",")
+        types = {**self.types, **dict.fromkeys(self.options.text, self.pyarrow.string())}
         return csv.open_csv(
             self.path,
-            read_options=csv.ReadOptions(block_size=_BLOCK_BYTES, autogenerate_column_names=not self._options.header),
+            read_options=csv.ReadOptions(block_size=_BLOCK_BYTES, autogenerate_column_names=not self.options.header),
             parse_options=csv.ParseOptions(delimiter=delimiter),
-            convert_options=csv.ConvertOptions(column_types=types, include_columns=list(names) if names else None),
+            convert_options=csv.ConvertOptions(column_types=types, include_columns=names),
         )
 
     def _check_header(self) -> None:
@@ -173,59 +184,46 @@ class CsvFile:
             raise DataError(
                 f"{self.label}: several columns are called {shown(twice)}; rename them, or pass header=False"
             )
-        if self._options.header and self._all and all(_is_number(name) for name in self._all):
+        if self.options.header and self._all and all(is_number(name) for name in self._all):
             raise DataError(
                 f"{self.label}: the first row holds numbers ({shown(', '.join(self._all[:4]))}), no names; where it "
-                "is data, "
-                "pass header=False (--no-header)"
+                "is data, pass header=False (--no-header)"
             )
 
 
-class ParquetFile:
+class ParquetFile(TableFile):
     """A Parquet file."""
 
     kind = "Parquet"
 
     def __init__(self, path: str, options: TableOptions) -> None:
-        load_pyarrow("Parquet")
-        self.path, self.label = path, shown(path)
+        super().__init__(path, options)
         with arrow_errors(self.label), self._open() as file:
             names = list(file.schema_arrow.names)
-            self.names = [name for name in names if options.keeps(name)]
-            self._schema = {field.name: field.type for field in file.schema_arrow if field.name in set(self.names)}
+            self.types = {field.name: field.type for field in file.schema_arrow if options.keeps(field.name)}
             self.rows = file.metadata.num_rows
         if len(set(names)) < len(names):
             raise DataError(f"{self.label}: several columns have the same name; rename them")
 
-    def schema(self) -> dict[str, Any]:
-        """Return the columns' Arrow types."""
-        return dict(self._schema)
-
-    def batches(self, names: Sequence[str] | None = None, start: int = 0) -> Iterator[Any]:
-        """Yield record batches from row `start` on."""
-        with arrow_errors(self.label), self._open() as file:
-            groups: list[int] = []
-            rows = max(1, min(_BATCH_ROWS, _BATCH_VALUES // max(1, len(names or self.names))))
-            for number in range(file.metadata.num_row_groups):
-                length = file.metadata.row_group(number).num_rows
-                if not groups and start >= length:
-                    start -= length
-                else:
-                    groups.append(number)
-            for group in groups:  # one by one: what is read ahead of several is kept in memory
-                for batch in file.iter_batches(rows, row_groups=[group], columns=list(names) if names else None):
-                    if start >= batch.num_rows:
-                        start -= batch.num_rows
-                        continue
-                    yield batch.slice(start)
-                    start = 0
-
     def survey_batches(self) -> Iterator[Any]:
-        """Yield batches of the columns whose contents matter for their type."""
-        pyarrow = load_pyarrow("Parquet")
-        wanted = [name for name, kind in self._schema.items() if not pyarrow.types.is_floating(kind)]
+        """Yield batches of all columns but those of floating-point numbers."""
+        wanted = [name for name, kind in self.types.items() if not self.pyarrow.types.is_floating(kind)]
         if wanted:
             yield from self.batches(wanted)
+
+    def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
+        rows = max(1, min(_BATCH_ROWS, _BATCH_VALUES // max(1, len(names or self.types))))
+        first = 0
+        with self._open() as file:
+            for group in range(file.metadata.num_row_groups):
+                length = file.metadata.row_group(group).num_rows
+                if first + length <= start:
+                    first += length
+                    continue
+                # one group at a time: what is read ahead of several is kept in memory
+                for batch in file.iter_batches(rows, row_groups=[group], columns=names or None):
+                    yield first, batch
+                    first += batch.num_rows
 
     def _open(self) -> Any:
         from pyarrow import parquet
@@ -240,7 +238,8 @@ def _word(kind: Any) -> str:
     return {"int64": "whole numbers", "double": "numbers", "string": "text", "bool": "true and false"}.get(text, text)
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether a text reads as a number."""
     try:
         float(text)
     except ValueError:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from kerasmem.datatools.converting.fields import Field, Piece, check_name
-from kerasmem.datatools.converting.sources.arrays import file_identity
+from kerasmem.datatools.converting.sources.protocol import RowSource
 from kerasmem.datatools.converting.sources.table_files import (
     CsvFile,
     ParquetFile,
+    TableFile,
     TableOptions,
     arrow_errors,
-    load_pyarrow,
+    is_number,
 )
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
@@ -41,44 +42,35 @@ def open_tables(paths: Sequence[str], options: TableOptions) -> list[TableSource
     Raises:
         DataError: a file cannot be read, or its columns cannot be made numbers.
     """
-    files: list[CsvFile | ParquetFile] = []
     groups: dict[frozenset[str], list[TableSource]] = {}
     for path in paths:
-        parquet = path.lower().endswith((".parquet", ".pq"))
-        file = ParquetFile(path, options) if parquet else CsvFile(path, options)
-        files.append(file)
-        groups.setdefault(frozenset(file.names), []).append(TableSource(file, options))
+        kind = ParquetFile if path.lower().endswith((".parquet", ".pq")) else CsvFile
+        source = TableSource(kind(path, options))
+        groups.setdefault(frozenset(source.columns), []).append(source)
     for group in groups.values():
-        _agree(group)
+        _agree(group, options.text)
     return [source for group in groups.values() for source in group]
 
 
-class TableSource:
-    """One CSV or Parquet file."""
+class TableSource(RowSource):
+    """One CSV or Parquet file; its columns get their types from `settle`."""
 
-    def __init__(self, file: CsvFile | ParquetFile, options: TableOptions) -> None:
-        self.label = file.label
-        self.paths: tuple[str, ...] = (file.path,)
-        self.notes: list[str] = []
+    def __init__(self, file: TableFile) -> None:
+        super().__init__(file.label, file.path)
         self._file = file
-        self._options = options
         self.rows = 0
-        self.fields: tuple[Field, ...] = ()
+        self.fields = ()
         self.columns: dict[str, _Column] = {}
         self._names: dict[str, str] = {}
-        if not file.names:
+        if not file.types:
             raise UsageError(f"drop: no column of {self.label} is left to be written")
         with arrow_errors(self.label):
             self._survey()
 
-    def identity(self) -> list[Any]:
-        """Return name, size and time of change."""
-        return file_identity(self._file.path)
-
     def settle(self, columns: dict[str, _Column]) -> None:
         """Take over the types that all files agree on."""
         self.columns = columns
-        self._names = {check_name(name, self.label): name for name in self._file.names}
+        self._names = {check_name(name, self.label): name for name in columns}
         fields = []
         for name, original in self._names.items():
             column = columns[original]
@@ -88,16 +80,10 @@ class TableSource:
             if column.kind == "float" and column.gaps and column.dtype == "<f8":
                 self.notes.append(f"{shown(name)} has {column.gaps:,} gaps, which become NaN")
         self.fields = tuple(fields)
-        if isinstance(self._file, CsvFile):
-            pyarrow = load_pyarrow("CSV")
-            for original, column in columns.items():
-                wide = {
-                    "int": pyarrow.int64(),
-                    "float": pyarrow.float64(),
-                    "text": pyarrow.string(),
-                    "bool": pyarrow.bool_(),
-                }
-                self._file.widen(original, wide[column.kind])
+        if isinstance(self._file, CsvFile):  # from now on its columns are read as these types
+            arrow = self._file.pyarrow
+            types = {"int": arrow.int64(), "float": arrow.float64(), "text": arrow.string(), "bool": arrow.bool_()}
+            self._file.types = {original: types[column.kind] for original, column in columns.items()}
 
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Piece]:
         """Yield rows."""
@@ -107,11 +93,7 @@ class TableSource:
                 part = batch.slice(first, rows)
                 yield {f.name: self._values(part, f) for f in wanted}
 
-    def close(self) -> None:
-        """Nothing stays open."""
-
     def _survey(self) -> None:
-        pyarrow = load_pyarrow(self._file.kind)
         found: dict[str, _Column] = {}
         for batch in self._file.survey_batches():
             if batch is None:  # a type was widened: from the beginning
@@ -120,22 +102,20 @@ class TableSource:
             self.rows += batch.num_rows
             for name, values in zip(batch.schema.names, batch.columns, strict=True):
                 if name not in found:
-                    found[name] = self._column(pyarrow, name, values.type)
-                self._look(pyarrow, name, values, found[name])
+                    found[name] = self._column(name, values.type)
+                self._add(name, values, found[name])
         if isinstance(self._file, ParquetFile):
             self.rows = self._file.rows
-            for name, kind in self._file.schema().items():
-                found.setdefault(name, self._column(pyarrow, name, kind))
         if not self.rows:
             raise DataError(f"{self.label}: has a header and no rows")
-        self.columns = found
+        self.columns = {name: found.get(name) or self._column(name, kind) for name, kind in self._file.types.items()}
 
-    def _column(self, pyarrow: Any, name: str, kind: Any) -> _Column:
-        types = pyarrow.types
+    def _column(self, name: str, kind: Any) -> _Column:
+        types = self._file.pyarrow.types
         if types.is_dictionary(kind):
             kind = kind.value_type
         if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-            inner = self._column(pyarrow, name, kind.value_type)
+            inner = self._column(name, kind.value_type)
             if inner.kind in ("text", "null") or inner.width is not None:
                 raise DataError(
                     f"{self.label}: column {shown(name)} holds lists of {kind.value_type}; only lists of numbers can "
@@ -157,7 +137,7 @@ class TableSource:
             f"{self.label}: column {shown(name)} holds {what}, no numbers; convert it, or leave it out with drop"
         )
 
-    def _look(self, pyarrow: Any, name: str, values: Any, column: _Column) -> None:
+    def _add(self, name: str, values: Any, column: _Column) -> None:
         import pyarrow.compute as compute
 
         column.gaps += values.null_count
@@ -182,11 +162,9 @@ class TableSource:
 
         values = batch.column(batch.schema.get_field_index(self._names[wanted.name]))
         if wanted.class_names is not None:
-            pyarrow = load_pyarrow(self._file.kind)
-            known = pyarrow.array(wanted.class_names, pyarrow.string())
-            if pyarrow.types.is_dictionary(values.type):
-                values = values.dictionary_decode()
-            codes = compute.index_in(values.cast(pyarrow.string()), value_set=known)
+            text = self._file.pyarrow.string()
+            known = self._file.pyarrow.array(wanted.class_names, text)
+            codes = compute.index_in(values.cast(text), value_set=known)
             return np.asarray(codes.to_numpy(zero_copy_only=False)).astype(np.int32)
         if wanted.shape:
             values = values.flatten()
@@ -194,7 +172,7 @@ class TableSource:
         return array.reshape(batch.num_rows, *wanted.shape)
 
 
-def _agree(sources: Sequence[TableSource]) -> None:
+def _agree(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
     """Settle one type for each column over all files."""
     agreed: dict[str, _Column] = {}
     for name in sources[0].columns:
@@ -217,7 +195,7 @@ def _agree(sources: Sequence[TableSource]) -> None:
         total.dtype = np.result_type(*dtypes).newbyteorder("<").str if dtypes else ""
         for column in found:
             total.texts |= column.texts
-        _check(total, where, name in sources[0]._options.text)
+        _check(total, where, name in as_text)
         agreed[name] = total
     for source in sources:
         source.settle(agreed)
@@ -235,19 +213,10 @@ def _check(column: _Column, where: str, as_text: bool) -> None:
     if column.kind == "int" and column.gaps:
         column.kind, column.dtype = "float", "<f8"
     if column.kind == "text" and not as_text:
-        numbers = [text for text in column.texts if _is_number(text)]
+        numbers = [text for text in column.texts if is_number(text)]
         if numbers and len(numbers) < len(column.texts):
             other = min(column.texts - set(numbers))
             raise DataError(
-                f"{where} mixes types: numbers such as {shown(min(numbers), 40)} and texts such as "
-                f"{shown(other, 40)}; mend it, "
-                "leave the column out with drop, or read it as text with text"
+                f"{where} mixes types: numbers such as {shown(min(numbers), 40)} and texts such as {shown(other, 40)}; "
+                "mend it, leave the column out with drop, or read it as text with text"
             )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
