@@ -1,70 +1,57 @@
-"""Which `fit`, `evaluate` or `predict` a hook comes from, and whether it is still being executed.
-
-Nothing tells a callback that `fit` raised, nor that another `fit` has begun inside or beside it; the stack does.
-"""
+"""Which `fit`, `evaluate` or `predict` a hook comes from, and whether it is still being executed."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any
+
+from kerasmem.compat.keras_calls import calls_under_way
 
 
 class KerasCall:
-    """One execution of a Keras method, known by the list of callbacks that it made. Holds nothing alive.
+    """One execution of a Keras method, known by the list of callbacks that Keras made for it. Keeps nothing alive.
 
     Attributes:
-        thread: the thread that executes it.
+        thread: number of the thread that executes it.
     """
 
     def __init__(self, method: str, callbacks: Any) -> None:
         self.thread = threading.get_ident()
         self._method = method
-        self._callbacks = weakref.ref(callbacks)
+        self._owner = weakref.ref(threading.current_thread())
+        self._ended: list[Any] = []  # gets an item when Keras's list of callbacks goes away
+        self._callbacks = weakref.ref(callbacks, self._ended.append)
 
     @classmethod
     def innermost(cls, method: str) -> KerasCall | None:
         """Return the innermost execution of a method in this thread; None where hooks are called by hand."""
-        found = next(_callback_lists(sys._getframe(1), method), None)
-        return None if found is None else cls(method, found)
+        call = next(calls_under_way(method), None)
+        return None if call is None else cls(method, call["callbacks"])
 
     def arguments(self) -> dict[str, Any]:
-        """Return the local variables of the method, its arguments among them; empty where it has ended."""
-        here = self.thread == threading.get_ident()
-        frame = sys._getframe(1) if here else sys._current_frames().get(self.thread)
-        while frame is not None:
-            if frame.f_code.co_name == self._method and frame.f_locals.get("callbacks") is self._callbacks():
-                return dict(frame.f_locals)
-            frame = frame.f_back
-        return {}
+        """Return the local variables of the method, its arguments among them; empty where this thread runs no such."""
+        callbacks = self._callbacks()
+        calls = () if callbacks is None else calls_under_way(self._method)
+        return next((call for call in calls if call["callbacks"] is callbacks), {})
 
     def is_running(self) -> bool:
-        """Whether it has neither returned nor raised."""
-        wanted = self._callbacks()
-        if wanted is None:
+        """Return whether it has neither returned nor raised.
+
+        The thread that executes it knows. Another thread does not look at that one's stack, as this crashes Python;
+        it says True until the thread has ended or Keras's list of callbacks is gone, which a traceback that is kept
+        can delay.
+        """
+        if self._ended:
             return False
-        here = self.thread == threading.get_ident()
-        frame = sys._getframe(1) if here else sys._current_frames().get(self.thread)
-        return any(found is wanted for found in _callback_lists(frame, self._method))
+        if self.thread == threading.get_ident():
+            return bool(self.arguments())
+        owner = self._owner()
+        return owner is not None and owner.is_alive()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, KerasCall) and (self.thread, self._method, self._callbacks()) == (
-            other.thread,
-            other._method,
-            other._callbacks(),
-        )
+        if not isinstance(other, KerasCall) or (self.thread, self._method) != (other.thread, other._method):
+            return False
+        return self._callbacks() is other._callbacks()
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _callback_lists(frame: FrameType | None, method: str) -> Iterator[Any]:
-    """Yield the callback lists of a method's executions, the innermost first."""
-    while frame is not None:
-        if frame.f_code.co_name == method:
-            found = frame.f_locals.get("callbacks")
-            if hasattr(found, "on_train_batch_begin"):  # a CallbackList; not a user's plain list, in a fit around it
-                yield found
-        frame = frame.f_back

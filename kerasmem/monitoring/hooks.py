@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 from kerasmem.cluster import find_worker
+from kerasmem.compat.keras_calls import stop_watching_saving, watch_saving
 from kerasmem.monitoring.calls import KerasCall
 from kerasmem.monitoring.inputs import float64_inputs
 from kerasmem.monitoring.one_profile import OneProfile
@@ -103,7 +104,7 @@ class LoggerHooks(LoggerResults):
             return
         validation = part and not taken_up
         self._test_phase = "validation" if validation else "evaluate"
-        self._recorder.mark.enter(self._test_phase)
+        self._recorder.phase.enter(self._test_phase)
         if validation and self._call is not None and self._run_model is not None:
             iterator = getattr(self._run_model(), "_eval_epoch_iterator", None)
             self._totals["test"] = getattr(iterator, "num_batches", None)
@@ -123,7 +124,7 @@ class LoggerHooks(LoggerResults):
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin a run of `predict`, or a part of the run under way."""
         if not self._is_guests() and self._begin_part("predict") is not None:
-            self._recorder.mark.enter("predict")
+            self._recorder.phase.enter("predict")
 
     def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
         """End the run of `predict`."""
@@ -153,7 +154,9 @@ class LoggerHooks(LoggerResults):
 
             for wide in float64_inputs(call.arguments(), keras.config.floatx()):
                 self._recorder.note(wide.note)
+        self._watch_saving(False)  # in a run that broke off
         self._run_model = None if self._model is None else weakref.ref(self._model)
+        self._watch_saving(True)
         self._run_params = self.params
         self._taken_up = None
         if self._profile is not None and kind == "train":
@@ -161,9 +164,15 @@ class LoggerHooks(LoggerResults):
 
     def _end_run(self) -> None:
         self._print_line()
+        self._watch_saving(False)
         if self._profile is not None:
             self._profile.end_run()
         self._recorder.end_run()
+
+    def _watch_saving(self, on: bool) -> None:
+        model = None if self._run_model is None else self._run_model()
+        if model is not None:
+            (watch_saving if on else stop_watching_saving)(model, self._recorder.phase)
 
     def _begin_batch(self, kind: Kind, batch: int) -> None:
         if self._is_guests():
@@ -194,7 +203,7 @@ class LoggerHooks(LoggerResults):
         if self._is_guests():
             return
         self._recorder.begin_part(kind)
-        self._recorder.mark.enter("between")
+        self._recorder.phase.enter("between")
         if self._kind == kind:
             self._end_run()
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 
 from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.devices.tree import TreeReader
 from kerasmem.devices.visible import visible_devices
+from kerasmem.monitoring.periodic import PeriodicThread
 from kerasmem.monitoring.phases import Moment
-from kerasmem.monitoring.sampler import loop
 
 _PERIOD = 0.05
 
@@ -47,13 +46,12 @@ class HostPeaks:
 class HostWatch:
     """Reads host and driver while at least one action is under way; its thread and NVML end with the last."""
 
-    _thread: threading.Thread | None
+    _thread: PeriodicThread | None
     _tree: TreeReader | None
     _nvml: Nvml | None
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stop = threading.Event()
         self._open: list[HostPeaks] = []
         self._cards: list[NvmlDevice] = []
         self._thread = self._tree = self._nvml = None
@@ -77,19 +75,18 @@ class HostWatch:
             if self._open:
                 return moment
             thread, self._thread = self._thread, None
-            self._stop.set()
             if self._nvml is not None:
                 self._nvml.close()
             self._nvml, self._tree = None, None
         if thread is not None:
-            thread.join()  # outside the lock, which its last reading may wait for
+            thread.stop()  # outside the lock, which its last reading may wait for
         return moment
 
     def tick(self) -> float | None:
         """Take a reading in the thread; return its cost in seconds of processor time, None to end."""
         start = time.thread_time()
         with self._lock:
-            if self._thread is not threading.current_thread():
+            if not self._open:
                 return None
             self._read()
         return time.thread_time() - start
@@ -103,9 +100,7 @@ class HostWatch:
         self._nvml, _ = Nvml.open()
         devices = () if self._nvml is None else self._nvml.devices
         self._cards = [match.device for match in visible_devices(devices, os.environ) if match.device is not None]
-        self._stop = threading.Event()
-        arguments = (weakref.ref(self), self._stop, _PERIOD)
-        self._thread = threading.Thread(target=loop, args=arguments, name="kerasmem track", daemon=True)
+        self._thread = PeriodicThread("kerasmem track", self.tick, _PERIOD)
         self._thread.start()
 
     def _read(self) -> Moment:

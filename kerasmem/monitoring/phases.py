@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 # "between": data loading, other callbacks, tracing's aftermath; "epoch end": callbacks after the epoch's last batch
 PHASES = ("train batch", "validation", "evaluate", "predict", "epoch end", "save", "between")
-_SAVERS = (
-    "keras.src.saving", "keras.src.legacy.saving", "tensorflow.python.saved_model", "tensorflow.python.checkpoint",
-)  # fmt: skip
 _SIZES = ("rss_bytes", "tree_bytes", "swap_bytes", "driver_used_bytes")
 
 
@@ -91,20 +89,22 @@ class PhasePeaks:
         )
 
 
-class Mark:
+class CurrentPhase:
     """The phase that training is in, written by hooks and read by the sampler's thread.
 
     Attributes:
         phase: now.
         rest: the phase to go back to when a batch has ended.
         changes: how often `phase` was set.
+        thread: number of the thread that trains.
     """
 
-    __slots__ = ("changes", "phase", "rest")
+    __slots__ = ("__weakref__", "changes", "phase", "rest", "thread")
 
     def __init__(self) -> None:
         self.phase = self.rest = "between"
         self.changes = 0
+        self.thread = threading.get_ident()
 
     def enter(self, phase: str) -> None:
         """Go into a phase, until another is entered."""
@@ -115,6 +115,19 @@ class Mark:
         """A batch begins."""
         self.phase = phase
         self.changes += 1
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Be in the phase "save", unless another thread than the one that trains saves."""
+        if threading.get_ident() != self.thread:
+            yield
+            return
+        before = self.phase
+        self.batch("save")
+        try:
+            yield
+        finally:
+            self.batch(before)
 
 
 class PhaseBook:
@@ -175,18 +188,6 @@ class PhaseBook:
         if held is not None:
             sizes = tuple(map(_larger, held, sizes))
         self._peaks[phase] = sizes
-
-
-def is_saving(thread: int) -> bool:
-    """Return whether a thread is inside Keras's or TensorFlow's code that saves models or weights."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_code.co_name.lstrip("_").startswith(("save", "write")):
-            module = frame.f_globals.get("__name__")
-            if isinstance(module, str) and module.startswith(_SAVERS):
-                return True
-        frame = frame.f_back
-    return False
 
 
 def _larger(one: int | None, other: int | None) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from kerasmem.monitoring.logfile import Format
 from kerasmem.monitoring.maxima import Maxima
 from kerasmem.monitoring.meter import Meter
 from kerasmem.monitoring.outputs import Outputs
-from kerasmem.monitoring.phases import Mark, PhasePeaks
+from kerasmem.monitoring.phases import CurrentPhase, PhasePeaks
 from kerasmem.monitoring.rows import PackedRows
 from kerasmem.monitoring.sampler import Sampler
 from kerasmem.monitoring.timeline import KINDS, Timeline
@@ -41,7 +42,7 @@ class Recorder:
         run: number of the run under way; None between runs.
         epoch: number of the epoch under way; None outside.
         worker: which of several this process is in the run; None where it trains alone.
-        mark: the phase that training is in.
+        phase: that training is in.
         broken: True once an unexpected error has ended the recording.
         health: how whole the allocators' free memory was at each epoch's end, where that is asked for.
         leak_watch: what watches for memory that epochs keep, where that is asked for.
@@ -78,7 +79,7 @@ class Recorder:
         self.total_seconds = self.batch_seconds = self.step_seconds = self._background_seconds = 0.0
         self.step_start: float | None = None
         self.batches = 0
-        self.mark = Mark()
+        self.phase = CurrentPhase()
         self.worker: Worker | None = None
         self._outputs = Outputs(path, format, append, board)
         self._every, self._sampling = every, sampling
@@ -149,7 +150,7 @@ class Recorder:
         """Open the file and the devices.
 
         Args:
-            busy: whether the run is still going on, where that can be told.
+            busy: whether the run is still going on, as far as can be told; called in other threads too.
             worker: which of several this process is.
 
         Raises:
@@ -157,7 +158,8 @@ class Recorder:
         """
         self.broken = False
         self._finish()  # of a run that broke off
-        self.mark.enter("between")
+        self.phase.enter("between")
+        self.phase.thread = threading.get_ident()
         self.step_start = None
         if self._meter is not None and self._meter.pid != os.getpid():
             self._meter = None  # the parent's of this forked process
@@ -168,7 +170,7 @@ class Recorder:
         if self._meter is None:
             self._meter = Meter(self._meter_note, devices=self._devices, nvml=self._nvml, reset_peaks=self._reset_peaks)
         behind = self._pending.settle_behind if self._sampling else None
-        sampler = Sampler(self.mark, self._meter.read_driver, self._meter_note, self._sampling, busy, behind)
+        sampler = Sampler(self.phase, self._meter.read_driver, self._meter_note, self._sampling, busy, behind)
         readings, host = self._meter.start_run()
         self._known = {name for r in readings for name, value in r._asdict().items() if value is not None}
         if "in_use_bytes" in self._known:
@@ -248,9 +250,10 @@ class Recorder:
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch's maxima; what came before belongs to the epoch before."""
         if self._sampler is not None:
+            self._sampler.start()  # it may have given up in a long stretch without hooks
             self._sampler.read()
             self._keep_phases(self._sampler)
-        self.mark.enter("between")
+        self.phase.enter("between")
         self.epoch = epoch
         self.begin_part("train")
         if self._meter is not None:
@@ -267,7 +270,7 @@ class Recorder:
         if self._sampler is not None:
             self._sampler.read()
             maxima.add_background(*map(self._sampler.largest, ("rss_bytes", "tree_bytes", "swap_bytes")))
-        self.mark.enter("epoch end")
+        self.phase.enter("epoch end")
         readings, host = self._meter.read()
         maxima.add([r._replace(peak_bytes=None) for r in readings], [r.peak_bytes for r in readings], host)
         rows = maxima.rows(self.run or 0, self._moment())
@@ -296,7 +299,7 @@ class Recorder:
     @costed
     def begin_batch(self, kind: Kind, batch: int) -> None:
         """Read the peak since the reading before, and start the batch's own, if it is to be sampled."""
-        self.mark.batch("train batch" if kind == "train" else self.mark.rest)
+        self.phase.batch("train batch" if kind == "train" else self.phase.rest)
         if batch < self._due.get(kind, 0) or self._meter is None:
             return
         peaks = self._meter.peaks()
@@ -313,8 +316,8 @@ class Recorder:
         known, is how many there are.
         """
         self.batches += 1
-        mark = self.mark
-        mark.phase, mark.changes = mark.rest, mark.changes + 1
+        current = self.phase
+        current.phase, current.changes = current.rest, current.changes + 1
         opened = self._open.pop(kind, None)
         if total is not None and total > (0 if opened is None else opened.batch):
             last = min(last, total - 1)
@@ -379,7 +382,7 @@ class Recorder:
         if isinstance(self._nvml, Nvml):
             state["_nvml"] = "auto"
         state["_rows"] = self._rows.copy()
-        state["_phases"], state["health"], state["mark"] = list(self._phases), list(self.health), Mark()
+        state["_phases"], state["health"], state["phase"] = list(self._phases), list(self.health), CurrentPhase()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -387,5 +390,6 @@ class Recorder:
         self._drop_handles()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # one that was never whole
-            self._pending.settle()
+        waiting = getattr(self, "_pending", None)  # None: it was never whole
+        if waiting is not None:
+            waiting.settle_behind()

@@ -1,0 +1,92 @@
+"""Which of Keras's own methods run: `fit`, `evaluate` and `predict` around a callback's hook, and a model's saving.
+
+Keras tells a callback neither which call a hook comes from nor that a call raised. A traceback that somebody keeps
+holds everything that the call made, so that no object's end tells it either. The stack of the thread that asks does:
+a call is under way exactly if its frame is on that stack. Only that thread's own frames are read. Frames of another
+thread change while they are read, and CPython crashes then (python/cpython#99110, #111363, #118680, #152355).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+_SAVERS = ("save", "save_weights", "export")
+
+
+def calls_under_way(method: str) -> Iterator[dict[str, Any]]:
+    """Yield the local variables of a Keras method's calls in this thread, the innermost first.
+
+    Args:
+        method: "fit", "evaluate" or "predict".
+
+    Yields:
+        Each call's local variables: its arguments, with the `CallbackList` that Keras made in place of `callbacks`.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == method:
+            variables = frame.f_locals
+            # A CallbackList, and not the plain list in a user's own function `fit` around it.
+            if hasattr(variables.get("callbacks"), "on_train_batch_begin"):
+                yield dict(variables)
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+class Saving(Protocol):
+    """What wants to know when a model saves itself."""
+
+    def saving(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context that lasts as long as the saving."""
+
+
+class _WatchedMethod:
+    """Stands before a model's method on that one model; goes away when it is called and nobody watches any more."""
+
+    def __init__(self, model: Any, name: str) -> None:
+        self._model, self._name = weakref.ref(model), name
+        self._own = vars(model).get(name)  # a method that somebody else put on this model
+        self.watchers: weakref.WeakSet[Saving] = weakref.WeakSet()
+        vars(model)[name] = self
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        model = self._model()
+        method = self._own or getattr(type(model), self._name).__get__(model)
+        with contextlib.ExitStack() as stack:
+            for watcher in list(self.watchers):
+                stack.enter_context(watcher.saving())
+            if not self.watchers:
+                self.remove()
+            return method(*args, **options)
+
+    def remove(self) -> None:
+        """Leave the model as it was, unless somebody has put another method before this one."""
+        model = self._model()
+        if model is None or vars(model).get(self._name) is not self:
+            return
+        if self._own is None:
+            del vars(model)[self._name]
+        else:
+            vars(model)[self._name] = self._own
+
+
+def watch_saving(model: Any, watcher: Saving) -> None:
+    """Enter `watcher.saving()` whenever the model's `save`, `save_weights` or `export` runs; keeps neither alive."""
+    for name in _SAVERS:
+        if hasattr(type(model), name):
+            method = vars(model).get(name)
+            watched = method if isinstance(method, _WatchedMethod) else _WatchedMethod(model, name)
+            watched.watchers.add(watcher)
+
+
+def stop_watching_saving(model: Any, watcher: Saving) -> None:
+    """Undo `watch_saving`; it may never have been done."""
+    for name in _SAVERS:
+        method = vars(model).get(name)
+        if isinstance(method, _WatchedMethod):
+            method.watchers.discard(watcher)
+            if not method.watchers:
+                method.remove()
