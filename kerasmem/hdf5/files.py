@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from kerasmem.hdf5.layout import DataLayout
 from kerasmem.hdf5.opened import OpenFile
-from kerasmem.hdf5.remote.link import Link, Traffic
+from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.settings import Access
 
@@ -33,9 +33,9 @@ class OpenFiles:
         remote = [is_url(file.path) for file in layout.files]
         self.remote = any(remote)
         self._access = access
-        self._link: Link | None = None
+        self._fetcher: RangeFetcher | None = None
         self._files = [
-            OpenFile(file, access, first if several else None, self._fetching if far else None)
+            OpenFile(file, access, first if several else None, self._start_fetcher if far else None)
             for file, first, far in zip(layout.files, layout.starts, remote, strict=False)
         ]
         self._most = most_open()
@@ -88,9 +88,9 @@ class OpenFiles:
     def break_off(self) -> None:
         """Have whoever waits for a remote file fail at once."""
         with self._lock:
-            link, self._link = self._link, None
-        if link is not None:
-            link.close()
+            fetcher, self._fetcher = self._fetcher, None
+        if fetcher is not None:
+            fetcher.close()
 
     def close(self) -> None:
         """Close all files. No task may be running."""
@@ -100,11 +100,11 @@ class OpenFiles:
                 file.close()
         self.break_off()
 
-    def _fetching(self) -> Link:
+    def _start_fetcher(self) -> RangeFetcher:
         with self._lock:
-            if self._link is None:
-                self._link = Link(self._access.remote)
-            return self._link
+            if self._fetcher is None:
+                self._fetcher = RangeFetcher(self._access.remote)
+            return self._fetcher
 
     def _rest_one(self) -> bool:
         for number, users in self._open.items():

@@ -20,10 +20,10 @@ from kerasmem.hdf5.direct.sources import Refuse, Source
 from kerasmem.hdf5.direct.through_hdf5 import Hdf5Source
 from kerasmem.hdf5.layout import DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED
-from kerasmem.hdf5.remote.document import RemoteHdf5, open_remote
+from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
+from kerasmem.hdf5.remote.file import RemoteHdf5, open_remote
 from kerasmem.hdf5.remote.handle import Claim, RemoteHandle
-from kerasmem.hdf5.remote.link import Link, Traffic
-from kerasmem.hdf5.remote.objects import Look
+from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.scan import close_file, find_dataset, open_file, rows_of
 from kerasmem.hdf5.settings import Access
 
@@ -36,16 +36,16 @@ class OpenFile:
             appended is not read.
         access: what may be read.
         first: the number of its first row where it is one of several files, else None.
-        link: returns what fetches it where it is behind a URL; None for a file of this machine.
+        fetcher: returns what fetches it where it is behind a URL; None for a file of this machine.
     """
 
     def __init__(
-        self, layout: FileLayout, access: Access, first: int | None, link: Callable[[], Link] | None = None
+        self, layout: FileLayout, access: Access, first: int | None, fetcher: Callable[[], RangeFetcher] | None = None
     ) -> None:
         self._layout = layout
         self._access = access
         self._first = first
-        self._link = link
+        self._fetcher = fetcher
         self._lock = threading.RLock()
         self._file: h5py.File | None = None
         self._handle: Handle | None = None
@@ -53,7 +53,7 @@ class OpenFile:
         self._lengths: dict[str, int] = {}  # rows in the file when last opened, those appended too
         self._sources: dict[str, Source] = {}
         self._bytes_before = 0
-        self._traffic = Traffic()  # of documents and handles that are closed
+        self._traffic = Traffic()  # of files and handles that are closed
         self._spoiled = ""
         self._resting = False
 
@@ -62,7 +62,7 @@ class OpenFile:
         """Bytes taken from the file so far; for what HDF5 itself reads, the bytes of the rows."""
         with self._lock:
             through_hdf5 = sum(source.bytes_read for source in self._sources.values() if isinstance(source, Hdf5Source))
-            if self._link is not None:
+            if self._fetcher is not None:
                 return self.traffic.received
             return self._bytes_before + through_hdf5 + (0 if self._handle is None else self._handle.bytes_read)
 
@@ -72,7 +72,7 @@ class OpenFile:
         with self._lock:
             total = self._traffic
             if isinstance(self._file, RemoteHdf5):
-                total = total + self._file.document.traffic
+                total = total + self._file.remote.traffic
             return total + self._handle.traffic if isinstance(self._handle, RemoteHandle) else total
 
     def claims(self, name: str, runs: Sequence[Run]) -> Sequence[Claim | None]:
@@ -156,7 +156,7 @@ class OpenFile:
         file, self._file = self._file, None
         if file is not None:
             if isinstance(file, RemoteHdf5):
-                self._traffic = self._traffic + file.document.traffic
+                self._traffic = self._traffic + file.remote.traffic
             close_file(file)
 
     def _open_anew(self) -> Handle:
@@ -170,20 +170,20 @@ class OpenFile:
             opened = self._file
             self.close()
             if isinstance(error, DataError) and isinstance(opened, RemoteHdf5):
-                opened.document.raise_failure()
+                opened.remote.raise_failure()
             raise
-        if self._link is not None:
+        if self._fetcher is not None:
             self._close_file()  # with its connection: what is read past HDF5 needs it no more
         return handle
 
     def _open_handle(self) -> Handle:
-        if self._link is None:
+        if self._fetcher is None:
             return open_handle(self._layout.path, self._layout.size)
-        return RemoteHandle(self._layout.path, self._look, self._link(), self._access.remote)
+        return RemoteHandle(self._layout.path, self._known, self._fetcher(), self._access.remote)
 
     @property
-    def _look(self) -> Look:
-        return Look(self._layout.size, self._layout.tag)
+    def _known(self) -> ObjectInfo:
+        return ObjectInfo(self._layout.size, self._layout.tag)
 
     def _look_again(self, before: Handle) -> None:
         """Open the file once more; what was there has to lie where it lay, and to look as it did."""
@@ -223,10 +223,10 @@ class OpenFile:
 
     def _hdf5(self) -> h5py.File:
         if self._file is None:
-            if self._link is None:
+            if self._fetcher is None:
                 self._file = open_file(self._layout.path, self._access.locking)
             else:
-                self._file = open_remote(self._layout.path, self._access.remote, self._look)
+                self._file = open_remote(self._layout.path, self._access.remote, self._known)
         return self._file
 
     def _dataset(self, layout: DatasetLayout) -> h5py.Dataset:
@@ -287,7 +287,7 @@ class OpenFile:
     def _refuse(self, name: str) -> Refuse:
         def refuse(start: int, stop: int, reason: str, error: BaseException | None) -> NoReturn:
             if isinstance(self._file, RemoteHdf5):
-                self._file.document.raise_failure()
+                self._file.remote.raise_failure()
             changed = self._handle.changed() if self._handle is not None else ""
             first = self._first
             whole = "" if first is None else f" (rows {first + start:,} to {first + stop:,} of all files)"

@@ -17,9 +17,9 @@ from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.direct.codecs import EXTRA, register_filters
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded, refuse_external_links, refuse_other_files
-from kerasmem.hdf5.remote.document import RemoteHdf5, open_remote
-from kerasmem.hdf5.remote.listing import look_at
-from kerasmem.hdf5.remote.objects import Look
+from kerasmem.hdf5.remote.file import RemoteHdf5, open_remote
+from kerasmem.hdf5.remote.listing import ask_for_info
+from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.settings import Access
 
@@ -86,27 +86,27 @@ def scan_files(paths: Sequence[str], names: list[str], access: Access) -> DataLa
             "allow_external: whatever a file behind a URL names is never followed; leave the setting out, or download "
             "the file"
         )
-    looks = look_at(remote, access.remote) if len(remote) > 1 else {}
-    return DataLayout(tuple(scan_file(path, names, access, looks.get(path)) for path in paths))
+    known = ask_for_info(remote, access.remote) if len(remote) > 1 else {}
+    return DataLayout(tuple(scan_file(path, names, access, known.get(path)) for path in paths))
 
 
-def scan_file(path: str, names: list[str], access: Access, look: Look | None = None) -> FileLayout:
+def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | None = None) -> FileLayout:
     """Return the layout of the datasets called `names`, all of them fit to train from.
 
     Args:
         path: the HDF5 file.
         names: full dataset paths; a leading "/" may be left out.
         access: what may be read.
-        look: how a remote file was looked at, where it was.
+        known: size and version of a remote file, where they were asked for.
 
     Raises:
         DataError: the file, or one of the datasets, cannot be used. The message says why and what to do.
     """
-    file: h5py.File = open_remote(path, access.remote, look) if is_url(path) else open_file(path, access.locking)
+    file: h5py.File = open_remote(path, access.remote, known) if is_url(path) else open_file(path, access.locking)
     tag = None
     try:
         if isinstance(file, RemoteHdf5):
-            size, tag = file.document.known.size, file.document.known.tag
+            size, tag = file.remote.known.size, file.remote.known.tag
             if tag is None:
                 warnings.warn(
                     f"{shown(path)}: its store says neither which version it is (no ETag) nor when it was changed; "
@@ -118,7 +118,7 @@ def scan_file(path: str, names: list[str], access: Access, look: Look | None = N
         datasets = [_look_safely(file, path, name, access) for name in names]
     except DataError:
         if isinstance(file, RemoteHdf5):
-            file.document.raise_failure()
+            file.remote.raise_failure()
         raise
     except OSError as error:
         raise DataError(f"{shown(path)}: the file cannot be read: {error.strerror}") from error

@@ -11,8 +11,8 @@ import numpy as np
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.columns import Column, Part
 from kerasmem.hdf5.layout import DataLayout, shown
-from kerasmem.hdf5.remote.link import Traffic
-from kerasmem.hdf5.remote.telling import advise_blocks, describe_remote
+from kerasmem.hdf5.remote.fetcher import Traffic
+from kerasmem.hdf5.remote.ranges import advise_blocks
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.budget import MemoryPlan, is_plain
@@ -79,7 +79,7 @@ class Reports:
             ahead=self._ahead_text(),
         )
         if self._is_remote:
-            lines += "\n" + describe_remote(self._access.remote, self._traffic())
+            lines += "\n" + self._traffic().describe(self._access.remote)
         return lines if labels is None else f"{lines}\n{describe_quality(self._examine(labels), shuffle=self.shuffle)}"
 
     @property

@@ -76,7 +76,7 @@ def s3(s3_server):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("kerasmem.hdf5.remote.stores._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("kerasmem.hdf5.remote.failures._FIRST_WAIT", 0.01)
 
 
 def equal(one, other):

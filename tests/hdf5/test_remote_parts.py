@@ -126,7 +126,7 @@ class TestSettings:
             (({"loop": 1}, None, None), "'loop' is for kerasmem to choose"),
             (({"f": lambda: "SECRET"}, None, None), "have to be picklable"),
             ((None, None, "1GiB"), "name a folder"),
-            ((None, 3, None), "cache: give the path of a folder, not int"),
+            ((None, 3, None), "cache: 3 is not a path"),
             ((None, __file__, None), "is not a folder"),
             ((None, "c", "1MiB"), "too small; 16.0 MiB is the least"),
             ((None, "c", "many"), "cache_size"),

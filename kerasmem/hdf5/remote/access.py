@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kerasmem import checks
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.remote.urls import is_url
+from kerasmem.hdf5.remote.cache import cache_key
+from kerasmem.hdf5.remote.urls import identity, is_url
 from kerasmem.units import GIB, MIB, format_size, parse_size
 
 DEFAULT_CACHE = 10 * GIB
@@ -48,6 +50,14 @@ class RemoteAccess:
         size = None if self.cache is None else self.cache_size
         return {"storage_options": self.storage_options, "cache": self.cache, "cache_size": size}
 
+    def cache_key(self, url: str, tag: str | None, size: int) -> str | None:
+        """Return the name of a file's folder in the cache; None without a cache, or a version to know it by."""
+        if self.cache is None or tag is None:
+            return None
+        options = self.storage_options
+        endpoint = options.get("endpoint_url") or dict(options.get("client_kwargs") or {}).get("endpoint_url") or ""
+        return cache_key(identity(url), tag, size, str(endpoint))
+
 
 def read_remote(storage_options: Any, cache: Any, cache_size: Any, *, remote: bool = True) -> RemoteAccess:
     """Return the settings, checked.
@@ -61,37 +71,37 @@ def read_remote(storage_options: Any, cache: Any, cache_size: Any, *, remote: bo
     Raises:
         UsageError: a setting is wrong.
     """
-    if storage_options is not None and not isinstance(storage_options, Mapping):
-        raise UsageError(f"storage_options: give a dict of what fsspec takes, not {type(storage_options).__name__}")
-    options = dict(storage_options or {})
-    ours = sorted(_OURS & set(options))
-    if ours:
-        raise UsageError(f"storage_options: {ours[0]!r} is for kerasmem to choose; leave it out")
-    if options:
-        try:
-            pickle.dumps(options)
-        except Exception as error:
-            raise UsageError(
-                "storage_options: they have to be picklable, for a sequence goes to other processes with them; "
-                f"{type(error).__name__} says they are not"
-            ) from None
-    if cache is None:
-        if cache_size is not None:
-            raise UsageError("cache_size: name a folder for it with cache")
-        folder = None
-    else:
-        try:
-            folder = os.path.abspath(os.path.expanduser(os.fsdecode(os.fspath(cache))))
-        except TypeError:
-            raise UsageError(f"cache: give the path of a folder, not {type(cache).__name__}") from None
+    options = _read_options(storage_options)
+    folder = None
+    if cache is not None:
+        folder = os.path.abspath(os.path.expanduser(checks.path("cache", cache)))
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise UsageError(f"cache: {folder!r} is not a folder")
+    elif cache_size is not None:
+        raise UsageError("cache_size: name a folder for it with cache")
     if not remote and (options or folder is not None):
         raise UsageError("storage_options, cache: these are for URLs, and all files given are on this machine")
     size = DEFAULT_CACHE if cache_size is None else parse_size(cache_size, field="cache_size")
     if size < _LEAST_CACHE:
         raise UsageError(f"cache_size: {format_size(size)} is too small; {format_size(_LEAST_CACHE)} is the least")
     return RemoteAccess(options, folder, size)
+
+
+def _read_options(value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise UsageError(f"storage_options: give a dict of what fsspec takes, not {type(value).__name__}")
+    options = dict(value or {})
+    ours = sorted(_OURS & set(options))
+    if ours:
+        raise UsageError(f"storage_options: {ours[0]!r} is for kerasmem to choose; leave it out")
+    try:
+        pickle.dumps(options)
+    except Exception as error:
+        raise UsageError(
+            "storage_options: they have to be picklable, for a sequence goes to other processes with them; "
+            f"{type(error).__name__} says they are not"
+        ) from None
+    return options
 
 
 def ahead_bytes(budget: int | None, planned: int) -> int:

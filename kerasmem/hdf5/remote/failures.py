@@ -1,27 +1,45 @@
-"""Why a store did not give bytes: for a moment, for good, or because the object is another now."""
+"""Why a store did not give bytes: for a moment, for good, or because the object is another one now."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import random
 import socket
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
 
 from kerasmem.hdf5.layout import one_line
 from kerasmem.hdf5.remote.urls import redact
 
-_PASSING = {
+_TRIES = 7
+_FIRST_WAIT, _LONGEST_WAIT, _LONGEST_ASKED = 0.2, 8.0, 60.0  # seconds
+_Result = TypeVar("_Result")
+_TRANSIENT_ERRNO = {
     errno.EIO, errno.EBUSY, errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED,
     errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, getattr(errno, "EREMOTEIO", errno.EIO),
 }  # fmt: skip
-_PASSING_NAMES = {
+_TRANSIENT_NAMES = {
     "EndpointConnectionError", "ConnectionClosedError", "ReadTimeoutError", "ConnectTimeoutError", "HTTPClientError",
     "ResponseStreamingError", "IncompleteReadError", "ClientConnectionError", "ClientPayloadError", "FSTimeoutError",
-    "ServerDisconnectedError",
+    "ServerDisconnectedError", "TimeoutError",
 }  # fmt: skip
-_FINAL_NAMES = {"ClientConnectorCertificateError", "ClientSSLError", "SSLError", "InvalidURL", "RedirectClientError"}
+_REFUSED = "the connection is refused: {said}"
+_NO_CREDENTIALS = "no credentials were found; pass storage_options, for a public bucket {{'anon': True}}"
+_PERMANENT = {
+    "FileNotFoundError": "there is no such object",
+    "PermissionError": "no permission to read it; credentials go into storage_options",
+    "NoCredentialsError": _NO_CREDENTIALS,
+    "PartialCredentialsError": _NO_CREDENTIALS,
+    "NonHttpUrlRedirectClientError": "it redirects to something other than HTTP, which is not followed",
+    **dict.fromkeys(
+        ("ClientConnectorCertificateError", "ClientSSLError", "SSLError", "InvalidURL", "RedirectClientError"), _REFUSED
+    ),
+}
+"""What to say of errors of Python, aiohttp and botocore, by the name of their class or of one above it."""
 
 
-class Passing(Exception):
+class TransientError(Exception):
     """It may work when asked again.
 
     Args:
@@ -34,77 +52,101 @@ class Passing(Exception):
         self.wait = wait
 
 
-class Final(Exception):
+class PermanentError(Exception):
     """Asking again is of no use; the text is what is wrong and the way out."""
 
 
-class Changed(Exception):
-    """The object is not the one that was looked at; the text says what differs."""
+class ChangedError(Exception):
+    """The object is not the version that is known; the text says what differs."""
+
+
+async def retry(
+    ask: Callable[[], Awaitable[_Result]], failed: Callable[[], bool] = lambda: False, tries: int = _TRIES
+) -> _Result:
+    """Return what a store answers, asking again after ever longer pauses while its failures are transient.
+
+    Args:
+        ask: asks once.
+        failed: told of each failure after which it is asked again; returns whether some bytes came all the same.
+        tries: how often to ask in a row without any progress.
+
+    Raises:
+        PermanentError: it fails for good, or too often.
+        ChangedError: the object is another version.
+    """
+    number = 0
+    while True:
+        try:
+            return await ask()
+        except Exception as error:
+            failure = classify(error)
+        if not isinstance(failure, TransientError):
+            raise failure
+        number = 1 if failed() else number + 1
+        if number == tries:
+            raise PermanentError(f"the store failed {tries} times in a row, the last time so: {failure}")
+        pause = min(_FIRST_WAIT * 2 ** (number - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)
+        await asyncio.sleep(max(pause, min(failure.wait, _LONGEST_ASKED)))
+
+
+def changed_text(error: ChangedError) -> str:
+    """Return what to say of a file that is another version than the one that is known."""
+    return f"the file was replaced or written anew while in use ({error}); make the sequence again"
 
 
 def of_status(status: int, wait: str = "") -> Exception:
     """Return the failure that an HTTP status means."""
     if status in (408, 425, 429) or status >= 500:
-        return Passing(f"HTTP status {status}", float(wait) if wait.isdigit() else 0.0)
+        return TransientError(f"HTTP status {status}", float(wait) if wait.isdigit() else 0.0)
     if status == 412:
-        return Changed("its ETag is another")
-    if status in (404, 410):
-        return Final(f"there is no such object (HTTP status {status})")
-    if status in (401, 403):
-        return Final(
-            f"no permission to read it (HTTP status {status}); credentials go into storage_options, and a signed link "
-            "may have run out"
-        )
-    if status == 416:
-        return Final("the store refuses the range that was asked for (HTTP status 416)")
-    return Final(f"the store answered with HTTP status {status}")
+        return ChangedError("its ETag is another")
+    texts = {
+        401: "no permission to read it (HTTP status {}); credentials go into storage_options, and a signed link may "
+        "have run out",
+        404: "there is no such object (HTTP status {})",
+        416: "the store refuses the range that was asked for (HTTP status {})",
+    }
+    text = texts.get({403: 401, 410: 404}.get(status, status), "the store answered with HTTP status {}")
+    return PermanentError(text.format(status))
 
 
-def classify(error: BaseException) -> Exception:
+def classify(error: Exception) -> Exception:
     """Return what an exception of fsspec, or of a library under it, means."""
-    if isinstance(error, (Passing, Final, Changed)):
+    if isinstance(error, (TransientError, PermanentError, ChangedError)):
         return error
-    cause: Any = error
-    for _ in range(4):  # s3fs and others keep the store's own answer as the cause
-        status = _status(cause)
-        if status:
-            return of_status(status)
-        if getattr(cause, "__cause__", None) is None:
-            break
-        cause = cause.__cause__
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if isinstance(error, FileNotFoundError):
-        return Final("there is no such object")
-    if isinstance(error, PermissionError):
-        return Final("no permission to read it; credentials go into storage_options")
-    if "NoCredentialsError" in names or "PartialCredentialsError" in names:
-        return Final("no credentials were found; pass storage_options, for a public bucket {'anon': True}")
-    said = said_by(error)
-    if "NonHttpUrlRedirectClientError" in names:
-        return Final("it redirects to something other than HTTP, which is not followed")
-    if names & _FINAL_NAMES:
-        return Final(f"the connection is refused: {said}")
+    status = next(filter(None, map(_status, _causes(error))), 0)
+    if status:
+        return of_status(status)
+    said = redact(one_line(str(error), 300))
+    said = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    names = [kind.__name__ for kind in type(error).__mro__]
+    text = next((_PERMANENT[name] for name in names if name in _PERMANENT), None)
+    if text is not None:
+        return PermanentError(text.format(said=said))
     inner = getattr(error, "os_error", error)
     if isinstance(inner, socket.gaierror) and inner.errno == socket.EAI_NONAME:
-        return Final("there is no host of this name")
-    passing = isinstance(error, (TimeoutError, ConnectionError, EOFError)) or names & _PASSING_NAMES
-    if passing or "TimeoutError" in names or (isinstance(error, OSError) and error.errno in _PASSING):
-        return Passing(said)
-    return Final(f"the store cannot be read: {said}")
+        return PermanentError("there is no host of this name")
+    if isinstance(error, (ConnectionError, EOFError)) or _TRANSIENT_NAMES & set(names):
+        return TransientError(said)
+    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
+        return TransientError(said)
+    return PermanentError(f"the store cannot be read: {said}")
 
 
-def said_by(error: BaseException) -> str:
-    """Return an exception's text so that it can be shown."""
-    text = redact(one_line(str(error), 300))
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those it was raised from: s3fs and others keep the store's own answer there."""
+    cause: BaseException | None = error
+    for _ in range(4):
+        if cause is not None:
+            yield cause
+            cause = cause.__cause__
 
 
 def _status(error: Any) -> int:
     response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        if isinstance(status, int) and status >= 400:
-            return status
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
+    if isinstance(status, int) and status >= 400:
+        return status
     for name in ("status", "code"):
         status = getattr(error, name, None)
         if isinstance(status, int):

@@ -12,13 +12,10 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import RemoteAccess
-from kerasmem.hdf5.remote.cache import cache_key
-from kerasmem.hdf5.remote.failures import Changed, Final
-from kerasmem.hdf5.remote.link import Link, Piece, Traffic, Wanted
-from kerasmem.hdf5.remote.objects import Look, refuse_changed
+from kerasmem.hdf5.remote.failures import ChangedError, PermanentError, changed_text, retry
+from kerasmem.hdf5.remote.fetcher import RangeFetcher, RangeRequest, Traffic
+from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.remote.ranges import MOST, Extent, join_extents
-from kerasmem.hdf5.remote.stores import insist
-from kerasmem.hdf5.remote.urls import identity
 
 _mine = threading.local()  # the claim that a thread reads under
 
@@ -27,26 +24,26 @@ class Claim:
     """What one task will read of one file: fetched ahead, and kept in memory until the task is done or dropped.
 
     Args:
-        link: fetches it.
-        pieces: the ranges, rising.
+        fetcher: fetches it.
+        requests: the ranges, rising.
     """
 
-    def __init__(self, link: Link, pieces: Sequence[Piece]) -> None:
-        self._link = link
-        self._pieces = list(pieces)
-        self._starts = [piece.start for piece in self._pieces]
-        for piece in self._pieces:
-            piece.users += 1
+    def __init__(self, fetcher: RangeFetcher, requests: Sequence[RangeRequest]) -> None:
+        self._fetcher = fetcher
+        self._requests = list(requests)
+        for request in self._requests:
+            request.users += 1
 
-    def find(self, at: int) -> Piece | None:
+    def find(self, at: int) -> RangeRequest | None:
         """Return the range that holds a byte."""
-        number = bisect.bisect_right(self._starts, at) - 1
-        return self._pieces[number] if number >= 0 and at < self._pieces[number].stop else None
+        number = bisect.bisect_right(self._requests, at, key=lambda request: request.start) - 1
+        return self._requests[number] if number >= 0 and at < self._requests[number].stop else None
 
     def release(self) -> None:
         """Let go of the ranges."""
-        pieces, self._pieces, self._starts = self._pieces, [], []
-        self._link.release(pieces)
+        requests, self._requests = self._requests, []
+        if requests:
+            self._fetcher.release(requests)
 
     def __enter__(self) -> Claim:
         _mine.claim = self
@@ -57,8 +54,7 @@ class Claim:
         self.release()
 
     def __del__(self) -> None:
-        if self._pieces:  # of a task that was dropped
-            self._link.drop(self._pieces)
+        self.release()  # of a task that was dropped
 
 
 class RemoteHandle:
@@ -67,23 +63,22 @@ class RemoteHandle:
     Args:
         url: the file.
         known: the version to read; another one is refused.
-        link: fetches its bytes.
+        fetcher: fetches its bytes.
         access: the settings.
     """
 
     scatters = False
 
-    def __init__(self, url: str, known: Look, link: Link, access: RemoteAccess) -> None:
+    def __init__(self, url: str, known: ObjectInfo, fetcher: RangeFetcher, access: RemoteAccess) -> None:
         self.path = url
         self.size = self.length = known.size
         self.sample = b""
         self.traffic = Traffic()
-        self._link = link
-        self._known = known
+        self._fetcher = fetcher
         self._most = max(1, min(MOST, access.ahead_bytes // 4))
         self._changed = ""
-        self._proved = 0  # bytes received up to the last time the version was looked at
-        self._wanted = Wanted(link.stores.find(url), known, self.traffic, cache_folder(url, known, access))
+        self._proved = 0  # bytes received up to the last time the version was asked for
+        self._reader = fetcher.reader(url, known, self.traffic)
 
     @property
     def bytes_read(self) -> int:
@@ -101,9 +96,9 @@ class RemoteHandle:
 
         Ranges close to one another become one, and tasks that need the same share it.
         """
-        pieces = [Piece(self._wanted, low, high) for low, high, _ in join_extents(needs, most=self._most)]
-        by_start = sorted(pieces, key=lambda piece: piece.start)
-        starts = [piece.start for piece in by_start]
+        requests = [RangeRequest(self._reader, low, high) for low, high, _ in join_extents(needs, most=self._most)]
+        by_start = sorted(requests, key=lambda request: request.start)
+        starts = [request.start for request in by_start]
         claims = []
         for need in needs:
             mine = {}
@@ -112,8 +107,8 @@ class RemoteHandle:
                 while size and number < len(by_start) and by_start[number].start < start + size:
                     mine[number] = by_start[number]
                     number += 1
-            claims.append(Claim(self._link, [mine[number] for number in sorted(mine)]))
-        self._link.announce(pieces)
+            claims.append(Claim(self._fetcher, [mine[number] for number in sorted(mine)]))
+        self._fetcher.prefetch(requests)
         return claims
 
     def read(self, views: Sequence[memoryview], offset: int, size: int) -> None:
@@ -129,14 +124,14 @@ class RemoteHandle:
         at, stop = offset, offset + size
         view, filled, numbers = memoryview(b""), 0, iter(views)
         while at < stop:
-            piece = claim.find(at) if claim is not None else None
+            request = claim.find(at) if claim is not None else None
             # A thread's claim is on one file; whatever was not foreseen is fetched by itself.
             alone = None
-            if piece is None or piece.wanted is not self._wanted:
-                piece = Piece(self._wanted, at, min(stop, at + self._most))
-                alone = Claim(self._link, [piece])
+            if request is None or request.reader is not self._reader:
+                request = RangeRequest(self._reader, at, min(stop, at + self._most))
+                alone = Claim(self._fetcher, [request])
             try:
-                data = self._take(piece)[at - piece.start : stop - piece.start]
+                data = self._result(request)[at - request.start : stop - request.start]
                 at += len(data)
                 while len(data):
                     if filled == len(view):
@@ -157,14 +152,14 @@ class RemoteHandle:
 
     def changed(self) -> str:
         """Return in words what makes the file unfit to be read on; "" where it is as it was."""
-        if not self._changed and not self._wanted.seen.proves and self.traffic.received > self._proved:
-            received = self.traffic.received
+        target, received = self._reader.target, self.traffic.received
+        if not self._changed and not target.proves_version and received > self._proved:
             try:
-                self._link.run(insist(lambda: refuse_changed(self._wanted.seen, self._known)))
+                self._fetcher.run(retry(lambda: target.refuse_change(self._reader.known)))
                 self._proved = received
-            except Changed as error:
-                self._note_change(error)
-            except Final as error:
+            except ChangedError as error:
+                self._changed = changed_text(error)
+            except PermanentError as error:
                 return f"whether it is still what it was cannot be found out: {error}"
         return self._changed
 
@@ -172,23 +167,11 @@ class RemoteHandle:
         """Return False: a remote object does not grow, it is replaced."""
         return False
 
-    def _take(self, piece: Piece) -> memoryview:
+    def _result(self, request: RangeRequest) -> memoryview:
         try:
-            return self._link.take(piece)
-        except Changed as error:
-            self._note_change(error)
+            return self._fetcher.result(request)
+        except ChangedError as error:
+            self._changed = changed_text(error)
             raise DataError(f"{shown(self.path)}: {self._changed}") from None
-        except Final as error:
+        except PermanentError as error:
             raise DataError(f"{shown(self.path)}: {error}") from None
-
-    def _note_change(self, error: Changed) -> None:
-        self._changed = f"the file was replaced or written anew while in use ({error}); make the sequence again"
-
-
-def cache_folder(url: str, known: Look, access: RemoteAccess) -> str | None:
-    """Return the name of a file's folder in the cache; None where there is none, or no version to know it by."""
-    if access.cache is None or known.tag is None:
-        return None
-    options = access.storage_options
-    endpoint = options.get("endpoint_url") or dict(options.get("client_kwargs") or {}).get("endpoint_url") or ""
-    return cache_key(identity(url), known.tag, known.size, str(endpoint))

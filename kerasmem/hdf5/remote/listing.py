@@ -1,18 +1,19 @@
-"""Which remote files a pattern means, and how many files look, asked all at once."""
+"""Which remote files a pattern means, and the versions of many files, asked for all at once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
+from kerasmem.compat.file_systems import call_file_system
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import REQUESTS, RemoteAccess
-from kerasmem.hdf5.remote.document import keep
-from kerasmem.hdf5.remote.failures import Changed, Final
-from kerasmem.hdf5.remote.link import Link
-from kerasmem.hdf5.remote.objects import Look
-from kerasmem.hdf5.remote.stores import Stores, insist
+from kerasmem.hdf5.remote.failures import ChangedError, PermanentError, retry
+from kerasmem.hdf5.remote.fetcher import RangeFetcher
+from kerasmem.hdf5.remote.file import keep_head
+from kerasmem.hdf5.remote.file_systems import FileSystems
+from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.remote.urls import scheme_of
 
 
@@ -29,26 +30,21 @@ def expand(url: str, access: RemoteAccess) -> list[str]:
     Raises:
         DataError: none does, or they cannot be listed.
     """
-    link = Link(access)
+    fetcher = RangeFetcher(access)
     try:
-        found = link.run(insist(lambda: _glob(url, link.stores)))
-    except (Final, Changed) as error:
+        found = fetcher.run(retry(lambda: _glob(url, fetcher.file_systems)))
+    except (PermanentError, ChangedError) as error:
         raise DataError(f"{shown(url)}: what matches this pattern cannot be listed: {error}") from None
     finally:
-        link.close()
+        fetcher.close()
     if not found:
         raise DataError(f"{shown(url)}: no file matches this pattern; a list of URLs can be given too")
     return found
 
 
-async def _glob(url: str, stores: Stores) -> list[str]:
-    system, path = stores.system(url)
-    find = system._glob(path) if getattr(system, "asynchronous", False) else None
-    names = (
-        await find
-        if find is not None
-        else await asyncio.get_running_loop().run_in_executor(None, lambda: system.glob(path))
-    )
+async def _glob(url: str, file_systems: FileSystems) -> list[str]:
+    system, path = file_systems.system_of(url)
+    names = await call_file_system(system, "glob", path)
     if scheme_of(url) in ("http", "https"):
         # A page may name whatever it likes; only what lies on the same server is meant.
         server = url.split("://", 1)[0] + "://" + url.split("://", 1)[1].split("/", 1)[0] + "/"
@@ -56,30 +52,30 @@ async def _glob(url: str, stores: Stores) -> list[str]:
     return [f"{url.split('://', 1)[0]}://{name.lstrip('/') if scheme_of(url) != 'memory' else name}" for name in names]
 
 
-def look_at(urls: Sequence[str], access: RemoteAccess) -> dict[str, Look]:
-    """Return how files look, many asked at a time.
+def ask_for_info(urls: Sequence[str], access: RemoteAccess) -> dict[str, ObjectInfo]:
+    """Return size, version and first bytes of files, asked for all at once.
 
     Raises:
         DataError: one of them cannot be read.
     """
-    link = Link(access)
+    fetcher = RangeFetcher(access)
 
-    async def all_at_once() -> list[Look]:
+    async def ask_all() -> list[ObjectInfo]:
         few = asyncio.Semaphore(REQUESTS)
 
-        async def one(url: str) -> Look:
+        async def ask(url: str) -> ObjectInfo:
             async with few:
                 try:
-                    return await insist(link.stores.find(url).look)
-                except (Final, Changed) as error:
+                    return await retry(fetcher.file_systems.object_at(url).info)
+                except (PermanentError, ChangedError) as error:
                     raise DataError(f"{shown(url)}: {error}") from None
 
-        return await asyncio.gather(*(one(url) for url in urls))
+        return await asyncio.gather(*map(ask, urls))
 
     try:
-        looks = link.run(all_at_once())
+        found = dict(zip(urls, fetcher.run(ask_all()), strict=True))
     finally:
-        link.close()
-    for url, known in zip(urls, looks, strict=True):
-        keep(url, known)
-    return dict(zip(urls, looks, strict=True))
+        fetcher.close()
+    for url, info in found.items():
+        keep_head(url, info)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kerasmem.units import KIB, MIB
+from kerasmem.units import KIB, MIB, format_size
 
 GAP = 64 * KIB
 """Bytes that nobody needs are fetched along up to here: with 16 requests at a time, 20 ms each and 50 MB/s, a request
@@ -13,6 +13,8 @@ in `GAP_SHARE`, requests are the lesser evil, for every byte would come several 
 GAP_SHARE = 32
 MOST = 8 * MIB
 """Bytes of a range: larger ones are cut, so that several parts come at a time."""
+_SMALL = 64 * KIB  # of a block
+_FEW = 256  # blocks for which their size does not matter
 
 Extent = tuple[int, int]
 """Where in a file bytes begin, and how many they are."""
@@ -48,3 +50,14 @@ def join_extents(needs: Sequence[Sequence[Extent]], *, gap: int = GAP, most: int
             joined.append((low, min(low + most, stop), who))
             needed = joined[-1][1] - low
     return sorted(joined, key=lambda each: (each[2], each[0]))
+
+
+def advise_blocks(rows: int, row_bytes: float, blocks: int) -> str:
+    """Return what to do about blocks so small that asking for them takes longer than they do; "" where it does not."""
+    size = round(rows * row_bytes)
+    if size >= _SMALL or blocks <= _FEW:
+        return ""
+    return (
+        f"a block is {rows:,} rows ({format_size(size)}), fetched by a request of its own, {blocks:,} an epoch; a "
+        "larger memory_budget makes blocks larger and requests fewer, up to the chunks of the file and beyond"
+    )

@@ -1,0 +1,45 @@
+"""The coroutines of fsspec's asynchronous file systems, whose names begin with an underscore."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kerasmem.compat.borrowing import Borrowed
+
+_PLACE, _URLS = "fsspec.asyn", "reading files behind URLs"
+COROUTINES = {
+    "cat_file": Borrowed(_PLACE, "AsyncFileSystem._cat_file", feature=_URLS, parameters=("path", "start", "end")),
+    "info": Borrowed(_PLACE, "AsyncFileSystem._info", feature=_URLS, parameters=("path",)),
+    "glob": Borrowed(_PLACE, "AsyncFileSystem._glob", feature="patterns in URLs", parameters=("path",)),
+}
+CALL_S3 = Borrowed("s3fs", "S3FileSystem._call_s3", feature="reading s3:// URLs", parameters=("method",))
+
+
+async def call_file_system(system: Any, name: str, *arguments: Any, **settings: Any) -> Any:
+    """Return what a method of a file system returns: "cat_file", "info" or "glob", without blocking the event loop."""
+    if getattr(system, "asynchronous", False):
+        COROUTINES[name].get()
+        return await getattr(system, f"_{name}")(*arguments, **settings)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, lambda: getattr(system, name)(*arguments, **settings))
+
+
+async def get_s3_object(system: Any, **settings: Any) -> Any:
+    """Return S3's answer to GetObject, its ETag and its body among it, which no public method of s3fs does."""
+    CALL_S3.get()
+    return await system._call_s3("get_object", **settings)
+
+
+def is_s3(system: Any) -> bool:
+    """Return whether a file system is s3fs's, or one that speaks as it does."""
+    return hasattr(system, "_call_s3")
+
+
+async def close_connections(system: Any) -> None:
+    """Close the connections of a file system of this event loop; fsspec itself closes them at Python's end only."""
+    for holder in ("_session", "_s3"):
+        close = getattr(getattr(system, holder, None), "close", None)
+        done = close() if close is not None else None
+        if asyncio.iscoroutine(done):
+            await done

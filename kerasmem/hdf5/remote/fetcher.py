@@ -1,0 +1,332 @@
+"""Ranges of remote objects, fetched several at a time, in the order of need, within so many bytes.
+
+fsspec's own caches serve other needs: they fetch what is asked for just then, do not ask a web server for one version
+only, begin a range that broke off from its start, and keep a folder without a limit for one process alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from kerasmem.compat.event_loops import call_before_threads_are_joined
+from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.remote.access import REQUESTS, SMALL_REQUESTS, RemoteAccess
+from kerasmem.hdf5.remote.cache import DiskCache
+from kerasmem.hdf5.remote.failures import PermanentError, retry
+from kerasmem.hdf5.remote.file_systems import FileSystems
+from kerasmem.hdf5.remote.objects import ObjectInfo, PartialRange, RemoteObject
+from kerasmem.units import KIB, MIB, format_count, format_size
+
+_DISK_THREADS = 4
+_FILLED = 4 * MIB  # in flight fill a link of 100 MB/s on which an answer takes 40 ms
+_PROGRESS = 64 * KIB  # that came before an answer broke off, so that the next may be asked for patiently
+_CLOSING = 5.0  # seconds given to connections to close
+
+
+@dataclass
+class Traffic:
+    """What came of a file: requests sent, those sent again, bytes received, and bytes that the cache held."""
+
+    requests: int = 0
+    retries: int = 0
+    received: int = 0
+    from_cache: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    def describe(self, access: RemoteAccess) -> str:
+        """Return how files are fetched and what came so far, one fact a line."""
+        lines = [f"  fetched       {SMALL_REQUESTS} requests and {format_size(access.ahead_bytes)} at a time at most"]
+        if access.cache is not None:
+            lines.append(f"  cache         {shown(access.cache)}, {format_size(access.cache_size)} at most")
+        if self.requests or self.from_cache:
+            line = f"  so far        {format_count(self.requests)} requests, {format_size(self.received)} received"
+            line += f", {format_count(self.retries)} asked again" if self.retries else ""
+            lines.append(line + (f", {format_size(self.from_cache)} from the cache" if self.from_cache else ""))
+        return "\n".join(lines)
+
+
+async def _call_here(work: Callable[..., Any], *arguments: Any) -> Any:
+    return work(*arguments)
+
+
+@dataclass(frozen=True)
+class ObjectReader:
+    """Reads ranges of one version of an object, from the folder cache or from its store.
+
+    Args:
+        target: the object.
+        known: the version.
+        traffic: what came so far is counted here.
+        cache: the folder; None for none.
+        key: the object's folder in it; None where nothing tells which version there is.
+        call: runs what reads and writes the folder; by default the thread that asks does.
+    """
+
+    target: RemoteObject
+    known: ObjectInfo
+    traffic: Traffic
+    cache: DiskCache | None = None
+    key: str | None = None
+    call: Callable[..., Awaitable[Any]] = _call_here
+
+    async def read(self, start: int, view: memoryview) -> list[tuple[int, int]]:
+        """Fill a view with the bytes from `start` on; return the ranges that the cache lacks.
+
+        Raises:
+            PermanentError: they cannot be had.
+            ChangedError: the object is another version.
+        """
+        missing = [(start, start + len(view))]
+        if self.cache is not None and self.key is not None:
+            missing = await self.call(self.cache.read, self.key, start, view)
+            self.traffic.from_cache += len(view) - sum(last - first for first, last in missing)
+        for first, last in missing:
+            await self._fetch(first, view[first - start : last - start])
+        return missing
+
+    async def keep(self, missing: Iterable[tuple[int, int]], start: int, view: memoryview) -> None:
+        """Put what the cache lacked of `view` into it."""
+        if self.cache is not None and self.key is not None:
+            for first, last in missing:
+                await self.call(self.cache.write, self.key, first, view[first - start : last - start])
+
+    async def _fetch(self, start: int, view: memoryview) -> None:
+        """Fill a view from the store; what breaks off goes on where it broke off."""
+        into, before = PartialRange(view), 0
+
+        async def ask() -> None:
+            nonlocal before
+            self.traffic.requests += 1
+            before = into.done
+            try:
+                await self.target.fetch(start, into, self.known)
+                into.check()
+            finally:
+                self.traffic.received += into.done - before
+
+        def failed() -> bool:
+            self.traffic.retries += 1
+            if self.known.tag is None:
+                into.done = 0  # nothing says that the rest is of the same version
+            return into.done - before >= _PROGRESS
+
+        await retry(ask, failed)
+
+
+class RangeRequest:
+    """A range of an object, fetched once for all who announced that they need it.
+
+    Args:
+        reader: of the object.
+        start: first byte.
+        stop: byte after the last.
+
+    Attributes:
+        users: how many need it and have not let go of it.
+        answer: its bytes, or why they cannot be had.
+    """
+
+    def __init__(self, reader: ObjectReader, start: int, stop: int) -> None:
+        self.reader, self.start, self.stop = reader, start, stop
+        self.size = stop - start
+        self.users = 0
+        self.answer: Future[memoryview] = Future()
+        self.task: asyncio.Task[None] | None = None
+        self.held = False  # whether its bytes count as in flight or not yet used
+
+    def fail(self, error: BaseException) -> None:
+        """Note why its bytes cannot be had, unless they came."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class RangeFetcher:
+    """Fetches ranges, in one thread, however many files. That thread alone keeps the books; others send it calls.
+
+    Ranges are announced in the order of need. As many are fetched ahead as the bytes allowed hold; one that somebody
+    waits for is fetched in any case.
+
+    Args:
+        access: the settings.
+    """
+
+    def __init__(self, access: RemoteAccess) -> None:
+        self._access = access
+        self._cache = None if access.cache is None else DiskCache(access.cache, access.cache_size)
+        self._queue: deque[RangeRequest] = deque()
+        self._active: set[RangeRequest] = set()
+        self._held = 0  # bytes in flight, or fetched and not yet used
+        self._arriving = 0  # bytes in flight
+        self._most = REQUESTS  # grows by one an answer, so that connections are not opened all at once
+        self._closed = False
+        self._lock = threading.Lock()  # so that no call is sent once the loop is about to end
+        self._process = os.getpid()
+        self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="kerasmem-cache") if self._cache else None
+        self._loop = asyncio.new_event_loop()
+        self.file_systems = FileSystems(access, self._loop)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kerasmem-fetch", daemon=True)
+        self._thread.start()
+        _fetchers.add(self)
+
+    def reader(self, url: str, known: ObjectInfo, traffic: Traffic) -> ObjectReader:
+        """Return what reads one version of a file."""
+        key = self._access.cache_key(url, known.tag, known.size)
+        return ObjectReader(self.file_systems.object_at(url), known, traffic, self._cache, key, self._in_thread)
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Return what a coroutine returns, once it has run."""
+        with self._lock:
+            if self._closed:
+                coroutine.close()
+                raise _closed_error()
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise _closed_error() from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def prefetch(self, requests: Iterable[RangeRequest]) -> None:
+        """Have ranges fetched, in this order, as soon as there is room for them."""
+        self._send(self._enqueue, list(requests))
+
+    def result(self, request: RangeRequest) -> memoryview:
+        """Return the bytes of a range, waiting for them.
+
+        Raises:
+            PermanentError: they cannot be had.
+            ChangedError: the object is another version.
+        """
+        if not request.answer.done():
+            self._send(self._demand, request)
+        return request.answer.result()
+
+    def release(self, requests: Iterable[RangeRequest]) -> None:
+        """Note that one who needed ranges does no longer; with the last of them their memory goes.
+
+        It takes no lock, for garbage may be collected wherever a thread is just then.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._let_go, list(requests))
+
+    def close(self) -> None:
+        """Break off whatever is under way, close the connections and end the threads."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if os.getpid() != self._process:
+            return  # the threads stayed in the other process
+        with contextlib.suppress(Exception):
+            asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(_CLOSING)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSING)
+        if not self._thread.is_alive():
+            self._loop.close()
+        if self._disk is not None:
+            self._disk.shutdown(wait=False, cancel_futures=True)
+
+    def _send(self, call: Callable[..., Any], *arguments: Any) -> None:
+        with self._lock:
+            if self._closed:
+                raise _closed_error()
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    # ---- in the thread of the event loop
+
+    def _enqueue(self, requests: list[RangeRequest]) -> None:
+        self._queue.extend(requests)
+        self._begin_more()
+
+    def _begin_more(self) -> None:
+        while self._queue:
+            request = self._queue[0]
+            if request.task is None and request.users:
+                small = self._arriving + request.size <= _FILLED
+                if len(self._active) >= (self._most if small else REQUESTS):
+                    return
+                if self._held and self._held + request.size > self._access.ahead_bytes:
+                    return
+                self._demand(request)
+            self._queue.popleft()
+
+    def _demand(self, request: RangeRequest) -> None:
+        if request.task is None:
+            request.held = True
+            self._held += request.size
+            self._arriving += request.size
+            self._active.add(request)
+            request.task = self._loop.create_task(self._fetch(request))
+            request.task.add_done_callback(lambda task: self._end(request, task))
+
+    async def _fetch(self, request: RangeRequest) -> None:
+        view = memoryview(bytearray(request.size))
+        missing = await request.reader.read(request.start, view)
+        request.answer.set_result(view)
+        await request.reader.keep(missing, request.start, view)
+
+    def _end(self, request: RangeRequest, task: asyncio.Task[None]) -> None:
+        error = _closed_error() if task.cancelled() else task.exception()
+        self._active.discard(request)
+        self._arriving -= request.size
+        self._most = REQUESTS if error is not None else min(self._most + 1, SMALL_REQUESTS)
+        if error is not None:
+            request.fail(error)
+            self._uncount(request)
+        self._begin_more()
+
+    def _let_go(self, requests: list[RangeRequest]) -> None:
+        for request in requests:
+            request.users -= 1
+            if not request.users:
+                self._uncount(request)
+                if request.task is not None and not request.answer.done():
+                    request.task.cancel()
+        self._begin_more()
+
+    def _uncount(self, request: RangeRequest) -> None:
+        if request.held:
+            request.held = False
+            self._held -= request.size
+
+    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        return await self._loop.run_in_executor(self._disk, work, *arguments)
+
+    async def _shut_down(self) -> None:
+        tasks = [task for task in asyncio.all_tasks(self._loop) if task is not asyncio.current_task()]
+        for request in (*self._active, *self._queue):
+            request.fail(_closed_error())
+        self._queue.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.file_systems.close()
+        await self._loop.shutdown_default_executor()
+
+
+def _closed_error() -> PermanentError:
+    return PermanentError("the sequence was closed meanwhile")
+
+
+_fetchers: weakref.WeakSet[RangeFetcher] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for fetcher in list(_fetchers):
+        fetcher.close()
+
+
+call_before_threads_are_joined(_close_all)

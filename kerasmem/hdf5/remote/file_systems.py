@@ -1,0 +1,120 @@
+"""The stores that a process reads from: one fsspec file system a store, made for one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+from urllib.parse import urlsplit
+
+from kerasmem.compat.file_systems import close_connections, is_s3
+from kerasmem.errors import MissingExtraError, UsageError
+from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.remote.access import SMALL_REQUESTS, RemoteAccess
+from kerasmem.hdf5.remote.failures import PermanentError
+from kerasmem.hdf5.remote.objects import HttpObject, OtherObject, RemoteObject, S3Object
+from kerasmem.hdf5.remote.urls import scheme_of
+from kerasmem.units import MIB
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "remote", "https": "remote"}
+
+
+class FileSystems:
+    """File systems, made as URLs need them.
+
+    Args:
+        access: the settings.
+        loop: where their coroutines will run.
+    """
+
+    def __init__(self, access: RemoteAccess, loop: asyncio.AbstractEventLoop) -> None:
+        self._access = access
+        self._loop = loop
+        self._made: dict[str, tuple[Any, str]] = {}
+
+    def object_at(self, url: str) -> RemoteObject:
+        """Return the object that a URL names; nothing is asked of its store yet.
+
+        Raises:
+            MissingExtraError: the package for this kind of store is not installed.
+            UsageError: there is no such kind, or the store's options are wrong.
+        """
+        system, path = self.system_of(url)
+        if scheme_of(url) in ("http", "https") and hasattr(system, "set_session"):
+            return HttpObject(system, url)
+        return S3Object(system, path) if is_s3(system) else OtherObject(system, path)
+
+    def system_of(self, url: str) -> tuple[Any, str]:
+        """Return the file system of a URL, and the object's path in it."""
+        try:
+            from fsspec.core import strip_protocol
+        except ImportError:
+            raise MissingExtraError("reading a file behind a URL", "remote") from None
+        scheme = scheme_of(url)
+        chained = "::" in url
+        key = url if chained else f"{scheme}://{urlsplit(url).netloc}"
+        try:
+            if key not in self._made:
+                self._made[key] = self._make(url, scheme, chained)
+            system, path = self._made[key]
+            return system, path if chained else strip_protocol(url)
+        except (ImportError, ValueError, TypeError, KeyError) as error:
+            missing = isinstance(error, ImportError)
+            if missing and scheme in _EXTRAS:
+                raise MissingExtraError(f"reading {scheme}:// URLs", _EXTRAS[scheme]) from None
+            if missing or "Protocol not known" in str(error):
+                which = "fsspec lacks the package for it" if missing else "fsspec knows no such scheme"
+                raise UsageError(f"path: {shown(url)} cannot be read: {which} ({scheme}://)") from None
+            raise UsageError(f"storage_options: {scheme}:// does not take them ({type(error).__name__})") from None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for system, _ in self._made.values():
+            with contextlib.suppress(Exception):
+                await close_connections(system)
+        self._made.clear()
+
+    def _make(self, url: str, scheme: str, chained: bool) -> tuple[Any, str]:
+        import fsspec
+        from fsspec.core import url_to_fs
+
+        options = dict(self._access.storage_options)
+        if chained:
+            system, path = url_to_fs(url, **options)
+            return system, path
+        if issubclass(fsspec.get_filesystem_class(scheme), fsspec.asyn.AsyncFileSystem):
+            options |= {"asynchronous": True, "loop": self._loop}
+        system, path = url_to_fs(url, skip_instance_cache=True, **_with_defaults(scheme, options))
+        if hasattr(system, "retries"):
+            system.retries = 1  # what is tried again is decided in `failures`
+        return system, path
+
+
+def _with_defaults(scheme: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return a file system's options with what kerasmem sets where the user does not."""
+    if scheme in ("http", "https"):
+        import aiohttp
+
+        tracing = aiohttp.TraceConfig()
+        tracing.on_request_redirect.append(_refuse_downgrade)
+        client = dict(options.get("client_kwargs") or {})
+        client["trace_configs"] = [*client.get("trace_configs", ()), tracing]
+        client.setdefault("read_bufsize", MIB)
+        options["client_kwargs"] = client
+    elif scheme in ("s3", "s3a"):
+        config = {
+            "connect_timeout": 15,
+            "read_timeout": 30,
+            "max_pool_connections": SMALL_REQUESTS,
+            "retries": {"max_attempts": 0},
+        }
+        options["config_kwargs"] = {**config, **(options.get("config_kwargs") or {})}
+    return options
+
+
+async def _refuse_downgrade(session: Any, context: Any, params: Any) -> None:
+    target = params.response.headers.get("Location") or params.response.headers.get("URI") or ""
+    there = target.split(":", 1)[0].lower() if "://" in target else params.url.scheme
+    if there not in ("http", "https") or (params.url.scheme == "https" and there == "http"):
+        here = params.url.scheme
+        raise PermanentError(f"it redirects from {here}:// to {shown(there)[1:-1]}://, which is not followed")
