@@ -13,6 +13,7 @@ from rich.console import Console
 
 from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
 from kerasmem.monitoring.tracking import Span, Tracker
+from kerasmem.rendering.layout import plain_text
 from kerasmem.rendering.summary_table import DEFAULT_WIDTH, print_summary
 from kerasmem.rendering.track_table import track_table
 
@@ -128,9 +129,11 @@ def _show(pid: int) -> None:
     stream = sys.stderr
     if pid != os.getpid() or stream is None or stream.closed or not _spans:
         return
-    rich_look = stream.isatty()
-    console = Console(file=stream, width=None if rich_look else 400, emoji=False, markup=False, highlight=False)
-    console.print(track_table(tracked(), rich_look=rich_look))
+    if stream.isatty():
+        console = Console(file=stream, emoji=False, markup=False, highlight=False)
+        console.print(track_table(tracked(), console.width))
+    else:
+        stream.write(plain_text(track_table(tracked())))
 
 
 if hasattr(os, "register_at_fork"):

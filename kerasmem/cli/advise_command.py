@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.model_options import (
+from kerasmem.cli.options import (
     EXIT_CODES,
     cache_option,
     call_arguments,
@@ -14,7 +14,9 @@ from kerasmem.cli.model_options import (
     json_option,
     method_option,
     model_options,
+    require_device,
 )
+from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError
 
 EXAMPLES = """\b
@@ -46,41 +48,25 @@ Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
 def command(model: str | None, no_cache: bool, budget_seconds: float, code: str | None, **options: Any) -> int:
     """Say what to do so that training MODEL fits a device, or takes less.
 
-    Each remedy is estimated anew on the changed model; where no single one is enough, combinations are, the least
+    Each remedy is estimated on the changed model; where no single one is enough, combinations are, the least
     harmful first. MODEL is as for `kerasmem estimate`.
     """
     check_options("advise", model, options)
-    if options["device"] is None:
-        raise UsageError("name the device that it must fit: --device t4, or a size such as --device 16GB")
+    require_device(options)
     if code is not None and options["as_json"]:
         raise UsageError("--code and --json: choose one")
-    from kerasmem.cli.terminal import console, is_terminal, quiet_tensorflow, working
+    from kerasmem.rendering.advice_table import advice_table, labelled
 
-    with quiet_tensorflow(), working("estimating remedies", options["method"]):
+    with quiet_tensorflow(), spinner("estimating remedies", options["method"]):
         from kerasmem.recovery.facade import advise
 
-        result = advise(
-            model,
-            method=options["method"],
-            cache=not no_cache,
-            budget_seconds=budget_seconds,
-            **call_arguments(options),
-        )
-    if options["as_json"]:
-        from kerasmem.rendering.data import to_json
-
-        click.echo(to_json(result.to_dict()))
-        return EXIT_CODES[result.verdict]
-    from kerasmem.rendering.advice_table import labelled, print_advice, render_advice
-
+        more = {"method": options["method"], "cache": not no_cache, "budget_seconds": budget_seconds}
+        result = advise(model, **more, **call_arguments(options))
     if code is not None:
         chosen = labelled(result)
         if code.upper() not in chosen:
             raise UsageError(f"--code {code}: there is {', '.join(chosen) or 'no remedy'}")
         click.echo(chosen[code.upper()].code, nl=False)
         return EXIT_CODES[chosen[code.upper()].verdict]
-    if is_terminal():
-        print_advice(result, console())
-    else:
-        click.echo(render_advice(result), nl=False)
+    show_result(result, options["as_json"], advice_table)
     return EXIT_CODES[result.verdict]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kerasmem.cli.model_options import (
+from kerasmem.cli.options import (
     cache_option,
     call_arguments,
     check_options,
@@ -18,6 +19,7 @@ from kerasmem.cli.model_options import (
     model_options,
     worst,
 )
+from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_result, spinner
 from kerasmem.errors import InputError, UsageError
 
 EXAMPLES = """\b
@@ -31,6 +33,7 @@ Examples:
 Exit codes: 0 done, and within the limits · 1 a model failed · 2 wrong usage or
 unreadable input · 3 B exceeds a limit, or does not fit · 4 too close to call"""
 
+_MOST_ON_A_SCREEN = 25  # layers
 _LARGEST_REPORT = 64 * 2**20
 _SAME = ("batch_size", "method", "mode")  # settings of a saved report that the other side takes over
 
@@ -66,10 +69,8 @@ def command(
         if taken.get("method") in ("measure", "profile"):
             taken.pop("method")
         options.update(taken)
-    from kerasmem.cli.terminal import quiet_tensorflow, working
-
     method = options["method"]
-    with quiet_tensorflow(), working(f"comparing {os.path.basename(a)} and {os.path.basename(b)}", method):
+    with quiet_tensorflow(), spinner(f"comparing {os.path.basename(a)} and {os.path.basename(b)}", method):
         from kerasmem.estimation.cache import cached_estimate
         from kerasmem.estimation.comparing import compare_reports
         from kerasmem.estimation.facade import estimate
@@ -82,7 +83,10 @@ def command(
                 method = report.settings.method  # the second by the method that answered for the first
             reports.append(report)
         comparison = compare_reports(*reports, **limits)
-    _show(comparison, options)
+    from kerasmem.rendering.comparison_table import comparison_table
+
+    top = _MOST_ON_A_SCREEN if is_terminal() and options["top"] is None else options["top"]
+    show_result(comparison, options["as_json"], partial(comparison_table, top=top))
     verdicts = [each.verdict for each in comparison.limits]
     device = comparison.after.device
     return worst([*verdicts, *([] if device is None else [device.verdict])])
@@ -128,20 +132,4 @@ def _saved_report(path: str) -> Any:
     try:
         return MemoryReport.from_dict(data)
     except InputError as error:
-        raise InputError(f"{path}: {error}; write it anew: kerasmem estimate MODEL --json > {path}") from error
-
-
-def _show(comparison: Any, options: dict[str, Any]) -> None:
-    from kerasmem.cli.terminal import console, is_terminal
-
-    if options["as_json"]:
-        from kerasmem.rendering.data import to_json
-
-        click.echo(to_json(comparison.to_dict()))
-        return
-    from kerasmem.rendering.comparison_table import print_comparison, render_comparison
-
-    if is_terminal():
-        print_comparison(comparison, console(), top=options["top"] if options["top"] is not None else 25)
-    else:
-        click.echo(render_comparison(comparison, top=options["top"]), nl=False)
+        raise InputError(f"{path}: {error}; write it again: kerasmem estimate MODEL --json > {path}") from error

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.data_options import read_columns, write_options
+from kerasmem.cli.options import WRITING, all_of, read_columns
+from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result
 
 EXAMPLES = """\b
 Examples:
@@ -23,7 +24,7 @@ Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'"""
 
 @click.command("convert", epilog=EXAMPLES)
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
-@write_options
+@all_of(*WRITING)
 @click.option("--split", metavar="SHARES", help="0.8,0.2 or 0.8,0.1,0.1 or train=0.9,dev=0.1; drawn at random.")
 @click.option(
     "--split-as",
@@ -55,20 +56,11 @@ def command(sources: tuple[str, ...], columns: tuple[str, ...], no_header: bool,
     side.
     float64 becomes float32; a value that would become infinite is an error.
     """
-    from kerasmem.cli.data_progress import showing
-    from kerasmem.cli.terminal import console, is_terminal, quiet_tensorflow
+    from kerasmem.rendering.data_tables import conversion_table
 
     wanted = read_columns(columns)
-    with quiet_tensorflow(), showing() as tell:
+    with quiet_tensorflow(), progress_bar() as progress:
         from kerasmem.datatools.converting.conversion import convert_data
 
-        done = convert_data(sources, columns=wanted, header=not no_header, progress=tell, **options)
-    if as_json:
-        from kerasmem.rendering.data import to_json
-
-        click.echo(to_json(done.to_dict()))
-        return
-    from kerasmem.rendering.data_conversion_table import conversion_table
-
-    screen = console() if is_terminal() else console(width=400)
-    screen.print(conversion_table(done, rich_look=is_terminal()))
+        done = convert_data(sources, columns=wanted, header=not no_header, progress=progress, **options)
+    show_result(done, as_json, conversion_table)

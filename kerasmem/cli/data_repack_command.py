@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.data_options import read_columns, write_options
+from kerasmem.cli.options import WRITING, all_of, read_columns
+from kerasmem.cli.terminal import progress_bar, show_result
 
 EXAMPLES = """\b
 Examples:
@@ -17,26 +18,17 @@ Examples:
 
 @click.command("repack", epilog=EXAMPLES)
 @click.argument("file", type=click.Path())
-@write_options
+@all_of(*WRITING)
 @click.option("--float32", is_flag=True, help="Write float64 as float32.")
 def command(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Write an HDF5 FILE anew: whole rows, chunks of about 1 MiB, other compression, another order.
+    """Rewrite an HDF5 FILE: whole rows, chunks of about 1 MiB, other compression, another order.
 
     Says how an epoch reads the file before and after. A run that was killed goes on when the same command
     is given again.
     """
-    from kerasmem.cli.data_progress import showing
-    from kerasmem.cli.terminal import console, is_terminal
     from kerasmem.datatools.converting.repacking import repack_data
+    from kerasmem.rendering.data_tables import repacking_table
 
-    with showing() as tell:
-        done = repack_data(file, columns=read_columns(columns), progress=tell, **options)
-    if as_json:
-        from kerasmem.rendering.data import to_json
-
-        click.echo(to_json(done.to_dict()))
-        return
-    from kerasmem.rendering.data_conversion_table import repacking_table
-
-    screen = console() if is_terminal() else console(width=400)
-    screen.print(repacking_table(done, rich_look=is_terminal()))
+    with progress_bar() as progress:
+        done = repack_data(file, columns=read_columns(columns), progress=progress, **options)
+    show_result(done, as_json, repacking_table)

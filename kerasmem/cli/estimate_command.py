@@ -6,14 +6,16 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.model_options import (
+from kerasmem.cli.options import (
+    COUNT,
+    EXIT_CODES,
     cache_option,
     call_arguments,
     check_options,
     method_option,
     model_options,
-    show_report,
 )
+from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_json, show_text, spinner
 
 EXAMPLES = """\b
 Examples:
@@ -29,6 +31,9 @@ Examples:
 Exit codes: 0 done (and fits) · 1 the model failed · 2 wrong usage or unreadable
 input · 3 does not fit · 4 too close to call"""
 
+_ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
+_LARGEST = 25
+
 
 @click.command("estimate", epilog=EXAMPLES)
 @model_options(
@@ -36,7 +41,7 @@ input · 3 does not fit · 4 too close to call"""
     cache_option,
     click.option(
         "--replicas",
-        type=click.IntRange(min=1),
+        type=COUNT,
         default=1,
         show_default=True,
         help="Devices that train together; the answer is for one of them.",
@@ -71,9 +76,7 @@ def command(
     from kerasmem.estimation.parallel.parallelism import parallelism
 
     check_method(method, parallelism(replicas, parallel, shard_optimizer, layouts))
-    from kerasmem.cli.terminal import quiet_tensorflow, working
-
-    with quiet_tensorflow(), working(f"estimating {model or options['factory']}", method):
+    with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}", method):
         from kerasmem.estimation.cache import cached_estimate
         from kerasmem.estimation.facade import estimate
 
@@ -83,3 +86,20 @@ def command(
             layout=list(layouts) or None, **call_arguments(options),
         )  # fmt: skip
     return show_report(report, options)
+
+
+def show_report(report: Any, options: dict[str, Any]) -> int:
+    """Print a `MemoryReport` as the options say, and return the exit code."""
+    from kerasmem.rendering.data import layers_to_csv
+    from kerasmem.rendering.estimate_table import estimate_table
+
+    sort, top = options["sort"], options["top"]
+    if options["as_json"]:
+        show_json(report.to_dict())
+    elif options["as_csv"]:
+        click.echo(layers_to_csv(report), nl=False)
+    else:
+        if is_terminal() and top is None and sort == "order" and len(report.layers) > _ROWS_ON_A_SCREEN:
+            top = _LARGEST
+        show_text(lambda terminal: estimate_table(report, terminal, sort=sort, top=top))
+    return 0 if report.device is None else EXIT_CODES[report.device.verdict]

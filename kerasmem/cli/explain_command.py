@@ -6,6 +6,9 @@ import sys
 
 import click
 
+from kerasmem.cli.options import json_option
+from kerasmem.cli.terminal import show_result
+
 EXAMPLES = """\b
 Examples:
   kerasmem explain train.log
@@ -15,7 +18,7 @@ Examples:
 
 @click.command("explain", epilog=EXAMPLES)
 @click.argument("log", type=click.Path())
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def command(log: str, as_json: bool) -> None:
     """Say what ran out of memory in LOG (- for standard input), why, where, and what to do.
 
@@ -24,6 +27,7 @@ def command(log: str, as_json: bool) -> None:
     """
     from kerasmem.diagnosis.explaining import explain_file, explain_stream
     from kerasmem.errors import UsageError
+    from kerasmem.rendering.diagnosis_text import diagnosis_text
 
     if log == "-":
         if sys.stdin.isatty():
@@ -31,13 +35,4 @@ def command(log: str, as_json: bool) -> None:
         found = explain_stream(sys.stdin.buffer, name="standard input")
     else:
         found = explain_file(log)
-    if as_json:
-        from kerasmem.rendering.data import to_json
-
-        click.echo(to_json(found.to_dict()))
-        return
-    from kerasmem.cli.terminal import console, is_terminal
-    from kerasmem.rendering.diagnosis_text import diagnosis_text
-
-    screen = console() if is_terminal() else console(width=400)
-    screen.print(diagnosis_text(found, rich_look=is_terminal()))
+    show_result(found, as_json, diagnosis_text)

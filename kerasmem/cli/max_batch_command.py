@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.model_options import (
+from kerasmem.cli.options import (
+    COUNT,
     EXIT_CODES,
     cache_option,
     call_arguments,
@@ -14,9 +15,10 @@ from kerasmem.cli.model_options import (
     json_option,
     method_option,
     model_options,
+    require_device,
     timeout_option,
 )
-from kerasmem.errors import UsageError
+from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 
 EXAMPLES = """\b
 Examples:
@@ -42,14 +44,14 @@ VERIFYING = ("verify", "margin", "samples", "steps", "timeout")
         metavar="WHAT",
         help="What grows: batch_size, LAYER.FIELD (dense_1.units), or an argument of the model's function.",
     ),
-    click.option("--min", "minimum", type=click.IntRange(min=1), default=1, show_default=True, help="Smallest size."),
-    click.option("--max", "maximum", type=click.IntRange(min=1), help="Largest size [default: as large as fits]."),
-    click.option("--step", type=click.IntRange(min=1), default=1, show_default=True, help="Only every Nth size."),
+    click.option("--min", "minimum", type=COUNT, default=1, show_default=True, help="Smallest size."),
+    click.option("--max", "maximum", type=COUNT, help="Largest size [default: as large as fits]."),
+    click.option("--step", type=COUNT, default=1, show_default=True, help="Only every Nth size."),
     click.option("--exact", is_flag=True, help="Search to the last one, not to within 1 %."),
     click.option("--verify", is_flag=True, help="Run real steps there, in a process of its own under the limit."),
     click.option("--margin", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Share to keep free."),
-    click.option("--samples", type=click.IntRange(min=1), help="Samples of the data: sets the last, smaller batch."),
-    click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps of each try."),
+    click.option("--samples", type=COUNT, help="Samples of the data: sets the last, smaller batch."),
+    click.option("--steps", type=COUNT, default=3, show_default=True, help="Steps of each try."),
     timeout_option,
     method_option,
     cache_option,
@@ -63,24 +65,13 @@ def command(model: str | None, no_cache: bool, **options: Any) -> int:
     MODEL is as for `kerasmem estimate`.
     """
     check_options("max-batch", model, options)
-    if options["device"] is None:
-        raise UsageError("name the device that it must fit: --device t4, or a size such as --device 16GB")
-    from kerasmem.cli.terminal import console, is_terminal, quiet_tensorflow, working
+    require_device(options)
+    from kerasmem.rendering.search_table import search_table
 
-    with quiet_tensorflow(), working(f"searching for the largest {options['vary']}", options["method"]):
+    with quiet_tensorflow(), spinner(f"searching for the largest {options['vary']}", options["method"]):
         from kerasmem.estimation.sizing import max_batch_size
 
         own = {name: options[name] for name in ("vary", "minimum", "maximum", "step", "exact", "method", *VERIFYING)}
         result = max_batch_size(model, cache=not no_cache, **own, **call_arguments(options))
-    if options["as_json"]:
-        from kerasmem.rendering.data import to_json
-
-        click.echo(to_json(result.to_dict()))
-    else:
-        from kerasmem.rendering.search_table import print_search, render_search
-
-        if is_terminal():
-            print_search(result, console())
-        else:
-            click.echo(render_search(result), nl=False)
+    show_result(result, options["as_json"], search_table)
     return EXIT_CODES[result.device.verdict]

@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.model_options import call_arguments, check_options, model_options, show_report, timeout_option
+from kerasmem.cli.estimate_command import show_report
+from kerasmem.cli.options import COUNT, call_arguments, check_options, model_options, timeout_option
+from kerasmem.cli.terminal import quiet_tensorflow
 
 EXAMPLES = """\b
 Examples:
@@ -21,8 +23,7 @@ Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or tim
 
 @click.command("measure", epilog=EXAMPLES)
 @model_options(
-    click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Steps to measure."),
-    timeout_option,
+    click.option("--steps", type=COUNT, default=10, show_default=True, help="Steps to measure."), timeout_option
 )
 def command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
     """Train MODEL for some steps in a process of its own and say what memory they took.
@@ -31,8 +32,6 @@ def command(model: str | None, steps: int, timeout: float, **options: Any) -> in
     the allocator is the one that TensorFlow uses on GPUs. MODEL is as for `kerasmem estimate`.
     """
     check_options("measure", model, options)
-    from kerasmem.cli.terminal import quiet_tensorflow
-
     with quiet_tensorflow():
         from kerasmem.estimation.probe.measurement import measure
 

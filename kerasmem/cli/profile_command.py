@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.model_options import (
+from kerasmem.cli.options import (
+    COUNT,
     EXIT_CODES,
+    TOP_HELP,
     cache_option,
     call_arguments,
     check_options,
@@ -17,6 +19,7 @@ from kerasmem.cli.model_options import (
     model_options,
     timeout_option,
 )
+from kerasmem.cli.terminal import quiet_tensorflow, show_json, show_text, spinner
 from kerasmem.errors import UsageError
 
 EXAMPLES = """\b
@@ -35,7 +38,7 @@ _LARGEST = 25  # layers that are listed, where no other number is asked for
 
 @click.command("profile", epilog=EXAMPLES)
 @model_options(
-    click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps to record."),
+    click.option("--steps", type=COUNT, default=5, show_default=True, help="Steps to record."),
     timeout_option,
     click.option("--compare/--no-compare", default=True, show_default=True, help="Show the estimate beside it."),
     cache_option,
@@ -48,12 +51,7 @@ _LARGEST = 25  # layers that are listed, where no other number is asked for
             help="Layers largest first, or as called.",
         ),
         click.option(
-            "--top",
-            type=click.IntRange(min=0),
-            default=_LARGEST,
-            show_default=True,
-            metavar="N",
-            help="List the N largest layers, add up the others (0: all).",
+            "--top", type=click.IntRange(min=0), default=_LARGEST, show_default=True, metavar="N", help=TOP_HELP
         ),
         json_option,
         click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the profile as JSON to a file."),
@@ -70,10 +68,8 @@ def command(
     """
     check_options("profile", model, options)
     _check_output(output)
-    from kerasmem.cli.terminal import quiet_tensorflow, working
-
     name = model or options["factory"]
-    with quiet_tensorflow(), working(f"profiling {name}", "profile"):
+    with quiet_tensorflow(), spinner(f"profiling {name}", "profile"):
         from kerasmem.estimation.profile.running import predicted, profile
 
         arguments = call_arguments(options)
@@ -131,25 +127,17 @@ def _write(output: str | None, data: dict[str, Any]) -> None:
 
 
 def _show(found: Any, estimate: Any, why: str | None, data: dict[str, Any], options: dict[str, Any]) -> None:
-    from kerasmem.cli.terminal import console, is_terminal
-
     if options["as_json"]:
-        from kerasmem.rendering.data import to_json
-
-        click.echo(to_json(data))
+        show_json(data)
         return
+    from kerasmem.estimation.report import DeviceVerdict
     from kerasmem.rendering.escape import printable
-    from kerasmem.rendering.profile_table import print_profile, render_profile
+    from kerasmem.rendering.peak_text import verdict_line
+    from kerasmem.rendering.profile_table import profile_table
 
-    sort, top = options["sort"], options["top"]
-    if is_terminal():
-        print_profile(found, console(), estimate, sort=sort, top=top)
-    else:
-        click.echo(render_profile(found, estimate, sort=sort, top=top), nl=False)
+    look = {"estimate": estimate, "sort": options["sort"], "top": options["top"]}
+    show_text(lambda terminal: profile_table(found, terminal, **look))
     if why is not None:
         click.echo(f"Note: no estimate beside it: {printable(why)}.")
     if data["device"] is not None:
-        from kerasmem.estimation.report import DeviceVerdict
-        from kerasmem.rendering.peak_text import verdict_line
-
         click.echo(verdict_line(DeviceVerdict(**data["device"]), found.bytes).plain)

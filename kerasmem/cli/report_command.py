@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kerasmem.cli.terminal import show_json, show_text
 from kerasmem.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from kerasmem.rendering.page.contents import PageContents
+    from kerasmem.rendering.contents import PageContents
 
 EXAMPLES = """\b
 Examples:
@@ -99,8 +100,7 @@ def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
     from kerasmem.monitoring.digest import LogSummary, summarise
     from kerasmem.monitoring.merging import Training
     from kerasmem.monitoring.ranks import group_by_rank
-    from kerasmem.rendering.composition import Composition, read_composition
-    from kerasmem.rendering.page.contents import PageContents
+    from kerasmem.rendering.contents import Composition, PageContents, read_composition
 
     compositions: list[Composition] = []
     logs: list[str] = []
@@ -124,7 +124,7 @@ def _saved_report(path: str) -> dict[str, Any] | None:
     """Return the object in a file of one JSON object that is no log; None for what may be a log."""
     import json
 
-    from kerasmem.rendering.composition import is_report
+    from kerasmem.rendering.contents import is_report
 
     file = Path(path)
     try:
@@ -210,18 +210,15 @@ def _print_json(contents: PageContents) -> None:
     from dataclasses import asdict
 
     from kerasmem.monitoring.merging import trainings_to_dict
-    from kerasmem.rendering.data import to_json
 
     reports = [{**asdict(each), "categories": dict(each.categories)} for each in contents.compositions]
-    click.echo(to_json({**trainings_to_dict(contents.trainings), "reports": reports}))
+    show_json({**trainings_to_dict(contents.trainings), "reports": reports})
 
 
 def _print_tables(contents: PageContents) -> None:
-    from kerasmem.cli.terminal import console, is_terminal
     from kerasmem.rendering.runs_table import compositions_table, runs_table
 
-    screen = console() if is_terminal() else console(width=400)
     if contents.trainings:
-        screen.print(runs_table(contents.trainings, rich_look=is_terminal()))
+        show_text(lambda terminal: runs_table(contents.trainings, terminal))
     if contents.compositions:
-        screen.print(compositions_table(contents.compositions, rich_look=is_terminal()))
+        show_text(lambda terminal: compositions_table(contents.compositions, terminal))

@@ -16,9 +16,7 @@ The exit code is the script's own; 1 where it ran out of memory with one row at 
 
 
 @click.command(
-    "run",
-    epilog=EXAMPLES,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    "run", epilog=EXAMPLES, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
 @click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -36,12 +34,7 @@ The exit code is the script's own; 1 where it ran out of memory with one row at 
     help="Keep the checkpoints; a later run goes on from them.",
 )
 def command(
-    script: str,
-    arguments: tuple[str, ...],
-    micro_batches: int | None,
-    every: int,
-    restarts: int,
-    keep: str | None,
+    script: str, arguments: tuple[str, ...], micro_batches: int | None, every: int, restarts: int, keep: str | None
 ) -> int:
     """Run SCRIPT with its ARGUMENTS, and go on where it runs out of memory or is killed.
 
@@ -57,11 +50,5 @@ def command(
         click.echo(f"kerasmem run: {printable(sentence)}", err=True)
 
     return supervise(
-        script,
-        arguments,
-        say=say,
-        micro_batches=micro_batches,
-        every=every,
-        restarts=restarts,
-        folder=keep,
+        script, arguments, say=say, micro_batches=micro_batches, every=every, restarts=restarts, folder=keep
     )

@@ -1,4 +1,4 @@
-"""The process as the command line needs it: a quiet TensorFlow, a console that knows whether it is one."""
+"""The process as the command line needs it: results printed, a quiet TensorFlow, progress where a person looks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,61 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.progress import Progress, ProgressColumn
+
+_LOOK: dict[str, Any] = {"emoji": False, "markup": False, "highlight": False}
 
 
-def console(width: int | None = None) -> Console:
+def console() -> Console:
     """Return a console on standard output that takes no text for markup."""
-    return Console(width=width, emoji=False, markup=False, highlight=False)
+    from rich.console import Console
+
+    return Console(**_LOOK)
 
 
 def is_terminal() -> bool:
     """Return whether a person is looking at standard output."""
     return sys.stdout.isatty()
+
+
+def show_result(result: Any, as_json: bool, view: Callable[[Any, int | None], RenderableType]) -> None:
+    """Print a result: as one JSON object, or as text for people.
+
+    Args:
+        result: has `to_dict`.
+        as_json: whether a program reads it.
+        view: a function of `kerasmem.rendering`, which makes the text for a terminal of so many columns, or for a pipe
+            (None).
+    """
+    if as_json:
+        show_json(result.to_dict())
+    else:
+        show_text(lambda terminal: view(result, terminal))
+
+
+def show_text(view: Callable[[int | None], RenderableType]) -> None:
+    """Print the text that a function makes for a terminal of so many columns, or for a pipe (None)."""
+    if is_terminal():
+        screen = console()
+        screen.print(view(screen.width))
+        return
+    from kerasmem.rendering.layout import plain_text
+
+    click.echo(plain_text(view(None)), nl=False)
+
+
+def show_json(data: Mapping[str, Any]) -> None:
+    """Print one JSON object."""
+    from kerasmem.rendering.data import to_json
+
+    click.echo(to_json(data))
 
 
 @contextlib.contextmanager
@@ -52,7 +94,7 @@ def quiet_tensorflow() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def working(text: str, method: str) -> Iterator[None]:
+def spinner(text: str, method: str) -> Iterator[None]:
     """Show on standard error, where that is a terminal, that something goes on and for how long.
 
     Use it inside `quiet_tensorflow`, which keeps a way to the terminal in `sys.stderr`.
@@ -64,12 +106,37 @@ def working(text: str, method: str) -> Iterator[None]:
     if method == "formula" or not sys.stderr.isatty():
         yield
         return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from kerasmem.rendering.escape import printable
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    screen = Console(file=sys.stderr, emoji=False, markup=False, highlight=False)
-    with Progress(*columns, console=screen, transient=True) as progress:
+    with _progress(SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()) as progress:
         progress.add_task(printable(text, 60), total=None)
         yield
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None] | None]:
+    """Yield what long work calls with how far it is; None where standard error is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from kerasmem.rendering.escape import printable
+
+    description = TextColumn("{task.description}", markup=False)
+    with _progress(description, BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as progress:
+        task = progress.add_task("", total=None)
+
+        def update(text: str, done: int, total: int) -> None:
+            progress.update(task, description=printable(text, 60), completed=done, total=total or None)
+
+        yield update
+
+
+def _progress(*columns: ProgressColumn) -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress(*columns, console=Console(file=sys.stderr, **_LOOK), transient=True)

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kerasmem.cli.terminal import console, is_terminal, show_result
+from kerasmem.errors import UsageError
+
 if TYPE_CHECKING:
     from kerasmem.monitoring.scene import Scene
 
@@ -30,8 +33,6 @@ _MINUTES = 3  # of the course that is shown
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object, or without --once a line for each look.")
 def command(pid: int | None, log: str | None, every: float, once: bool, as_json: bool) -> None:
     """Watch cards, host, a process (or all that train) and how far its training has come, until Ctrl-C."""
-    from kerasmem.cli.terminal import console, is_terminal
-    from kerasmem.errors import UsageError
     from kerasmem.monitoring.scene import read_scene
 
     if not 0.1 <= every <= 3600:
@@ -43,16 +44,9 @@ def command(pid: int | None, log: str | None, every: float, once: bool, as_json:
         return read_scene(pid, log)
 
     if once:
-        scene = look()
-        if as_json:
-            from kerasmem.rendering.data import to_json
-
-            click.echo(to_json(scene.to_dict()))
-            return
         from kerasmem.rendering.watch_view import watch_view
 
-        screen = console() if is_terminal() else console(width=400)
-        screen.print(watch_view(scene, rich_look=is_terminal()))
+        show_result(look(), as_json, watch_view)
         return
     try:
         if as_json:
@@ -66,7 +60,6 @@ def command(pid: int | None, log: str | None, every: float, once: bool, as_json:
 def _show(look: Callable[[], Scene], every: float) -> None:
     from rich.live import Live
 
-    from kerasmem.cli.terminal import console
     from kerasmem.rendering.watch_view import watch_view
 
     history: dict[str, deque[int]] = {}
@@ -79,15 +72,13 @@ def _show(look: Callable[[], Scene], every: float) -> None:
                 history.setdefault(name, deque(maxlen=length)).append(size)
             width = min(60, max(8, screen.width - 60))
             courses = {name: list(values) for name, values in history.items()}
-            live.update(watch_view(scene, courses, rich_look=True, width=width), refresh=True)
+            live.update(watch_view(scene, screen.width, history=courses, width=width), refresh=True)
 
         _repeat(look, every, show)
 
 
 def _repeat(look: Callable[[], Scene], every: float, show: Callable[[Scene], None]) -> None:
     """Look and show until the process that is watched has ended, which the first look takes for wrong usage."""
-    from kerasmem.errors import UsageError
-
     show(look())
     while True:
         time.sleep(every)

@@ -17,21 +17,8 @@ from kerasmem.models.weightless import weightless
 from kerasmem.recovery.building import Origin, build
 from kerasmem.recovery.changes import Change, change
 from kerasmem.recovery.script import ScriptParts
-from kerasmem.recovery.spelling import (
-    arrays_text,
-    loss_text,
-    metrics_text,
-    opening_lines,
-    optimizer_text,
-)
-from kerasmem.recovery.transforms import (
-    head_start,
-    input_name,
-    is_mixing,
-    is_rebuilt,
-    takes_lora,
-    transformed,
-)
+from kerasmem.recovery.spelling import arrays_text, loss_text, metrics_text, opening_lines, optimizer_text
+from kerasmem.recovery.transforms import head_start, input_name, is_mixing, is_rebuilt, takes_lora, transformed
 
 LORA_RANK = 8
 # An input this long is cut to a multiple of so much: what a network halves again and again stays whole.

@@ -15,52 +15,43 @@ _LONGEST = 160  # characters of any text that comes from the log
 _NAMES = 11
 
 
-def diagnosis_text(found: Diagnosis, *, rich_look: bool) -> RenderableType:
-    """Return the sentence, the figures that are known, the place, warnings, and what to do with its code.
+def diagnosis_text(found: Diagnosis, terminal: int | None = None) -> RenderableType:
+    """Return the sentence, the figures that are known, the place, warnings, and what to do with its code."""
 
-    Args:
-        found: the diagnosis; its texts are escaped here.
-        rich_look: colours, for a terminal.
-    """
-    style = "bold red" if found.out_of_memory else "bold green"
-    parts: list[RenderableType] = [Text(printable(found.summary), style=style if rich_look else "")]
-    rows = list(_rows(found))
-    if rows:
-        parts.append("")
-    for name, value in rows:
-        line = Text(f"  {name:<{_NAMES}}", style="dim" if rich_look else "")
-        parts.append(line.append(value, style="none"))
+    def styled(text: str, style: str) -> Text:
+        return Text(text, style="" if terminal is None else style)
+
+    parts: list[RenderableType] = [
+        styled(printable(found.summary), f"bold {'red' if found.out_of_memory else 'green'}")
+    ]
+    rows = [*_sizes(found), *_context(found)]
+    parts += [""] if rows else []
+    parts += [styled(f"  {name:<{_NAMES}}", "dim").append(value, style="none") for name, value in rows]
     for warning in found.warnings:
-        line = Text("Warning: ", style="bold yellow" if rich_look else "")
-        parts += ["", line.append(printable(warning), style="none")]
+        parts += ["", styled("Warning: ", "bold yellow").append(printable(warning), style="none")]
     if found.suggestions:
-        parts += ["", Text("What to do", style="bold" if rich_look else "")]
+        parts += ["", styled("What to do", "bold")]
     for number, each in enumerate(found.suggestions, 1):
         parts.append(Text(f"  {number}. {printable(each.what)}: {printable(each.why)}."))
-        parts += [
-            Text("       " + printable(line), style="cyan" if rich_look else "") for line in each.code.split("\n")
-        ]
+        parts += [styled("       " + printable(line), "cyan") for line in each.code.split("\n")]
     return Group(*parts)
 
 
-def _rows(found: Diagnosis) -> Iterator[tuple[str, str]]:
-    sizes = (
-        ("Asked for", found.requested_bytes),
-        ("Free", found.free_bytes),
-        ("In use", found.in_use_bytes),
-        ("Reserved", found.reserved_bytes),
-        ("Limit", found.limit_bytes),
-    )
-    for name, value in sizes:
-        if value is None:
-            continue
-        text = format_size(value)
-        if name == "Asked for" and found.tensor_shape and found.family not in ("xla", "jax", "theano"):
-            text += f": {'an array' if found.family == 'host' else 'a tensor'} of {_shape(found)}"
-        largest = format_size(found.largest_free_bytes)
-        if name == "Free" and found.largest_free_bytes is not None and largest != text:
-            text += f", the largest piece {largest}"
-        yield name, text
+def _sizes(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    if found.requested_bytes is not None:
+        of = ""
+        if found.tensor_shape and found.family not in ("xla", "jax", "theano"):
+            of = f": {'an array' if found.family == 'host' else 'a tensor'} of {_shape(found)}"
+        yield "Asked for", format_size(found.requested_bytes) + of
+    if found.free_bytes is not None:
+        free, largest = format_size(found.free_bytes), format_size(found.largest_free_bytes)
+        is_one_piece = found.largest_free_bytes is None or largest == free
+        yield "Free", free if is_one_piece else f"{free}, the largest piece {largest}"
+    others = (("In use", found.in_use_bytes), ("Reserved", found.reserved_bytes), ("Limit", found.limit_bytes))
+    yield from ((name, format_size(size)) for name, size in others if size is not None)
+
+
+def _context(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if found.requested_bytes is None and found.tensor_shape:
         yield "Tensor", _shape(found)
     if found.layer:

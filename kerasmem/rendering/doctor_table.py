@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.devices.doctor import Examination
 from kerasmem.rendering.escape import printable
+from kerasmem.rendering.layout import words
 from kerasmem.units import format_size
 
 _MARKS = {"problem": ("PROBLEM", "bold red"), "note": ("note", "yellow"), "fine": ("fine", "green")}
 
 
-def doctor_table(found: Examination, *, rich_look: bool) -> RenderableType:
-    """Return findings first, then the facts behind them.
-
-    Args:
-        found: the examination.
-        rich_look: colours, for a terminal.
-    """
+def doctor_table(found: Examination, terminal: int | None = None) -> RenderableType:
+    """Return findings first, then the facts behind them."""
+    styled = terminal is not None
     parts: list[RenderableType] = []
     for finding in found.findings:
         mark, style = _MARKS[finding.kind]
-        line = Text(f"{mark}: ", style=style if rich_look else "")
+        line = Text(f"{mark}: ", style=style if styled else "")
         line.append(printable(finding.what), style="none")
         if finding.way_out:
             line.append(f"\n  way out: {printable(finding.way_out)}", style="none")
         parts.append(line)
-    facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
+    facts = Table(Column(no_wrap=True), words(""), box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     for name, value in _facts(found):
         facts.add_row(name, Text(printable(value)))
     parts += ["", facts]
     if found.said.failure is not None or any(finding.kind == "problem" for finding in found.findings):
-        parts += ["", Text("The last lines of TensorFlow's log", style="bold" if rich_look else "")]
+        parts += ["", Text("The last lines of TensorFlow's log", style="bold" if styled else "")]
         parts += [Text("  " + printable(line, 200)) for line in found.said.log.tail]
     return Group(*parts)
 

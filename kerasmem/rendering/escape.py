@@ -1,11 +1,15 @@
-"""Text from model and data files is untrusted: nothing of it may steer a terminal, a table or a spreadsheet."""
+"""Text from model and data files is untrusted: nothing of it may steer a terminal, a spreadsheet, HTML or a chart."""
 
 from __future__ import annotations
 
+import html
+import json
 import unicodedata
+from typing import Any
 
 # control, format (also bidirectional overrides), surrogate, private use, line and paragraph separators
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+_ISOLATED = "\u2068{}\u2069"  # a name written from right to left leaves what stands beside it in place
 
 
 def printable(text: str, limit: int | None = None) -> str:
@@ -22,6 +26,11 @@ def printable(text: str, limit: int | None = None) -> str:
     if limit is not None and len(shown) > limit:
         shown = shown[: max(limit - 1, 1)] + "…"
     return shown
+
+
+def printable_lines(text: str) -> str:
+    """Return text of several lines, each printable."""
+    return "\n".join(printable(line) for line in text.splitlines())
 
 
 def spreadsheet_cell(text: str) -> str:
@@ -41,3 +50,29 @@ def middle(value: str, limit: int) -> str:
         return value
     head = (limit - 1) // 2
     return f"{value[:head]}…{value[-(limit - 1 - head) :]}"
+
+
+def short_name(text: str, limit: int = 60) -> str:
+    """Return a name from a file, printable, with its middle left out where it is long."""
+    return middle(printable(text), limit)
+
+
+def html_text(value: object, limit: int | None = 300) -> str:
+    """Return text for HTML, in an element that keeps its direction of writing to itself."""
+    return f"<bdi>{html.escape(printable(str(value), limit))}</bdi>"
+
+
+def html_attribute(value: object, limit: int | None = 300) -> str:
+    """Return text for the inside of a quoted attribute."""
+    return html.escape(printable(str(value), limit))
+
+
+def chart_label(value: object, limit: int = 60) -> str:
+    """Return text for a chart, where plotly.js would take tags and entities for markup."""
+    return _ISOLATED.format(html.escape(short_name(str(value), limit), quote=False))
+
+
+def embedded_json(data: Any) -> str:
+    """Return JSON for the inside of a script element: nothing in it can end the element."""
+    dumped = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return dumped.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

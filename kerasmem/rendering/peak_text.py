@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.estimation.reference import place
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport, Settings
 from kerasmem.rendering.escape import printable
+from kerasmem.rendering.layout import fact_list, percent, verdict_text
 from kerasmem.units import format_size
 
-VERDICT_STYLES = {
-    "fits": "bold green", "within the limit": "bold green",
-    "does not fit": "bold red", "exceeds the limit": "bold red",
-    "too close to call": "bold yellow",
-}  # fmt: skip
+MODES = {"train": "training", "evaluate": "evaluation"}  # and inference
 _BAR = 20
 _WIDTH_FOR_BARS = 84
 _WIDTH_FOR_BYTES = 64
@@ -44,7 +41,7 @@ def settings_line(settings: Settings, *, with_batch: bool = True) -> str:
     """Return batch, mode, dtype policy and optimizer of a report."""
     words = [
         *([f"batch {settings.batch_size:,}"] if with_batch else []),
-        {"train": "training", "evaluate": "evaluation"}.get(settings.mode, "inference"),
+        MODES.get(settings.mode, "inference"),
         printable(settings.dtype_policy, 30),
         *([printable(settings.optimizer, 30)] if settings.optimizer else []),
         *([_one_of(settings)] if settings.replicas > 1 else []),
@@ -78,62 +75,41 @@ def claim(report: MemoryReport) -> str | None:
 
 
 def peak(report: MemoryReport, terminal: int | None) -> Iterator[RenderableType]:
-    """Yield the paragraphs of a report by any method but the formula.
-
-    Args:
-        report: an estimate or a measurement.
-        terminal: the columns of one, None for plain text.
-    """
+    """Yield the paragraphs of a report by any method but the formula."""
     total = report.bytes.total
-    lines = [("Peak", f"{format_size(total)} in use ({total:,} B): {how(report)}")]
+    facts = [("Peak", f"{format_size(total)} in use ({total:,} B): {how(report)}")]
     if spread := claim(report):
-        lines.append(("Interval", spread))
+        facts.append(("Interval", spread))
     if report.instant is not None:
-        lines.append(("Reached", printable(report.instant.text, 200)))
-    yield _grid(lines)
+        facts.append(("Reached", printable(report.instant.text, 200)))
+    yield fact_list(facts)
     yield ""
     yield _categories(report.bytes, terminal)
     yield ""
-    yield _grid([*_figures(report), *_others(report)])
-
-
-def _grid(lines: list[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="bold")
-    grid.add_column(overflow="fold")
-    for name, text in lines:
-        grid.add_row(Text(name), Text(text))
-    return grid
+    yield fact_list([*_pool_facts(report), ("By others", _alternatives(report))])
 
 
 def _categories(need: Bytes, terminal: int | None) -> Table:
     """A row for each category that is known and one for the rest: they add up to the total."""
-    known = [(name, size) for name in Bytes.CATEGORIES if (size := getattr(need, name)) is not None]
-    rows = [("allocator waste" if name == "allocator" else name, size) for name, size in known if size]
-    rest = need.total - sum(size for _, size in known)
-    if rest:
-        rows.append(("not divided further", rest))
-    table = Table.grid(padding=(0, 2, 0, 0))
+    known = {name: size for name in Bytes.CATEGORIES if (size := getattr(need, name)) is not None}
+    rows = {"allocator waste" if name == "allocator" else name: size for name, size in known.items() if size}
+    if rest := need.total - sum(known.values()):
+        rows["not divided further"] = rest
     with_bars = terminal is not None and terminal >= _WIDTH_FOR_BARS
     with_bytes = terminal is None or terminal >= _WIDTH_FOR_BYTES
-    for justify in ("left", *(["right"] if with_bytes else []), "right", "right", *(["left"] if with_bars else [])):
-        table.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    largest = max((size for _, size in rows), default=0)
-    for name, size in rows:
+    numbers = [Column(justify="right", no_wrap=True) for _ in range(2 + with_bytes)]
+    table = Table.grid(Column(no_wrap=True), *numbers, *([Column(no_wrap=True)] * with_bars), padding=(0, 2, 0, 0))
+    largest = max(rows.values(), default=0)
+    for name, size in rows.items():
         bar = [Text("█" * max(round(_BAR * size / largest), 0), style="cyan")] if with_bars and largest else []
-        exact = [f"{size:,} B"] if with_bytes else []
-        table.add_row(name.capitalize(), *exact, format_size(size), _share(size, need.total), *bar)
-    exact = [f"{need.total:,} B"] if with_bytes else []
-    cells = ["In use at the peak", *exact, format_size(need.total), "100 %"]
+        exact = [f"{size:,} B"] * with_bytes
+        table.add_row(name.capitalize(), *exact, format_size(size), percent(size, need.total), *bar)
+    cells = ["In use at the peak", *([f"{need.total:,} B"] * with_bytes), format_size(need.total), "100 %"]
     table.add_row(*(Text(cell, style="bold") for cell in cells))
     return table
 
 
-def _share(size: int, total: int) -> str:
-    return f"{size / total:.1%}".replace("%", " %") if total else "–"
-
-
-def _figures(report: MemoryReport) -> Iterator[tuple[str, str]]:
+def _pool_facts(report: MemoryReport) -> Iterator[tuple[str, str]]:
     """In use, reserved, what the driver shows, and the smallest limit: four figures that are easily confused."""
     pool = report.pool
     if pool is None:
@@ -148,18 +124,16 @@ def _figures(report: MemoryReport) -> Iterator[tuple[str, str]]:
         yield "Limit", f"{format_size(pool.smallest_limit)} is the smallest memory limit that trains"
 
 
-def _others(report: MemoryReport) -> Iterator[tuple[str, str]]:
-    """What the other methods say; the formula always."""
-    said = []
-    silent = []
+def _alternatives(report: MemoryReport) -> str:
+    """Return what the other methods say; the formula always."""
+    said, silent = [], []
     for other in report.alternatives:
-        why = printable(other.why, 300)
+        method, why = printable(other.method, 30), printable(other.why, 300)
         if other.total is None:
-            silent.append(f"{printable(other.method, 30)}: {why}" if why else printable(other.method, 30))
+            silent.append(f"; {method}: {why}" if why else f"; {method}")
         else:
-            said.append(f"{printable(other.method, 30)} {format_size(other.total)}" + (f" ({why})" if why else ""))
-    said.append(f"formula {format_size(report.formula.total_bytes)}")
-    yield "By others", ", ".join(said) + "".join(f"; {each}" for each in silent)
+            said.append(f"{method} {format_size(other.total)}" + (f" ({why})" if why else ""))
+    return ", ".join([*said, f"formula {format_size(report.formula.total_bytes)}"]) + "".join(silent)
 
 
 def reference_line(report: MemoryReport) -> str:
@@ -185,8 +159,7 @@ def verdict_line(device: DeviceVerdict, need: Bytes) -> Text:
         f"{printable(device.name, 80)}: {format_size(device.memory_bytes)}, of which TensorFlow can use "
         f"{format_size(device.available_bytes)}: "
     )
-    line.append(printable(device.verdict, 40), style=VERDICT_STYLES.get(device.verdict, "bold"))
-    return line.append(margin(device, need))
+    return line.append_text(verdict_text(printable(device.verdict, 40), "bold")).append(margin(device, need))
 
 
 def margin(device: DeviceVerdict, need: Bytes) -> str:
@@ -214,9 +187,9 @@ def formula_terms(report: MemoryReport, is_narrow: bool) -> RenderableType:
     ]
     if is_narrow:
         return Group(*(Text(f"{name} {term} = {count:,} B ({format_size(count)})") for name, term, count in terms))
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for justify in ("left", "right", "left", "right", "left"):
-        grid.add_column(justify=justify, no_wrap=True)
+    right = {"justify": "right", "no_wrap": True}
+    columns = (Column(no_wrap=True), Column(**right), Column(no_wrap=True), Column(**right), Column(no_wrap=True))  # type: ignore[arg-type]
+    grid = Table.grid(*columns, padding=(0, 2, 0, 0))
     for name, term, count in terms:
         grid.add_row(name, term, "=", f"{count:,} B", Text(format_size(count), style="" if term else "bold"))
     return grid

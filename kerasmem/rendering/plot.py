@@ -8,10 +8,9 @@ from typing import Any
 
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.monitoring.course import Course, Line
-from kerasmem.rendering.composition import Composition
-from kerasmem.rendering.escape import middle, printable
+from kerasmem.rendering.contents import Composition, PageContents
+from kerasmem.rendering.escape import short_name
 from kerasmem.rendering.page.charts import LINE_NAMES, panels_of, unit_for
-from kerasmem.rendering.page.contents import PageContents
 
 _COLOURS = {
     "peak_bytes": "#c8501e", "in_use_bytes": "#2364aa", "reserved_bytes": "#8e6bbf",
@@ -45,8 +44,8 @@ def render_plot(contents: PageContents, format: str) -> bytes:
     courses = [(log.name, course) for log in contents.logs for course in log.courses if course.lines][:_MOST_COURSES]
     panels = [(name, course, lines) for name, course in courses for lines in panels_of(course) if lines]
     divided = [each for each in contents.compositions if any(part for _, part in each.categories)][:12]
-    layered = [each for each in contents.compositions if any(layer.bytes for layer in each.layers)][:4]
-    layer_rows = [min(_MOST_LAYERS, sum(1 for layer in each.layers if layer.bytes)) for each in layered]
+    layered = [each for each in contents.compositions if each.largest_layers][:4]
+    layer_rows = [min(_MOST_LAYERS, len(each.largest_layers)) for each in layered]
     heights = [2.7] * len(panels) + [1.6 + 0.4 * len(divided)] * bool(divided) + [1.1 + 0.24 * n for n in layer_rows]
     if not heights:
         raise UsageError("--plot: there is nothing to draw: no readings and no categories in the files given")
@@ -71,10 +70,6 @@ def _plain(text: Any) -> None:
     text.set_parse_math(False)
 
 
-def _shown(name: str, limit: int = 60) -> str:
-    return middle(printable(name), limit)
-
-
 def _title(axes: Any, text: str) -> None:
     _plain(axes.set_title(text, loc="left", fontsize=10))
 
@@ -97,13 +92,13 @@ def _draw_course(axes: Any, name: str, course: Course, lines: list[Line]) -> Non
         place = devices.index(line.device) if line.device in devices else 0
         title = LINE_NAMES[line.size]
         if line.device is not None and len(devices) > 1:
-            title += f", {_shown(line.device, 24)}"
+            title += f", {short_name(line.device, 24)}"
         (drawn,) = axes.plot(line.seconds, [value / factor for value in line.values], _DASHES[place % len(_DASHES)])
         drawn.set(color=_COLOURS[line.size], linewidth=1.4, label=title, marker="o" if len(line.values) == 1 else "")
     for mark in course.epochs[:: -(-len(course.epochs) // _MOST_MARKS) or 1]:
         axes.axvline(mark.seconds, color="#98a2b0", linewidth=0.8, linestyle=":")
     where = "device" if lines == panels_of(course)[0] else "host"
-    _title(axes, f"{_shown(name)}: {where} memory over time (dotted: epochs begin)")
+    _title(axes, f"{short_name(name)}: {where} memory over time (dotted: epochs begin)")
     axes.set_xlabel("seconds")
     axes.set_ylabel(unit)
     axes.set_ylim(0, 1.06 * max(1e-9, *(max(line.values) / factor for line in lines)))
@@ -118,23 +113,22 @@ def _draw_categories(axes: Any, compositions: list[Composition]) -> None:
     for place, name in enumerate(names):
         parts = [dict(each.categories).get(name, 0) / factor for each in compositions]
         bars = axes.barh(range(len(compositions)), parts, left=left, height=0.6, color=_PARTS[place % len(_PARTS)])
-        bars.set_label("\u200b" + _shown(name, 30))  # matplotlib leaves out labels that begin with "_"
+        bars.set_label("\u200b" + short_name(name, 30))  # matplotlib leaves out labels that begin with "_"
         left = [before + part for before, part in zip(left, parts, strict=True)]
     _rows(axes, [each.source for each in compositions], unit, "The peak by category")
     _legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _draw_layers(axes: Any, composition: Composition) -> None:
-    known = sorted((layer for layer in composition.layers if layer.bytes), key=lambda layer: -(layer.bytes or 0))
-    top = known[:_MOST_LAYERS]
+    top = composition.largest_layers[:_MOST_LAYERS]
     unit, factor = unit_for(top[0].bytes or 0)
     axes.barh(range(len(top)), [(layer.bytes or 0) / factor for layer in top], height=0.65, color=_PARTS[0])
     kind = "at the peak" if composition.is_at_peak else "share of the total"
-    _rows(axes, [layer.name for layer in top], unit, f"{_shown(composition.source)}: layers, {kind}")
+    _rows(axes, [layer.name for layer in top], unit, f"{short_name(composition.source)}: layers, {kind}")
 
 
 def _rows(axes: Any, names: list[str], unit: str, title: str) -> None:
-    axes.set_yticks(range(len(names)), [_shown(name, 34) for name in names])
+    axes.set_yticks(range(len(names)), [short_name(name, 34) for name in names])
     for label in axes.get_yticklabels():
         _plain(label)
     axes.set_ylim(len(names) - 0.5, -0.5)

@@ -8,7 +8,7 @@ from typing import Any
 from kerasmem.errors import MissingExtraError
 from kerasmem.monitoring.digest import RunSummary
 from kerasmem.monitoring.merging import Training
-from kerasmem.rendering.composition import Composition
+from kerasmem.rendering.contents import Composition
 from kerasmem.rendering.escape import printable
 
 _RUN = {

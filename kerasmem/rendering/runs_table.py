@@ -4,65 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.monitoring.digest import LogSummary, RunSummary
 from kerasmem.monitoring.merging import Training
-from kerasmem.rendering.composition import Composition
-from kerasmem.rendering.escape import middle, printable
-from kerasmem.units import format_size
+from kerasmem.rendering.contents import Composition
+from kerasmem.rendering.escape import printable, short_name
+from kerasmem.rendering.layout import growth, known_size, table
 
 _MOST_ROWS = 100
 
 
-def runs_table(trainings: Sequence[Training], *, rich_look: bool) -> Table:
+def runs_table(trainings: Sequence[Training], terminal: int | None = None) -> Table:
     """Return a row for each run: peak, where it was, means and growth; below each training of several ranks
     the largest of them.
-
-    Args:
-        trainings: in the order to show.
-        rich_look: rules and colours, for a terminal.
     """
-    table = _table("Runs", ("Run", "Peak", "where", "Mean in use", "growth", "Host", "growth"), rich_look)
+    sizes = _right("Mean in use", "growth", "Host", "growth")
+    rows = table(terminal, "Run", *_right("Peak"), "where", *sizes, title="Runs")
     kept, left_out = kept_rows(trainings, _MOST_ROWS)
     for log, run in kept:
-        table.add_row(
-            Text(middle(printable(run_name(log, run)), 60)),
-            _size(run.peak_bytes),
+        rows.add_row(
+            Text(short_name(run_name(log, run))),
+            known_size(run.peak_bytes),
             Text(printable(peak_place(run), 40)),
-            _size(run.mean_in_use_bytes),
-            growth_text(run.in_use_growth_bytes),
-            _size(run.rss_bytes),
-            growth_text(run.rss_growth_bytes),
+            known_size(run.mean_in_use_bytes),
+            growth(run.in_use_growth_bytes),
+            known_size(run.rss_bytes),
+            growth(run.rss_growth_bytes),
         )
     for training in trainings:
-        peak, host = training.extreme("peak_bytes"), training.extreme("rss_bytes")
         if len(training.logs) > 1:
-            table.add_row(
-                Text(f"{middle(printable(training.name), 50)}: all {len(training.logs)} ranks"),
-                _size(None if peak is None else peak.bytes),
-                "" if peak is None else f"rank {peak.rank}",
-                "",
-                "",
-                _size(None if host is None else host.bytes),
-                "",
-                style="bold" if rich_look else None,
-            )
+            peak, host = training.extreme("peak_bytes"), training.extreme("rss_bytes")
+            name = Text(f"{short_name(training.name, 50)}: all {len(training.logs)} ranks")
+            sizes_of_all = [known_size(None if each is None else each.bytes) for each in (peak, host)]
+            place = "" if peak is None else f"rank {peak.rank}"
+            style = None if terminal is None else "bold"
+            rows.add_row(name, sizes_of_all[0], place, "", "", sizes_of_all[1], "", style=style)
     if left_out:
-        table.add_row(f"and {left_out} more with smaller peaks")
-    return table
+        rows.add_row(f"and {left_out} more with smaller peaks")
+    return rows
 
 
-def compositions_table(compositions: Sequence[Composition], *, rich_look: bool) -> Table:
+def compositions_table(compositions: Sequence[Composition], terminal: int | None = None) -> Table:
     """Return a row for each estimate or profile: its total and the interval claimed."""
-    table = _table("Estimates and profiles", ("File", "Peak", "from", "to", "by"), rich_look)
+    rows = table(terminal, "File", *_right("Peak", "from", "to"), "by", title="Estimates and profiles")
     for each in compositions:
-        how = "measured" if each.is_measured else each.method
-        name = Text(middle(printable(each.source), 60))
-        table.add_row(name, _size(each.total), _size(each.low), _size(each.high), Text(printable(how, 20)))
-    return table
+        sizes = map(known_size, (each.total, each.low, each.high))
+        rows.add_row(Text(short_name(each.source)), *sizes, Text(printable(each.how, 20)))
+    return rows
+
+
+def _right(*headers: str) -> list[Column]:
+    return [Column(header, justify="right") for header in headers]
 
 
 def kept_rows(trainings: Sequence[Training], most: int) -> tuple[list[tuple[LogSummary, RunSummary]], int]:
@@ -88,25 +82,3 @@ def peak_place(run: RunSummary) -> str:
         phase = "" if run.peak_phase in (None, "train") else f"{run.peak_phase} "
         parts.append(f"{phase}batch {run.peak_batch}")
     return ", ".join(parts)
-
-
-def growth_text(count: int | None) -> str:
-    """Return a difference with its sign; a dash where not known."""
-    return "–" if count is None else ("+" if count > 0 else "") + format_size(count)
-
-
-def _size(count: int | None) -> str:
-    return "–" if count is None else format_size(count)
-
-
-def _table(title: str, columns: Sequence[str], rich_look: bool) -> Table:
-    table = Table(
-        title=Text(title, style="bold") if rich_look else None,
-        box=box.SIMPLE_HEAD if rich_look else None,
-        header_style="bold",
-        padding=(0, 1) if rich_look else (0, 2, 0, 0),
-        pad_edge=rich_look,
-    )
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="left" if place == 0 or name in ("where", "by") else "right")
-    return table

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.errors import UsageError
@@ -18,6 +18,7 @@ from kerasmem.rendering.estimate_table import format_shape
 from kerasmem.units import format_size
 
 DEFAULT_WIDTH = 108
+_NUMBERS = ("Param #", "Activations", "Memory")
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,14 @@ def print_summary(
     """
     entries = _in_range(_entries(report, expand_nested), layer_range)
     chain = all(len(row.inputs) <= 1 and row.uses <= 1 for row in report.layers)
-    table = Table(box=box.HEAVY_HEAD, show_lines=True, width=line_length or min(DEFAULT_WIDTH, console.width))
+    width = line_length or min(DEFAULT_WIDTH, console.width)
     headers = ["Layer (type)", "Output Shape", "Param #", "Activations", "Memory"]
     headers += ([] if chain else ["Connected to"]) + (["Trainable"] if show_trainable else [])
-    for header, width in zip(headers, _widths(positions, len(headers), table.width or DEFAULT_WIDTH), strict=True):
-        right = header in ("Param #", "Activations", "Memory")
-        table.add_column(header, justify="right" if right else "left", width=width, overflow="fold")
+    columns = [
+        Column(header, justify="right" if header in _NUMBERS else "left", width=each, overflow="fold")
+        for header, each in zip(headers, _widths(positions, len(headers), width), strict=True)
+    ]
+    table = Table(*columns, box=box.HEAVY_HEAD, show_lines=True, width=width)
     nested = {} if expand_nested else {each.name: each for each in report.nested}
 
     def shown_name(name: str) -> str:

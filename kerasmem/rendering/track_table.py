@@ -4,39 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.monitoring.tracking import Span, Use
 from kerasmem.rendering.escape import printable
-from kerasmem.units import format_size
+from kerasmem.rendering.layout import figures, growth, known_size, table
 
-_COLUMNS = ("Action", "Calls", "Seconds", "Allocator", "kept", "Card", "kept", "Host", "kept")
+_FIGURES = ("Calls", "Seconds", "Allocator", "kept", "Card", "kept", "Host", "kept")
 
 
-def track_table(spans: Sequence[Span], *, rich_look: bool) -> Table:
+def track_table(spans: Sequence[Span], terminal: int | None = None) -> Table:
     """Return a row for each action, below the one that it ran in; calls of the same action share one.
 
     Sizes are peaks (the largest of the calls), and beside them what was kept: after less before, over all calls.
-
-    Args:
-        spans: in any order.
-        rich_look: rules and colours, for a terminal.
     """
-    table = Table(
-        title=Text("Memory of tracked actions: peak, and what was kept", style="bold") if rich_look else None,
-        box=box.SIMPLE_HEAD if rich_look else None,
-        header_style="bold",
-        padding=(0, 1) if rich_look else (0, 2, 0, 0),
-        pad_edge=rich_look,
-    )
-    for place, name in enumerate(_COLUMNS):
-        table.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
+    title = "Memory of tracked actions: peak, and what was kept"
+    rows = table(terminal, Column("Action", no_wrap=True), *map(figures, _FIGURES), title=title)
     for path, calls in _in_order(spans):
         failed = sum(1 for span in calls if span.error is not None)
         label = "  " * (len(path) - 1) + printable(path[-1], 60) + (f" ({failed} failed)" if failed else "")
-        table.add_row(
+        rows.add_row(
             Text(label),
             str(len(calls)),
             f"{sum(span.seconds for span in calls):.3g}",
@@ -44,7 +32,7 @@ def track_table(spans: Sequence[Span], *, rich_look: bool) -> Table:
             *_cells(span.driver for span in calls),
             *_cells(span.host for span in calls),
         )
-    return table
+    return rows
 
 
 def _in_order(spans: Sequence[Span]) -> list[tuple[tuple[str, ...], list[Span]]]:
@@ -62,10 +50,6 @@ def _in_order(spans: Sequence[Span]) -> list[tuple[tuple[str, ...], list[Span]]]
 
 def _cells(uses: Iterable[Use]) -> tuple[str, str]:
     known = list(uses)
-    peak = max((use.peak_bytes for use in known if use.peak_bytes is not None), default=None)
     kept = [use.kept_bytes for use in known if use.kept_bytes is not None]
-    total = sum(kept)
-    return (
-        "–" if peak is None else format_size(peak),
-        "–" if not kept else ("+" if total > 0 else "") + format_size(total),
-    )
+    peak = max((use.peak_bytes for use in known if use.peak_bytes is not None), default=None)
+    return known_size(peak), growth(sum(kept) if kept else None)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kerasmem.cli.model_options import METHODS
-from kerasmem.cli.terminal import working
+from kerasmem.cli.options import METHODS
+from kerasmem.cli.terminal import spinner
 from kerasmem.estimation import facade
 
 MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
@@ -63,7 +63,7 @@ def test_the_formula_needs_no_spinner_and_names_are_escaped(monkeypatch):
     shown = []
     for method in ("graph", "formula"):
         monkeypatch.setattr(sys, "stderr", Screen())
-        with working("estimating [red]m\x1b[2J.h5", method):
+        with spinner("estimating [red]m\x1b[2J.h5", method):
             pass
         shown.append(sys.stderr.getvalue())
     assert "estimating [red]m\\x1b[2J.h5" in shown[0]

@@ -146,6 +146,6 @@ def test_names_from_the_driver_are_escaped():
     from rich.console import Console
 
     screen = Console(width=200, record=True, file=open(os.devnull, "w"), markup=False)  # noqa: SIM115
-    screen.print(watch_view(scene, {"host": [1, 2, 3]}, rich_look=False))
+    screen.print(watch_view(scene, history={"host": [1, 2, 3]}))
     text = screen.export_text()
     assert "\\x1b[2Jevil[red]" in text and "25 % of it" in text and "▃▆█" in text

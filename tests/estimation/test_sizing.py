@@ -9,7 +9,8 @@ import kerasmem
 from kerasmem.errors import UsageError
 from kerasmem.estimation import sizing
 from kerasmem.estimation.search import SearchResult
-from kerasmem.rendering.search_table import render_search
+from kerasmem.rendering.layout import plain_text
+from kerasmem.rendering.search_table import search_table
 
 layers = keras.layers
 
@@ -71,7 +72,7 @@ def test_auto_keeps_to_the_method_that_answers(monkeypatch):
 def test_the_smallest_does_not_fit_and_no_upper_end():
     result = kerasmem.max_batch_size(lambda: deep(4, 2048), device="2MB", method="formula")
     assert (result.largest, result.device.verdict) == (None, "does not fit")
-    assert "batch size 1 does not fit, at least" in render_search(result)
+    assert "batch size 1 does not fit, at least" in plain_text(search_table(result))
 
     def recurrent():
         return keras.Sequential([keras.Input((4, 4)), layers.LSTM(4)])
@@ -115,6 +116,6 @@ def test_a_fixed_batch_is_refused():
 def test_a_hostile_name_in_the_table():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2, name="[red]\x1b[2J")], name="m\x1b[2J")
     result = kerasmem.max_batch_size(model, device="2MB", method="formula", vary="[red]\x1b[2J.units", maximum=8)
-    text = render_search(result)
+    text = plain_text(search_table(result))
     assert "\x1b" not in text
     assert "[red]\\x1b[2J.units 8 fits" in text

@@ -229,7 +229,7 @@ def test_the_table_orders_children_below_parents():
         return Span(path[-1], path, "MainThread", started, 1.0, {}, none, Use(0, 5, 9), none, None)
 
     spans = [span(("b", "d"), 4), span(("b", "c"), 3), span(("b",), 2), span(("a",), 1), span(("x", "inner"), 9)]
-    table = track_table(spans, rich_look=False)
+    table = track_table(spans)
     assert [cell.plain for cell in table.columns[0].cells] == ["a", "b", "  c", "  d", "  inner"]
     assert list(table.columns[7].cells) == ["9 B"] * 5 and list(table.columns[8].cells) == ["+5 B"] * 5
     assert list(table.columns[3].cells) == ["–"] * 5

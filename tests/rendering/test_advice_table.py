@@ -9,7 +9,8 @@ from rich.console import Console
 
 from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings
 from kerasmem.recovery.advice import Advice, Considered, Remedy
-from kerasmem.rendering.advice_table import labelled, print_advice, render_advice
+from kerasmem.rendering.advice_table import advice_table, labelled
+from kerasmem.rendering.layout import plain_text
 
 MIB = 2**20
 CODE = "# A heading.\nimport keras\n\nmodel = build()\nmodel.fit(x, y, batch_size=8, epochs=1)\n"
@@ -42,7 +43,7 @@ def some_advice(verdict="does not fit", name="mnist_cnn"):
 @pytest.mark.parametrize("width", [40, 48, 60, 72, 80, 100, 140])
 def test_nothing_is_cut(width):
     buffer = io.StringIO()
-    print_advice(some_advice(), Console(file=buffer, width=width, force_terminal=True, color_system=None))
+    Console(file=buffer, width=width, force_terminal=True, color_system=None).print(advice_table(some_advice(), width))
     text = buffer.getvalue()
     assert max(len(line) for line in text.splitlines()) <= width
     assert "…" not in text
@@ -52,7 +53,7 @@ def test_nothing_is_cut(width):
 
 
 def test_plain_text():
-    text = render_advice(some_advice())
+    text = plain_text(advice_table(some_advice()))
     assert "\x1b" not in text
     assert "1  4 micro-batches of 16           70.0 MiB (70 %)  30.0 MiB  fits" in text
     assert "What fits, the least harmful first\n  A  4 micro-batches of 16: 30.0 MiB" in text
@@ -65,16 +66,16 @@ def test_labels():
 
 
 def test_what_fits_already_shows_the_best_remedy():
-    text = render_advice(some_advice("fits"))
+    text = plain_text(advice_table(some_advice("fits")))
     assert "Code of 1" in text
     assert "What fits" not in text
 
 
 def test_nothing_saves():
     bare = some_advice()
-    text = render_advice(Advice(bare.model, bare.settings, bare.need, bare.device))
+    text = plain_text(advice_table(Advice(bare.model, bare.settings, bare.need, bare.device)))
     assert "No remedy was found that saves memory." in text
 
 
 def test_a_hostile_name():
-    assert "\x1b" not in render_advice(some_advice(name="\x1b[31mred"))
+    assert "\x1b" not in plain_text(advice_table(some_advice(name="\x1b[31mred")))

@@ -16,7 +16,8 @@ from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import Alternative, Bytes, DeviceVerdict, Instant, Pool
 from kerasmem.rendering.data import layers_to_csv
 from kerasmem.rendering.escape import printable, spreadsheet_cell
-from kerasmem.rendering.estimate_table import print_report, render_report
+from kerasmem.rendering.estimate_table import estimate_table
+from kerasmem.rendering.layout import plain_text
 
 
 def nested_model():
@@ -49,7 +50,7 @@ def number(cell):
 @pytest.mark.parametrize(("method", "mode"), [("formula", "train"), ("formula", "inference"), ("graph", "train")])
 def test_rows_of_the_printed_table_add_up(options, mode, method):
     report = estimate(nested_model(), batch_size=5, mode=mode, method=method)
-    *rows, total = read_table(render_report(report, **options))
+    *rows, total = read_table(plain_text(estimate_table(report, **options)))
     counts = [row[-5:-2] for row in rows]  # parameters, activations, bytes
     assert sum(number(row[0]) for row in counts) == number(total[-5]) == report.model.parameters
     assert sum(number(row[1]) for row in counts) == number(total[-4]) == report.formula.activation_elements_per_sample
@@ -61,20 +62,20 @@ def test_rows_of_the_printed_table_add_up(options, mode, method):
 
 
 def test_the_reading_test_can_fail():
-    text = render_report(estimate(nested_model(), batch_size=5))
+    text = plain_text(estimate_table(estimate(nested_model(), batch_size=5)))
     broken = text.replace(re.search(r"dense.*?\)\s+\(None, 7\)\s+([\d,]+)", text)[1], "1", 1)
     *rows, total = read_table(broken)
     assert sum(number(row[-5]) for row in rows) != number(total[-5])
 
 
 def test_largest_first():
-    *rows, _ = read_table(render_report(estimate(nested_model(), method="formula"), sort="size"))
+    *rows, _ = read_table(plain_text(estimate_table(estimate(nested_model(), method="formula"), sort="size")))
     sizes = [number(row[-3]) for row in rows]
     assert sizes == sorted(sizes, reverse=True)
 
 
 def test_the_formula_is_spelled_out(mnist_cnn):
-    text = render_report(estimate(mnist_cnn, batch_size=32, device="16GB", method="formula"))
+    text = plain_text(estimate_table(estimate(mnist_cnn, batch_size=32, device="16GB", method="formula")))
     assert re.search(r"1,111,946 × 2 × 4 B +=  +8,895,568 B", text)
     assert re.search(r"32 × 29,978 × 2 × 4 B +=  +7,674,368 B", text)
     assert "16,569,936 B" in text
@@ -98,7 +99,7 @@ def reports():
 def test_on_a_terminal_of_any_width_figures_are_whole(reports, width, batch_size, method):
     report = reports(method, batch_size)
     buffer = io.StringIO()
-    print_report(report, Console(file=buffer, width=width, force_terminal=True, color_system=None))
+    Console(file=buffer, width=width, force_terminal=True, color_system=None).print(estimate_table(report, width))
     text = buffer.getvalue()
     assert max(len(line) for line in text.splitlines()) <= width
     for row in report.layers:
@@ -120,13 +121,13 @@ def category_rows(text):
 
 
 def test_categories_add_up(reports):
-    rows = category_rows(render_report(reports("graph", 32)))
+    rows = category_rows(plain_text(estimate_table(reports("graph", 32))))
     total = rows.pop("In use at the peak")
     assert sum(rows.values()) == total == reports("graph", 32).bytes.total
     assert {"Weights", "Optimizer", "Activations", "Inputs"} <= set(rows)
     report = reports("graph", 32)
     unknown = replace(report, bytes=replace(report.bytes, activations=None, gradients=None))
-    rows = category_rows(render_report(unknown))
+    rows = category_rows(plain_text(estimate_table(unknown)))
     assert rows["Not divided further"] == (report.bytes.activations or 0) + (report.bytes.gradients or 0)
 
 
@@ -146,7 +147,7 @@ def made_up(reports, **changes):
 
 
 def test_four_figures_are_kept_apart_and_others_have_their_say(reports):
-    text = render_report(made_up(reports))
+    text = plain_text(estimate_table(made_up(reports)))
     assert re.search(r"^In use +20\.0 MiB \(10\.0 MiB asked for", text, re.MULTILINE)
     assert re.search(r"^Reserved +30\.0 MiB", text, re.MULTILINE)
     assert re.search(r"^Driver +40\.0 MiB", text, re.MULTILINE)
@@ -170,7 +171,7 @@ def test_four_figures_are_kept_apart_and_others_have_their_say(reports):
 def test_a_verdict_has_its_margin(reports, low, high, available, verdict, words):
     need = Bytes(100, low, high, *[None] * 7)
     report = made_up(reports, bytes=need, device=DeviceVerdict("card\x1b[2J", 300, available, verdict))
-    last = render_report(report).splitlines()[-1]
+    last = plain_text(estimate_table(report)).splitlines()[-1]
     assert last.startswith("card\\x1b[2J: 300 B")
     assert last.endswith(words)
 
@@ -182,7 +183,7 @@ def test_a_measurement_has_no_bytes_by_layer(reports):
         layers=tuple(replace(row, bytes=None, bytes_at_peak=None) for row in report.layers),
         settings=replace(report.settings, method="measure"),
     )
-    text = render_report(measured)
+    text = plain_text(estimate_table(measured))
     assert "At peak" not in text
     assert "no single layer" not in text
     assert "(the least and the most that a step took)" in text
@@ -191,13 +192,13 @@ def test_a_measurement_has_no_bytes_by_layer(reports):
 def test_names_cannot_steer_the_terminal_or_the_markup():
     name = "[bold red]x[]\x1b[2J\u202e:smile:"
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name=name)])
-    text = render_report(estimate(model))
+    text = plain_text(estimate_table(estimate(model)))
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "[bold red]x[]\\x1b[2J\\u202e:smile: (Dense)" in text
     buffer = io.StringIO()
     console = Console(file=buffer, width=200, force_terminal=True, color_system=None)
-    print_report(estimate(model), console)
+    console.print(estimate_table(estimate(model), console.width))
     assert "\x1b[2J" not in buffer.getvalue()
 
 

@@ -10,8 +10,9 @@ from rich.console import Console
 
 import kerasmem
 from kerasmem.estimation.comparing import compare_reports
-from kerasmem.rendering.comparison_table import print_comparison, signed_size
-from kerasmem.rendering.search_table import print_search
+from kerasmem.rendering.comparison_table import comparison_table
+from kerasmem.rendering.layout import signed_size
+from kerasmem.rendering.search_table import search_table
 
 
 def build(units=64):
@@ -28,10 +29,10 @@ def results():
 
 
 @pytest.mark.parametrize("width", [48, 60, 72, 80, 120])
-@pytest.mark.parametrize(("name", "show"), [("search", print_search), ("comparison", print_comparison)])
+@pytest.mark.parametrize(("name", "show"), [("search", search_table), ("comparison", comparison_table)])
 def test_nothing_is_cut(results, name, show, width):
     buffer = io.StringIO()
-    show(results[name], Console(file=buffer, width=width, force_terminal=True, color_system=None))
+    Console(file=buffer, width=width, force_terminal=True, color_system=None).print(show(results[name], width))
     text = buffer.getvalue()
     assert max(len(line) for line in text.splitlines()) <= width
     assert "…" not in text

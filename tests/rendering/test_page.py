@@ -12,11 +12,10 @@ from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.monitoring import Sample, Timeline
 from kerasmem.monitoring.digest import summarise
 from kerasmem.monitoring.merging import Training
-from kerasmem.rendering.composition import read_composition
-from kerasmem.rendering.escape import middle
-from kerasmem.rendering.page import PageContents, document, render_page
+from kerasmem.rendering.contents import PageContents, read_composition
+from kerasmem.rendering.escape import chart_label, embedded_json, html_text, middle
+from kerasmem.rendering.page import document, render_page
 from kerasmem.rendering.page.charts import over_time, unit_for
-from kerasmem.rendering.page.markup import embedded_json, label, text
 from kerasmem.rendering.plot import render_plot
 
 MIB = 2**20
@@ -90,8 +89,8 @@ def test_what_is_no_estimate_is_refused_by_field(changes, field):
 
 def test_text_from_files_is_escaped_everywhere():
     hostile = "</script><b>\u202e\x1b[31m\"'&"
-    assert text(hostile) == "<bdi>&lt;/script&gt;&lt;b&gt;\\u202e\\x1b[31m&quot;&#x27;&amp;</bdi>"
-    assert "<" not in label(hostile) and "<" not in embedded_json({"a": hostile})
+    assert html_text(hostile) == "<bdi>&lt;/script&gt;&lt;b&gt;\\u202e\\x1b[31m&quot;&#x27;&amp;</bdi>"
+    assert "<" not in chart_label(hostile) and "<" not in embedded_json({"a": hostile})
     assert middle("abcdefghij", 5) == "ab…ij" and middle("abc", 5) == "abc"
 
 

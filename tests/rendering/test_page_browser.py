@@ -13,8 +13,8 @@ from kerasmem.monitoring import Sample, Timeline
 from kerasmem.monitoring.digest import summarise
 from kerasmem.monitoring.merging import Training
 from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.rendering.composition import read_composition
-from kerasmem.rendering.page import PageContents, render_page
+from kerasmem.rendering.contents import PageContents, read_composition
+from kerasmem.rendering.page import render_page
 
 pytest.importorskip("plotly", reason="needs plotly: pip install 'kerasmem[report]'")
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install 'kerasmem[test]'")

@@ -18,7 +18,8 @@ from kerasmem.profiling.results import (
     StepProfile,
     TimelinePoint,
 )
-from kerasmem.rendering.profile_table import print_profile, render_profile
+from kerasmem.rendering.layout import plain_text
+from kerasmem.rendering.profile_table import profile_table
 
 MIB = 2**20
 
@@ -50,7 +51,7 @@ def profile():
 
 
 def test_all_that_was_found_is_said(profile):
-    text = render_profile(profile)
+    text = plain_text(profile_table(profile))
     for words in (
         "batch 32 · training · float32 · adam · graph mode · one real step",
         "24.0 MiB in use (25,165,824 B), measured",
@@ -74,17 +75,19 @@ def test_all_that_was_found_is_said(profile):
 
 
 def test_the_largest_first_or_as_called(profile):
-    by_size = render_profile(profile, top=2)
+    by_size = plain_text(profile_table(profile, top=2))
     assert by_size.index("dense_5 (Dense)") < by_size.index("4 more layers")
     assert "dense_1" not in by_size
-    by_order = render_profile(profile, sort="order")
+    by_order = plain_text(profile_table(profile, sort="order"))
     assert by_order.index("dense_1") < by_order.index("dense_5 (Dense)")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_it_fits_the_terminal(profile, width):
     buffer = io.StringIO()
-    print_profile(profile, Console(file=buffer, width=width, force_terminal=False, emoji=False, markup=False))
+    Console(file=buffer, width=width, force_terminal=False, emoji=False, markup=False).print(
+        profile_table(profile, width)
+    )
     lines = buffer.getvalue().splitlines()
     assert max(len(line) for line in lines) <= width
     assert "dense_5" in buffer.getvalue()

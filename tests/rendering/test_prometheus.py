@@ -10,7 +10,7 @@ from kerasmem.errors import MissingExtraError
 from kerasmem.monitoring import Sample, Timeline
 from kerasmem.monitoring.digest import summarise
 from kerasmem.monitoring.merging import Training
-from kerasmem.rendering.composition import read_composition
+from kerasmem.rendering.contents import read_composition
 from kerasmem.rendering.prometheus import render_prometheus
 
 parser = pytest.importorskip("prometheus_client.parser")

@@ -41,10 +41,7 @@ def _copy(match: re.Match[str]) -> Clue:
     return Clue("failure", "tensorflow", "copy", {"device": device_name(match[1] or "") or "GPU:0"})
 
 
-@rule(
-    "lloc",
-    rf"(gpu_async_(\d{{1,4}})) cuMemAllocAsync failed to allocate {SIZE}(?!.{{0,20}}retry)",
-)
+@rule("lloc", rf"(gpu_async_(\d{{1,4}})) cuMemAllocAsync failed to allocate {SIZE}(?!.{{0,20}}retry)")
 def _async(match: re.Match[str]) -> Clue:
     return Clue(
         "failure",

@@ -15,10 +15,7 @@ def _allocation(match: re.Match[str]) -> Clue:
     return Clue("failure", "xla", "program", {"requested_bytes": size(match[1], match[2])})
 
 
-@rule(
-    "emory space",
-    rf"Ran out of memory in memory space (\w{{1,16}})(?:\. Used {SIZE} of {SIZE})?",
-)
+@rule("emory space", rf"Ran out of memory in memory space (\w{{1,16}})(?:\. Used {SIZE} of {SIZE})?")
 def _tpu(match: re.Match[str]) -> Clue:
     space = match[1].lower()
     facts = {"requested_bytes": size(match[2], match[3]), "limit_bytes": size(match[4], match[5]), "device": "TPU"}

@@ -1,18 +1,15 @@
 """Results as one self-contained page: charts, and every number in a table beside them.
 
 =========== ===================================================================
-contents    `PageContents`: what goes onto a page
 sections    the page's parts, in order
 charts      each chart as plotly.js takes it: plain data
 tables      HTML tables
-markup      the only way text from files gets into HTML or a chart
 document    the whole document: security policy, style, script, plotly.js
 =========== ===================================================================
 """
 
 from __future__ import annotations
 
-from kerasmem.rendering.page.contents import PageContents
 from kerasmem.rendering.page.document import render_page
 
-__all__ = ["PageContents", "render_page"]
+__all__ = ["render_page"]

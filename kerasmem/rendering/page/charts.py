@@ -1,6 +1,6 @@
 """Each chart as plain data in the form that plotly.js takes; the page's script adds the colours of its theme.
 
-A trace names its colour by a role in `meta.role`; labels from files go through `markup.label`. Heights are in
+A trace names its colour by a role in `meta.role`; labels from files go through `escape.chart_label`. Heights are in
 CSS pixels, widths are the window's.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.monitoring.course import Course, Line
-from kerasmem.rendering.page.markup import label
+from kerasmem.rendering.escape import chart_label
 from kerasmem.units import GIB, KIB, MIB, TIB
 
 LINE_NAMES = {
@@ -108,7 +108,7 @@ def over_time(name: str, caption: str, course: Course) -> Chart:
 
 def _trace(line: Line, devices: list[str], axis: str, unit: str, factor: int) -> dict[str, Any]:
     place = devices.index(line.device) if line.device in devices else 0
-    device = f", {label(line.device, 24)}" if line.device is not None and len(devices) > 1 else ""
+    device = f", {chart_label(line.device, 24)}" if line.device is not None and len(devices) > 1 else ""
     title = LINE_NAMES[line.size] + device
     return {
         "type": "scatter",
@@ -176,14 +176,14 @@ def bars(
     places = list(range(len(rows)))
     traces = []
     for title, role, column in series:
-        shown = label(title, 40)
+        shown = chart_label(title, 40)
         trace: dict[str, Any] = {
             "type": "bar",
             "orientation": "h",
             "name": shown,
             "y": places,
             "x": [None if bar.bytes is None else _scaled(bar.bytes, factor) for bar in column],
-            "customdata": [label(row, 80) for row in rows],
+            "customdata": [chart_label(row, 80) for row in rows],
             "hovertemplate": f"%{{customdata}}<br>%{{x:,.4~r}} {unit}<extra>{shown}</extra>",
             "meta": {"role": role},
         }
@@ -199,13 +199,13 @@ def bars(
         "yaxis": {
             "tickmode": "array",
             "tickvals": places,
-            "ticktext": [label(row, 34) for row in rows],
+            "ticktext": [chart_label(row, 34) for row in rows],
             "range": [len(rows) - 0.5, -0.5],
             "showgrid": False,
             "zeroline": False,
             "ticks": "",
         },
-        "meta": {"legend": len(series) > 1, "narrow": [label(row, 16) for row in rows]},
+        "meta": {"legend": len(series) > 1, "narrow": [chart_label(row, 16) for row in rows]},
     }
     return Chart(name, caption, 110 + each * len(rows) + (24 if len(series) > 1 else 0), traces, layout)
 

@@ -9,8 +9,8 @@ from importlib.resources import files
 
 import kerasmem
 from kerasmem.errors import MissingExtraError
-from kerasmem.rendering.page.contents import PageContents
-from kerasmem.rendering.page.markup import attribute, embedded_json, text
+from kerasmem.rendering.contents import PageContents
+from kerasmem.rendering.escape import embedded_json, html_attribute, html_text
 from kerasmem.rendering.page.sections import Sections
 
 # Scripts run by their hash alone: nothing that gets into the page can add one. plotly.js writes styles into its
@@ -34,7 +34,10 @@ def render_page(contents: PageContents) -> str:
     data = embedded_json([chart.to_dict() for chart in sections.charts])
     policy = _POLICY.format(scripts=" ".join(_hash(each) for each in (library, script)))
     names = [*(training.name for training in contents.trainings), *(each.source for each in contents.compositions)]
-    shown = ", ".join(text(name, 80) for name in names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    shown = ", ".join(html_text(name, 80) for name in names[:8]) + (
+        f" and {len(names) - 8} more" if len(names) > 8 else ""
+    )
+    version = f"kerasmem {html_attribute(kerasmem.__version__)}"
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -44,16 +47,16 @@ def render_page(contents: PageContents) -> str:
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
 <link rel="icon" href="data:,">
-<title>{attribute(contents.title)} · kerasmem</title>
+<title>{html_attribute(contents.title)} · kerasmem</title>
 <style>{_file("page.css")}</style>
 </head>
 <body>
-<header><h1>{text(contents.title)}</h1><p class="soft">{shown}</p></header>
+<header><h1>{html_text(contents.title)}</h1><p class="soft">{shown}</p></header>
 <main>
 <noscript><p>The charts need JavaScript; every number is in the tables too.</p></noscript>
 {body}
 </main>
-<footer>kerasmem {attribute(kerasmem.__version__)}. Sizes are binary: 1 GiB is 1024 MiB. Charts by plotly.js.</footer>
+<footer>{version}. Sizes are binary: 1 GiB is 1024 MiB. Charts by plotly.js.</footer>
 <script type="application/json" id="charts">{data}</script>
 <script>{library}</script>
 <script>{script}</script>

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from kerasmem.monitoring.digest import LogSummary
+from kerasmem.monitoring.digest import LogSummary, RunSummary
 from kerasmem.monitoring.merging import Training
-from kerasmem.rendering.composition import Composition
+from kerasmem.rendering.contents import Composition, PageContents
+from kerasmem.rendering.escape import html_attribute, html_text
 from kerasmem.rendering.page import tables
 from kerasmem.rendering.page.charts import Bar, Chart, bars, over_time
-from kerasmem.rendering.page.contents import PageContents
-from kerasmem.rendering.page.markup import attribute, text
 from kerasmem.rendering.runs_table import kept_rows, peak_place, run_name
 from kerasmem.units import format_size
 
@@ -41,7 +40,7 @@ class Sections:
 
     def _place(self, chart: Chart) -> str:
         self.charts.append(chart)
-        caption = text(chart.caption)
+        caption = html_text(chart.caption)
         return (
             f'<figure><figcaption id="{chart.name}-caption">{caption}</figcaption>'
             f'<div class="chart" id="{chart.name}" role="img" aria-labelledby="{chart.name}-caption" '
@@ -55,26 +54,25 @@ class Sections:
 
     def _figures(self) -> str:
         found: list[tuple[str, str, str]] = []
-        every = [(log, run) for log in self._contents.logs for run in log.runs]
-        peaks = [(run.peak_bytes, log, run) for log, run in every if run.peak_bytes is not None]
-        if peaks:
-            peak, log, run = max(peaks, key=lambda item: item[0])
-            found.append(("Largest allocator peak", format_size(peak), f"{run_name(log, run)}: {peak_place(run)}"))
-        hosts = [(run.rss_bytes, log, run) for log, run in every if run.rss_bytes is not None]
-        if hosts:
-            host, log, run = max(hosts, key=lambda item: item[0])
-            found.append(("Largest host process", format_size(host), run_name(log, run)))
-        cards = [(run.driver_used_bytes, run) for _, run in every if run.driver_used_bytes is not None]
-        if cards:
-            used, run = max(cards, key=lambda item: item[0])
-            total = run.driver_total_bytes
-            found.append(("In use on the card", format_size(used), f"of {format_size(total)}" if total else ""))
+
+        def largest(name: str) -> tuple[int, LogSummary, RunSummary] | None:
+            every = ((getattr(run, name), log, run) for log in self._contents.logs for run in log.runs)
+            return max((each for each in every if each[0] is not None), key=lambda each: each[0], default=None)
+
+        if peak := largest("peak_bytes"):
+            where = f"{run_name(*peak[1:])}: {peak_place(peak[2])}"
+            found.append(("Largest allocator peak", format_size(peak[0]), where))
+        if host := largest("rss_bytes"):
+            found.append(("Largest host process", format_size(host[0]), run_name(*host[1:])))
+        if card := largest("driver_used_bytes"):
+            total = card[2].driver_total_bytes
+            found.append(("In use on the card", format_size(card[0]), f"of {format_size(total)}" if total else ""))
         for title, group in (("estimated", self._contents.estimates), ("measured", self._contents.profiles)):
             if group:
-                largest = max(group, key=lambda each: each.total)
-                found.append((f"Largest {title} step", format_size(largest.total), _settings(largest)))
+                most = max(group, key=lambda each: each.total)
+                found.append((f"Largest {title} step", format_size(most.total), _settings(most)))
         cells = "".join(
-            f'<div><dt>{name}</dt><dd>{value}<span class="where">{text(where, 120)}</span></dd></div>'
+            f'<div><dt>{name}</dt><dd>{value}<span class="where">{html_text(where, 120)}</span></dd></div>'
             for name, value, where in found
         )
         return f'<dl class="figures">{cells}</dl>'
@@ -87,11 +85,7 @@ class Sections:
         known = [(log, run) for log, run in kept if run.peak_bytes is not None or run.rss_bytes is not None]
         if len(known) > 1:
             names = [run_name(log, run) for log, run in known]
-            series = [
-                ("allocator peak", "peak", [Bar(run.peak_bytes) for _, run in known]),
-                ("host process", "host", [Bar(run.rss_bytes) for _, run in known]),
-            ]
-            series = [each for each in series if any(bar.bytes is not None for bar in each[2])]
+            series = _largest_sizes([run for _, run in known])
             parts.append(self._place(bars(self._name(), "The largest sizes of each run", names, series)))
         parts.append(tables.runs(self._contents.trainings))
         parts.append(
@@ -103,24 +97,18 @@ class Sections:
     def _ranks(self) -> Iterator[str]:
         for training in self._contents.trainings:
             if len(training.logs) > 1:
-                yield _section(self._one_training(training))
+                yield _section(self._ranks_of(training))
 
-    def _one_training(self, training: Training) -> list[str]:
-        parts = [f"<h2>{len(training.logs)} ranks</h2><p>{text(training.name)}</p>"]
+    def _ranks_of(self, training: Training) -> Iterator[str]:
+        yield f"<h2>{len(training.logs)} ranks</h2><p>{html_text(training.name)}</p>"
         logs = training.logs[:_MOST_BARS]
-        series = [
-            ("allocator peak", "peak", [Bar(log.peak_bytes) for log in logs]),
-            ("host process", "host", [Bar(log.rss_bytes) for log in logs]),
-        ]
-        series = [each for each in series if any(bar.bytes is not None for bar in each[2])]
-        if series:
+        if series := _largest_sizes(logs):
             names = [f"rank {log.rank}" for log in logs]
-            parts.append(self._place(bars(self._name(), "The largest sizes of each rank", names, series)))
-        parts.append(tables.ranks(training))
+            yield self._place(bars(self._name(), "The largest sizes of each rank", names, series))
+        yield tables.ranks(training)
         if training.missing_ranks:
             missing = ", ".join(map(str, training.missing_ranks[:20]))
-            parts.append(f"<p>No log was given of rank {missing}.</p>")
-        return parts
+            yield f"<p>No log was given of rank {missing}.</p>"
 
     def _time(self) -> Iterator[str]:
         courses = [(log, course) for log in self._contents.logs for course in log.courses if course.lines]
@@ -128,7 +116,7 @@ class Sections:
             return
         parts = ["<h2>Memory over time</h2>"]
         for log, course in courses[:_MOST_CHARTS]:
-            parts.append(f"<h3>{text(log.name)}{_which_runs(log, course.runs)}</h3>")
+            parts.append(f"<h3>{html_text(log.name)}{_which_runs(log, course.runs)}</h3>")
             readings = max(line.readings for line in course.lines)
             caption = "Dotted lines are where epochs begin; drag to zoom, double-click to go back."
             if course.phases:
@@ -156,27 +144,28 @@ class Sections:
                 (name, f"c{place % 8}", [Bar(dict(each.categories).get(name)) for each in shown])
                 for place, name in enumerate(names[:16])
             ]
-            rows = [f"{each.source}" for each in shown]
-            parts.append(self._place(bars(self._name(), "The peak by category", rows, series, stacked=True)))
+            sources = [each.source for each in shown]
+            parts.append(self._place(bars(self._name(), "The peak by category", sources, series, stacked=True)))
             parts.append(tables.folded("By category, as a table", tables.categories(shown)))
         paired = {id(profile) for each in self._contents.estimates if (profile := self._contents.profile_for(each))}
         for each in shown:
-            if id(each) in paired or (not each.is_measured and self._contents.profile_for(each) is not None):
-                continue  # beside its partner, below
-            parts += [f"<h3>{text(each.source)}</h3>", f'<p class="soft">{text(_settings(each))}{_verdict(each)}</p>']
-            known = sorted((layer for layer in each.layers if layer.bytes), key=lambda layer: -(layer.bytes or 0))
-            if not known:
-                parts.append("<p>This method does not divide the peak by layer.</p>")
-                continue
-            kind = "What each layer holds at the peak" if each.is_at_peak else "Each layer’s share of the total"
-            top = known[:_MOST_LAYERS]
-            caption = f"{kind}, the largest {len(top)} of {len(each.layers)} layers"
-            column = [Bar(layer.bytes) for layer in top]
-            role = "measured" if each.is_measured else "estimated"
-            rows = [layer.name for layer in top]
-            parts.append(self._place(bars(self._name(), caption, rows, [(role, role, column)])))
-            parts.append(tables.folded("By layer, as a table", tables.layers(each)))
+            if id(each) not in paired and (each.is_measured or self._contents.profile_for(each) is None):
+                parts += self._layers(each)  # the others stand beside their partner, below
         yield _section(parts)
+
+    def _layers(self, each: Composition) -> Iterator[str]:
+        yield f"<h3>{html_text(each.source)}</h3>"
+        yield f'<p class="soft">{html_text(_settings(each))}{_verdict(each)}</p>'
+        top = each.largest_layers[:_MOST_LAYERS]
+        if not top:
+            yield "<p>This method does not divide the peak by layer.</p>"
+            return
+        kind = "What each layer holds at the peak" if each.is_at_peak else "Each layer’s share of the total"
+        caption = f"{kind}, the largest {len(top)} of {len(each.layers)} layers"
+        role = "measured" if each.is_measured else "estimated"
+        series = [(role, role, [Bar(layer.bytes) for layer in top])]
+        yield self._place(bars(self._name(), caption, [layer.name for layer in top], series))
+        yield tables.folded("By layer, as a table", tables.layers(each))
 
     def _beside(self) -> Iterator[str]:
         contents = self._contents
@@ -187,12 +176,11 @@ class Sections:
         parts = ["<h2>Estimated beside measured</h2>"]
         estimates, profiles = contents.estimates[:_MOST_BARS], contents.profiles[:_MOST_BARS]
         rows = [each.source for each in (*estimates, *profiles)] + [name for name, _ in peaks]
-        nothing = Bar(None)
-        measured = [*(Bar(each.total) for each in profiles), *(Bar(peak) for _, peak in peaks)]
+        measured = [Bar(total) for total in (*(each.total for each in profiles), *(peak for _, peak in peaks))]
         estimated = [Bar(each.total, each.low, each.high) for each in estimates]
         series = [
-            ("estimated", "estimated", [*estimated, *[nothing] * len(measured)]),
-            ("measured", "measured", [*[nothing] * len(estimated), *measured]),
+            ("estimated", "estimated", [*estimated, *[Bar(None)] * len(measured)]),
+            ("measured", "measured", [*[Bar(None)] * len(estimated), *measured]),
         ]
         chart = bars(self._name(), "Peaks; the thin line is the interval that the estimate claims", rows, series)
         chart.layout["barmode"] = "overlay"
@@ -204,9 +192,9 @@ class Sections:
         yield _section(parts)
 
     def _layer_by_layer(self, estimate: Composition, profile: Composition) -> Iterator[str]:
-        yield f"<h3>{text(estimate.source)} beside {text(profile.source)}, layer by layer</h3>"
+        yield f"<h3>{html_text(estimate.source)} beside {html_text(profile.source)}, layer by layer</h3>"
         differing = [
-            f"{name} ({text(ours)} estimated, {text(theirs)} measured)"
+            f"{name} ({html_text(ours)} estimated, {html_text(theirs)} measured)"
             for name, ours, theirs in (
                 ("batch size", estimate.batch_size, profile.batch_size),
                 ("mode", estimate.mode, profile.mode),
@@ -234,19 +222,25 @@ class Sections:
     def _notes(self) -> Iterator[str]:
         lines: list[str] = []
         for log in self._contents.logs:
-            lines += [f"{text(log.name)}: {text(note, 600)}" for note in log.notes]
+            lines += [f"{html_text(log.name)}: {html_text(note, 600)}" for note in log.notes]
         for each in self._contents.compositions:
-            lines += [f"{text(each.source)}: {text(note, 600)}" for note in each.notes]
-            lines += [f"{text(each.source)}, not in the total: {text(note, 600)}" for note in each.unmodelled]
+            lines += [f"{html_text(each.source)}: {html_text(note, 600)}" for note in each.notes]
+            lines += [f"{html_text(each.source)}, not in the total: {html_text(note, 600)}" for note in each.unmodelled]
         if lines:
             shown = "".join(f"<li>{line}</li>" for line in lines[:_MOST_NOTES])
             rest = f"<p>and {len(lines) - _MOST_NOTES} more</p>" if len(lines) > _MOST_NOTES else ""
-            yield _section(
-                [tables.folded(f"What the figures leave out ({len(lines)} notes)", f"<ul>{shown}</ul>{rest}")]
-            )
+            title = f"What the figures leave out ({len(lines)} notes)"
+            yield _section([tables.folded(title, f"<ul>{shown}</ul>{rest}")])
 
 
-def _section(parts: Sequence[str]) -> str:
+def _largest_sizes(every: Sequence[RunSummary] | Sequence[LogSummary]) -> list[tuple[str, str, list[Bar]]]:
+    """Return the series of allocator peaks and of host processes, where any is known."""
+    sizes = (("allocator peak", "peak", "peak_bytes"), ("host process", "host", "rss_bytes"))
+    series = [(title, role, [Bar(getattr(each, name)) for each in every]) for title, role, name in sizes]
+    return [each for each in series if any(bar.bytes is not None for bar in each[2])]
+
+
+def _section(parts: Iterable[str]) -> str:
     return "<section>" + "\n".join(parts) + "</section>"
 
 
@@ -257,9 +251,8 @@ def _which_runs(log: LogSummary, span: tuple[int, int]) -> str:
 
 
 def _settings(each: Composition) -> str:
-    how = "measured" if each.is_measured else each.method
     parts = [each.model, None if each.batch_size is None else f"batch {each.batch_size:,}", each.mode]
-    parts += [each.optimizer, how, each.execution if each.execution != how else None]
+    parts += [each.optimizer, each.how, each.execution if each.execution != each.how else None]
     return ", ".join(str(part) for part in parts if part and part != "none")
 
 
@@ -268,4 +261,4 @@ def _verdict(each: Composition) -> str:
         return ""
     name, verdict = each.device
     kind = verdict.replace(" ", "-") if verdict in ("fits", "does not fit", "too close to call") else ""
-    return f'; {text(name)}: <b class="{attribute(kind)}">{text(verdict)}</b>'
+    return f'; {html_text(name)}: <b class="{html_attribute(kind)}">{html_text(verdict)}</b>'

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from kerasmem.monitoring.digest import EpochSummary, LogSummary
 from kerasmem.monitoring.merging import Training
 from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.rendering.composition import Composition
-from kerasmem.rendering.page.contents import PageContents
-from kerasmem.rendering.page.markup import attribute, text
-from kerasmem.rendering.runs_table import growth_text, kept_rows, peak_place, run_name
-from kerasmem.units import format_count, format_size
+from kerasmem.rendering.contents import Composition, PageContents
+from kerasmem.rendering.escape import html_attribute, html_text
+from kerasmem.rendering.layout import growth, known_size
+from kerasmem.rendering.runs_table import kept_rows, peak_place, run_name
+from kerasmem.units import format_count
 
 MOST_ROWS = 200
 
@@ -26,10 +27,10 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], word
         words: columns beside the first that hold words rather than numbers.
     """
     lines = [
-        f'<p class="caption">{text(caption)}</p>',
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{attribute(caption)}">',
-        f'<table aria-label="{attribute(caption)}"><thead><tr>',
-        *(f'<th scope="col"{_words(place, words)}>{text(name)}</th>' for place, name in enumerate(head)),
+        f'<p class="caption">{html_text(caption)}</p>',
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html_attribute(caption)}">',
+        f'<table aria-label="{html_attribute(caption)}"><thead><tr>',
+        *(f'<th scope="col"{_words(place, words)}>{html_text(name)}</th>' for place, name in enumerate(head)),
         "</tr></thead><tbody>",
     ]
     for row in rows:
@@ -45,12 +46,7 @@ def _words(place: int, words: Sequence[int]) -> str:
 
 def folded(title: str, content: str, is_open: bool = False) -> str:
     """Return content that opens at a click."""
-    return f"<details{' open' if is_open else ''}><summary>{text(title)}</summary>{content}</details>"
-
-
-def size(count: int | None) -> str:
-    """Return bytes for a cell; a dash where not known."""
-    return "–" if count is None else format_size(count)
+    return f"<details{' open' if is_open else ''}><summary>{html_text(title)}</summary>{content}</details>"
 
 
 def runs(trainings: Sequence[Training]) -> str:
@@ -58,36 +54,31 @@ def runs(trainings: Sequence[Training]) -> str:
     kept, left_out = kept_rows(trainings, MOST_ROWS)
     rows = [
         (
-            text(run_name(log, run)),
-            size(run.peak_bytes),
-            text(peak_place(run)),
-            size(run.mean_in_use_bytes),
-            growth_text(run.in_use_growth_bytes),
-            size(run.driver_used_bytes),
-            size(run.rss_bytes),
-            size(run.mean_rss_bytes),
-            growth_text(run.rss_growth_bytes),
-            format_count(run.batches),
-            f"{run.seconds:,.1f} s",
+            html_text(run_name(log, run)),
+            known_size(run.peak_bytes),
+            html_text(peak_place(run)),
+            known_size(run.mean_in_use_bytes),
+            growth(run.in_use_growth_bytes),
+            *_sizes(run, "driver_used_bytes", "rss_bytes", "mean_rss_bytes"),
+            growth(run.rss_growth_bytes),
+            *_length(run),
         )
         for log, run in kept
     ]
-    head = (
-        "Run", "Peak", "where", "Mean in use", "growth", "Card", "Host peak", "mean", "growth", "Batches", "Time",
-    )  # fmt: skip
-    return table("Runs: the largest, the mean, and the growth after warm-up", head, rows, words=(2,)) + _rest(
-        left_out, "runs with smaller peaks; kerasmem report --json has them"
-    )
+    sizes = ("Peak", "where", "Mean in use", "growth", "Card", "Host peak", "mean", "growth")
+    caption = "Runs: the largest, the mean, and the growth after warm-up"
+    rest = _rest(left_out, "runs with smaller peaks; kerasmem report --json has them")
+    return table(caption, ("Run", *sizes, "Batches", "Time"), rows, words=(2,)) + rest
 
 
 def ranks(training: Training) -> str:
     """Return a row for each rank, and the largest of all first."""
     rows = [("<b>largest of all ranks</b>", *(_extreme(training, name) for name in _RANKED), "")]
     for log in training.logs:
-        values = [
-            max((v for run in log.runs if (v := getattr(run, name)) is not None), default=None) for name in _RANKED
-        ]
-        rows.append((f"rank {log.rank}", *map(size, values), text(log.name)))
+        found = ([size for run in log.runs if (size := getattr(run, name)) is not None] for name in _RANKED)
+        rows.append(
+            (f"rank {log.rank}", *(known_size(max(sizes, default=None)) for sizes in found), html_text(log.name))
+        )
     return table(f"Ranks of {training.name}", ("Rank", "Peak", "Reserved", "Card", "Host", "File"), rows, words=(5,))
 
 
@@ -96,24 +87,23 @@ _RANKED = ("peak_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes")
 
 def _extreme(training: Training, name: str) -> str:
     extreme = training.extreme(name)
-    if extreme is None:
-        return "–"
-    return f"<b>{size(extreme.bytes)}</b> (rank {extreme.rank})"
+    return "–" if extreme is None else f"<b>{known_size(extreme.bytes)}</b> (rank {extreme.rank})"
+
+
+def _sizes(each: Any, *names: str) -> list[str]:
+    return [known_size(getattr(each, name)) for name in names]
+
+
+def _length(each: Any) -> tuple[str, str]:
+    return format_count(each.batches), f"{each.seconds:,.1f} s"
 
 
 def epochs(log: LogSummary, span: tuple[int, int]) -> str:
     """Return the epochs of the runs in `span` (first and last), in order."""
     rows: list[EpochSummary] = [epoch for epoch in log.epochs if span[0] <= epoch.run <= span[1]]
+    sizes = ("peak_bytes", "in_use_bytes", "driver_used_bytes", "rss_bytes")
     shown = [
-        (
-            f"run {epoch.run + 1}, epoch {epoch.epoch + 1}",
-            size(epoch.peak_bytes),
-            size(epoch.in_use_bytes),
-            size(epoch.driver_used_bytes),
-            size(epoch.rss_bytes),
-            format_count(epoch.batches),
-            f"{epoch.seconds:,.1f} s",
-        )
+        (f"run {epoch.run + 1}, epoch {epoch.epoch + 1}", *_sizes(epoch, *sizes), *_length(epoch))
         for epoch in rows[:MOST_ROWS]
     ]
     head = ("Epoch", "Peak", "In use", "Card", "Host", "Batches", "Time")
@@ -122,16 +112,10 @@ def epochs(log: LogSummary, span: tuple[int, int]) -> str:
 
 def phases(found: Sequence[PhasePeaks]) -> str:
     """Return the largest sizes in each phase of training."""
+    sizes = ("rss_bytes", "tree_bytes", "swap_bytes", "driver_used_bytes")
     rows = [
-        (
-            text(peaks.phase or "between two phases"),
-            size(peaks.rss_bytes),
-            size(peaks.tree_bytes),
-            size(peaks.swap_bytes),
-            size(peaks.driver_used_bytes),
-            format_count(peaks.readings),
-        )
-        for peaks in found[:MOST_ROWS]
+        (html_text(each.phase or "between two phases"), *_sizes(each, *sizes), format_count(each.readings))
+        for each in found[:MOST_ROWS]
     ]
     head = ("Phase", "Host process", "with its workers", "in swap", "Card", "Readings")
     return table("The largest sizes that background readings found in each phase", head, rows)
@@ -140,11 +124,11 @@ def phases(found: Sequence[PhasePeaks]) -> str:
 def categories(compositions: Sequence[Composition]) -> str:
     """Return what each peak is made of: a row a category, a column a report."""
     names = list(dict.fromkeys(name for each in compositions for name, _ in each.categories))
-    rows = []
-    for name in names[:MOST_ROWS]:
-        parts = [dict(each.categories).get(name) for each in compositions]
-        rows.append((text(name), *map(size, parts)))
-    rows.append(("<b>total</b>", *(f"<b>{size(each.total)}</b>" for each in compositions)))
+    rows = [
+        (html_text(name), *(known_size(dict(each.categories).get(name)) for each in compositions))
+        for name in names[:MOST_ROWS]
+    ]
+    rows.append(("<b>total</b>", *(f"<b>{known_size(each.total)}</b>" for each in compositions)))
     head = ("Category", *(each.source for each in compositions))
     return table("The peak by category", head, rows)
 
@@ -156,23 +140,23 @@ def layers(one: Composition, other: Composition | None = None) -> str:
     names = list(dict.fromkeys([*ours, *theirs]))
     names.sort(key=lambda name: -max(ours.get(name) or 0, theirs.get(name) or 0))
     classes = {layer.name: layer.class_name for each in (other, one) if each is not None for layer in each.layers}
-    rows: list[Sequence[str]] = []
-    for name in names[:MOST_ROWS]:
-        cells = [text(name), text(classes[name]), size(ours.get(name))]
-        if other is not None:
-            cells += [size(theirs.get(name)), difference(ours.get(name), theirs.get(name))]
-        rows.append(cells)
-    rest: list[str] = ["no layer's", "", size(one.unnamed)]
-    total = ["<b>total</b>", "", f"<b>{size(one.total)}</b>"]
-    if other is not None:
-        rest += [size(other.unnamed), difference(one.unnamed, other.unnamed)]
-        total += [f"<b>{size(other.total)}</b>", difference(one.total, other.total)]
+
+    def sizes(own: int | None, others: int | None) -> list[str]:
+        return [known_size(own), *([] if other is None else [known_size(others), difference(own, others)])]
+
+    rows = [
+        [html_text(name), html_text(classes[name]), *sizes(ours.get(name), theirs.get(name))]
+        for name in names[:MOST_ROWS]
+    ]
+    rest, total = (None, None) if other is None else (other.unnamed, other.total)
+    rows.append(["no layer's", "", *sizes(one.unnamed, rest)])
+    first, *last = sizes(one.total, total)
+    rows.append(["<b>total</b>", "", f"<b>{first}</b>", *(f"<b>{cell}</b>" for cell in last[:1]), *last[1:]])
     head = ["Layer", "Class", "At the peak" if one.is_at_peak else "Share of the total"]
     if other is not None:
         head = ["Layer", "Class", "Estimated", "Measured", "Estimated − measured"]
-    return table("The peak by layer, largest first", head, [*rows, rest, total], words=(1,)) + _rest(
-        len(names) - MOST_ROWS, "layers"
-    )
+    left_out = _rest(len(names) - MOST_ROWS, "layers")
+    return table("The peak by layer, largest first", head, rows, words=(1,)) + left_out
 
 
 def beside_measured(contents: PageContents) -> str:
@@ -185,23 +169,13 @@ def beside_measured(contents: PageContents) -> str:
         for name, peak in measured:
             claim = "–"
             if estimate.low is not None and estimate.high is not None:
-                claim = f"{size(estimate.low)} to {size(estimate.high)}"
-                claim += ": holds" if estimate.low <= peak <= estimate.high else ": missed"
-            rows.append(
-                (
-                    text(estimate.source),
-                    size(estimate.total),
-                    text(name),
-                    size(peak),
-                    difference(estimate.total, peak),
-                    claim,
-                )
-            )
+                holds = estimate.low <= peak <= estimate.high
+                claim = f"{known_size(estimate.low)} to {known_size(estimate.high)}: {'holds' if holds else 'missed'}"
+            sizes = (known_size(estimate.total), html_text(name), known_size(peak))
+            rows.append((html_text(estimate.source), *sizes, difference(estimate.total, peak), claim))
     head = ("Estimate", "Estimated", "Measured by", "Measured", "Estimated − measured", "Interval claimed")
-    kept_rows_ = rows[:MOST_ROWS]
-    return table("Estimated peaks beside measured ones", head, kept_rows_, words=(2,)) + _rest(
-        len(rows) - len(kept_rows_), "pairs"
-    )
+    rest = _rest(len(rows) - MOST_ROWS, "pairs")
+    return table("Estimated peaks beside measured ones", head, rows[:MOST_ROWS], words=(2,)) + rest
 
 
 def difference(one: int | None, other: int | None) -> str:
@@ -209,8 +183,8 @@ def difference(one: int | None, other: int | None) -> str:
     if one is None or other is None:
         return "–"
     share = f" ({(one - other) / other:+.1%})" if other else ""
-    return growth_text(one - other) + share
+    return growth(one - other) + share
 
 
 def _rest(count: int, what: str) -> str:
-    return f'<p class="soft">and {count:,} more {text(what)}</p>' if count > 0 else ""
+    return f'<p class="soft">and {count:,} more {html_text(what)}</p>' if count > 0 else ""

@@ -1,4 +1,7 @@
-"""What a saved estimate or profile says a peak is made of: read from its JSON, each value checked."""
+"""What goes onto a page or a picture: trainings, and what saved estimates and profiles say a peak is made of.
+
+Estimates and profiles are read from their JSON, each value checked.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 
 from kerasmem.errors import InputError
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes
+from kerasmem.monitoring.digest import LogSummary
+from kerasmem.monitoring.merging import Training
 
 _MEASURED = ("measure", "measured", "profile")  # methods that ran the step
 _MOST_BYTES = 2**60
@@ -61,10 +66,57 @@ class Composition:
     notes: tuple[str, ...]
 
     @property
+    def how(self) -> str:
+        """How the total was obtained: "measured", or the method of the estimate."""
+        return "measured" if self.is_measured else self.method
+
+    @property
+    def largest_layers(self) -> list[LayerShare]:
+        """The layers that hold something, the largest first."""
+        return sorted((layer for layer in self.layers if layer.bytes), key=lambda layer: -(layer.bytes or 0))
+
+    @property
     def unnamed(self) -> int | None:
         """What of the total no layer holds; None where the layers' bytes are not known."""
         known = [layer.bytes for layer in self.layers if layer.bytes is not None]
         return max(0, self.total - sum(known)) if known else None
+
+
+@dataclass(frozen=True)
+class PageContents:
+    """Results for one page.
+
+    Attributes:
+        trainings: what was logged, ranks together.
+        compositions: estimates and profiles.
+        title: of the page.
+    """
+
+    trainings: tuple[Training, ...]
+    compositions: tuple[Composition, ...]
+    title: str = "Memory report"
+
+    @property
+    def logs(self) -> tuple[LogSummary, ...]:
+        """Every log of every training."""
+        return tuple(log for training in self.trainings for log in training.logs)
+
+    @property
+    def estimates(self) -> tuple[Composition, ...]:
+        """Those that were estimated."""
+        return tuple(each for each in self.compositions if not each.is_measured)
+
+    @property
+    def profiles(self) -> tuple[Composition, ...]:
+        """Those that were measured."""
+        return tuple(each for each in self.compositions if each.is_measured)
+
+    def profile_for(self, estimate: Composition) -> Composition | None:
+        """Return the profile that shares the most layers with an estimate; None where none shares any."""
+        names = {layer.name for layer in estimate.layers if layer.bytes is not None}
+        shared = [len(names & {layer.name for layer in p.layers if layer.bytes is not None}) for p in self.profiles]
+        most = max(shared, default=0)
+        return self.profiles[shared.index(most)] if most else None
 
 
 def is_report(data: object) -> bool:

@@ -1,8 +1,8 @@
-"""What commands about a model share: the options that name it and its training, and how a report is printed."""
+"""What commands share: options of models, files and output, what they come to as arguments, exit codes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -13,12 +13,16 @@ EXIT_CODES = {
     "fits": 0, "within the limit": 0, "does not fit": 3, "exceeds the limit": 3, "too close to call": 4,
 }  # fmt: skip
 _SEVERITY = (0, 4, 3)
-_ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
-_LARGEST = 25
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 METHODS = ("auto", "formula", "graph", "xla", "gpu-target", "probe")
+COUNT = click.IntRange(min=1)
+SECONDS = click.FloatRange(min=0, min_open=True)
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+allow_external_option: Decorator = click.option(
+    "--allow-external", is_flag=True, help="Read other files that FILE names."
+)
 ONE_MODEL: tuple[Decorator, ...] = (click.argument("model", required=False),)
 method_option: Decorator = click.option(
     "--method",
@@ -33,15 +37,19 @@ cache_option: Decorator = click.option(
 
 timeout_option: Decorator = click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=SECONDS,
     default=600,
     show_default=True,
     metavar="SECONDS",
     help="Give up real steps after so long.",
 )
 
+TOP_HELP = "List the N largest layers, add up the others (0: all)."
+batch_size_option: Decorator = click.option(
+    "--batch-size", type=COUNT, default=32, show_default=True, help="Rows a batch."
+)
 _MODEL: tuple[Decorator, ...] = (
-    click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Samples in a batch."),
+    click.option("--batch-size", type=COUNT, default=32, show_default=True, help="Samples in a batch."),
     click.option("--device", help="A card (t4, a100-40, …: `kerasmem devices`) or a size (16GB): adds the verdict."),
     click.option(
         "--input-shape",
@@ -77,7 +85,6 @@ _TRAINING: tuple[Decorator, ...] = (
     ),
     click.option("--trust-model", is_flag=True, help="Allow Python code stored in the file to run."),
 )
-json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _OUTPUT: tuple[Decorator, ...] = (
     click.option(
         "--sort",
@@ -86,15 +93,56 @@ _OUTPUT: tuple[Decorator, ...] = (
         show_default=True,
         help="Layers as called, or largest first.",
     ),
-    click.option(
-        "--top",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="List the N largest layers, add up the others (0: all).",
-    ),
+    click.option("--top", type=click.IntRange(min=0), metavar="N", help=TOP_HELP),
     json_option,
     click.option("--csv", "as_csv", is_flag=True, help="Print a row a layer as CSV."),
 )
+
+
+# The datasets of a file that are features and targets, and how much is read at once.
+FILE: tuple[Decorator, ...] = (
+    click.argument("file", type=click.Path()),
+    click.option("--x", metavar="NAME", help="The dataset of the features [default: what looks most like them]."),
+    click.option("--y", metavar="NAME", help="That of the targets [default: the same]."),
+    batch_size_option,
+)
+# How a file is written.
+WRITING: tuple[Decorator, ...] = (
+    click.option("-o", "--output", required=True, metavar="FILE", help="The HDF5 file to write."),
+    click.option(
+        "--columns",
+        multiple=True,
+        metavar="NAME=COLUMN,...",
+        help="Write dataset NAME from these columns, side by side; names, patterns, or * for the rest.",
+    ),
+    click.option("--drop", multiple=True, metavar="COLUMN", help="Leave columns out; a name or a pattern."),
+    click.option("--batch-size", type=COUNT, default=32, show_default=True, help="Rows a batch, for the chunks."),
+    click.option("--shuffle", is_flag=True, help="Write the rows in random order."),
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of what is random."),
+    click.option(
+        "--compression",
+        default="none",
+        show_default=True,
+        metavar="KIND",
+        help="none, gzip, zstd; or gzip:1 to gzip:9.",
+    ),
+    click.option("--allow-external", is_flag=True, help="Read other files that an HDF5 file names."),
+    click.option("--memory", default="512MiB", show_default=True, metavar="SIZE", help="To work in."),
+    click.option("--verify", is_flag=True, help="Read the result back before it is moved into place."),
+    click.option("--force", is_flag=True, help="Overwrite FILE, and discard interrupted work of other settings."),
+    json_option,
+)
+
+
+def all_of(*options: Decorator) -> Decorator:
+    """Return a decorator that adds several options, which help shows in this order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for each in reversed(options):
+            function = each(function)
+        return function
+
+    return decorate
 
 
 def model_options(
@@ -107,14 +155,7 @@ def model_options(
         arguments: what it takes without a name.
         output: the options for what it prints.
     """
-    order = (*arguments, *_MODEL, *own, *_TRAINING, *output)
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for each in reversed(order):
-            function = each(function)
-        return function
-
-    return decorate
+    return all_of(*arguments, *_MODEL, *own, *_TRAINING, *output)
 
 
 def check_options(command: str, model: str | None, options: dict[str, Any]) -> None:
@@ -154,21 +195,24 @@ def worst(verdicts: Iterable[str]) -> int:
     return max((EXIT_CODES[each] for each in verdicts), key=_SEVERITY.index, default=0)
 
 
-def show_report(report: Any, options: dict[str, Any]) -> int:
-    """Print a `MemoryReport` as the options say, and return the exit code."""
-    from kerasmem.cli.terminal import console, is_terminal
-    from kerasmem.rendering.data import layers_to_csv, to_json
-    from kerasmem.rendering.estimate_table import print_report, render_report
+def require_device(options: dict[str, Any]) -> None:
+    """Refuse a command that needs a device and was given none."""
+    if options["device"] is None:
+        raise UsageError("name the device that it must fit: --device t4, or a size such as --device 16GB")
 
-    sort, top = options["sort"], options["top"]
-    if options["as_json"]:
-        click.echo(to_json(report.to_dict()))
-    elif options["as_csv"]:
-        click.echo(layers_to_csv(report), nl=False)
-    elif is_terminal():
-        if top is None and sort == "order" and len(report.layers) > _ROWS_ON_A_SCREEN:
-            top = _LARGEST
-        print_report(report, console(), sort=sort, top=top)
-    else:
-        click.echo(render_report(report, sort=sort, top=top), nl=False)
-    return 0 if report.device is None else EXIT_CODES[report.device.verdict]
+
+def read_columns(texts: Sequence[str]) -> dict[str, list[str]] | None:
+    """Return what --columns says, by name of the dataset.
+
+    Raises:
+        UsageError: a text is no NAME=COLUMN,...
+    """
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, columns = text.partition("=")
+        if not equals or not name or not all(columns.split(",")):
+            raise UsageError(f"--columns: {text!r} is not NAME=COLUMN,COLUMN; write for example x='pixel*' or y=label")
+        if name in found:
+            raise UsageError(f"--columns: {name!r} is given twice; list its columns in one option")
+        found[name] = columns.split(",")
+    return found or None

@@ -1,0 +1,232 @@
+"""What `kerasmem data` found and wrote, as text: inspection, conversion, statistics, speed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from kerasmem.datatools.converting.results import Conversion, Reading, Repacking
+from kerasmem.datatools.inspecting.results import Bench, DatasetReport, DataStats, Inspection
+from kerasmem.rendering.escape import printable, printable_lines, short_name
+from kerasmem.rendering.layout import known_size, note_lines, table
+from kerasmem.units import format_size
+
+_MOST_DATASETS = 60
+_MOST_CLASSES = 20
+_MOST_MEANS = 4
+_STAGES = {
+    "disk": "read from the disk",
+    "memory": "read from the system's cache",
+    "unpacking": "unpack chunks",
+    "conversion": "convert to float32",
+    "copying": "copy rows into batches, and all else",
+}
+
+
+def inspection_table(found: Inspection, terminal: int | None = None) -> RenderableType:
+    """Return what is known of a file: the datasets, the classes, how it streams, the line to paste."""
+    writer = f", written as {found.writer}" if found.writer else ""
+    title = f"{printable(found.path, 200)}: {format_size(found.size)}{printable(writer, 80)}"
+    parts: list[RenderableType] = [Text(title, style="bold"), "", _datasets(found, terminal)]
+    parts += [Text(line) for line in _class_shares(found)]
+    unfit = [dataset for dataset in found.datasets if dataset.problem][:_MOST_DATASETS]
+    if unfit:
+        parts += ["", Text("Not to be trained from:")]
+        parts += [Text(f"  {printable(each.name, 80)}: {printable(each.problem, 240)}") for each in unfit]
+    parts += note_lines(found.notes, 400)
+    if not found.line:
+        return Group(*parts, "", Text("Nothing in this file can be trained from as it is."))
+    parts += ["", Text(printable_lines(found.stream))]
+    if found.advice:
+        parts += ["", Text(f"To do: {printable(found.advice, 600)}.")]
+    return Group(*parts, *_line_to_paste(found.line))
+
+
+def conversion_table(done: Conversion, terminal: int | None = None) -> RenderableType:
+    """Return what was read and written, and the line to paste."""
+    return Group(*_conversion(done, terminal), *_line_to_paste(done.line))
+
+
+def repacking_table(done: Repacking, terminal: int | None = None) -> RenderableType:
+    """Return what was read and written, and how it streams before and after."""
+    parts = _conversion(done.conversion, terminal)
+    if done.before is not None and done.after is not None:
+        columns = ("An epoch", "Reads", "for each byte needed", "Rows together", "unpacks", "Mixing")
+        readings = _data_table(columns, terminal)
+        for name, reading in (("before", done.before), ("after", done.after)):
+            readings.add_row(name, *_reading(reading))
+        parts += ["", readings]
+    return Group(*parts, *_line_to_paste(done.conversion.line))
+
+
+def stats_table(found: DataStats, terminal: int | None = None) -> RenderableType:
+    """Return a line for each dataset, and the lines that put its statistics to use."""
+    scaled = f", features × {found.scale:.6g}" if found.scale != 1 else ""
+    rows = _data_table(("Dataset", "Mean", "Variance", "Minimum", "Maximum", "NaN", "Infinite"), terminal)
+    for column in found.columns:
+        rows.add_row(
+            Text(short_name(column.name)),
+            _first_values(column.mean),
+            _first_values(column.variance),
+            "–" if column.minimum is None else f"{column.minimum:.6g}",
+            "–" if column.maximum is None else f"{column.maximum:.6g}",
+            f"{column.nan_count:,}",
+            f"{column.infinite_count:,}",
+        )
+    title = Text(f"{printable(found.path, 200)}: {found.rows:,} rows{scaled}", style="bold")
+    parts: list[RenderableType] = [title, "", rows]
+    if any(column.nan_count + column.infinite_count for column in found.columns):
+        parts.append(Text("NaN and infinity are left out of the other figures."))
+    if found.code:
+        parts += ["", Text(printable_lines(found.code))]
+    return Group(*parts)
+
+
+def bench_table(found: Bench, terminal: int | None = None) -> RenderableType:
+    """Return what a file delivers, how long each step takes, and which one limits it."""
+    sizes = f"{format_size(found.stored_bytes)} stored, {format_size(found.delivered_bytes)} delivered"
+    title = Text(f"{printable(found.path, 200)}: ", style="bold").append(f"{found.rows:,} rows, {sizes}")
+    epochs = _data_table(("An epoch of these rows", "Seconds", "Rows/s", "Delivered/s"), terminal)
+    for name, seconds in (("file not in the cache", found.cold_seconds), ("file in the cache", found.warm_seconds)):
+        if seconds is not None:
+            rate = format_size(round(found.delivered_bytes / seconds if seconds else 0))
+            epochs.add_row(name, f"{seconds:.3f}", f"{found.rows / max(seconds, 1e-9):,.0f}", rate)
+    steps = _data_table(("Step by itself", "Seconds", "Rate", "of bytes", "Threads"), terminal)
+    for stage in found.stages:
+        if stage.seconds is not None:
+            rate = "–" if stage.rate is None else f"{format_size(round(stage.rate))}/s"
+            steps.add_row(_STAGES[stage.name], f"{stage.seconds:.3f}", rate, stage.of, str(stage.threads))
+    warm = "" if found.warm_limit == found.limit else f"; with the file in the cache: {found.warm_limit}"
+    last = (Text(f"Limit: {found.limit}{warm}."), Text(f"To do: {printable(found.advice)}."))
+    return Group(title, Text(printable(found.line)), "", epochs, "", steps, "", *last)
+
+
+def _data_table(columns: Sequence[str], terminal: int | None) -> Table:
+    """Return an empty table; columns of figures, but for the first and those in lower case."""
+    return table(
+        terminal,
+        *(
+            Column(name, justify="right" if place and not name.islower() else "left", overflow="fold")
+            for place, name in enumerate(columns)
+        ),
+    )
+
+
+def _line_to_paste(line: str) -> Iterator[RenderableType]:
+    yield from ("", Text("from kerasmem import H5ChunkSequence"), Text(f"train = {printable(line)}"))
+
+
+def _datasets(found: Inspection, terminal: int | None) -> Table:
+    columns = [
+        "Dataset",
+        "Shape",
+        "Type",
+        "Chunks",
+        "Filters",
+        "Stored",
+        "As float32",
+        f"Batch of {found.batch_size:,}",
+    ]
+    has_counts = any(dataset.nan_count is not None for dataset in found.datasets)
+    has_checksums = any(dataset.checksum for dataset in found.datasets)
+    columns += [*(["NaN", "Infinite"] if has_counts else []), *(["Checksum"] if has_checksums else [])]
+    rows = _data_table(columns, terminal)
+    for dataset in found.datasets[:_MOST_DATASETS]:
+        more = [_count(dataset.nan_count), _count(dataset.infinite_count)] if has_counts else []
+        more += [dataset.checksum or "–"] if has_checksums else []
+        role = " (x)" if dataset.name == found.x else " (y)" if dataset.name == found.y else ""
+        rows.add_row(
+            Text(short_name(dataset.name) + role),
+            "–" if dataset.shape is None else _extents(dataset.shape) or "one value",
+            Text(printable(dataset.dtype, 30)),
+            _chunks(dataset),
+            Text(printable("+".join(dataset.filters), 40) or "–"),
+            format_size(dataset.stored_bytes),
+            known_size(dataset.float32_bytes),
+            known_size(dataset.batch_bytes),
+            *more,
+        )
+    if len(found.datasets) > _MOST_DATASETS:
+        rows.add_row(f"and {len(found.datasets) - _MOST_DATASETS:,} more")
+    return rows
+
+
+def _class_shares(found: Inspection) -> Iterable[str]:
+    shown = [dataset for dataset in found.datasets if dataset.class_counts and len(dataset.class_counts) > 1]
+    shown.sort(key=lambda dataset: dataset.name != found.y)
+    for dataset in shown[:8]:
+        counts = dataset.class_counts or {}
+        total, ratio = sum(counts.values()), max(counts.values()) / min(counts.values())
+        first = list(counts.items())[:_MOST_CLASSES]
+        shares = ", ".join(f"{printable(name, 30)} {100 * count / total:.1f} %" for name, count in first)
+        more = f", … ({len(counts):,} in all)" if len(counts) > _MOST_CLASSES else ""
+        balance = "balanced" if ratio < 1.05 else f"the most common {ratio:,.1f} times the rarest"
+        yield f"Classes in {printable(dataset.name, 60)}: {shares}{more}; {balance}"
+
+
+def _conversion(done: Conversion, terminal: int | None) -> list[RenderableType]:
+    has_many = len(done.outputs) > 1
+    names = ", ".join(printable(os.path.basename(path), 80) for path in done.outputs)
+    first = Text(f"{names}: {done.rows:,} rows, {format_size(done.bytes_written)}", style="bold")
+    first.append(f" in {done.seconds:.1f} s", style="dim")
+    columns = ("Dataset", "Rows", "Row", "Type", "from", "Chunks of", "Size", "Stored", "CRC-32")
+    rows = _data_table(columns, terminal)
+    for dataset in done.datasets[:_MOST_DATASETS]:
+        name = f"{os.path.basename(dataset.path)}: {dataset.name}" if has_many else dataset.name
+        rows.add_row(
+            Text(short_name(name)),
+            f"{dataset.rows:,}",
+            _extents(dataset.shape) or "one number",
+            dataset.dtype,
+            printable(dataset.source_dtype, 30),
+            f"{dataset.chunk_rows:,} rows",
+            format_size(dataset.bytes),
+            format_size(dataset.stored_bytes),
+            f"{dataset.crc32:08x}",
+        )
+    if len(done.datasets) > _MOST_DATASETS:
+        rows.add_row(f"and {len(done.datasets) - _MOST_DATASETS:,} more")
+    return [first, "", rows, *(Text(line) for line in _remarks(done)), *note_lines(done.notes, 400)]
+
+
+def _remarks(done: Conversion) -> Iterable[str]:
+    if done.float64_saved:
+        yield f"float64 written as float32 saves {format_size(done.float64_saved)}."
+    order = f"in random order (seed {done.seed})" if done.shuffled else "in the order of the sources"
+    verified = "; read back and found right." if done.verified else "."
+    yield f"Rows are {order}; compression {done.compression}{verified}"
+    if done.resumed_rows:
+        yield f"An interrupted run had done {done.resumed_rows:,} rows; this one went on from there."
+    for dataset in done.datasets:
+        if dataset.class_names is not None and dataset.path == done.outputs[0]:
+            names = ", ".join(f"{number} {printable(name, 30)}" for number, name in enumerate(dataset.class_names[:10]))
+            more = f", … ({len(dataset.class_names):,} in all)" if len(dataset.class_names) > 10 else ""
+            yield f"Classes in {printable(dataset.name, 60)}: {names}{more}"
+
+
+def _reading(reading: Reading) -> tuple[str, ...]:
+    mixing = "–" if reading.entropy_ratio is None else f"{100 * reading.entropy_ratio:.1f} % of a uniform shuffle"
+    filters = printable("+".join(reading.filters), 40) or "nothing"
+    size, ratio = format_size(reading.read_bytes), f"{reading.amplification:.2f}"
+    return size, ratio, f"{reading.block_rows:,}", filters, mixing
+
+
+def _first_values(values: Sequence[float]) -> str:
+    shown = ", ".join(f"{value:.4g}" for value in values[:_MOST_MEANS])
+    return shown + (f", … ({len(values):,})" if len(values) > _MOST_MEANS else "")
+
+
+def _extents(shape: Sequence[int]) -> str:
+    return "×".join(f"{extent:,}" for extent in shape)
+
+
+def _chunks(dataset: DatasetReport) -> str:
+    return dataset.storage or "–" if dataset.chunks is None else _extents(dataset.chunks)
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"

@@ -1,0 +1,135 @@
+"""What all texts of results share: tables, headings, intervals, notes; styled on a terminal, plain in a pipe.
+
+Functions that make a text take `terminal`: the columns of a terminal, or None for plain text as wide as it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
+from typing import Any
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from kerasmem.estimation.report import ModelFacts
+from kerasmem.profiling.results import ProfiledModel
+from kerasmem.rendering.escape import printable
+from kerasmem.units import format_size
+
+VERDICT_STYLES = {
+    "fits": "bold green", "within the limit": "bold green",
+    "does not fit": "bold red", "exceeds the limit": "bold red",
+    "too close to call": "bold yellow",
+}  # fmt: skip
+BLOCKS = "▁▂▃▄▅▆▇█"
+_PLAIN_WIDTH = 400
+
+
+def plain_text(contents: RenderableType, width: int | None = None) -> str:
+    """Return what a function of this room made as plain text.
+
+    Args:
+        contents: made with `terminal=None`.
+        width: columns; None is as wide as the contents need.
+    """
+    buffer = StringIO()
+    look = {"emoji": False, "markup": False, "highlight": False}
+    Console(file=buffer, width=width or _PLAIN_WIDTH, color_system=None, **look).print(contents)  # type: ignore[arg-type]
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def words(header: str) -> Column:
+    """Return a column of words, which may break."""
+    return Column(header, overflow="fold")
+
+
+def figures(header: str) -> Column:
+    """Return a column of figures, which may not."""
+    return Column(header, justify="right", no_wrap=True)
+
+
+def table(terminal: int | None, *columns: str | Column, title: str | None = None, **more: Any) -> Table:
+    """Return an empty table; rules and a title on a terminal only."""
+    styled = terminal is not None
+    return Table(
+        *columns,
+        title=Text(title, style="bold") if title and styled else None,
+        box=box.SIMPLE_HEAD if styled else None,
+        header_style="bold",
+        padding=(0, 1) if styled else (0, 2, 0, 0),
+        pad_edge=styled,
+        **more,
+    )
+
+
+def fact_list(facts: Iterable[tuple[str, str]], style: str = "bold") -> Table:
+    """Return a name and a text a line."""
+    grid = Table.grid(Column(no_wrap=True, style=style), words(""), padding=(0, 2, 0, 0))
+    for name, text in facts:
+        grid.add_row(Text(name), Text(text))
+    return grid
+
+
+def model_heading(model: ModelFacts | ProfiledModel, settings: str) -> Text:
+    """Return the model's name, where it came from, and how it is trained."""
+    title = Text(printable(model.name, 60), style="bold")
+    if model.source and model.source != model.name:
+        title.append(f"  {printable(model.source, 120)}", style="dim")
+    return title.append(f"\n{settings}")
+
+
+def verdict_text(verdict: str, otherwise: str = "") -> Text:
+    """Return a verdict in its colour."""
+    return Text(verdict, style=VERDICT_STYLES.get(verdict, otherwise))
+
+
+def note_lines(notes: Iterable[str], limit: int | None = None) -> Iterator[Text]:
+    """Yield a line for each note."""
+    for note in notes:
+        yield Text(f"Note: {printable(note, limit)}.")
+
+
+def known_size(count: int | None) -> str:
+    """Return bytes for a cell, a dash where not known."""
+    return "–" if count is None else format_size(count)
+
+
+def growth(count: int | None) -> str:
+    """Return a difference in bytes for a cell with its sign, a dash where not known."""
+    return "–" if count is None else ("+" if count > 0 else "") + format_size(count)
+
+
+def signed_size(count: int | None) -> str:
+    """Return a change in bytes with its sign: "+1.50 MiB", "−3.00 KiB", "0 B"; None gives "?"."""
+    if not count:
+        return format_size(count)
+    return ("+" if count > 0 else "−") + format_size(abs(count))
+
+
+def change_text(change: int | None, text: str) -> Text:
+    """Return a text about a change of memory: red for more, green for less."""
+    return Text(text, style="" if not change else "red" if change > 0 else "green")
+
+
+def interval(low: int | None, high: int | None) -> str:
+    """Return " (1.50 GiB to 2.00 GiB)", or nothing where an end is not known."""
+    return "" if low is None or high is None else f" ({format_size(low)} to {format_size(high)})"
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share: "12.5 %"; a dash where the whole is nothing."""
+    return f"{part / whole:.1%}".replace("%", " %") if whole else "–"
+
+
+def highest(values: Sequence[int], columns: int) -> list[int]:
+    """Return the largest value of each of some stretches, at most as many as there are values.
+
+    Example:
+        >>> highest([1, 9, 1, 1], 2)
+        [9, 1]
+    """
+    count = max(min(columns, len(values)), 1)
+    return [max(values[part * len(values) // count : (part + 1) * len(values) // count]) for part in range(count)]
