@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from kerasmem.errors import InputError, check_format
-
-FORMAT_VERSION = 1
+from kerasmem.records import Record, renamed
 
 
 @dataclass(frozen=True)
@@ -27,7 +23,7 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Record, what="diagnosis", version=1):
     """What a text says about a failure; sizes in bytes, None where the text does not say.
 
     Attributes:
@@ -70,39 +66,10 @@ class Diagnosis:
     dtype: str | None = None
     operation: str | None = None
     layer: str | None = None
-    pass_: str | None = None
+    pass_: str | None = renamed("pass", None)
     cause: str | None = None
     warnings: tuple[str, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
     lines: tuple[int, int] | None = None
     evidence: str | None = None
     later_failures: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the diagnosis as plain data."""
-        data = asdict(self)
-        data["pass"] = data.pop("pass_")
-        for name in ("tensor_shape", "lines"):
-            data[name] = None if data[name] is None else list(data[name])
-        for name in ("warnings", "suggestions"):
-            data[name] = list(data[name])
-        return {"format_version": FORMAT_VERSION, **data}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Diagnosis:
-        """Return the diagnosis that `to_dict` described.
-
-        Raises:
-            InputError: the data is of another version, or no diagnosis.
-        """
-        check_format("diagnosis", data, FORMAT_VERSION)
-        values = {("pass_" if name == "pass" else name): value for name, value in data.items()}
-        try:
-            known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
-            for name in ("tensor_shape", "lines", "warnings"):
-                known[name] = None if known.get(name) is None else tuple(known[name])
-            known["warnings"] = known["warnings"] or ()
-            known["suggestions"] = tuple(Suggestion(**each) for each in known.get("suggestions", ()))
-            return cls(**known)
-        except TypeError as error:
-            raise InputError(f"diagnosis: {error}") from None

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, BinaryIO
 
+from kerasmem.diagnosis.causes import failed_operation, figures
 from kerasmem.diagnosis.diagnosis import Diagnosis
-from kerasmem.diagnosis.incidents import Collector, Incident
-from kerasmem.diagnosis.judging import figures, origin
-from kerasmem.diagnosis.reading import interesting_lines
-from kerasmem.diagnosis.remedies import suggestions
-from kerasmem.diagnosis.wording import other_sentence, sentence, warnings
+from kerasmem.diagnosis.failures import Collector, Failure
+from kerasmem.diagnosis.log_lines import interesting_lines
+from kerasmem.diagnosis.suggestions import suggestions
+from kerasmem.diagnosis.summaries import other_sentence, sentence, warnings
 from kerasmem.errors import InputError
 
 _EVIDENCE = 400  # characters of the line that is kept
@@ -82,14 +82,14 @@ def explain_stream(stream: BinaryIO, *, name: str = "the log") -> Diagnosis:
     """
     collector = Collector()
     collector.read(interesting_lines(stream, name=name, wanted=collector.wanted))
-    return _judge(collector)
+    return _diagnose(collector)
 
 
 def _of_exception(error: BaseException) -> Diagnosis:
-    return explain_stream(io.BytesIO("\n".join(_told(error)).encode("utf-8", "replace")))
+    return explain_stream(io.BytesIO("\n".join(_exception_texts(error)).encode("utf-8", "replace")))
 
 
-def _told(error: BaseException) -> Iterator[str]:
+def _exception_texts(error: BaseException) -> Iterator[str]:
     """Return the exception's text as a traceback would end, then those of its causes; nothing raises on the way."""
     seen: set[int] = set()
     current: BaseException | None = error
@@ -127,13 +127,13 @@ def _text_of(error: Any) -> str:
         return ""
 
 
-def _judge(collector: Collector) -> Diagnosis:
-    stopped = [place for place, clue, _ in collector.others if clue.family == "stopped"]
+def _diagnose(collector: Collector) -> Diagnosis:
+    stopped = [place for place, finding, _ in collector.others if finding.family == "stopped"]
     weak = collector.weak
     if collector.failures:
-        incident = collector.failures[0]
+        failure = collector.failures[0]
         later = len(collector.failures) - 1 + collector.later
-        return _failure(incident, later)
+        return _failure(failure, later)
     refused = [each for each in weak if each.what == "driver"]
     sizes = [each.facts.get("requested_bytes") or 0 for each in refused]
     if len(refused) > 1 and all(0.8 * a <= b < a for a, b in pairwise(sizes)):
@@ -145,8 +145,8 @@ def _judge(collector: Collector) -> Diagnosis:
         return _failure(weak[0], 0)
     if collector.others:
         ranks = {"notice": 0, "nan": 1}
-        place, clue, text = max(collector.others, key=lambda each: (ranks.get(each[1].family, 2), each[0]))
-        return _other(clue.family, clue.what, place, text)
+        place, finding, text = max(collector.others, key=lambda each: (ranks.get(each[1].family, 2), each[0]))
+        return _other(finding.family, finding.what, place, text)
     return Diagnosis(False, summary="Nothing here says that memory ran out.")
 
 
@@ -160,14 +160,14 @@ def _other(family: str, what: str, place: int, text: str) -> Diagnosis:
     )
 
 
-def _failure(incident: Incident, later: int) -> Diagnosis:
-    found = figures(incident)
-    operation, named = origin(incident)
-    facts = incident.facts
+def _failure(failure: Failure, later: int) -> Diagnosis:
+    found = figures(failure)
+    operation, named = failed_operation(failure)
+    facts = failure.facts
     return Diagnosis(
         True,
-        family=incident.family,
-        summary=sentence(incident, found, named.layer, named.phase),
+        family=failure.family,
+        summary=sentence(failure, found, named.layer, named.phase),
         requested_bytes=found.requested,
         free_bytes=found.free,
         largest_free_bytes=found.largest,
@@ -181,9 +181,9 @@ def _failure(incident: Incident, later: int) -> Diagnosis:
         layer=named.layer,
         pass_=named.phase,
         cause=found.cause,
-        warnings=warnings(incident),
-        suggestions=suggestions(incident, found, operation, named.phase),
-        lines=(incident.first, incident.last),
-        evidence=incident.evidence.strip()[:_EVIDENCE],
+        warnings=warnings(failure),
+        suggestions=suggestions(failure, found, operation, named.phase),
+        lines=(failure.first, failure.last),
+        evidence=failure.evidence.strip()[:_EVIDENCE],
         later_failures=later,
     )

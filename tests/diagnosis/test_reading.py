@@ -14,7 +14,7 @@ from corpus import NEGATIVE, POSITIVE
 import kerasmem
 from kerasmem.diagnosis.explaining import explain_stream
 from kerasmem.diagnosis.families import RULES
-from kerasmem.diagnosis.reading import BLOCK, NEEDLES, interesting_lines
+from kerasmem.diagnosis.log_lines import BLOCK, NEEDLES, interesting_lines
 from kerasmem.errors import InputError
 
 M = 2**20

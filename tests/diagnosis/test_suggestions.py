@@ -10,8 +10,8 @@ import pytest
 from corpus import POSITIVE
 
 import kerasmem
-from kerasmem.diagnosis.judging import Figures
-from kerasmem.diagnosis.remedies import smaller_batch
+from kerasmem.diagnosis.causes import Figures
+from kerasmem.diagnosis.suggestions import smaller_batch
 
 FOUND = [(name, kerasmem.explain_oom(text)) for name, text, _ in POSITIVE]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kerasmem.diagnosis.clues import Rule
 from kerasmem.diagnosis.families import bfc, cuda, host, jax, others, pytorch, tensorflow, theano, xla
+from kerasmem.diagnosis.rules import Rule
 
 # The first rule that matches a line wins: what is no failure comes first, the particular before the general.
 RULES: tuple[Rule, ...] = (

@@ -8,31 +8,22 @@ from __future__ import annotations
 
 import re
 
-from kerasmem.diagnosis.clues import SIZE, Clue, Rule, rule, says, size
 from kerasmem.diagnosis.families.tensorflow import device_name
+from kerasmem.diagnosis.rules import Finding, Rule, counted, named_facts, reader, rule, sized
 
 
-@rule(
+@reader(
     "ran out of",
-    rf"Allocator \(([\w.\-]{{1,80}})\) ran out of memory trying to allocate {SIZE}"
-    r"(?: ?\(rounded to (\d{1,20})\))?(?: ?requested by op ([\w.\-/>]{1,400}))?",
+    r"Allocator \((?P<allocator>[\w.\-]{1,80})\) ran out of memory trying to allocate "
+    rf"{sized('requested_bytes')}(?: ?\(rounded to {counted('rounded')}\))?"
+    r"(?: ?requested by op (?P<operation>[\w.\-/>]{1,400}))?",
 )
-def _warning(match: re.Match[str]) -> Clue:
-    return Clue(
-        "failure",
-        "tensorflow",
-        "bfc",
-        {
-            "requested_bytes": size(match[2], match[3]),
-            "rounded": size(match[4]),
-            "operation": match[5],
-            "device": device_name(match[1]),
-            "allocator": match[1],
-        },
-    )
+def _warning(match: re.Match[str]) -> Finding:
+    facts = named_facts(match)
+    return Finding("failure", "tensorflow", "bfc", {**facts, "device": device_name(facts["allocator"])})
 
 
-_FIELDS = {
+_STATISTICS = {
     "Limit": "limit_bytes",
     "InUse": "in_use_bytes",
     "Reserved": "reserved_stat",
@@ -40,42 +31,27 @@ _FIELDS = {
 }
 
 
-def _statistic(match: re.Match[str]) -> Clue | None:
-    value = size(match[2], match[3])
-    return Clue("detail", "tensorflow", "statistic", {_FIELDS[match[1]]: value}) if value else None
+def _statistic(match: re.Match[str]) -> Finding | None:
+    facts = {name: value for name, value in named_facts(match).items() if value}
+    return Finding("detail", "tensorflow", "statistic", facts) if facts else None
 
 
-@rule("Sum Total", rf"Sum Total of in-use chunks: {SIZE}")
-def _in_use(match: re.Match[str]) -> Clue:
-    return Clue("detail", "tensorflow", "statistic", {"in_use_bytes": size(match[1], match[2])})
-
-
-@rule("in pool", rf"(?:total_region_allocated_bytes_|Total size in pool): {SIZE} memory_limit_: {SIZE}")
-def _pool(match: re.Match[str]) -> Clue:
-    facts = {"pool": size(match[1], match[2]), "limit_bytes": size(match[3], match[4])}
-    return Clue("detail", "tensorflow", "statistic", facts)
-
-
-@rule("total_region", _pool.pattern.pattern)
-def _old_pool(match: re.Match[str]) -> Clue | None:
-    return _pool.read(match)
-
-
-@rule("Free ", r"Free  ?at (?:0x)?[0-9a-f]{1,16} of size (\d{1,20})")
-def _free_piece(match: re.Match[str]) -> Clue:
-    return Clue("detail", "tensorflow", "chunk", {"free_piece": size(match[1])})
-
-
+_IN_USE = rf"Sum Total of in-use chunks: {sized('in_use_bytes')}"
+_POOL = rf"(?:total_region_allocated_bytes_|Total size in pool): {sized('pool')} memory_limit_: {sized('limit_bytes')}"
+_FREE = rf"Free  ?at (?:0x)?[0-9a-f]{{1,16}} of size {counted('free_piece')}"
 RULES: tuple[Rule, ...] = (
     _warning,
-    *(rule(name + ":", rf"(?:^|\s)({name}): {{1,60}}{SIZE}\s*$")(_statistic) for name in _FIELDS),
-    _in_use,
-    _pool,
-    _old_pool,
-    _free_piece,
+    *(
+        reader(name + ":", rf"(?:^|\s){name}: {{1,60}}{sized(fact)}\s*$")(_statistic)
+        for name, fact in _STATISTICS.items()
+    ),
+    rule("Sum Total", _IN_USE, "detail", "tensorflow", "statistic"),
+    rule("in pool", _POOL, "detail", "tensorflow", "statistic"),
+    rule("total_region", _POOL, "detail", "tensorflow", "statistic"),
+    rule("Free ", _FREE, "detail", "tensorflow", "chunk"),
     # lines that say only that the dump goes on
     *(
-        says(text, "^(?:\\d{1,9} )?" + re.escape(text), "detail", "tensorflow", "chunk")
+        rule(text, "^(?:\\d{1,9} )?" + re.escape(text), "detail", "tensorflow", "chunk")
         for text in ("InUse at", "Chunk at", "Bin (", "Next region of", "Chunks of size")
     ),
 )

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import re
+from kerasmem.diagnosis.rules import Rule, rule, sized
 
-from kerasmem.diagnosis.clues import SIZE, Clue, Rule, rule, says, size
-
-
-@rule("_ALLOC_FAILED", r"(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CURAND)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED")
-def _library(match: re.Match[str]) -> Clue:
-    return Clue("failure", "cuda", "library", {"device": "GPU", "note": match[0]})
+_LIBRARIES = r"(?P<note>(?:CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CURAND)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED)"
+_CUPY = rf"OutOfMemoryError: [Oo]ut of memory (?:to allocate|allocating) {sized('requested_bytes')}"
 
 
-@rule("OutOfMemoryError", rf"OutOfMemoryError: [Oo]ut of memory (?:to allocate|allocating) {SIZE}")
-def _cupy(match: re.Match[str]) -> Clue:
-    return Clue(
-        "failure", "cuda", "driver", {"requested_bytes": size(match[1].replace(",", ""), match[2]), "device": "GPU"}
-    )
+def _driver(needle: str, pattern: str) -> Rule:
+    return rule(needle, pattern, "failure", "cuda", "driver", device="GPU")
 
 
 RULES: tuple[Rule, ...] = (
-    _library,
-    _cupy,
-    says("CUDA_ERROR_OUT_OF_MEMORY", r"CUDA_ERROR_OUT_OF_MEMORY", "failure", "cuda", "driver", device="GPU"),
-    says("rrorOutOfMemory", r"hipErrorOutOfMemory", "failure", "cuda", "driver", device="GPU"),
-    says("rrorMemoryAllocation", r"cudaErrorMemoryAllocation", "failure", "cuda", "driver", device="GPU"),
+    rule("_ALLOC_FAILED", _LIBRARIES, "failure", "cuda", "library", device="GPU"),
+    _driver("OutOfMemoryError", _CUPY),
+    _driver("CUDA_ERROR_OUT_OF_MEMORY", r"CUDA_ERROR_OUT_OF_MEMORY"),
+    _driver("rrorOutOfMemory", r"hipErrorOutOfMemory"),
+    _driver("rrorMemoryAllocation", r"cudaErrorMemoryAllocation"),
 )

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import re
 
-from kerasmem.diagnosis.clues import SIZE, Clue, Rule, rule, says, size
+from kerasmem.diagnosis.rules import Finding, Rule, counted, named_facts, reader, rule, sized
+
+_ALLOCATING = rf"(?<!OutOfMemoryError: )Out of memory allocating {sized('requested_bytes')}"
 
 
-@rule("emory allocating", rf"(?<!OutOfMemoryError: )Out of memory allocating {SIZE}")
-def _allocating(match: re.Match[str]) -> Clue:
-    return Clue("failure", "jax", "program", {"requested_bytes": size(match[1], match[2])})
-
-
-@rule(
+@reader(
     "allocate request",
-    rf"[Ff]ailed to allocate request for {SIZE}(?: \((\d{{1,20}})B\))?(?: on device ordinal (\d{{1,4}}))?",
+    rf"[Ff]ailed to allocate request for {sized('requested_bytes')}(?: \({counted('requested_bytes')}B\))?"
+    r"(?: on device ordinal (?P<device>\d{1,4}))?",
 )
-def _request(match: re.Match[str]) -> Clue:
-    device = None if match[4] is None else f"GPU:{int(match[4])}"
-    return Clue(
-        "failure", "jax", "program", {"requested_bytes": size(match[3]) or size(match[1], match[2]), "device": device}
-    )
+def _request(match: re.Match[str]) -> Finding:
+    facts = named_facts(match)
+    if "device" in facts:
+        facts["device"] = f"GPU:{int(facts['device'])}"
+    return Finding("failure", "jax", "program", facts)
 
 
 RULES: tuple[Rule, ...] = (
-    _allocating,
+    rule("emory allocating", _ALLOCATING, "failure", "jax", "program"),
     _request,
-    says("jax", r"\bjaxlib\.|\bjax\.errors\.|/jax/_src/", "ahead", "jax", "jax", jax=True),
+    rule("jax", r"\bjaxlib\.|\bjax\.errors\.|/jax/_src/", "ahead", "jax", "jax", jax=True),
 )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from kerasmem.diagnosis.clues import Rule, says
+from kerasmem.diagnosis.rules import Rule, rule
 
 
 def _other(needle: str, pattern: str, family: str, what: str = "") -> Rule:
-    return says(needle, pattern, "other", family, what)
+    return rule(needle, pattern, "other", family, what)
 
 
 RULES: tuple[Rule, ...] = (
     # TensorFlow could do with less and goes on; in pasted logs the sentence may stand on a line of its own
-    says("not a failure", r"[Tt]he caller indicates that this is not a failure", "cancel", "notice", "optional"),
+    rule("not a failure", r"[Tt]he caller indicates that this is not a failure", "cancel", "notice", "optional"),
     _other("free system", r"Allocation of \d{1,20} exceeds \d{1,3}% of free system memory", "notice", "large"),
     _other("large alloc", r"tcmalloc: large alloc \d", "notice", "large"),
     _other("rematerialization", r"Can't reduce memory use below .{0,80}rematerialization", "notice", "large"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from kerasmem.diagnosis.clues import SIZE, Clue, Rule, rule, shape, size
+from kerasmem.diagnosis.rules import Finding, Rule, counted, named_facts, reader, rule, shaped, sized
 
 
 def device_name(text: str) -> str | None:
@@ -19,65 +19,53 @@ def device_name(text: str) -> str | None:
     return "CPU:0" if "cpu" in text.lower() else None
 
 
-@rule(
+@reader(
     "OOM when",
-    r"OOM when allocating tensor with shape ?\[([\d, ]{0,200})\]"
-    r"(?:(?: and)? (?:of )?type (\w{1,20}))?(?: on (\S{1,200}))?(?: by allocator (\S{1,80}))?",
+    rf"OOM when allocating tensor with shape ?\[{shaped('tensor_shape', 0)}\]"
+    r"(?:(?: and)? (?:of )?type (?P<dtype>\w{1,20}))?(?: on (?P<device>\S{1,200}))?"
+    r"(?: by allocator (?P<allocator>\S{1,80}))?",
 )
-def _tensor(match: re.Match[str]) -> Clue:
-    device = device_name(match[3] or "") or device_name(match[4] or "")
-    return Clue(
-        "failure",
-        "tensorflow",
-        "tensor",
-        {"tensor_shape": shape(match[1]), "dtype": match[2], "device": device, "allocator": match[4]},
-    )
+def _tensor(match: re.Match[str]) -> Finding:
+    facts = named_facts(match)
+    device = device_name(facts.get("device", "")) or device_name(facts.get("allocator", ""))
+    return Finding("failure", "tensorflow", "tensor", {**facts, "device": device})
 
 
-@rule(
+@reader(
     "initialized", r"(?:from \S{1,200} to (\S{1,200}) in order to run ([\w./]{1,200}): )?Dst tensor is not initialized"
 )
-def _copy(match: re.Match[str]) -> Clue:
-    return Clue("failure", "tensorflow", "copy", {"device": device_name(match[1] or "") or "GPU:0"})
+def _copy(match: re.Match[str]) -> Finding:
+    return Finding("failure", "tensorflow", "copy", {"device": device_name(match[1] or "") or "GPU:0"})
 
 
-@rule("lloc", rf"(gpu_async_(\d{{1,4}})) cuMemAllocAsync failed to allocate {SIZE}(?!.{{0,20}}retry)")
-def _async(match: re.Match[str]) -> Clue:
-    return Clue(
-        "failure",
-        "tensorflow",
-        "async",
-        {"requested_bytes": size(match[3], match[4]), "device": f"GPU:{match[2]}", "allocator": match[1]},
-    )
-
-
-@rule("Total memory", r"Free memory/Total memory: (\d{1,20})/(\d{1,20})")
-def _driver(match: re.Match[str]) -> Clue:
-    return Clue("detail", "tensorflow", "", {"driver_free": size(match[1]), "driver_total": size(match[2])})
-
-
-@rule("ode", r"(?:Detected at node '?|\{\{node |\[\[Node: )([\w.\-/>]{1,400})(.{0,12})")
-def _node(match: re.Match[str]) -> Clue:
-    ahead = match[0].startswith("Detected")
-    return Clue("ahead" if ahead else "detail", "tensorflow", "node", {"operation": match[1]})
-
-
-# Keras 3 numbers every scope of a call, Keras 2 does not: who wrote the traceback decides how names are read.
-@rule("keras", r"keras/src/backend/tensorflow/")
-def _keras3(match: re.Match[str]) -> Clue:
-    return Clue("ahead", "tensorflow", "keras3", {"keras": 3})
-
-
-@rule("keras", r"(?:keras/engine/|tf_keras/src/|keras/src/engine/)")
-def _keras2(match: re.Match[str]) -> Clue:
-    return Clue("ahead", "tensorflow", "keras2", {"keras": 2})
-
-
-@rule(
-    "failed to allocate", rf"failed to allocate {SIZE}(?: \((\d{{1,20}}) bytes\))? from device: .{{0,20}}OUT_OF_MEMORY"
+@reader(
+    "lloc",
+    r"(?P<allocator>gpu_async_(?P<device>\d{1,4})) cuMemAllocAsync failed to allocate "
+    rf"{sized('requested_bytes')}(?!.{{0,20}}retry)",
 )
-def _driver_refused(match: re.Match[str]) -> Clue:
-    return Clue("weak", "tensorflow", "driver", {"requested_bytes": size(match[3]) or size(match[1], match[2])})
+def _async(match: re.Match[str]) -> Finding:
+    return Finding("failure", "tensorflow", "async", {**named_facts(match), "device": f"GPU:{match['device']}"})
 
 
-RULES: tuple[Rule, ...] = (_tensor, _copy, _async, _driver, _node, _keras3, _keras2, _driver_refused)
+@reader("ode", r"(?:Detected at node '?|\{\{node |\[\[Node: )(?P<operation>[\w.\-/>]{1,400})")
+def _node(match: re.Match[str]) -> Finding:
+    ahead = match[0].startswith("Detected")
+    return Finding("ahead" if ahead else "detail", "tensorflow", "node", named_facts(match))
+
+
+_DRIVER = rf"Free memory/Total memory: {counted('driver_free')}/{counted('driver_total')}"
+_REFUSED = (
+    rf"failed to allocate {sized('requested_bytes')}(?: \({counted('requested_bytes')} bytes\))? "
+    r"from device: .{0,20}OUT_OF_MEMORY"
+)
+RULES: tuple[Rule, ...] = (
+    _tensor,
+    _copy,
+    _async,
+    rule("Total memory", _DRIVER, "detail", "tensorflow"),
+    _node,
+    # Keras 3 numbers every scope of a call, Keras 2 does not: who wrote the traceback decides how names are read.
+    rule("keras", r"keras/src/backend/tensorflow/", "ahead", "tensorflow", "keras3", keras=3),
+    rule("keras", r"(?:keras/engine/|tf_keras/src/|keras/src/engine/)", "ahead", "tensorflow", "keras2", keras=2),
+    rule("failed to allocate", _REFUSED, "weak", "tensorflow", "driver"),
+)

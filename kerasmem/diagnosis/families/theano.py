@@ -4,42 +4,28 @@ from __future__ import annotations
 
 import re
 
-from kerasmem.diagnosis.clues import Clue, Rule, rule, says, shape, size
+from kerasmem.diagnosis.rules import Finding, Rule, counted, named_facts, reader, rule, shaped
 
 
-@rule(
+@reader(
     "of device memory",
-    r"Error allocating (\d{1,20}|%li) bytes of device memory \(([^)]{1,60})\)"
-    r"(?:\. Driver report (\d{1,20}) bytes free and (\d{1,20}) bytes total)?",
+    rf"Error allocating (?:{counted('requested_bytes')}|%li) bytes of device memory \((?P<reason>[^)]{{1,60}})\)"
+    rf"(?:\. Driver report {counted('free_bytes')} bytes free and {counted('limit_bytes')} bytes total)?",
 )
-def _allocation(match: re.Match[str]) -> Clue:
-    free, total = size(match[3]), size(match[4])
-    used = None if free is None or total is None or free > total else total - free
-    facts = {
-        "requested_bytes": size(match[1]) if match[1].isdigit() else None,
-        "free_bytes": free,
-        "limit_bytes": total,
-        "in_use_bytes": used,
-        "device": "GPU",
-    }
-    return Clue("failure", "theano", "cnmem" if "CNMEM" in match[2] else "device", facts)
+def _allocation(match: re.Match[str]) -> Finding:
+    facts = named_facts(match)
+    what = "cnmem" if "CNMEM" in facts.pop("reason") else "device"
+    free, total = facts.get("free_bytes"), facts.get("limit_bytes")
+    if free is not None and total is not None and free <= total:
+        facts["in_use_bytes"] = total - free
+    return Finding("failure", "theano", what, {**facts, "device": "GPU"})
 
 
-@rule("nputs shapes", r"Inputs shapes: \[\(([\d, ]{1,120})\)")
-def _inputs(match: re.Match[str]) -> Clue:
-    return Clue("detail", "theano", "shape", {"tensor_shape": shape(match[1])})
-
-
+_SHAPES = rf"Inputs shapes: \[\({shaped('tensor_shape')}\)"
+_ARRAY = r"GpuArrayException.{0,80}(?:out of memory|OUT_OF_MEMORY)"
 RULES: tuple[Rule, ...] = (
     _allocation,
-    _inputs,
-    says(
-        "GpuArrayException",
-        r"GpuArrayException.{0,80}(?:out of memory|OUT_OF_MEMORY)",
-        "failure",
-        "theano",
-        "device",
-        device="GPU",
-    ),
-    says("CNMEM_STATUS", r"CNMEM_STATUS_OUT_OF_MEMORY", "failure", "theano", "cnmem", device="GPU"),
+    rule("nputs shapes", _SHAPES, "detail", "theano", "shape"),
+    rule("GpuArrayException", _ARRAY, "failure", "theano", "device", device="GPU"),
+    rule("CNMEM_STATUS", r"CNMEM_STATUS_OUT_OF_MEMORY", "failure", "theano", "cnmem", device="GPU"),
 )

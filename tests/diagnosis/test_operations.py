@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kerasmem.diagnosis.naming import Named, read_name
+from kerasmem.diagnosis.operations import OperationName, parse_operation
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ from kerasmem.diagnosis.naming import Named, read_name
     ],
 )
 def test_names(name, layer, phase):
-    assert read_name(name) == Named(layer, phase)
+    assert parse_operation(name) == OperationName(layer, phase)
 
 
 def test_who_numbered_the_scopes_decides():
-    assert read_name("sequential_1/dense_2/MatMul", keras=2).layer == "dense_2"
-    assert read_name("sequential_1/dense_2/MatMul", keras=3).layer == "dense"
-    assert read_name("net_1/Cast", keras=3).layer is None
+    assert parse_operation("sequential_1/dense_2/MatMul", keras=2).layer == "dense_2"
+    assert parse_operation("sequential_1/dense_2/MatMul", keras=3).layer == "dense"
+    assert parse_operation("net_1/Cast", keras=3).layer is None
 
 
 def test_a_long_name_takes_no_time():
-    assert read_name("a_1/" * 100_000).phase == "forward"
+    assert parse_operation("a_1/" * 100_000).phase == "forward"

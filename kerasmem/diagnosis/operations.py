@@ -35,14 +35,14 @@ _LOSSES = re.compile(
 
 
 @dataclass(frozen=True)
-class Named:
+class OperationName:
     """What an operation's name tells: the layer, if any, "forward", "backward" or "optimizer", if any."""
 
     layer: str | None
     phase: str | None
 
 
-def read_name(name: str, *, keras: int | None = None) -> Named:
+def parse_operation(name: str, *, keras: int | None = None) -> OperationName:
     """Return the layer and the phase of the operation of this name.
 
     Args:
@@ -50,8 +50,8 @@ def read_name(name: str, *, keras: int | None = None) -> Named:
         keras: 2 or 3 where known: which of them named the scopes.
 
     Example:
-        >>> read_name("gradient_tape/vgg16_1/block4_conv2_1/Conv2D/Conv2DBackpropInput")
-        Named(layer='block4_conv2', phase='backward')
+        >>> parse_operation("gradient_tape/vgg16_1/block4_conv2_1/Conv2D/Conv2DBackpropInput")
+        OperationName(layer='block4_conv2', phase='backward')
     """
     name = name[:400].split(";")[0]
     if "(" in name:
@@ -64,15 +64,15 @@ def read_name(name: str, *, keras: int | None = None) -> Named:
     while parts and (_WRAPPERS.fullmatch(parts[0]) or parts[0] == BACKWARD):
         parts.pop(0)
     if parts and _OPTIMIZERS.fullmatch(parts[0]) and not backward:
-        return Named(None, "optimizer")
+        return OperationName(None, "optimizer")
     if backward:
         parts = [part for part in parts if part != BACKWARD and not re.fullmatch(r"gradients?(?:_\d+)?", part)]
         parts = parts[1:] if parts and _OPTIMIZERS.fullmatch(parts[0]) else parts
     if len(parts) < 2:  # of no layer: an operation of the step's own
-        return Named(None, "backward" if backward else None)
+        return OperationName(None, "backward" if backward else None)
     if _LOSSES.fullmatch(parts[0]) and not re.search(r"conv|dense|block", parts[0]):
-        return Named(None, "backward" if backward else "forward")
-    return Named(_layer(parts[:-1], keras), "backward" if backward else "forward")
+        return OperationName(None, "backward" if backward else "forward")
+    return OperationName(_layer(parts[:-1], keras), "backward" if backward else "forward")
 
 
 def _layer(scopes: list[str], keras: int | None) -> str | None:
@@ -94,6 +94,6 @@ def _layer(scopes: list[str], keras: int | None) -> str | None:
     return "/".join(kept[1:]) if len(kept) > 1 else kept[0]
 
 
-def _of_jax(name: str) -> Named:
+def _of_jax(name: str) -> OperationName:
     phase = "backward" if "transpose(" in name else "forward" if "jvp(" in name else None
-    return Named(None, phase)
+    return OperationName(None, phase)

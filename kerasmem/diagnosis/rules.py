@@ -10,7 +10,6 @@ from typing import Any
 
 MOST = 2**62  # no size, dimension or count beyond this is taken for one
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
-SIZE = r"(\d{1,20}(?:\.\d{1,6})?) ?([kKMGTP]?i?[bB]?(?:ytes)?)\b"  # two groups, as `size` takes them
 WIDTHS = {
     "float": 4, "float32": 4, "f32": 4, "int32": 4, "uint32": 4, "s32": 4, "u32": 4, "qint32": 4,
     "double": 8, "float64": 8, "f64": 8, "int64": 8, "uint64": 8, "s64": 8, "u64": 8, "complex64": 8, "c64": 8,
@@ -20,7 +19,7 @@ WIDTHS = {
 
 
 @dataclass(frozen=True)
-class Clue:
+class Finding:
     """What a line says.
 
     Attributes:
@@ -45,22 +44,61 @@ class Rule:
     Attributes:
         needle: a piece of text that every such line holds; looked for first, as it costs nothing.
         pattern: searched in the line; must not backtrack without bound.
-        read: the clue, or None when it is no such line after all.
+        read: the finding, or None when it is no such line after all.
     """
 
     needle: str
     pattern: re.Pattern[str]
-    read: Callable[[re.Match[str]], Clue | None]
+    read: Callable[[re.Match[str]], Finding | None]
 
 
-def rule(needle: str, pattern: str) -> Callable[[Callable[[re.Match[str]], Clue | None]], Rule]:
+def rule(needle: str, pattern: str, kind: str, family: str, what: str = "", **facts: Any) -> Rule:
+    """Return a rule that takes the named groups of its pattern as facts, beside those given.
+
+    `sized`, `counted`, `kilobytes` and `shaped` make such groups; any other `(?P<name>…)` is taken as text.
+    """
+    return Rule(needle, re.compile(pattern), lambda match: Finding(kind, family, what, facts | named_facts(match)))
+
+
+def reader(needle: str, pattern: str) -> Callable[[Callable[[re.Match[str]], Finding | None]], Rule]:
     """Return a decorator that makes a rule of a function that reads a match."""
     return lambda read: Rule(needle, re.compile(pattern), read)
 
 
-def says(needle: str, pattern: str, kind: str, family: str, what: str = "", **facts: Any) -> Rule:
-    """Return a rule whose line always says the same."""
-    return Rule(needle, re.compile(pattern), lambda _: Clue(kind, family, what, dict(facts)))
+def sized(name: str) -> str:
+    """Return a group for a size with its unit: "1.5GiB"."""
+    return rf"(?P<{name}__size>\d{{1,20}}(?:\.\d{{1,6}})?) ?(?P<{name}__unit>[kKMGTP]?i?[bB]?(?:ytes)?)\b"
+
+
+def counted(name: str) -> str:
+    """Return a group for bytes without a unit; where a pattern has both forms of a size, this one counts."""
+    return rf"(?P<{name}__count>\d{{1,20}})"
+
+
+def kilobytes(name: str) -> str:
+    """Return a group for a number of kilobytes, whose unit the pattern has beside it."""
+    return rf"(?P<{name}__kilobytes>\d{{1,18}})"
+
+
+def shaped(name: str, least: int = 1) -> str:
+    """Return a group for the sizes of a tensor, of at least so many characters: "64,112,112,64"."""
+    return rf"(?P<{name}__shape>[\d, ]{{{least},200}})"
+
+
+def named_facts(match: re.Match[str]) -> dict[str, Any]:
+    """Return what the named groups of a match say; what is not there is left out."""
+    facts = {}
+    for group, text in match.groupdict().items():
+        name, _, form = group.partition("__")
+        if text is not None and form != "unit":
+            facts[name] = {
+                "size": lambda text, name: size(text, match[f"{name}__unit"]),
+                "count": lambda text, _: size(text),
+                "kilobytes": lambda text, _: size(text, "k"),
+                "shape": lambda text, _: shape(text),
+                "": lambda text, _: text,
+            }[form](text, name)
+    return facts
 
 
 def size(number: str | None, unit: str | None = "") -> int | None:

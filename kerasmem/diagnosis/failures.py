@@ -1,4 +1,4 @@
-"""From clues, line by line, to failures: what belongs together, which came first, how many follow."""
+"""From findings, line by line, to failures: what belongs together, which came first, how many follow."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.diagnosis.clues import Clue, Rule
 from kerasmem.diagnosis.families import RULES
+from kerasmem.diagnosis.rules import Finding, Rule
 
 _FAR = 500  # lines after which another failure is another one
 _NEAR = 130  # lines around a failure in which details belong to it
@@ -20,8 +20,8 @@ _EXCEPTION = re.compile(r"^(?:[\w.]{1,120}\.)?\w{0,60}(?:Error|Exception|OutOfMe
 
 
 @dataclass
-class Incident:
-    """One failure as it is being read; see `Clue` for the fields."""
+class Failure:
+    """One failure as it is being read; see `Finding` for the fields."""
 
     kind: str
     family: str
@@ -53,7 +53,7 @@ class Incident:
 
 
 class Collector:
-    """Puts clues together.
+    """Puts findings together.
 
     Args:
         rules: how to read lines, in the order in which they are tried.
@@ -64,11 +64,11 @@ class Collector:
         needles = "|".join(sorted({re.escape(each.needle) for each in rules}))
         self._any = re.compile(needles)
         self.wanted = re.compile(f"{needles}|Error|Exception|BFCAllocator dump".encode())  # lines that `read` can use
-        self.failures: list[Incident] = []
-        self.weak: list[Incident] = []
-        self.others: list[tuple[int, Clue, str]] = []
+        self.failures: list[Failure] = []
+        self.weak: list[Failure] = []
+        self.others: list[tuple[int, Finding, str]] = []
         self.later = 0
-        self._current: Incident | None = None
+        self._current: Failure | None = None
         self._ahead: dict[str, tuple[int, Any]] = {}
         self._dump_over = False
 
@@ -77,20 +77,20 @@ class Collector:
         for number, text in lines:
             self._exception(number, text)
             if self._any.search(text):
-                for clue in self._clues(text):
-                    self._take(number, text, clue)
+                for finding in self._clues(text):
+                    self._take(number, text, finding)
 
-    def _clues(self, text: str) -> list[Clue]:
+    def _clues(self, text: str) -> list[Finding]:
         """Return what a line says: one thing that happened at most, and any details."""
-        found: list[Clue] = []
+        found: list[Finding] = []
         decided = False
         for each in self.rules:
             if each.needle in text and (match := each.pattern.search(text)):
-                clue = each.read(match)
-                if clue is None or (decided and clue.kind not in ("detail", "ahead")):
+                finding = each.read(match)
+                if finding is None or (decided and finding.kind not in ("detail", "ahead")):
                     continue
-                decided = decided or clue.kind not in ("detail", "ahead")
-                found.append(clue)
+                decided = decided or finding.kind not in ("detail", "ahead")
+                found.append(finding)
         return found
 
     def _exception(self, number: int, text: str) -> None:
@@ -100,64 +100,73 @@ class Collector:
         if "BFCAllocator dump" in text and current and current.pieces:
             self._dump_over = True  # the second dump is of another moment
 
-    def _take(self, number: int, text: str, clue: Clue) -> None:
-        if clue.kind == "failure":
-            self._failure(number, text, clue)
-        elif clue.kind == "ahead":
-            for name, value in clue.facts.items():
+    def _take(self, number: int, text: str, finding: Finding) -> None:
+        if finding.kind == "failure":
+            self._failure(number, text, finding)
+        elif finding.kind == "ahead":
+            for name, value in finding.facts.items():
                 self._ahead[name] = (number, value)
             if self._current and number - self._current.last < _NEAR:
                 self._join(self._current, number)
-        elif clue.kind == "detail":
+        elif finding.kind == "detail":
             current = self._current
-            if current and number - current.last < _NEAR and not (self._dump_over and "free_piece" in clue.facts):
-                current.add(clue.facts, current.last if clue.what == "node" else number)
+            if current and number - current.last < _NEAR and not (self._dump_over and "free_piece" in finding.facts):
+                current.add(finding.facts, current.last if finding.what == "node" else number)
                 current.last = max(current.last, number)
-        elif clue.kind == "weak":
+        elif finding.kind == "weak":
             if not (self._current and number - self._current.last < _FAR):
-                self._weak(number, text, clue)
-        elif clue.kind == "cancel":
+                self._weak(number, text, finding)
+        elif finding.kind == "cancel":
             self._cancel(number)
-            self.others.append((number, Clue("other", clue.family, clue.what), text))
+            self.others.append((number, Finding("other", finding.family, finding.what), text))
         else:
-            self.others.append((number, clue, text))
+            self.others.append((number, finding, text))
             del self.others[:-2000]
 
-    def _failure(self, number: int, text: str, clue: Clue) -> None:
+    def _failure(self, number: int, text: str, finding: Finding) -> None:
         told = (
-            clue.family,
-            clue.what,
-            *(clue.facts.get(key) for key in ("requested_bytes", "tensor_shape", "free_bytes")),
+            finding.family,
+            finding.what,
+            *(finding.facts.get(key) for key in ("requested_bytes", "tensor_shape", "free_bytes")),
         )
         current = self._current
-        if current and clue.facts.get("in_use_bytes") and current.facts.get("in_use_bytes") and clue.family == "host":
+        if (
+            current
+            and finding.facts.get("in_use_bytes")
+            and current.facts.get("in_use_bytes")
+            and finding.family == "host"
+        ):
             current.closed = True  # the kernel names each process that it kills
-            told = (*told, clue.facts["in_use_bytes"])
-        if current and (number - current.last > _FAR or (current.closed and told != current.told and self._new(clue))):
+            told = (*told, finding.facts["in_use_bytes"])
+        if current and (
+            number - current.last > _FAR or (current.closed and told != current.told and self._new(finding))
+        ):
             current = None
         if current is None:
-            current = Incident("failure", clue.family, clue.what, number, number, text, told=told)
+            current = Failure("failure", finding.family, finding.what, number, number, text, told=told)
             self._current, self._dump_over = current, False
             if len(self.failures) < 4:
                 self.failures.append(current)
             else:
                 self.later += 1
-        elif (_RANKS.get(clue.family, 0), _SPECIFIC.get(clue.what, 2)) > (
+        elif (_RANKS.get(finding.family, 0), _SPECIFIC.get(finding.what, 2)) > (
             _RANKS.get(current.family, 0),
             _SPECIFIC.get(current.what, 2),
         ):
-            current.family, current.what = clue.family, clue.what
-        current.add(clue.facts, number)
+            current.family, current.what = finding.family, finding.what
+        current.add(finding.facts, number)
         self._join(current, number)
         if _EXCEPTION.match(text) or current.exception:
             current.closed, current.told = True, told
 
-    def _new(self, clue: Clue) -> bool:
+    def _new(self, finding: Finding) -> bool:
         """Whether a failure after a closed one is another: what a dying process adds is not."""
         assert self._current is not None
-        return not (clue.what in ("python", "os", "driver", "slurm", "container") and self._current.what != clue.what)
+        return not (
+            finding.what in ("python", "os", "driver", "slurm", "container") and self._current.what != finding.what
+        )
 
-    def _join(self, current: Incident, number: int) -> None:
+    def _join(self, current: Failure, number: int) -> None:
         for name, (place, value) in list(self._ahead.items()):
             if number - place < _FAR:
                 current.add({name: value}, current.last)
@@ -166,10 +175,10 @@ class Collector:
         if "jax" in current.facts and current.family == "xla":
             current.family = "jax"
 
-    def _weak(self, number: int, text: str, clue: Clue) -> None:
+    def _weak(self, number: int, text: str, finding: Finding) -> None:
         if len(self.weak) < 100:
-            found = Incident("weak", clue.family, clue.what, number, number, text)
-            found.add(clue.facts, number)
+            found = Failure("weak", finding.family, finding.what, number, number, text)
+            found.add(finding.facts, number)
             self.weak.append(found)
 
     def _cancel(self, number: int) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kerasmem.diagnosis.clues import tensor_bytes
-from kerasmem.diagnosis.incidents import Incident
-from kerasmem.diagnosis.naming import Named, read_name
+from kerasmem.diagnosis.failures import Failure
+from kerasmem.diagnosis.operations import OperationName, parse_operation
+from kerasmem.diagnosis.rules import tensor_bytes
 
 GIB = 2**30
 _CLEARLY = 0.2  # of the card: what others must hold before they are named as the cause
@@ -30,38 +30,38 @@ class Figures:
     cause: str
 
 
-def figures(incident: Incident) -> Figures:
+def figures(failure: Failure) -> Figures:
     """Return the figures of a failure, and why it failed."""
-    if incident.family == "pytorch":
-        return _pytorch(incident)
-    if incident.family == "host":
-        return _host(incident)
-    return _device(incident)
+    if failure.family == "pytorch":
+        return _pytorch(failure)
+    if failure.family == "host":
+        return _host(failure)
+    return _device(failure)
 
 
-def requested_bytes(incident: Incident) -> int | None:
+def requested_bytes(failure: Failure) -> int | None:
     """Return what was asked for: exact from the tensor's shape where that agrees with what the text says."""
-    facts = incident.facts
+    facts = failure.facts
     told = facts.get("requested_bytes")
     exact = tensor_bytes(facts.get("tensor_shape"), facts.get("dtype"))
-    if incident.family in ("xla", "jax", "theano"):  # the shape is one buffer's of many
+    if failure.family in ("xla", "jax", "theano"):  # the shape is one buffer's of many
         return told
     if exact is not None and (told is None or abs(exact - told) <= max(0.01 * told, 256)):
         return exact
     return told if told is not None else facts.get("rounded")
 
 
-def _device(incident: Incident) -> Figures:
+def _device(failure: Failure) -> Figures:
     """Judge by an allocator's statistics, its pieces, and what the driver says."""
-    facts = incident.facts
-    requested, used = requested_bytes(incident), facts.get("in_use_bytes")
+    facts = failure.facts
+    requested, used = requested_bytes(failure), facts.get("in_use_bytes")
     limit = facts.get("limit_bytes") or facts.get("driver_total")
     pool = facts.get("pool") or None
     rest = None if pool is None or not limit else max(0, limit - pool)  # not yet taken from the device
     free, largest = facts.get("free_bytes"), facts.get("largest_stat")
-    if incident.pieces:
-        free = incident.free_pieces + (rest or 0)
-        largest = max(incident.largest_piece, rest or 0)
+    if failure.pieces:
+        free = failure.free_pieces + (rest or 0)
+        largest = max(failure.largest_piece, rest or 0)
     elif free is None and "driver_free" in facts:
         free = facts["driver_free"]
     elif free is None and limit and used is not None:
@@ -77,15 +77,15 @@ def _device(incident: Incident) -> Figures:
         if facts.get("driver_total") and used is not None:
             held = facts["driver_total"] - facts["driver_free"] - used
             cause = "other process" if held >= max(_CLEARLY * facts["driver_total"], requested - free) else cause
-    elif not incident.pieces and largest is None and limit and used is not None and used < limit / 2:
+    elif not failure.pieces and largest is None and limit and used is not None and used < limit / 2:
         cause = "other process"  # far below the limit, and still refused
     else:
         cause = "fragmentation"
     return Figures(requested, free, largest, limit, used, facts.get("reserved_stat") or pool, None, cause)
 
 
-def _pytorch(incident: Incident) -> Figures:
-    facts = incident.facts
+def _pytorch(failure: Failure) -> Figures:
+    facts = failure.facts
     requested, free, used = facts.get("requested_bytes"), facts.get("free_bytes"), facts.get("in_use_bytes")
     spare, total = facts.get("unallocated"), facts.get("limit_bytes")
     reserved = facts.get("reserved_bytes")
@@ -127,21 +127,21 @@ def _others(processes: list[tuple[int, int]] | None, own: int | None, reserved: 
     return sum(held)
 
 
-def _host(incident: Incident) -> Figures:
-    facts = incident.facts
-    requested, used = requested_bytes(incident), facts.get("in_use_bytes") or facts.get("group_usage")
+def _host(failure: Failure) -> Figures:
+    facts = failure.facts
+    requested, used = requested_bytes(failure), facts.get("in_use_bytes") or facts.get("group_usage")
     limit = facts.get("limit_bytes")
     group = facts.get("group_usage")  # of all the processes that share the limit
     free = None if limit is None or group is None else max(0, limit - group)
-    certain = incident.what in ("kernel", "cgroup", "slurm", "job", "container", "array")
+    certain = failure.what in ("kernel", "cgroup", "slurm", "job", "container", "array")
     return Figures(requested, free, None, limit, used, None, None, "capacity" if certain else "unknown")
 
 
-def origin(incident: Incident) -> tuple[str | None, Named]:
+def failed_operation(failure: Failure) -> tuple[str | None, OperationName]:
     """Return the operation that tells most, and its layer and phase."""
-    best: tuple[str | None, Named] = (None, Named(None, None))
-    for name in incident.operations:
-        named = read_name(name, keras=incident.facts.get("keras"))
+    best: tuple[str | None, OperationName] = (None, OperationName(None, None))
+    for name in failure.operations:
+        named = parse_operation(name, keras=failure.facts.get("keras"))
         if named.layer:
             return name, named
         if best[0] is None or (best[1].phase is None and named.phase):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kerasmem.diagnosis.incidents import Incident
-from kerasmem.diagnosis.judging import Figures
+from kerasmem.diagnosis.causes import Figures
+from kerasmem.diagnosis.failures import Failure
 from kerasmem.units import format_size
 
 _OTHERS = {
@@ -54,46 +54,53 @@ def other_sentence(family: str, what: str) -> str:
     return _PARTICULAR.get(what) or _OTHERS.get(family, "Nothing here says that memory ran out.")
 
 
-def sentence(incident: Incident, found: Figures, layer: str | None, phase: str | None) -> str:
+def sentence(failure: Failure, found: Figures, layer: str | None, phase: str | None) -> str:
     """Return what happened in one sentence."""
-    if incident.family == "host":
-        text = _DEATHS.get(incident.what, "Host memory ran out").format(who=incident.facts.get("note") or "the process")
-        if found.requested:
-            text += f": {format_size(found.requested)} was asked for"
-        elif found.in_use and found.limit:
-            text += f": it used {format_size(found.in_use)} of {format_size(found.limit)}"
-        elif found.in_use:
-            text += f": it held {format_size(found.in_use)}"
-        return text + "."
-    place = incident.facts.get("device") or "The device"
+    if failure.family == "host":
+        return _host_sentence(failure, found)
+    place = failure.facts.get("device") or "The device"
     place = {"GPU": "The GPU", "TPU": "The TPU", "MPS": "The GPU (MPS)", "host": "The host"}.get(place, place)
-    if incident.what == "copy":
+    if failure.what == "copy":
         return f"{place} ran out of memory: a tensor could not be copied to it."
-    if incident.what == "library":
-        return f"{place} ran out of memory: a CUDA library ({incident.facts.get('note')}) got none for itself."
-    text = f"{place} ran out of memory"
-    moment = {
+    if failure.what == "library":
+        return f"{place} ran out of memory: a CUDA library ({failure.facts.get('note')}) got none for itself."
+    moment = _moment(failure, layer, phase)
+    tail = _figures(found)
+    return f"{place} ran out of memory{moment and f' {moment}'}{tail and f': {tail}'}."
+
+
+def _host_sentence(failure: Failure, found: Figures) -> str:
+    text = _DEATHS.get(failure.what, "Host memory ran out").format(who=failure.facts.get("note") or "the process")
+    if found.requested:
+        text += f": {format_size(found.requested)} was asked for"
+    elif found.in_use and found.limit:
+        text += f": it used {format_size(found.in_use)} of {format_size(found.limit)}"
+    elif found.in_use:
+        text += f": it held {format_size(found.in_use)}"
+    return text + "."
+
+
+def _moment(failure: Failure, layer: str | None, phase: str | None) -> str:
+    if failure.family in ("xla", "jax"):  # a compiled step fails as a whole; the operation is that of a buffer in it
+        return f"in a compiled step whose largest buffer belongs to {layer}" if layer else ""
+    moments = {
         "forward": f"while computing {layer}" if layer else "in the forward pass",
         "backward": f"while computing the gradient of {layer}" if layer else "in the backward pass",
         "optimizer": "while the optimizer updated the weights",
-    }.get(phase or "")
-    if incident.family in ("xla", "jax"):  # a compiled step fails as a whole; the operation is that of a buffer in it
-        moment = f"in a compiled step whose largest buffer belongs to {layer}" if layer else None
-    text += f" {moment}" if moment else ""
+    }
+    return moments.get(phase or "", "")
+
+
+def _figures(found: Figures) -> str:
     asked = "" if found.requested is None else f"{format_size(found.requested)} was asked for"
     if found.cause in _CAUSES:
-        tail = _CAUSES[found.cause]
-        tail = f"{asked}; {tail}" if asked else tail
-    elif asked and found.limit and found.requested and found.requested > found.limit:
-        tail = f"{asked}, more than the {format_size(found.limit)} there is"
-    elif asked and found.free is not None:
-        tail = f"{asked}, {format_size(found.free)} was free"
-    else:
-        tail = asked
-    return f"{text}: {tail}." if tail else f"{text}."
+        return f"{asked}; {_CAUSES[found.cause]}" if asked else _CAUSES[found.cause]
+    if found.requested and found.limit and found.requested > found.limit:
+        return f"{asked}, more than the {format_size(found.limit)} there is"
+    return f"{asked}, {format_size(found.free)} was free" if asked and found.free is not None else asked
 
 
-def warnings(incident: Incident) -> tuple[str, ...]:
+def warnings(failure: Failure) -> tuple[str, ...]:
     """Return what must not be overlooked."""
-    damaged = incident.family == "xla" and incident.what == "program"
+    damaged = failure.family == "xla" and failure.what == "program"
     return (DAMAGED,) if damaged else ()
