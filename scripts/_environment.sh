@@ -3,6 +3,8 @@
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${KERASMEM_VENV:-$root/.venv}
+pythons="python3 python3.13 python3.12 python3.11 python3.10 python"
+is_lowest=
 
 say() { printf 'kerasmem: %s\n' "$*" >&2; }
 
@@ -10,7 +12,7 @@ say() { printf 'kerasmem: %s\n' "$*" >&2; }
 find_python() {
     local candidate newest
     for newest in 13 99; do
-        for candidate in ${KERASMEM_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10 python}; do
+        for candidate in ${KERASMEM_PYTHON:-$pythons}; do
             if "$candidate" -c "import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, $newest))" 2>/dev/null; then
                 printf '%s\n' "$candidate"
                 return
@@ -25,6 +27,13 @@ find_python() {
     return 1
 }
 
+# The lowest versions that setup.cfg allows, in an environment of their own; on the oldest Python that is found.
+use_lowest_versions() {
+    venv=${KERASMEM_VENV:-$root/.venv-lowest}
+    pythons="python3.10 python3.11 python3.12 python3 python"
+    is_lowest=1
+}
+
 # A stamp holds the checksum of what was installed; an installation with an extra serves one without.
 is_installed() {
     local stamp
@@ -36,7 +45,7 @@ is_installed() {
 
 # ensure_environment EXTRAS: EXTRAS is "" or for example "[test]"
 ensure_environment() {
-    local extras=$1 stamp want python
+    local extras=$1 stamp want python constraints=()
     stamp="$venv/kerasmem-installed$(tr -cd 'a-z' <<<"$extras")"
     want=$({ printf '%s\n' "$root" && cat "$root/setup.cfg" "$root/pyproject.toml"; } | cksum)
     is_installed "$stamp" "$want" && return
@@ -58,7 +67,12 @@ ensure_environment() {
         fi
     fi
     say "installing kerasmem$extras and what it needs (TensorFlow is a large download)"
-    if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$root$extras" >&2; then
+    if [ -n "$is_lowest" ]; then
+        "$venv/bin/python" "$root/scripts/lowest_versions.py" >"$venv/lowest-versions.txt"
+        constraints=(--constraint "$venv/lowest-versions.txt")
+    fi
+    if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check ${constraints[@]+"${constraints[@]}"} \
+        -e "$root$extras" >&2; then
         say "the installation failed (see above); run the same command again once that is mended"
         exit 1
     fi

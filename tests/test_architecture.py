@@ -84,16 +84,8 @@ MODULES = structure.modules(PACKAGE)
 def imported(path):
     """Every module that a file imports, and whether at its top level."""
     tree = ast.parse((PACKAGE / path).read_text())
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
     top = {id(node) for node in tree.body}
     for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, id(node) in top) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

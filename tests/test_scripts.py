@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -49,6 +50,29 @@ def test_a_failed_installation_is_said_and_tried_again(checkout):
     assert done.returncode == 1
     assert "the installation failed" in done.stderr
     assert not list((checkout / ".venv").glob("kerasmem-installed*"))
+
+
+def test_the_lowest_versions_are_those_of_setup_cfg():
+    spec = importlib.util.spec_from_file_location("lowest_versions", ROOT / "scripts" / "lowest_versions.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made_up = """
+[options]
+install_requires =
+    some-name>=3.12,<4
+    other.name>=0.7; sys_platform == "linux"
+    free
+[options.extras_require]
+plot =
+    drawing[all]
+    ink>=2
+test =
+    kerasmem[plot]
+    pytest>=8
+"""
+    assert module.constraints(made_up) == ["some-name==3.12", "other.name==0.7", "ink==2"]
+    found = module.constraints((ROOT / "setup.cfg").read_text())
+    assert {"tensorflow", "keras", "h5py", "numpy"} <= {line.split("==")[0] for line in found}
 
 
 @pytest.mark.slow
