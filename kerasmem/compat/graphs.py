@@ -1,7 +1,8 @@
-"""TensorFlow's graphs: Grappler's rewriting of one, and the values of tensors that depend on constants alone."""
+"""TensorFlow's graphs: Grappler's rewriting, values of constant tensors, bodies of loops, what a tape or XLA does here."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed
@@ -14,6 +15,13 @@ CONSTANT_VALUE = Borrowed(
     "tensorflow.python.framework.smart_cond", "smart_constant_value", feature="method 'graph' for loops",
     parameters=("pred",),
 )  # fmt: skip
+_RECOMPUTE = "kerasmem.recompute"
+_STOP = Borrowed("tensorflow.python.eager.record", "stop_recording", feature=_RECOMPUTE)
+_COULD_RECORD = Borrowed("tensorflow.python.eager.record", "could_possibly_record", feature=_RECOMPUTE)
+_IN_XLA = Borrowed(
+    "tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext", feature=_RECOMPUTE, parameters=("graph",)
+)
+_LOOP_GRAPH = Borrowed("tensorflow.python.ops.while_v2", "_get_graph", feature=_RECOMPUTE, parameters=("while_op",))
 
 
 def optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
@@ -43,3 +51,27 @@ def constant_value(tensor: Any) -> Any:
     `tf.get_static_value` knows some kinds of operations only; this runs them all.
     """
     return CONSTANT_VALUE.get()(tensor)
+
+
+def stop_recording() -> contextlib.AbstractContextManager[Any]:
+    """Return a scope in which no gradient tape records."""
+    scope: contextlib.AbstractContextManager[Any] = _STOP.get()()
+    return scope
+
+
+def could_record() -> bool:
+    """Return whether a gradient tape may record here."""
+    return bool(_COULD_RECORD.get()())
+
+
+def in_xla() -> bool:
+    """Return whether what is traced here will be compiled by XLA."""
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    return not tf.executing_eagerly() and bool(_IN_XLA.get()(graph))
+
+
+def loop_body(operation: Any) -> Any:
+    """Return the graph of the body of a While operation."""
+    return _LOOP_GRAPH.get()(operation, "body", "_body_graph")

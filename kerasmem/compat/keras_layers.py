@@ -1,40 +1,96 @@
-"""Layers and models of Keras: the layers inside, whether a model is a graph, the build of a step by shapes alone."""
+"""Layers and models of Keras: the layers inside, the name scopes of calls, losses that a call adds, builds by shapes."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from kerasmem.compat.borrowing import Borrowed
+from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 FLATTEN = Borrowed(
-    "keras", "Layer._flatten_layers", feature="the layers inside a model", parameters=("include_self", "recursive")
+    "keras",
+    "Layer._flatten_layers",
+    feature="layers kept in dictionaries and nested lists of a layer",
+    parameters=("include_self", "recursive"),
 )
-FUNCTIONAL = Borrowed("keras.src.models.functional", "Functional", feature="telling graphs of layers from other models")
+OPEN_NAME_SCOPE = Borrowed("keras", "Layer._open_name_scope", feature="memory by layer in estimates and profiles")
 SYMBOLIC_BUILD = Borrowed(
-    "keras", "Model._symbolic_build", feature="building a step by shapes alone", parameters=("data_batch",)
+    "keras", "Model._symbolic_build", feature="estimates that trace the model, kerasmem.fit", parameters=("data_batch",)
 )
 SUPPORTS_JIT = Borrowed(
     "keras.src.trainers.trainer", "model_supports_jit", feature="jit_compile='auto'", parameters=("model",)
 )
-OPEN_NAME_SCOPE = Borrowed("keras", "Layer._open_name_scope", feature="names of layers that TensorFlow refuses")
 
 
-def flatten_layers(layer: Any, include_self: bool = True) -> list[Any]:
-    """Return a layer and all layers inside it, at any depth."""
-    return list(FLATTEN.get()(layer, include_self=include_self))
+def flatten_layers(layer: Any, include_self: bool = True, recursive: bool = True) -> list[Any]:
+    """Return the layers inside a layer, at any depth, each once.
+
+    Args:
+        layer: a Keras layer or model.
+        include_self: begin with the layer itself.
+        recursive: also those inside them.
+    """
+    try:
+        FLATTEN.get()
+    except NotAvailableError:
+        return _layers_in_attributes(layer, include_self, recursive)
+    return list(layer._flatten_layers(include_self=include_self, recursive=recursive))
 
 
-def is_functional(model: Any) -> bool:
-    """Return whether a model was made of inputs and outputs, so that it does nothing but call its layers."""
-    return isinstance(model, FUNCTIONAL.get())
+def _layers_in_attributes(layer: Any, include_self: bool, recursive: bool) -> list[Any]:
+    """Return what `flatten_layers` does, as far as public attributes tell: `layers` of a model, attributes of others."""
+    import keras
+
+    found: dict[int, Any] = {id(layer): layer}
+    pending = [layer]
+    while pending:
+        outer = pending.pop(0)
+        values = outer.layers if isinstance(outer, keras.Model) else list(vars(outer).values())
+        parts = [part for value in values for part in (value if isinstance(value, (list, tuple)) else (value,))]
+        inner = [part for part in parts if isinstance(part, keras.Layer) and id(part) not in found]
+        found.update((id(part), part) for part in inner)
+        pending += inner if recursive else []
+    return list(found.values())[0 if include_self else 1 :]
 
 
-def symbolic_build(model: Any, batch: Any) -> None:
-    """Build a compiled model with its optimizer and metrics for a batch of shapes; nothing is computed."""
-    SYMBOLIC_BUILD.get()(model, data_batch=batch)
+@contextlib.contextmanager
+def name_scopes_replaced(scope_of: Callable[[Any, Callable[[Any], Any]], Any]) -> Iterator[None]:
+    """Open other name scopes around the calls of layers in this thread, inside.
+
+    Args:
+        scope_of: from a layer, and the function that returns the scope Keras opens for one, to the scope to open.
+
+    Raises:
+        NotAvailableError: Keras opens them in another way.
+    """
+    import keras
+
+    open_scope, owner = OPEN_NAME_SCOPE.get(), threading.get_ident()
+
+    def open_other(self: Any) -> Any:
+        return scope_of(self, open_scope) if threading.get_ident() == owner else open_scope(self)
+
+    with mock.patch.object(keras.Layer, "_open_name_scope", open_other):
+        yield
+
+
+@contextlib.contextmanager
+def without_name_scopes() -> Iterator[None]:
+    """Have layers open no name scope in this thread, inside.
+
+    TensorFlow's graphs refuse scopes such as "my layer (v2)", which are names like any other to Keras. Where Keras
+    opens them in another way, it goes on doing so.
+    """
+    try:
+        OPEN_NAME_SCOPE.get()
+    except NotAvailableError:
+        yield
+        return
+    with name_scopes_replaced(lambda layer, open_scope: contextlib.nullcontext()):
+        yield
 
 
 def supports_jit(model: Any) -> bool:
@@ -42,18 +98,24 @@ def supports_jit(model: Any) -> bool:
     return bool(SUPPORTS_JIT.get()(model))
 
 
-@contextlib.contextmanager
-def without_name_scopes(applies: Callable[[], bool]) -> Iterator[None]:
-    """Have layers open no name scope where `applies` says so.
+def symbolic_build(model: Any, batch: Any) -> None:
+    """Create what the first training step would create in a compiled model: weights, metrics, the optimizer's slots.
 
-    TensorFlow's graphs refuse scopes such as "my layer (v2)", which are names like any other to Keras.
+    Args:
+        model: compiled.
+        batch: what `train_step` takes, in shapes.
     """
+    SYMBOLIC_BUILD.get()(model, data_batch=batch)
+
+
+def loss_owner(loss: Any, layers: list[Any]) -> Any:
+    """Return the layer that added a loss; None where none of these did."""
+    return next((each for each in layers if id(loss) in each._loss_ids), None)
+
+
+def replace_losses(layer: Any, loss: Any) -> None:
+    """Make a loss the only one that a layer has added in this call."""
     import keras
 
-    own = OPEN_NAME_SCOPE.get()
-
-    def name_scope(layer: Any) -> Any:
-        return contextlib.nullcontext() if applies() else own(layer)
-
-    with mock.patch.object(keras.Layer, "_open_name_scope", name_scope):
-        yield
+    layer._loss_ids.clear()
+    keras.Layer.add_loss(layer, loss)  # a model's own refuses

@@ -1,20 +1,94 @@
-"""Variables of Keras that were made without a value."""
+"""Keras variables without their values, and stand-ins for them."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 from kerasmem.compat.borrowing import Borrowed
+from kerasmem.compat.keras_state import attributes_set
 
+_TRACING = "estimates that trace the model (graph, xla, gpu-target, probe), kerasmem.recompute"
+_VAR_KEY = Borrowed("keras", "Optimizer._var_key", feature=_TRACING, parameters=("variable",))
+_UNINITIALIZED = Borrowed(
+    "tensorflow.python.ops.resource_variable_ops",
+    "UninitializedVariable",
+    feature=_TRACING,
+    parameters=("trainable", "name", "dtype", "shape"),
+)
 INITIALIZE = Borrowed("keras", "Variable._deferred_initialize", feature="real steps of a model")
+_STANDS_FOR: dict[int, int] = {}  # id of a stand-in → id of the variable
+
+
+def raw_value(variable: Any) -> Any:
+    """Return the backend's own variable behind a Keras variable; None where it has no value yet."""
+    return variable._value
+
+
+def raw_dtype(variable: Any) -> str:
+    """Return the dtype in which a Keras variable is stored, whatever Keras casts it to here."""
+    return str(variable._dtype)
 
 
 def has_value(variable: Any) -> bool:
     """Return whether the variable has a value; a canary test holds the attribute's name."""
-    return variable._value is not None
+    return raw_value(variable) is not None
 
 
 def give_value(variable: Any) -> None:
     """Initialise the variable where it has no value yet."""
     if not has_value(variable):
         INITIALIZE.get()(variable)
+
+
+def handle_only(variable: Any) -> Any:
+    """Return a TensorFlow variable like a Keras variable that has a handle and a shape and no memory at all."""
+    import tensorflow as tf
+
+    with tf.init_scope():
+        return _UNINITIALIZED.get()(
+            trainable=variable.trainable, name=variable.name, dtype=raw_dtype(variable), shape=tuple(variable.shape)
+        )
+
+
+@contextlib.contextmanager
+def optimizers_know_stand_ins() -> Iterator[None]:
+    """Let optimizers in this thread take a stand-in for the variable that it stands for."""
+    import keras
+
+    if not hasattr(keras.Optimizer, "_var_key"):
+        yield
+        return
+    var_key, owner = keras.Optimizer._var_key, threading.get_ident()
+
+    def key_without_value(self: Any, variable: Any) -> Any:
+        if threading.get_ident() != owner:
+            return var_key(self, variable)
+        return _STANDS_FOR.get(id(variable), id(variable))
+
+    with mock.patch.object(keras.Optimizer, "_var_key", key_without_value):
+        yield
+
+
+@contextlib.contextmanager
+def stand_ins_for(variables: Iterable[Any], make: Callable[[Any], Any]) -> Iterator[None]:
+    """Give variables without a value a stand-in, so that a step can be traced outside Keras's stateless scopes.
+
+    Args:
+        variables: Keras variables; those that have a value keep it.
+        make: from a Keras variable to the `tf.Variable` that stands for it.
+    """
+    given = [variable for variable in variables if variable._value is None]
+    with attributes_set(stateless_scope=None):
+        try:
+            for variable in given:
+                variable._value = make(variable)
+                _STANDS_FOR[id(variable._value)] = id(variable)
+            yield
+        finally:
+            for variable in given:
+                _STANDS_FOR.pop(id(variable._value), None)
+                variable._value = None

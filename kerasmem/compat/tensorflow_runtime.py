@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
@@ -14,6 +16,10 @@ _DETERMINISM = Borrowed(
     "is_op_determinism_enabled",
     feature="kerasmem.fit(isolated=True) with deterministic operations",
 )
+_FAST = "readings of the allocator on the shortest way"
+_CURRENT = Borrowed("tensorflow.python.eager.context", "_context", feature=_FAST)
+_MEMORY_INFO = Borrowed("tensorflow.python.pywrap_tfe", "TFE_GetMemoryInfo", feature=_FAST)
+_RESET_STATS = Borrowed("tensorflow.python.pywrap_tfe", "TFE_ResetMemoryStats", feature=_FAST)
 
 
 def devices_are_started() -> bool:
@@ -34,3 +40,31 @@ def operations_are_deterministic() -> bool:
         NotAvailableError: TensorFlow does not tell.
     """
     return bool(_DETERMINISM.get()())
+
+
+def allocator_statistics(device: str, kind: type) -> tuple[Callable[[], Any], Callable[[], None]]:
+    """Return functions that read and reset the statistics of a device's allocator, on the shortest way.
+
+    They are what `tf.config.experimental.get_memory_info` and `reset_memory_stats` call in the end, whose way there
+    takes longer after a training step.
+
+    Args:
+        device: a logical device, such as "GPU:0", started.
+        kind: a named tuple of the bytes in use, the peak, and a third value, which is None.
+
+    Raises:
+        NotAvailableError: this TensorFlow has none of them; the public functions do the same.
+    """
+    tell, forget = _MEMORY_INFO.get(), _RESET_STATS.get()
+    _CURRENT.get()
+    module: Any = sys.modules[_CURRENT.module]  # TensorFlow may put another context there later
+    make = tuple.__new__  # a named tuple's own way is a Python function more
+
+    def read() -> Any:
+        told = tell(module._context._context_handle, device)
+        return make(kind, (told["current"], told["peak"], None))
+
+    def reset() -> None:
+        forget(module._context._context_handle, device)
+
+    return read, reset

@@ -8,11 +8,14 @@ reserved beyond that is not told to Python anywhere, so it is None here.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+from kerasmem.compat.tensorflow_runtime import allocator_statistics
 
 NO_RESERVED = (
     "reserved_bytes: TensorFlow does not tell Python what its allocator has reserved beyond what is in use; "
@@ -87,25 +90,10 @@ class TensorFlowAllocator:
 
     def _shorten(self) -> None:
         """Call what TensorFlow's two functions call in the end; their way there takes longer after a training step."""
-        try:
-            from tensorflow.python import pywrap_tfe
-            from tensorflow.python.eager import context
-
-            tell, forget = pywrap_tfe.TFE_GetMemoryInfo, pywrap_tfe.TFE_ResetMemoryStats
-
-            device, make = self.device, tuple.__new__  # a named tuple's own way is a Python function more
-
-            def read() -> AllocatorReading:
-                told = tell(context._context._context_handle, device)
-                return make(AllocatorReading, (told["current"], told["peak"], None))
-
-            def reset() -> None:
-                forget(context._context._context_handle, device)
-
+        with contextlib.suppress(Exception):  # nothing that TensorFlow promises; the public functions stay
+            read, reset = allocator_statistics(self.device, AllocatorReading)
             if read().in_use_bytes >= 0:
                 vars(self).update(read=read, reset=reset)
-        except Exception:  # nothing that TensorFlow promises; the public functions stay
-            return
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TensorFlowAllocator) and self.device == other.device

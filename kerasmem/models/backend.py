@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 from kerasmem.errors import KerasmemError, UsageError
 
@@ -55,6 +56,22 @@ def import_keras() -> ModuleType:
         )
     module: ModuleType = keras
     return module
+
+
+def symbolic_outputs(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what a function puts out for Keras tensors, in shapes and dtypes, without computing it.
+
+    Args:
+        function: makes Keras operations and calls layers.
+        *args: what it takes, Keras tensors in place of tensors.
+        **kwargs: likewise.
+    """
+
+    class Call(import_keras().Operation):  # type: ignore[misc]
+        def call(self, *args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+    return Call().compute_output_spec(*args, **kwargs)
 
 
 def keras_reason(error: BaseException) -> str:

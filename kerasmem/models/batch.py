@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kerasmem.models.backend import import_keras
+from kerasmem.compat.keras_functional import functional_class, graph_of
+from kerasmem.models.backend import import_keras, symbolic_outputs
 from kerasmem.models.compiling import sparse_losses
 from kerasmem.models.inputs import ByKeyword
 
@@ -19,8 +20,6 @@ def pack_inputs(structure: Any, flat: list[Any]) -> Any:
 
 def output_spec(model: Any, structure: Any, flat: list[Any]) -> Any:
     """Return what the model puts out for inputs of these shapes (Keras tensors), without computing it."""
-    from keras.src.backend import compute_output_spec
-
     if (known := _declared_outputs(model, flat)) is not None:
         return known
 
@@ -28,19 +27,17 @@ def output_spec(model: Any, structure: Any, flat: list[Any]) -> Any:
         packed = pack_inputs(structure, list(tensors))
         return model(**packed) if isinstance(structure, ByKeyword) else model(packed)
 
-    return compute_output_spec(call, *flat)
+    return symbolic_outputs(call, *flat)
 
 
 def _declared_outputs(model: Any, flat: list[Any]) -> Any:
     """Return what a functional model says it puts out, for these inputs; None where only a call can tell."""
-    from keras.src.models.functional import Functional
-
     keras = import_keras()
-    owner = getattr(model, "_functional", None) or model
-    struct, declared = getattr(owner, "_outputs_struct", None), getattr(owner, "inputs", None)
-    if struct is None or not declared or len(declared) != len(flat):
+    graph = graph_of(model)
+    if type(model).call not in (keras.Sequential.call, functional_class().call) or graph is None:
         return None
-    if type(model).call not in (keras.Sequential.call, Functional.call):
+    struct, declared = graph.output, graph.inputs
+    if len(declared) != len(flat):
         return None
     batch = flat[0].shape[0]
     if any(tuple(one.shape[1:]) != tuple(other.shape[1:]) for one, other in zip(declared, flat, strict=True)):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kerasmem.compat.keras_compile import user_metrics
+from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.training import TrainingSettings, make_optimizer
@@ -37,7 +39,7 @@ def compile_model(model: Any, training: TrainingSettings, outputs: Any, jit_comp
                 notes.append(f"the model is not compiled: optimizer {name} is assumed")
         loss, metrics = None, None
         if own and training.keeps_loss:
-            loss, metrics = model.loss, _metrics_of(model)
+            loss, metrics = model.loss, user_metrics(model)
         elif training.loss_config is not None:
             loss = _loss(training.loss_config)
             metrics = _metrics(training.metrics_config, len(import_keras().tree.flatten(outputs)))
@@ -79,11 +81,6 @@ def sparse_losses(loss: Any, outputs: Any) -> list[bool]:
 def _name(loss: Any) -> str:
     found = loss if isinstance(loss, str) else (getattr(loss, "name", None) or getattr(loss, "__name__", ""))
     return str(found).lower() + type(loss).__name__.lower()
-
-
-def _metrics_of(model: Any) -> Any:
-    compiled = getattr(model, "_compile_metrics", None)
-    return None if compiled is None else compiled._user_metrics
 
 
 def _loss(config: Any) -> Any:
@@ -155,7 +152,7 @@ def _assumed_loss(model: Any, outputs: Any) -> Any:
     """Return the usual loss for the last activation: the size of the labels is the same for most others."""
     flat = import_keras().tree.flatten(outputs)
     activation = None
-    for layer in model._flatten_layers(include_self=False):
+    for layer in flatten_layers(model, include_self=False):
         activation = getattr(layer, "activation", None) or activation
     name = getattr(activation, "__name__", "")
     if len(flat) == 1 and name == "softmax":

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kerasmem.compat.keras_functional import functional_class
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 
@@ -150,8 +151,7 @@ def _declared_inputs(model: Any) -> tuple[Any, list[ModelInput]] | None:
     if not tensors:
         return None
     flat = [ModelInput(_input_name(each), tuple(each.shape), str(each.dtype)) for each in tensors]
-    structure = getattr(model, "_inputs_struct", None)
-    return (structure if structure is not None else tensors[0]), flat
+    return (model.input if isinstance(model, functional_class()) else tensors[0]), flat
 
 
 def _input_name(tensor: Any) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from kerasmem.compat.keras_functional import functional_class
 from kerasmem.errors import ModelFileError
 from kerasmem.models.vocabulary import Vocabulary
 
@@ -25,7 +26,7 @@ TENSORFLOW_CALLS = ("TFOpLambda", "SlicingOpLambda")
 _RENAMED = {"SyncBatchNormalization": "BatchNormalization", "CuDNNGRU": "GRU"}
 # Arguments that Keras 3 lost and that change shapes, weights or meaning where they are set.
 _MEANINGFUL = ("time_major", "ragged", "renorm", "virtual_batch_size", "adjustment", "num_constants")
-_KERAS2_MODULES = ("keras.", "tf_keras.", "tensorflow.keras.", "tensorflow.python.keras.")
+_KERAS2_MODULES = ("keras.", "tf_keras.", "tensorflow.")
 # Layers that Keras 2 gave their initial states as further inputs.
 RECURRENT = ("RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "Bidirectional")
 
@@ -186,7 +187,7 @@ def _functional(translator: _Translator, config: dict[str, Any]) -> dict[str, An
 
     kept = {key: config[key] for key in ("name", "trainable") if key in config}
     return {
-        "module": "keras.src.models.functional",
+        "module": functional_class().__module__,
         "class_name": "Functional",
         "config": {
             **kept,

@@ -6,13 +6,12 @@ the calls can tell.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
+from kerasmem.compat.keras_layers import flatten_layers, name_scopes_replaced
 from kerasmem.models.backend import import_keras
 
 Path = tuple[str, ...]
@@ -65,7 +64,7 @@ class NotedScopes:
 
 def own_variables(layer: Any) -> list[Any]:
     """Return the variables of a layer without those of the layers inside it."""
-    inner = {id(each) for one in layer._flatten_layers(include_self=False) for each in one.variables}
+    inner = {id(each) for one in flatten_layers(layer, include_self=False) for each in one.variables}
     return [each for each in layer.variables if id(each) not in inner]
 
 
@@ -75,7 +74,7 @@ def is_container(layer: Any) -> bool:
     if isinstance(layer, keras.Model):
         return True
     of_keras = type(layer).__module__.split(".")[0] == "keras"
-    return not of_keras and bool(list(layer._flatten_layers(include_self=False)))
+    return not of_keras and bool(flatten_layers(layer, include_self=False))
 
 
 @contextmanager
@@ -83,13 +82,11 @@ def scopes_noted() -> Iterator[NotedScopes]:
     """Note, in this thread and while the context lasts, which name scope each layer's call opens."""
     import tensorflow as tf
 
-    keras = import_keras()
-    open_scope, owner = keras.Layer._open_name_scope, threading.get_ident()
     found = NotedScopes()
     path: list[str] = []
 
     @contextmanager
-    def noted(layer: Any) -> Iterator[Any]:
+    def noted(layer: Any, open_scope: Callable[[Any], Any]) -> Iterator[Any]:
         with open_scope(layer) as scope:
             if not path and not tf.executing_eagerly():
                 graph = tf.compat.v1.get_default_graph()
@@ -102,8 +99,5 @@ def scopes_noted() -> Iterator[NotedScopes]:
             finally:
                 path.pop()
 
-    def open_noted(self: Any) -> Any:
-        return noted(self) if threading.get_ident() == owner else open_scope(self)
-
-    with mock.patch.object(keras.Layer, "_open_name_scope", open_noted):
+    with name_scopes_replaced(noted):
         yield found

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kerasmem.compat.keras_state import safe_mode
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UnknownLayerError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
@@ -21,7 +22,7 @@ from kerasmem.models.policy import with_dtype_policy
 from kerasmem.models.safety import check_graph, check_names, check_trust
 from kerasmem.models.tensorflow_ops import tensorflow_call_classes
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
-from kerasmem.models.vocabulary import Vocabulary, import_user_module
+from kerasmem.models.vocabulary import Vocabulary, classes_in, import_user_module, register_own_classes
 from kerasmem.models.weightless import weightless
 
 OBJECT_SOURCE = "Python object"
@@ -117,11 +118,10 @@ def _open_document(
     document: ModelDocument, custom_objects: Mapping[str, Any] | None, trust: bool, dtype_policy: str | None
 ) -> OpenedModel:
     keras = import_keras()
-    from keras.src.saving import serialization_lib
-
     where = os.fspath(document.path)
-    vocabulary = Vocabulary(custom_objects)
     try:
+        register_own_classes(document.config)
+        vocabulary = Vocabulary(custom_objects)
         config = copy.deepcopy(document.config)
         for key in ("compile_config", "keras_version", "backend"):
             config.pop(key, None)
@@ -137,7 +137,7 @@ def _open_document(
         if dtype_policy is not None:
             config = with_dtype_policy(config, dtype_policy)
         objects = {**tensorflow_call_classes(), **vocabulary.custom_objects}
-        with _quiet_keras(), serialization_lib.SafeModeScope(not trust):  # also where it is switched off globally
+        with _quiet_keras(), safe_mode(not trust):  # also where it is switched off globally
             model = keras.saving.deserialize_keras_object(config, custom_objects=objects, safe_mode=not trust)
         training = training_of_document(document)
     except UnknownLayerError as error:
@@ -280,17 +280,13 @@ def _rebuild(model: Any, dtype_policy: str | None) -> Any:
         config.pop("compile_config", None)
         if dtype_policy is not None:
             config = with_dtype_policy(config, dtype_policy)
-        with _quiet_keras(), keras.saving.custom_object_scope(_classes_of(model)):
+        with _quiet_keras(), keras.saving.custom_object_scope(classes_in(model)):
             return keras.saving.deserialize_keras_object(config, safe_mode=False)  # the user's own live object
     except Exception as error:
         raise NotRebuiltError(
             f"model {model.name!r} cannot be rebuilt from its configuration ({keras_reason(error)}); "
             "give a function that builds it in place of the model"
         ) from error
-
-
-def _classes_of(model: Any) -> dict[str, Any]:
-    return {type(layer).__name__: type(layer) for layer in (model, *model._flatten_layers())}
 
 
 @contextlib.contextmanager

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-from keras.src.models.functional import Functional
 
+from kerasmem.compat.keras_functional import calls_of, check_recomputable, functional_class
 from kerasmem.errors import UsageError
-from kerasmem.models.segment_gradient import gradients_wanted, run_again_for_gradients
+from kerasmem.models.segment_gradient import gradients_wanted, run_recomputed
 
 _MARK = "_kerasmem_segments"
+check_recomputable()
+Functional: Any = functional_class()
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,6 @@ class Segment:
     entering: tuple[int, ...]
     leaving: tuple[int, ...]
     recomputed: bool
-
-
-def calls_of(model: Any) -> list[Any]:
-    """Return the calls of a Functional model in the order in which it makes them."""
-    nodes = model._nodes_by_depth
-    return [
-        each for depth in sorted(nodes, reverse=True) for each in nodes[depth] if each.operation and not each.is_input
-    ]
 
 
 def cut_places(calls: Sequence[Any]) -> dict[str, int]:
@@ -137,7 +131,7 @@ class RecomputedFunctional(Functional):
             run = _runner(segment, operation_fn)
             entering = [tensors.get(key) for key in segment.entering]
             layers = _layers(segment)
-            leaving = run_again_for_gradients(run, entering, layers) if segment.recomputed and layers else run(entering)
+            leaving = run_recomputed(run, entering, layers) if segment.recomputed and layers else run(entering)
             tensors.update(zip(segment.leaving, leaving, strict=True))
         return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
 

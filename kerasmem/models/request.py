@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import InputError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import GivenShape, normalise_input_shapes
@@ -270,7 +271,7 @@ def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
         raise UsageError(
             f"model {model.name!r} cannot be described to another process ({keras_reason(error)}); {_WAY_OUT}"
         ) from error
-    known = _known_objects([model, *model._flatten_layers()])
+    known = _known_objects(flatten_layers(model))
     own = {name: reference(value, f"{name!r} of the model") for name, value in _found_objects(config, known)}
     with contextlib.suppress(TypeError, ValueError):  # settings of `compile` that JSON does not have are left out
         text = json.dumps({**config, "keras_version": keras.__version__, "compile_config": compiled})

@@ -7,13 +7,12 @@ a configuration is opened only if every name in it is a building block of Keras 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from kerasmem.errors import ModelFileError, UnknownLayerError, UntrustedModelError
 from kerasmem.models.keras2 import TENSORFLOW_CALLS
 from kerasmem.models.tensorflow_ops import check_function
-from kerasmem.models.vocabulary import Vocabulary
+from kerasmem.models.vocabulary import Vocabulary, dictionaries
 
 # Data, not classes: Keras's own marks for tensors, tuples, slices and the like.
 _DATA = frozenset({"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"})
@@ -39,7 +38,7 @@ def check_trust(config: dict[str, Any], where: str) -> None:
     Raises:
         UntrustedModelError: with the layer's name and the way to allow it.
     """
-    for node in _dictionaries(config):
+    for node in dictionaries(config):
         class_name, inner = node.get("class_name"), node.get("config")
         name = inner.get("name") if isinstance(inner, dict) else None
         if class_name == "__lambda__" or (class_name == "Lambda" and _holds_code(inner)):
@@ -72,7 +71,7 @@ def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> N
         UnknownLayerError: with all such names and the ways to give them.
     """
     unknown: dict[str, None] = {}  # a set that keeps the order
-    for node in _dictionaries(config):
+    for node in dictionaries(config):
         class_name = node.get("class_name")
         if "class_name" in node and not isinstance(class_name, str):
             raise ModelFileError(f"{where}: class_name is {class_name!r}, not the name of a class")
@@ -105,19 +104,8 @@ def check_graph(config: dict[str, Any], where: str) -> None:
     Raises:
         ModelFileError: with the name of the layer.
     """
-    for node in _dictionaries(config):
+    for node in dictionaries(config):
         calls = node.get("inbound_nodes")
         for call in calls if isinstance(calls, list) else ():
-            if call and not any(each.get("class_name") == "__keras_tensor__" for each in _dictionaries(call)):
+            if call and not any(each.get("class_name") == "__keras_tensor__" for each in dictionaries(call)):
                 raise ModelFileError(f"{where}: layer {node.get('name')!r} is called on no tensor of the model")
-
-
-def _dictionaries(config: Any) -> Iterator[dict[str, Any]]:
-    pending = [config]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            yield value
-            pending.extend(reversed(value.values()))
-        elif isinstance(value, list):
-            pending.extend(reversed(value))

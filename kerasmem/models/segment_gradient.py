@@ -1,49 +1,49 @@
-"""Run a piece of a model now, and again when its gradient is asked for, so that its inside need not be kept.
+"""Run a segment of a model, and run it again when its gradient is asked for, so that its inside need not be kept.
 
-Between the two runs nothing may differ, and nothing may happen twice. Every variable that the piece reads is read
-once, outside it, and both runs are given those values inside a `keras.StatelessScope`: the second run draws the seeds
+Between the two runs nothing may differ, and nothing may happen twice. Every variable that the segment reads is read
+once, outside it. Both runs are given those values inside a `keras.StatelessScope`: the second run draws the seeds
 that the first one drew, and what it would assign (statistics, states of seed generators) is dropped. What the first
 run assigns is assigned once, when it has ended.
 
-The second run must wait until the gradient of the piece's outputs exists; otherwise the executor runs it at once, or
+The second run must wait until the gradient of the segment's outputs exists. Otherwise the executor runs it at once, or
 the compiler sees that it computes what the first run has computed, and keeps that. In a TensorFlow graph control
-edges hold it back, which cost nothing; XLA has none and is given an optimisation barrier.
+edges delay it, which cost nothing; XLA has none and is given a condition that it cannot see through.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-Run = Callable[[list[Any]], list[Any]]
+from kerasmem.compat.keras_layers import flatten_layers, loss_owner, replace_losses
+from kerasmem.compat.keras_state import (
+    CALL_CONTEXT,
+    STATELESS_SCOPE,
+    attribute,
+    attributes_set,
+    autocast,
+    autocast_dtype,
+    global_seed_state,
+    in_symbolic_scope,
+    in_training_call,
+    mask_of,
+    set_mask,
+)
+from kerasmem.compat.graphs import could_record, in_xla, stop_recording
 
-
-@dataclass
-class _FirstRun:
-    """What the first run of a piece leaves behind besides the tensors that carry gradients."""
-
-    outputs: list[Any] = field(default_factory=list)
-    masks: list[Any] = field(default_factory=list)
-    updates: list[tuple[Any, Any]] = field(default_factory=list)
-    losses: list[tuple[Any, Any]] = field(default_factory=list)  # (layer, loss)
+SegmentFunction = Callable[[list[Any]], list[Any]]
 
 
 def gradients_wanted() -> bool:
     """Return whether what runs now may be differentiated: a tape records, or Keras trains in what is traced."""
-    from keras.src.backend.common import global_state
-    from keras.src.backend.common.symbolic_scope import in_symbolic_scope
-    from tensorflow.python.eager import record
-
-    call = global_state.get_global_attribute("current_call_ctx")
-    training = call is not None and call.get_value("training") is True
-    return not in_symbolic_scope() and bool(training or record.could_possibly_record())
+    return not in_symbolic_scope() and (in_training_call() or could_record())
 
 
-def run_again_for_gradients(run: Run, inputs: Sequence[Any], layers: Sequence[Any]) -> list[Any]:
-    """Return `run(inputs)`, of which only the inputs are kept for the gradient: it runs again then.
+def run_recomputed(run: SegmentFunction, inputs: Sequence[Any], layers: Sequence[Any]) -> list[Any]:
+    """Return `run(inputs)`, and keep only the inputs for the gradient: the segment runs again then.
 
     Args:
         run: from the tensors that enter to the tensors that leave; it may be called more than once.
@@ -54,131 +54,147 @@ def run_again_for_gradients(run: Run, inputs: Sequence[Any], layers: Sequence[An
         The tensors that leave, with their masks.
     """
     import tensorflow as tf
-    from keras.src import backend
-    from tensorflow.python.eager import record
 
     inputs = list(inputs)
-    if any(each is not None and not tf.is_tensor(each) for each in inputs) or any(
-        isinstance(each, (tf.SparseTensor, tf.RaggedTensor)) for each in inputs
-    ):
+    parted = (tf.SparseTensor, tf.RaggedTensor)
+    if any(each is not None and (not tf.is_tensor(each) or isinstance(each, parted)) for each in inputs):
         return run(inputs)  # of several parts: kept as they are, not recomputed
-    variables, values = _read(layers)
-    masks = [None if each is None else backend.get_keras_mask(each) for each in inputs]
-    trained = [number for number, each in enumerate(variables) if each.trainable and values[number].dtype.is_floating]
-    entering = [number for number, each in enumerate(inputs) if each is not None and each.dtype.is_floating]
-    sources = [
-        *(inputs[number] for number in entering),
-        *(values[number] for number in trained),
-    ]
-    if not sources:
+    segment = _Recomputation(run, inputs, layers)
+    if not segment.sources:
         return run(inputs)
-    surroundings = _Surroundings()
     first = _FirstRun()
 
-    def again(tensors: list[Any], given_masks: list[Any], held: list[Any], stop: bool) -> tuple[Any, list[Any]]:
-        """Run with these values of the variables; return Keras's scope with what was assigned, and the outputs."""
-        fresh = [None if each is None else tf.identity(each) for each in tensors]
-        for tensor, mask in zip(fresh, given_masks, strict=True):
-            if mask is not None:
-                backend.set_keras_mask(tensor, mask)
-        scope = _scope_class()(zip(variables, held, strict=True))
-        with record.stop_recording() if stop else contextlib.nullcontext(), scope:
-            return scope, run(fresh)
-
     @tf.custom_gradient
-    def piece(*_sources: Any) -> Any:
-        scope, outputs = again(inputs, masks, values, stop=True)
-        first.outputs = outputs
-        first.masks = [None if each is None else backend.get_keras_mask(each) for each in outputs]
-        first.updates = scope.updates(variables, values)
-        first.losses = list(_owned(scope.losses, layers))
-        result = [*_carrying(outputs), *(loss for _, loss in first.losses)]
-        if _in_xla():  # else it may compute the statistics last of all, and keep for them what they are taken of
-            result = _hold_back(
-                result,
-                [
-                    *result,
-                    *(value for _, value in first.updates if value.dtype.is_floating),
-                ],
-            )
-
+    def differentiable(*_sources: Any) -> Any:
         def backward(*upstream: Any, variables: Any = None) -> Any:
-            return _backward(upstream, list(variables or ()))
+            return segment.gradients(upstream, list(variables or ()))
 
-        return tuple(result), backward
+        return tuple(segment.run_first(first)), backward
 
-    def _backward(upstream: Sequence[Any], foreign: list[Any]) -> Any:
-        """Run again and return the gradients; `foreign` are variables that no layer of the piece owns."""
+    return first.finish(list(differentiable(*segment.sources)))
+
+
+@dataclass
+class _FirstRun:
+    """What the first run of a segment leaves behind besides the tensors that carry gradients."""
+
+    outputs: list[Any] = field(default_factory=list)
+    masks: list[Any] = field(default_factory=list)
+    updates: list[tuple[Any, Any]] = field(default_factory=list)  # (variable, value)
+    losses: list[tuple[Any, Any]] = field(default_factory=list)  # (layer, loss)
+
+    def finish(self, results: Sequence[Any]) -> list[Any]:
+        """Assign what the run assigned and return its outputs, with the tensors that carry gradients in place.
+
+        Args:
+            results: those tensors: the outputs, and after them the losses.
+        """
+        for variable, value in self.updates:
+            variable.assign(value)
+        count = len(_differentiable(self.outputs))
+        for (layer, _), loss in zip(self.losses, results[count:], strict=True):
+            replace_losses(layer, loss)
+        leaving = iter(results)
+        outputs = [next(leaving) if _is_differentiable(each) else each for each in self.outputs]
+        for tensor, mask in zip(outputs, self.masks, strict=True):
+            set_mask(tensor, mask)
+        return outputs
+
+
+class _Recomputation:
+    """A segment with all that its two runs must have in common."""
+
+    def __init__(self, run: SegmentFunction, inputs: list[Any], layers: Sequence[Any]) -> None:
+        self._run, self._inputs, self._layers = run, inputs, layers
+        self._masks = [mask_of(each) for each in inputs]
+        self._variables, self._values = _variables_now(layers)
+        self._entering = [number for number, each in enumerate(inputs) if each is not None and each.dtype.is_floating]
+        self._trained = [
+            number
+            for number, (variable, value) in enumerate(zip(self._variables, self._values, strict=True))
+            if variable.trainable and value.dtype.is_floating
+        ]
+        self._scopes = _Scopes()
+        self.sources = self._sources(inputs, self._values)
+
+    def _sources(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """Return the tensors for which gradients are computed: inputs, then weights."""
+        return [*(inputs[number] for number in self._entering), *(values[number] for number in self._trained)]
+
+    def _run_with(
+        self, inputs: Sequence[Any], masks: Sequence[Any], values: Sequence[Any], around: Any
+    ) -> tuple[Any, list[Any]]:
+        """Run with these values of the variables; return Keras's scope with what was assigned, and the outputs."""
+        import tensorflow as tf
+
+        fresh = [None if each is None else tf.identity(each) for each in inputs]
+        for tensor, mask in zip(fresh, masks, strict=True):
+            set_mask(tensor, mask)
+        scope = _scope_class()(zip(self._variables, values, strict=True))
+        with around, scope:
+            return scope, self._run(fresh)
+
+    def run_first(self, first: _FirstRun) -> list[Any]:
+        """Run forward; return the outputs and losses that carry gradients, and put all else into `first`."""
+        scope, outputs = self._run_with(self._inputs, self._masks, self._values, stop_recording())
+        first.outputs = outputs
+        first.masks = [mask_of(each) for each in outputs]
+        first.updates = scope.updates()
+        inner = [each for layer in self._layers for each in flatten_layers(layer)]
+        first.losses = [(loss_owner(loss, inner) or self._layers[0], loss) for loss in scope.losses]
+        result = [*_differentiable(outputs), *(loss for _, loss in first.losses)]
+        if in_xla():  # else it may compute the statistics last of all, and keep for them what they are taken of
+            statistics = [value for _, value in first.updates if value.dtype.is_floating]
+            result = _delayed(result, [*result, *statistics])
+        return result
+
+    def gradients(self, upstream: Sequence[Any], unowned: list[Any]) -> Any:
+        """Run again and return the gradients of the sources.
+
+        Args:
+            upstream: the gradients of what `run_first` returned.
+            unowned: variables that the segment reads and no layer of it owns; their gradients are returned too.
+        """
+        import tensorflow as tf
+
         above = [None if each is None else tf.convert_to_tensor(each) for each in upstream]
-
-        def second() -> list[Any]:
-            tensors, given_masks = _hold_back(inputs, above), _hold_back(masks, above)
-            held = _hold_back(values, above)
-            with (
-                surroundings.restored(),
-                _after(above),
-                tf.GradientTape(watch_accessed_variables=False) as tape,
-            ):
-                wanted = [
-                    *(tensors[number] for number in entering),
-                    *(held[number] for number in trained),
-                    *foreign,
-                ]
-                for each in wanted:
-                    tape.watch(each)
-                scope, outputs = again(tensors, given_masks, held, stop=False)
-                result = [*_carrying(outputs), *scope.losses]
-            pairs = [(out, over) for out, over in zip(result, above, strict=True) if over is not None]
-            if not pairs:
-                return [None] * len(wanted)
-            return list(
-                tape.gradient(
-                    [out for out, _ in pairs],
-                    wanted,
-                    output_gradients=[over for _, over in pairs],
-                )
-            )
-
-        gradients = _together(second(), len(entering))
-        count = len(sources)
-        return (gradients[:count], gradients[count:]) if foreign else gradients
-
-    carried = list(piece(*sources))
-    for variable, value in first.updates:
-        variable.assign(value)
-    count = len(_carrying(first.outputs))
-    for (layer, _), loss in zip(first.losses, carried[count:], strict=True):
-        _add_loss(layer, loss)
-    leaving = iter(carried)
-    outputs = [next(leaving) if _carries(each) else each for each in first.outputs]
-    for tensor, mask in zip(outputs, first.masks, strict=True):
-        if mask is not None:
-            backend.set_keras_mask(tensor, mask)
-    return outputs
+        inputs, masks = _delayed(self._inputs, above), _delayed(self._masks, above)
+        values = _delayed(self._values, above)
+        with self._scopes.restored(), _runs_after(above), tf.GradientTape(watch_accessed_variables=False) as tape:
+            wanted = [*self._sources(inputs, values), *unowned]
+            for each in wanted:
+                tape.watch(each)
+            scope, outputs = self._run_with(inputs, masks, values, contextlib.nullcontext())
+            results = [*_differentiable(outputs), *scope.losses]
+        pairs = [(result, over) for result, over in zip(results, above, strict=True) if over is not None]
+        found = [None] * len(wanted)
+        if pairs:
+            targets, given = zip(*pairs, strict=True)
+            found = list(tape.gradient(list(targets), wanted, output_gradients=list(given)))
+        found = _inputs_after_weights(found, len(self._entering))
+        count = len(self.sources)
+        return (found[:count], found[count:]) if unowned else found
 
 
-def _carries(tensor: Any) -> bool:
+def _is_differentiable(tensor: Any) -> bool:
     import tensorflow as tf
 
     return isinstance(tensor, tf.Tensor) and bool(tensor.dtype.is_floating)
 
 
-def _carrying(tensors: Sequence[Any]) -> list[Any]:
-    return [each for each in tensors if _carries(each)]
+def _differentiable(tensors: Iterable[Any]) -> list[Any]:
+    return [each for each in tensors if _is_differentiable(each)]
 
 
-def _read(layers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def _variables_now(layers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return all variables of the layers, the states of seed generators among them, and their values now."""
     import tensorflow as tf
-    from keras.src import backend
-    from keras.src.backend.common import global_state
-    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
     found = {id(each): each for layer in layers for each in layer.variables}
-    common = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    common = global_seed_state()
     if common is not None:
-        found.setdefault(id(common.state), common.state)
-    with backend.AutocastScope(None):
+        found.setdefault(id(common), common)
+    with autocast(None):
         values = {key: each.value for key, each in found.items() if each.dtype != "string"}
         return [found[key] for key in values], [tf.convert_to_tensor(each) for each in values.values()]
 
@@ -186,14 +202,13 @@ def _read(layers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 @cache
 def _scope_class() -> Any:
     from keras import StatelessScope
-    from keras.src.backend.common.stateless_scope import get_stateless_scope
 
     class SegmentScope(StatelessScope):
         """A stateless scope inside a run: it starts from given values and knows which variables were assigned."""
 
         def __init__(self, held: Iterator[tuple[Any, Any]]) -> None:
             super().__init__(collect_losses=True, initialize_variables=False)
-            outer = get_stateless_scope()
+            outer = attribute(STATELESS_SCOPE)
             if outer is not None:
                 self.state_mapping.update(outer.state_mapping)
             self.state_mapping.update((id(variable), value) for variable, value in held)
@@ -203,59 +218,36 @@ def _scope_class() -> Any:
             self._assigned[id(update[0])] = update[0]
             super().add_update(update)
 
-        def updates(self, variables: list[Any], values: list[Any]) -> list[tuple[Any, Any]]:
+        def updates(self) -> list[tuple[Any, Any]]:
             return [(each, self.state_mapping[key]) for key, each in self._assigned.items()]
 
     return SegmentScope
 
 
-class _Surroundings:
-    """What Keras and TensorFlow had set up around the first run, to be set up around the second."""
+class _Scopes:
+    """The scopes of Keras and TensorFlow that were open around the first run, to be opened around the second."""
 
     def __init__(self) -> None:
         import tensorflow as tf
-        from keras.src import backend
-        from keras.src.backend.common import global_state
 
-        autocast = backend.get_autocast_scope()
-        self._autocast = None if autocast is None else autocast.dtype
-        self._call = global_state.get_global_attribute("current_call_ctx")
-        self._outer = global_state.get_global_attribute("stateless_scope")
+        self._autocast = autocast_dtype()
+        self._state = {name: attribute(name) for name in (CALL_CONTEXT, STATELESS_SCOPE)}
         self._names = "" if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_name_scope()
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         import tensorflow as tf
-        from keras.src import backend
-        from keras.src.backend.common import global_state
 
-        before = {name: global_state.get_global_attribute(name) for name in ("current_call_ctx", "stateless_scope")}
-        global_state.set_global_attribute("current_call_ctx", self._call)
-        global_state.set_global_attribute("stateless_scope", self._outer)
-        try:
-            with (
-                tf.name_scope(f"recompute/{self._names}" if self._names else "recompute"),
-                backend.AutocastScope(self._autocast),
-            ):
-                yield
-        finally:
-            for name, value in before.items():
-                global_state.set_global_attribute(name, value)
+        names = f"recompute/{self._names}" if self._names else "recompute"
+        with attributes_set(**self._state), tf.name_scope(names), autocast(self._autocast):
+            yield
 
 
-def _in_xla() -> bool:
-    import tensorflow as tf
-    from tensorflow.python.ops import control_flow_util
-
-    graph = tf.compat.v1.get_default_graph()
-    return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(graph))
-
-
-def _after(tensors: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+def _runs_after(tensors: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
     """Let what is made inside run after these tensors, those operations too that have no inputs of their own."""
     import tensorflow as tf
 
-    if tf.executing_eagerly() or _in_xla():
+    if tf.executing_eagerly() or in_xla():
         return contextlib.nullcontext()
     manager: contextlib.AbstractContextManager[Any] = tf.control_dependencies(
         [each for each in tensors if each is not None]
@@ -263,22 +255,22 @@ def _after(tensors: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
     return manager
 
 
-def _hold_back(tensors: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+def _delayed(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
     """Return the same tensors, not to be had before the others exist; None stays None."""
     import tensorflow as tf
 
-    others = [each for each in after if each is not None]
+    others = [each for each in until if each is not None]
     if tf.executing_eagerly() or not others:
         return list(tensors)
-    if _in_xla():
+    if in_xla():
         present = [each for each in tensors if each is not None]
-        passed = iter(_through_branch(present, _unforeseeable(others)))
+        passed = iter(_through_condition(present, _opaque_condition(others)))
         return [None if each is None else next(passed) for each in tensors]
     with tf.control_dependencies(others):
         return [None if each is None else tf.identity(each) for each in tensors]
 
 
-def _unforeseeable(tensors: Sequence[Any]) -> Any:
+def _opaque_condition(tensors: Sequence[Any]) -> Any:
     """Return whether one value of each tensor is a number, which a compiler cannot know."""
     import tensorflow as tf
 
@@ -286,7 +278,7 @@ def _unforeseeable(tensors: Sequence[Any]) -> Any:
     return tf.equal(total, total)
 
 
-def _through_branch(tensors: Sequence[Any], holds: Any) -> list[Any]:
+def _through_condition(tensors: Sequence[Any], holds: Any) -> list[Any]:
     """Return the same tensors out of a branch of a condition, across which XLA neither fuses nor compares."""
     import tensorflow as tf
 
@@ -296,26 +288,9 @@ def _through_branch(tensors: Sequence[Any], holds: Any) -> list[Any]:
     return list(tf.cond(holds, lambda: [tf.identity(each) for each in tensors], never)) if tensors else []
 
 
-def _together(gradients: Sequence[Any], entering: int) -> list[Any]:
-    """Let the gradients of what entered wait for those of the weights: the piece before starts when this is done."""
+def _inputs_after_weights(gradients: Sequence[Any], entering: int) -> list[Any]:
+    """Let the gradients of the inputs wait for those of the weights: the segment before starts when all is done."""
     import tensorflow as tf
 
     parts = [each.values if isinstance(each, tf.IndexedSlices) else each for each in gradients]
-    return [*_hold_back(gradients[:entering], parts[entering:]), *gradients[entering:]]
-
-
-def _owned(losses: Sequence[Any], layers: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Return each loss with the layer that added it."""
-    flat = [inner for layer in layers for inner in layer._flatten_layers()]
-    for loss in losses:
-        yield (
-            next((each for each in flat if id(loss) in each._loss_ids), layers[0]),
-            loss,
-        )
-
-
-def _add_loss(layer: Any, loss: Any) -> None:
-    from keras import Layer
-
-    layer._loss_ids.clear()
-    Layer.add_loss(layer, loss)  # a model's own refuses
+    return [*_delayed(gradients[:entering], parts[entering:]), *gradients[entering:]]

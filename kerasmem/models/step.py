@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from kerasmem.compat.keras_compile import compute_loss, loss_and_metrics_built
+from kerasmem.compat.keras_layers import symbolic_build, flatten_layers
+from kerasmem.compat.keras_variables import handle_only, raw_dtype, raw_value
 from kerasmem.errors import KerasmemError, ModelError
-from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
 from kerasmem.models.batch import output_spec, pack_inputs, target_spec
 from kerasmem.models.compiling import compile_model, has_own_step
 from kerasmem.models.inputs import ModelInput
@@ -141,7 +145,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
     kept: list[Any] = [] if keep_alive is None else keep_alive
 
     def make(variable: Any) -> Any:
-        stand_in = _untouched(variable) if keep_alive is not None else _handle_only(variable)
+        stand_in = _untouched(variable) if keep_alive is not None else handle_only(variable)
         kept.append(stand_in)
         stand_ins[id(stand_in.handle)] = variable
         return stand_in
@@ -154,8 +158,8 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
 
     with with_stand_ins(make), scopes_noted() as noted:
         for variable in _own_variables(prepared.model, prepared.mode):
-            if variable._value is not None:
-                stand_ins.setdefault(id(variable._value.handle), variable)
+            if (value := raw_value(variable)) is not None:
+                stand_ins.setdefault(id(value.handle), variable)
         try:
             # A batch dimension of its own for each argument: what the step computes from shapes becomes constant.
             function = tf.function(step, jit_compile=prepared.jit_compile or None).get_concrete_function(*flat)
@@ -195,9 +199,9 @@ def _build(prepared: PreparedStep, outputs: Any) -> None:
     """Create what the first step would create: metrics, the optimizer's slots."""
     model = prepared.model
     if not has_own_step(model):
-        if prepared.y is not None and all(layer.built for layer in model._flatten_layers()):
+        if prepared.y is not None and all(layer.built for layer in flatten_layers(model)):
             _build_loss_and_metrics(prepared, outputs)
-        model._symbolic_build(data_batch=prepared.data)
+        symbolic_build(model, prepared.data)
     optimizer = getattr(model, "optimizer", None)
     if prepared.mode == "train" and optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
@@ -205,16 +209,15 @@ def _build(prepared: PreparedStep, outputs: Any) -> None:
 
 def _build_loss_and_metrics(prepared: PreparedStep, outputs: Any) -> None:
     """Build them as Keras does, which would call the model once more to know its outputs."""
-    from keras.src.backend import compute_output_spec
-
     keras, model = import_keras(), prepared.model
     x, y = keras.tree.map_structure(
         lambda each: keras.KerasTensor(each.shape, each.dtype.name), (prepared.x, prepared.y)
     )
-    if model._compile_metrics is not None and not model._compile_metrics.built:
-        compute_output_spec(model.compute_metrics, x, y, outputs, sample_weight=None)
-    if model._compile_loss is not None and not model._compile_loss.built:
-        compute_output_spec(model._compute_loss, x, y, outputs, sample_weight=None, training=False)
+    loss_built, metrics_built = loss_and_metrics_built(model)
+    if not metrics_built:
+        symbolic_outputs(model.compute_metrics, x, y, outputs, sample_weight=None)
+    if not loss_built:
+        symbolic_outputs(partial(compute_loss, model), x, y, outputs, sample_weight=None, training=False)
 
 
 def _own_variables(model: Any, mode: str) -> list[Any]:
@@ -234,22 +237,11 @@ def _kinds(model: Any, variables: list[Any]) -> dict[int, str]:
     }
 
 
-def _handle_only(variable: Any) -> Any:
-    """Return a variable that has a handle and a shape and no memory at all."""
-    import tensorflow as tf
-    from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
-
-    with tf.init_scope():
-        return UninitializedVariable(
-            trainable=variable.trainable, name=variable.name, dtype=variable._dtype, shape=tuple(variable.shape)
-        )
-
-
 def _untouched(variable: Any) -> Any:
     """Return a variable whose memory is asked for and never written: the system reserves addresses, no pages."""
     import tensorflow as tf
 
-    shape, dtype = tuple(variable.shape), tf.as_dtype(variable._dtype)
+    shape, dtype = tuple(variable.shape), tf.as_dtype(raw_dtype(variable))
     with tf.init_scope(), tf.device("/device:CPU:0"):
         return tf.Variable(
             lambda: tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kerasmem.compat.keras_compile import user_metrics
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 from kerasmem.models.document import ModelDocument
@@ -65,15 +66,12 @@ def training_of_model(model: Any) -> TrainingSettings:
 
 
 def training_of_copy(model: Any, own: TrainingSettings) -> TrainingSettings:
-    """Return the settings with which a copy of a live model is compiled: its loss itself, its metrics anew."""
+    """Return the settings with which a copy of a live model is compiled: its loss itself, new metrics like its own."""
     keras = import_keras()
-    compiled = getattr(model, "_compile_metrics", None)
-    metrics = None
-    if compiled is not None:
-        metrics = keras.tree.map_structure(
-            lambda each: keras.saving.serialize_keras_object(each) if isinstance(each, keras.Metric) else each,
-            compiled._user_metrics,
-        )
+    metrics = keras.tree.map_structure(
+        lambda each: keras.saving.serialize_keras_object(each) if isinstance(each, keras.Metric) else each,
+        user_metrics(model),
+    )
     loss = getattr(model, "loss", None)
     return replace(own, loss_config=loss, metrics_config=metrics, keeps_optimizer=False, keeps_loss=False)
 

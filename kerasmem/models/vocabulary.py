@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kerasmem.compat.keras_functional import LEGACY_LAYERS, functional_class
+from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 
@@ -21,23 +24,20 @@ _CLASS_MODULES = (
     "losses", "metrics", "optimizers", "optimizers.schedules",
 )  # fmt: skip
 _FUNCTION_MODULES = ("activations", "initializers", "regularizers", "constraints", "losses", "metrics")
+_OWN_CLASS = "RecomputedFunctional"
 
-# Where the classes of `keras.ops` live, which a graph has where a function was called between layers.
-_OPERATION_MODULES = tuple(
-    f"keras.src.ops.{name}" for name in ("numpy", "nn", "core", "math", "linalg", "image", "einops")
-)
 
-# Classes of Keras that it does not export, and that its own `keras.applications` put into files by bare name.
-_UNEXPORTED = {
-    "Functional": "keras.src.models.functional",
-    "LayerScale": "keras.src.applications.convnext",
-    "StochasticDepth": "keras.src.applications.convnext",
-    "CustomScaleLayer": "keras.src.applications.inception_resnet_v2",
-    "GroupedQueryAttention": "keras.src.layers.attention.grouped_query_attention",
-    "ThresholdedReLU": "keras.src.legacy.layers",
-    "RandomHeight": "keras.src.legacy.layers",
-    "RandomWidth": "keras.src.legacy.layers",
-}
+@functools.cache
+def _modules_behind(*namespaces: str) -> tuple[str, ...]:
+    """Return the modules in which the functions and classes of public modules of Keras are defined.
+
+    They have the classes that Keras puts into files without exporting them by that name: those of `keras.ops`, which
+    a graph has where a function was called between layers, and a few layers of `keras.applications`.
+    """
+    modules = [importlib.import_module(f"keras.{each}") for each in namespaces]
+    public = [value for module in modules for value in vars(module).values()]
+    found = (getattr(each, "__module__", None) for each in public if callable(each))
+    return tuple(dict.fromkeys(module for module in found if module and module.startswith("keras.")))
 
 
 class Vocabulary:
@@ -45,7 +45,6 @@ class Vocabulary:
 
     def __init__(self, custom_objects: Mapping[str, Any] | None = None) -> None:
         self._keras = import_keras()
-        importlib.import_module("kerasmem.models.recomputed")  # registers its class with Keras
         self.custom_objects: dict[str, Any] = {
             **self._keras.saving.get_custom_objects(),
             **(custom_objects or {}),
@@ -61,11 +60,14 @@ class Vocabulary:
         Layers, metrics and operations share names (Add, Mean, …): `is_operation` puts the operations first.
         """
         layers_and_more = [f"keras.{module}" for module in _CLASS_MODULES]
-        order = (*_OPERATION_MODULES, *layers_and_more) if is_operation else (*layers_and_more, *_OPERATION_MODULES)
-        for module in order:
+        operations = _modules_behind("ops", "ops.image")
+        order = (*operations, *layers_and_more) if is_operation else (*layers_and_more, *operations)
+        for module in (*order, *_modules_behind("applications"), LEGACY_LAYERS.module):
             if self._is_building_block(self._attribute(module, class_name)):
                 return module
-        return _UNEXPORTED.get(class_name)
+        own_names = [functional_class(), *vars(self._keras.layers).values()]  # not all are exported by their own name
+        found = (each for each in own_names if getattr(each, "__name__", None) == class_name)
+        return next((each.__module__ for each in found if self._is_building_block(each)), None)
 
     def keras_class(self, class_name: str, module: str | None = None) -> type | None:
         """Return the Keras class of that name, or None where Keras has none that makes part of a model."""
@@ -94,6 +96,33 @@ class Vocabulary:
             getattr(keras.quantizers, "QuantizationConfig", keras.Quantizer),  # Keras 3.13 and later
         )  # fmt: skip
         return isinstance(found, type) and issubclass(found, blocks)
+
+
+def dictionaries(config: Any) -> Iterator[dict[str, Any]]:
+    """Yield the dictionaries in a configuration, at any depth, in its order."""
+    pending = [config]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            yield value
+            pending.extend(reversed(value.values()))
+        elif isinstance(value, list):
+            pending.extend(reversed(value))
+
+
+def register_own_classes(config: Any) -> None:
+    """Register kerasmem's own class with Keras where a configuration has it.
+
+    Raises:
+        NotAvailableError: the class does not work with the Keras installed.
+    """
+    if any(str(node.get("class_name")).endswith(_OWN_CLASS) for node in dictionaries(config)):
+        importlib.import_module("kerasmem.models.recomputed")
+
+
+def classes_in(model: Any) -> dict[str, type]:
+    """Return the classes of a live model and of the layers in it, by name."""
+    return {type(layer).__name__: type(layer) for layer in flatten_layers(model)}
 
 
 def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from kerasmem.compat.keras_compile import compile_arguments
+from kerasmem.compat.keras_functional import functional_class, graph_of
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import UsageError
 from kerasmem.estimation.facade import estimate
@@ -121,15 +123,15 @@ def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
 
     source = _functional(model)
     made = RecomputedFunctional(
-        source._inputs_struct,
-        source._outputs_struct,
+        source.input,
+        source.output,
         name=model.name,
         cuts=plan.cuts,
         recomputed=plan.recomputed,
     )
     made.plan = plan
     if model.compiled:
-        _compile_like(made, model)
+        made.compile(**compile_arguments(model))  # the two share their weights, and so the optimizer's state of them
     return made
 
 
@@ -165,30 +167,24 @@ def _functional(model: Any) -> Any:
     Raises:
         UsageError: it has none.
     """
-    keras = import_keras()
-    from keras.src.models.functional import Functional
-
+    keras, functional = import_keras(), functional_class()
     from kerasmem.models.recomputed import RecomputedFunctional
 
     if not isinstance(model, keras.Model):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         raise UsageError(f"a {kind} is no Keras model; load the file with keras.saving.load_model and give the model")
-    if isinstance(model, keras.Sequential):
-        if model._functional is None:
-            raise UsageError(
-                f"model {model.name!r} is not built yet: begin it with keras.Input(shape), or call "
-                "model.build(input_shape) first"
-            )
-        source = model._functional
-    else:
-        source = model
-    if type(source) not in (Functional, RecomputedFunctional) or type(model) not in (
-        Functional, RecomputedFunctional, keras.Sequential,
-    ):  # fmt: skip
+    source = graph_of(model)
+    if source is None:
+        raise UsageError(
+            f"model {model.name!r} is not built yet: begin it with keras.Input(shape), or call "
+            "model.build(input_shape) first"
+        )
+    known = (functional, RecomputedFunctional)
+    if type(source) not in known or type(model) not in (*known, keras.Sequential):
         way = (
             "wrap its graph of layers, kerasmem.recompute(keras.Model(model.inputs, model.outputs)), and call that in "
             "your class"
-            if isinstance(model, Functional)
+            if isinstance(model, functional)
             else "build the part that is deep as a Functional or Sequential model, give that to kerasmem.recompute, "
             "and call it in your class's call()"
         )
@@ -209,19 +205,3 @@ def _persistent_bytes(model: Any, source: Any, batch_size: int, input_shape: Any
     weights = sum(variable_bytes(each) for each in source.variables)
     slots = optimizer_slot_bytes(training_of_model(model), trained) or 0
     return weights + sum(variable_bytes(each) for each in trained) + slots + batch
-
-
-def _compile_like(made: Any, model: Any) -> None:
-    """Compile with the same objects: the two models share their weights, and so the optimizer's state of them."""
-    metrics = getattr(model, "_compile_metrics", None)
-    made.compile(
-        optimizer=model.optimizer,
-        loss=model.loss,
-        loss_weights=getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None),
-        metrics=getattr(metrics, "_user_metrics", None),
-        weighted_metrics=getattr(metrics, "_user_weighted_metrics", None),
-        run_eagerly=model.run_eagerly,
-        steps_per_execution=model.steps_per_execution,
-        jit_compile=model.jit_compile,
-        auto_scale_loss=getattr(model, "auto_scale_loss", True),
-    )

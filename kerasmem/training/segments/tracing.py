@@ -11,6 +11,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kerasmem.compat.keras_functional import calls_of, for_training
+from kerasmem.compat.keras_state import mask_of
+from kerasmem.compat.keras_variables import handle_only, raw_value
+from kerasmem.compat.graphs import loop_body
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.graph.costs import operations, seconds
 from kerasmem.estimation.graph.program import Node, Tensor
@@ -41,13 +45,11 @@ def trace_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[S
         UsageError: an input has open dimensions that `input_shape` does not give.
         ModelError: the model cannot be traced.
     """
-    from kerasmem.models.recomputed import calls_of
-
     _, inputs = model_inputs(model, normalise_input_shapes(input_shape))
     shapes = [(each.shape[0] or batch_size, *each.shape[1:]) for each in inputs]
     calls = calls_of(model)
     try:
-        with with_stand_ins(_handle_only):
+        with with_stand_ins(handle_only):
             graph, begins, tensors = _traced(
                 model,
                 calls,
@@ -60,25 +62,11 @@ def trace_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[S
     return _Reader(graph, begins, tensors, model, calls).steps()
 
 
-def _handle_only(variable: Any) -> Any:
-    import tensorflow as tf
-    from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
-
-    with tf.init_scope():
-        return UninitializedVariable(
-            trainable=variable.trainable,
-            name=variable.name,
-            dtype=variable._dtype,
-            shape=tuple(variable.shape),
-        )
-
-
 def _traced(
     model: Any, calls: Sequence[Any], inputs: Sequence[tuple[Any, str]]
 ) -> tuple[Any, list[int], dict[int, Any]]:
     """Return the graph, the number of operations in it before each call and after the last, and the tensors."""
     import tensorflow as tf
-    from keras.src.models.functional import operation_fn
 
     begins: list[int] = []
     tensors: dict[int, Any] = {}
@@ -90,7 +78,7 @@ def _traced(
             for node in calls:
                 begins.append(len(graph.get_operations()))
                 args, kwargs = node.arguments.fill_in(tensors)
-                outputs = operation_fn(node.operation, training=True)(*args, **kwargs)
+                outputs = for_training(node.operation)(*args, **kwargs)
                 tensors.update(
                     zip(
                         map(id, node.outputs),
@@ -101,7 +89,7 @@ def _traced(
             begins.append(len(graph.get_operations()))
             ends = [tensors[id(each)] for each in model.outputs]
             losses = [tf.reduce_sum(tf.cast(each, "float32")) for each in (*ends, *model.losses)]
-        weights = [each._value for each in model.trainable_variables]
+        weights = [raw_value(each) for each in model.trainable_variables]
         return tape.gradient(losses, weights, unconnected_gradients="none")
 
     specs = [tf.TensorSpec(shape, dtype) for shape, dtype in inputs]
@@ -155,7 +143,7 @@ class _Reader:
         return found
 
     def _note(self, found: dict[Any, list[int]], tensor: Any, number: int) -> None:
-        for one in (tensor, getattr(tensor, "_keras_mask", None)):
+        for one in (tensor, mask_of(tensor)):
             if one is not None and hasattr(one, "op"):
                 found.setdefault(_root(one).ref(), []).append(number)
 
@@ -256,10 +244,7 @@ def _turns(loop: Any) -> int:
 
 def _made_in_each_turn(loop: Any, number: int) -> bool:
     """Return whether what a turn of the loop adds to its list of that number is computed in that turn."""
-    from tensorflow.python.ops import while_v2
-
-    body = while_v2._get_graph(loop, "body", "_body_graph")
-    added = body.outputs[number].op
+    added = loop_body(loop).outputs[number].op
     while added.type in ("Identity", "TensorListPushBack"):
         added = added.inputs[-1].op
     return added.type not in ("Placeholder", "ReadVariableOp", "Const")

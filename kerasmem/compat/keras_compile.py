@@ -1,0 +1,38 @@
+"""What a model was compiled with, as the user gave it: Keras tells it in configurations only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def loss_and_metrics_built(model: Any) -> tuple[bool, bool]:
+    """Return whether the compiled loss has been built, and whether the metrics have; True where there is none."""
+    parts = (getattr(model, name, None) for name in ("_compile_loss", "_compile_metrics"))
+    loss, metrics = (part is None or part.built for part in parts)
+    return loss, metrics
+
+
+def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the loss as the model's step computes it."""
+    return model._compute_loss(*args, **kwargs)
+
+
+def user_metrics(model: Any) -> Any:
+    """Return the metrics that were given to `compile`; None where there are none."""
+    return getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
+
+
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """Return the arguments that compile another model with the very objects with which this one was compiled."""
+    metrics = getattr(model, "_compile_metrics", None)
+    return {
+        "optimizer": model.optimizer,
+        "loss": model.loss,
+        "loss_weights": getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None),
+        "metrics": user_metrics(model),
+        "weighted_metrics": getattr(metrics, "_user_weighted_metrics", None),
+        "run_eagerly": model.run_eagerly,
+        "steps_per_execution": model.steps_per_execution,
+        "jit_compile": model.jit_compile,
+        "auto_scale_loss": getattr(model, "auto_scale_loss", True),
+    }

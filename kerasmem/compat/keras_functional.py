@@ -1,0 +1,68 @@
+"""The graph of a Functional model: the calls in it, their order, and how they are made."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from kerasmem.compat.borrowing import Borrowed
+
+_FUNCTIONAL = "keras.src.models.functional"
+_RECOMPUTE = "kerasmem.recompute"
+_OPERATION_FN = Borrowed(_FUNCTIONAL, "operation_fn", feature=_RECOMPUTE, parameters=("operation",))
+_RUN = Borrowed(
+    _FUNCTIONAL, "Functional._run_through_graph", feature=_RECOMPUTE, parameters=("inputs", "operation_fn", "call_fn")
+)
+_FILL_IN = Borrowed("keras.src.ops.symbolic_arguments", "SymbolicArguments.fill_in", feature=_RECOMPUTE)
+LEGACY_LAYERS = Borrowed(
+    "keras.src.legacy.layers",
+    "ThresholdedReLU",
+    feature="model files with ThresholdedReLU, RandomHeight or RandomWidth",
+)
+
+
+@functools.cache
+def functional_class() -> Any:
+    """Return the class that `keras.Model(inputs, outputs)` makes. A public way: Keras exports it under no name."""
+    import keras
+
+    tensor = keras.Input((1,))
+    return type(keras.Model(tensor, tensor))
+
+
+def is_functional(model: Any) -> bool:
+    """Return whether a model was made of inputs and outputs, so that it does nothing but call its layers."""
+    return isinstance(model, functional_class())
+
+
+def graph_of(model: Any) -> Any:
+    """Return the Functional model inside a Sequential one, None while that is not built; another model itself."""
+    import keras
+
+    return model._functional if isinstance(model, keras.Sequential) else model
+
+
+def calls_of(model: Any) -> list[Any]:
+    """Return the calls of a Functional model in the order in which it makes them.
+
+    Each has `operation`, `arguments`, `outputs` and `input_tensors`.
+    """
+    nodes = model._nodes_by_depth
+    return [
+        each for depth in sorted(nodes, reverse=True) for each in nodes[depth] if each.operation and not each.is_input
+    ]
+
+
+def for_training(operation: Any) -> Any:
+    """Return what calls an operation of a graph as the model does in training."""
+    return _OPERATION_FN.get()(operation, training=True)
+
+
+def check_recomputable() -> None:
+    """Refuse where Keras runs a Functional model in another way than `kerasmem.recompute` knows.
+
+    Raises:
+        NotAvailableError: it does.
+    """
+    for each in (_RUN, _FILL_IN, _OPERATION_FN):
+        each.get()

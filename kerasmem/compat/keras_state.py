@@ -1,0 +1,117 @@
+"""Keras's state of a thread: the attributes that its scopes set, and the scopes that are not public."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+
+_GLOBAL = "keras.src.backend.common.global_state"
+_TRACING = "estimates that trace the model, kerasmem.recompute, kerasmem.fit"
+_RECOMPUTE = "kerasmem.recompute"
+_GET = Borrowed(_GLOBAL, "get_global_attribute", feature=_TRACING, parameters=("name",))
+_SET = Borrowed(_GLOBAL, "set_global_attribute", feature=_TRACING, parameters=("name", "value"))
+_SAFE_MODE = Borrowed(
+    "keras.src.saving.serialization_lib",
+    "SafeModeScope",
+    feature="Keras's safe mode where the program has switched it off (kerasmem's own checks stay)",
+    parameters=("safe_mode",),
+)
+_IN_SYMBOLIC_SCOPE = Borrowed("keras.src.backend.common.symbolic_scope", "in_symbolic_scope", feature=_RECOMPUTE)
+_AUTOCAST = Borrowed("keras.src.backend", "AutocastScope", feature=_RECOMPUTE, parameters=("dtype",))
+_GET_AUTOCAST = Borrowed("keras.src.backend", "get_autocast_scope", feature=_RECOMPUTE)
+_GET_MASK = Borrowed("keras.src.backend", "get_keras_mask", feature=_RECOMPUTE, parameters=("x",))
+_SET_MASK = Borrowed("keras.src.backend", "set_keras_mask", feature=_RECOMPUTE, parameters=("x", "mask"))
+_GLOBAL_SEED = Borrowed(
+    "keras.src.random.seed_generator", "GLOBAL_SEED_GENERATOR", feature="kerasmem.recompute, kerasmem.fit"
+)
+
+CALL_CONTEXT = "current_call_ctx"
+STATELESS_SCOPE = "stateless_scope"
+
+
+def attribute(name: str) -> Any:
+    """Return an attribute of Keras's state in this thread, None where it is not set."""
+    return _GET.get()(name)
+
+
+@contextlib.contextmanager
+def attributes_set(**values: Any) -> Iterator[None]:
+    """Set attributes of Keras's state inside, and put back what was there before."""
+    put = _SET.get()
+    before = {name: attribute(name) for name in values}
+    try:
+        for name, value in values.items():
+            put(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            put(name, value)
+
+
+@contextlib.contextmanager
+def variables_stay_uninitialized() -> Iterator[None]:
+    """Take the variables that are made without a value inside off Keras's list of those still to be initialised.
+
+    Where Keras has no such list, nothing is done: they may get values when a later scope ends.
+    """
+    try:
+        pending = list(attribute("uninitialized_variables") or [])
+    except NotAvailableError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        _SET.get()("uninitialized_variables", pending)
+
+
+def safe_mode(on: bool) -> contextlib.AbstractContextManager[Any]:
+    """Return a scope in which Keras refuses to read serialised Python (or reads it), whatever the program has set."""
+    try:
+        scope: contextlib.AbstractContextManager[Any] = _SAFE_MODE.get()(on)
+    except NotAvailableError:
+        return contextlib.nullcontext()
+    return scope
+
+
+def in_symbolic_scope() -> bool:
+    """Return whether Keras only asks for shapes here."""
+    return bool(_IN_SYMBOLIC_SCOPE.get()())
+
+
+def in_training_call() -> bool:
+    """Return whether the outermost layer that is being called was called with `training=True`."""
+    call = attribute(CALL_CONTEXT)
+    return call is not None and call.get_value("training") is True
+
+
+def autocast_dtype() -> str | None:
+    """Return the dtype to which Keras casts variables here; None for none."""
+    scope = _GET_AUTOCAST.get()()
+    return None if scope is None else scope.dtype
+
+
+def autocast(dtype: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Return a scope in which Keras casts variables to a dtype; None: not at all."""
+    scope: contextlib.AbstractContextManager[Any] = _AUTOCAST.get()(dtype)
+    return scope
+
+
+def mask_of(tensor: Any) -> Any:
+    """Return Keras's mask on a tensor; None for no mask and for no tensor."""
+    return None if tensor is None else _GET_MASK.get()(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Put Keras's mask on a tensor; None leaves it without one."""
+    if mask is not None:
+        _SET_MASK.get()(tensor, mask)
+
+
+def global_seed_state() -> Any:
+    """Return the variable of the seed generator that layers and operations share; None where none was made yet."""
+    generator = attribute(_GLOBAL_SEED.get())
+    return None if generator is None else generator.state

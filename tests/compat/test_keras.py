@@ -1,0 +1,127 @@
+"""Private attributes of Keras's objects, and behaviours, that the modules of compat rest on."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import pytest
+
+from kerasmem.compat import keras_functional, keras_layers, keras_state
+from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+from kerasmem.compat.keras_compile import compile_arguments, compute_loss, loss_and_metrics_built, user_metrics
+from kerasmem.compat.keras_variables import handle_only, raw_dtype, raw_value, stand_ins_for
+from kerasmem.estimation.facade import estimate
+
+layers = keras.layers
+
+
+@pytest.fixture
+def compiled():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"], loss_weights=2.0)
+    return model
+
+
+def test_the_class_of_a_functional_model():
+    tensor = keras.Input((1,))
+    assert type(keras.Model(tensor, layers.Dense(2)(tensor))) is keras_functional.functional_class()
+
+
+def test_the_calls_of_a_functional_model(compiled):
+    assert [each.operation.name for each in keras_functional.calls_of(keras_functional.graph_of(compiled))] == ["dense"]
+    assert keras_functional.graph_of(keras.Sequential([layers.Dense(3)])) is None
+
+
+def test_layers_inside_layers_with_and_without_the_private_way(compiled, monkeypatch):
+    class Block(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.first = layers.Dense(2)
+            self.others = [layers.Dense(2), compiled]
+
+    block = Block()
+    inside = {block, block.first, *block.others, compiled.layers[0]}
+    assert inside < set(keras_layers.flatten_layers(block))
+    monkeypatch.setattr(Borrowed, "get", missing)
+    assert set(keras_layers.flatten_layers(block)) == inside
+    assert keras_layers.flatten_layers(block, include_self=False, recursive=False) == [block.first, *block.others]
+
+
+def test_what_a_model_was_compiled_with(compiled):
+    assert loss_and_metrics_built(compiled) == (False, False)
+    assert user_metrics(compiled) == ["mae"]
+    arguments = compile_arguments(compiled)
+    assert (arguments["metrics"], arguments["weighted_metrics"], arguments["loss_weights"]) == (["mae"], ["mse"], 2.0)
+    compiled.compile(**arguments)
+    assert user_metrics(keras.Sequential([layers.Dense(3)])) is None
+    assert float(compute_loss(compiled, x=None, y=keras.ops.ones((2, 3)), y_pred=keras.ops.zeros((2, 3)))) == 2.0
+
+
+def test_variables_behind_keras_variables(compiled):
+    with keras.StatelessScope(initialize_variables=False), keras_state.variables_stay_uninitialized():
+        bare = keras.Variable("zeros", shape=(2, 3), dtype="float16")
+    assert raw_value(bare) is None and raw_dtype(bare) == "float16"
+    with stand_ins_for([bare], handle_only):
+        assert tuple(raw_value(bare).shape) == (2, 3)
+    assert raw_value(bare) is None
+    assert tuple(raw_value(compiled.weights[0]).shape) == (4, 3)
+    with keras.StatelessScope():
+        pass
+    assert raw_value(bare) is None, "a later scope has initialised it"
+
+
+def test_the_loss_that_a_layer_adds():
+    import tensorflow as tf
+
+    class Adds(layers.Layer):
+        def call(self, x):
+            self.add_loss(keras.ops.sum(x))
+            return x
+
+    layer = Adds()
+    layer(keras.ops.ones((2,)))
+    (loss,) = layer.losses
+    assert keras_layers.loss_owner(loss, [layers.Dense(1), layer]) is layer
+    keras_layers.replace_losses(layer, tf.constant(5.0))
+    assert [float(each) for each in layer.losses][-1] == 5.0
+
+
+def test_scopes_of_keras():
+    with keras_state.attributes_set(stateless_scope="here"):
+        assert keras_state.attribute("stateless_scope") == "here"
+    assert keras_state.attribute("stateless_scope") is None
+    assert keras_state.autocast_dtype() is None
+    with keras_state.autocast("float16"):
+        assert keras_state.autocast_dtype() == "float16"
+    tensor = keras.ops.ones((2,))
+    keras_state.set_mask(tensor, mask := keras.ops.ones((2,), "bool"))
+    assert keras_state.mask_of(tensor) is mask and keras_state.mask_of(None) is None
+    assert not keras_state.in_training_call() and not keras_state.in_symbolic_scope()
+
+
+def missing(self):
+    raise NotAvailableError(f"{self.feature} does not work here")
+
+
+def test_a_model_file_opens_and_the_formula_works_without_any_private_part(tmp_path, monkeypatch, mnist_cnn):
+    inputs = keras.Input((8,), name="image")
+    branch = layers.Dense(4, activation="gelu")(keras.ops.tile(inputs, (1, 2)))
+    model = keras.Model(inputs, {"a": layers.Dense(2)(branch), "b": layers.BatchNormalization()(branch)})
+    model.compile("adam", {"a": "mse", "b": "mae"})
+    model.save(tmp_path / "graph.keras")
+    mnist_cnn.save(tmp_path / "m.h5")
+    (tmp_path / "m.json").write_text(mnist_cnn.to_json())
+    before = {name: estimate(tmp_path / name, method="formula") for name in ("graph.keras", "m.h5", "m.json")}
+    monkeypatch.setattr(Borrowed, "get", missing)
+    for name, report in before.items():
+        assert estimate(tmp_path / name, method="formula").to_dict() == report.to_dict()
+
+
+def test_a_file_with_recomputed_segments_says_what_is_missing(tmp_path, monkeypatch):
+    config = {"class_name": "RecomputedFunctional", "config": {}, "registered_name": "kerasmem>RecomputedFunctional"}
+    (tmp_path / "m.json").write_text(json.dumps({**config, "module": "kerasmem.models.recomputed"}))
+    monkeypatch.setattr(Borrowed, "get", missing)
+    monkeypatch.delitem(__import__("sys").modules, "kerasmem.models.recomputed", raising=False)
+    with pytest.raises(NotAvailableError, match=r"kerasmem\.recompute does not work"):
+        estimate(tmp_path / "m.json", method="formula")
