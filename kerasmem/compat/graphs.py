@@ -1,4 +1,4 @@
-"""TensorFlow's graphs: Grappler's rewriting, values of constant tensors, bodies of loops, what a tape or XLA does here."""
+"""TensorFlow's graphs: Grappler, values of constants, bodies of loops, whether a tape records or XLA compiles here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers and models of Keras: the layers inside, the name scopes of calls, losses that a call adds, builds by shapes."""
+"""Layers of Keras: those inside, name scopes of calls, losses that a call adds, the build of a step by shapes alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def flatten_layers(layer: Any, include_self: bool = True, recursive: bool = True
 
 
 def _layers_in_attributes(layer: Any, include_self: bool, recursive: bool) -> list[Any]:
-    """Return what `flatten_layers` does, as far as public attributes tell: `layers` of a model, attributes of others."""
+    """Return what `flatten_layers` does, as far as public attributes tell, and the `layers` of models."""
     import keras
 
     found: dict[int, Any] = {id(layer): layer}

@@ -13,12 +13,7 @@ from kerasmem.compat.keras_state import attributes_set
 
 _TRACING = "estimates that trace the model (graph, xla, gpu-target, probe), kerasmem.recompute"
 _VAR_KEY = Borrowed("keras", "Optimizer._var_key", feature=_TRACING, parameters=("variable",))
-_UNINITIALIZED = Borrowed(
-    "tensorflow.python.ops.resource_variable_ops",
-    "UninitializedVariable",
-    feature=_TRACING,
-    parameters=("trainable", "name", "dtype", "shape"),
-)
+_UNINITIALIZED = Borrowed("tensorflow.python.ops.resource_variable_ops", "UninitializedVariable", feature=_TRACING)
 INITIALIZE = Borrowed("keras", "Variable._deferred_initialize", feature="real steps of a model")
 _STANDS_FOR: dict[int, int] = {}  # id of a stand-in → id of the variable
 
@@ -26,11 +21,6 @@ _STANDS_FOR: dict[int, int] = {}  # id of a stand-in → id of the variable
 def raw_value(variable: Any) -> Any:
     """Return the backend's own variable behind a Keras variable; None where it has no value yet."""
     return variable._value
-
-
-def raw_dtype(variable: Any) -> str:
-    """Return the dtype in which a Keras variable is stored, whatever Keras casts it to here."""
-    return str(variable._dtype)
 
 
 def has_value(variable: Any) -> bool:
@@ -50,7 +40,7 @@ def handle_only(variable: Any) -> Any:
 
     with tf.init_scope():
         return _UNINITIALIZED.get()(
-            trainable=variable.trainable, name=variable.name, dtype=raw_dtype(variable), shape=tuple(variable.shape)
+            trainable=variable.trainable, name=variable.name, dtype=variable.dtype, shape=tuple(variable.shape)
         )
 
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest import mock
 
-from kerasmem.compat.keras_layers import flatten_layers, is_functional, without_name_scopes
+from kerasmem.compat.keras_functional import is_functional
+from kerasmem.compat.keras_layers import flatten_layers, without_name_scopes
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.report import LayerMemory, NestedModel
-from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
 from kerasmem.models.inputs import ByKeyword, ModelInput
 from kerasmem.models.sizes import element_bytes, variable_bytes
 
@@ -74,9 +75,9 @@ def infer_layers(model: Any, structure: Any, inputs: list[ModelInput], batch_siz
     try:
         with recorder.listening():
             if isinstance(structure, ByKeyword):
-                _Call(lambda *tensors: model(**dict(zip(structure, tensors, strict=True)))).compute_output_spec(*flat)
+                symbolic_outputs(lambda *tensors: model(**dict(zip(structure, tensors, strict=True))), *flat)
             else:
-                _Call(model).compute_output_spec(_pack(structure, flat))
+                symbolic_outputs(model, _pack(structure, flat))
     except KerasmemError:
         raise
     except Exception as error:
@@ -88,16 +89,6 @@ def infer_layers(model: Any, structure: Any, inputs: list[ModelInput], batch_siz
     rows += [_layer_row(record, batch_size, counted) for record in recorder.records]
     rows += _unused_rows(model, counted)
     return Inferred(tuple(rows), tuple(_nested(record, batch_size) for record in recorder.nested), counted)
-
-
-def _Call(function: Any) -> Any:
-    """Return a Keras operation that calls `function`, for its `compute_output_spec`."""
-
-    class Call(import_keras().Operation):  # type: ignore[misc]
-        def call(self, *args: Any) -> Any:
-            return function(*args)
-
-    return Call()
 
 
 def _pack(structure: Any, flat: list[Any]) -> Any:
@@ -150,7 +141,7 @@ class _Recorder:
         with (
             mock.patch.object(keras.Layer, "__call__", layer_call),
             mock.patch.object(keras.Operation, "__call__", operation_call),
-            without_name_scopes(lambda: threading.get_ident() == owner),
+            without_name_scopes(),
         ):
             yield
 

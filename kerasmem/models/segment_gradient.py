@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from kerasmem.compat.graphs import could_record, in_xla, stop_recording
 from kerasmem.compat.keras_layers import flatten_layers, loss_owner, replace_losses
 from kerasmem.compat.keras_state import (
     CALL_CONTEXT,
@@ -32,7 +33,6 @@ from kerasmem.compat.keras_state import (
     mask_of,
     set_mask,
 )
-from kerasmem.compat.graphs import could_record, in_xla, stop_recording
 
 SegmentFunction = Callable[[list[Any]], list[Any]]
 

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from kerasmem.compat.keras_compile import compute_loss, loss_and_metrics_built
-from kerasmem.compat.keras_layers import symbolic_build, flatten_layers
-from kerasmem.compat.keras_variables import handle_only, raw_dtype, raw_value
+from kerasmem.compat.keras_layers import flatten_layers, symbolic_build
+from kerasmem.compat.keras_variables import handle_only, raw_value
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
 from kerasmem.models.batch import output_spec, pack_inputs, target_spec
@@ -241,7 +241,7 @@ def _untouched(variable: Any) -> Any:
     """Return a variable whose memory is asked for and never written: the system reserves addresses, no pages."""
     import tensorflow as tf
 
-    shape, dtype = tuple(variable.shape), tf.as_dtype(raw_dtype(variable))
+    shape, dtype = tuple(variable.shape), tf.as_dtype(variable.dtype)
     with tf.init_scope(), tf.device("/device:CPU:0"):
         return tf.Variable(
             lambda: tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from kerasmem.compat.keras_layers import flatten_layers, is_functional, supports_jit, without_name_scopes
+from kerasmem.compat.keras_functional import is_functional
+from kerasmem.compat.keras_layers import flatten_layers, supports_jit, without_name_scopes
 
 
 def test_layers_at_any_depth():
@@ -32,6 +33,6 @@ def test_graphs_of_layers():
 def test_names_that_tensorflow_refuses():
     layer = keras.layers.Dense(2, name="my layer (v2)")
     layer.build((None, 3))
-    with without_name_scopes(lambda: True):
+    with without_name_scopes():
         traced = tf.function(layer).get_concrete_function(tf.TensorSpec((1, 3)))
     assert traced.structured_outputs.shape == (1, 2)

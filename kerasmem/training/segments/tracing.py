@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kerasmem.compat.graphs import loop_body
 from kerasmem.compat.keras_functional import calls_of, for_training
 from kerasmem.compat.keras_state import mask_of
 from kerasmem.compat.keras_variables import handle_only, raw_value
-from kerasmem.compat.graphs import loop_body
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.graph.costs import operations, seconds
 from kerasmem.estimation.graph.program import Node, Tensor
