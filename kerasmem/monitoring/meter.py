@@ -12,13 +12,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kerasmem.devices.allocator import Allocator, tracked_devices
+from kerasmem.devices.allocator import Allocator
 from kerasmem.devices.health import AllocatorHealth, read_health
 from kerasmem.devices.host import HostReader, ProcessReading
 from kerasmem.devices.limits import read_limits
 from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.devices.other_allocators import JaxAllocator, TorchAllocator
 from kerasmem.devices.sharing import card_processes
+from kerasmem.devices.tracked import tracked_devices
 from kerasmem.devices.visible import match_card
 from kerasmem.monitoring.peaks import Share, ledger_of
 from kerasmem.units import format_size

@@ -12,7 +12,8 @@ import sys
 import threading
 import weakref
 
-from kerasmem.devices.allocator import Allocator, tracked_devices
+from kerasmem.devices.allocator import Allocator
+from kerasmem.devices.tracked import tracked_devices
 
 _NOTHING = -1  # below any number of bytes
 

@@ -8,7 +8,8 @@ import pytest
 SCRIPT = """
 import json, sys
 import tensorflow as tf
-from kerasmem.devices.allocator import TensorFlowAllocator, cpu_uses_bfc, tracked_devices
+from kerasmem.devices.allocator import TensorFlowAllocator
+from kerasmem.devices.tracked import cpu_uses_bfc, tracked_devices
 
 found = {"bfc": cpu_uses_bfc()}
 devices, notes = tracked_devices()
@@ -74,15 +75,15 @@ def test_without_statistics_there_is_a_reason():
 
 
 def test_another_backend_has_no_device_and_a_reason(monkeypatch):
-    from kerasmem.devices import allocator
+    from kerasmem.devices import tracked
 
-    monkeypatch.setattr(allocator, "_keras_backend", lambda: "jax")
-    devices, notes = allocator.tracked_devices()
+    monkeypatch.setattr(tracked, "_keras_backend", lambda: "jax")
+    devices, notes = tracked.tracked_devices()
     assert [device.name for device in devices] == [None] and "jax" in notes[0]
 
 
 def test_logical_gpus_are_traced_to_their_cards():
-    from kerasmem.devices.allocator import _cards
+    from kerasmem.devices.tracked import cards_behind
 
     class Config:
         class experimental:
@@ -99,4 +100,4 @@ def test_logical_gpus_are_traced_to_their_cards():
     class Tf:
         config = Config
 
-    assert _cards(Tf) == {"GPU:0": (2, "card c"), "GPU:1": (2, "card c"), "GPU:2": (1, None)}
+    assert cards_behind(Tf) == {"GPU:0": (2, "card c"), "GPU:1": (2, "card c"), "GPU:2": (1, None)}

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kerasmem.devices.allocator import TrackedDevice, _of_other_backend
+from kerasmem.devices.allocator import TrackedDevice
 from kerasmem.devices.other_allocators import JaxAllocator, TorchAllocator, jax_devices, torch_devices
+from kerasmem.devices.tracked import devices_of_other_backend
 
 # What a device of JAX tells of its BFC allocator (`xla::AllocatorStats`, by way of `PjRtDevice::GetAllocatorStats`).
 JAX_STATS = {
@@ -85,6 +86,6 @@ def test_torch_names_change_and_training_goes_on(monkeypatch):
 
 
 def test_a_backend_that_cannot_be_asked_gives_a_reason():
-    found, notes = _of_other_backend("openvino", None)
+    found, notes = devices_of_other_backend("openvino", None)
     assert found == [TrackedDevice(None)] and "openvino" in notes[0]
     assert [note for note in notes if "host memory is logged" in note]

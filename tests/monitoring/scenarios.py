@@ -488,16 +488,15 @@ def absent_driver():
 @scenario
 def other_backend():
     """Keras on another backend, as far as the logger is told."""
-    from kerasmem.devices import allocator
 
-    original = allocator._keras_backend
-    allocator._keras_backend = lambda: "jax"
+    original = tracked._keras_backend
+    tracked._keras_backend = lambda: "jax"
     try:
         logger = MemoryLogger("log.csv", verbose=1)
         with contextlib.redirect_stdout(io.StringIO()) as out:
             history = fit(small_model(), logger)
     finally:
-        allocator._keras_backend = original
+        tracked._keras_backend = original
     return {
         "rows": rows(logger),
         "notes": logger.notes,
