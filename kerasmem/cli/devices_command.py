@@ -19,11 +19,12 @@ Examples:
 @json_option
 def command(sources: bool, as_json: bool) -> None:
     """List the cards that --device knows, and the GPUs and memory of this machine."""
-    from kerasmem.devices.catalogue import CARDS, available_bytes
+    from kerasmem.devices.cards import all_cards
+    from kerasmem.devices.catalogue import available_bytes
     from kerasmem.devices.live import read_machine
 
     machine = read_machine()
-    cards = [(card, available_bytes(card)) for card in CARDS]
+    cards = [(card, available_bytes(card)) for card in all_cards()]
     if as_json:
         catalogue = [{**card.to_dict(), "available_bytes": available} for card, available in cards]
         show_json({"format_version": 1, "machine": machine.to_dict(), "catalogue": catalogue})

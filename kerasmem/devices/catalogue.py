@@ -19,15 +19,16 @@ The rule by which a card's total was chosen is in `kerasmem.devices.cards`, wher
 from __future__ import annotations
 
 import difflib
+import functools
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from kerasmem.devices.cards import CARDS, FAMILIES, Card
+from kerasmem.devices.cards import Card, all_cards, families
 from kerasmem.errors import UsageError
 from kerasmem.units import GIB, MIB, format_size, is_size, parse_size
 
-__all__ = ["CARDS", "Card", "DeviceTarget", "available_bytes", "find_card", "resolve_device"]
+__all__ = ["Card", "DeviceTarget", "available_bytes", "find_card", "resolve_device"]
 
 _BRANDS = ("nvidia", "tesla", "geforce")
 _WAY_OUT = "or give a size such as 16GB; `kerasmem devices` lists the cards"
@@ -69,14 +70,7 @@ class DeviceTarget:
             True
         """
         capability = self.compute_capability
-        return {
-            "name": self.name,
-            "memory_bytes": self.memory_bytes,
-            "available_bytes": self.available_bytes,
-            "compute_capability": None if capability is None else "{}.{}".format(*capability),
-            "source": self.source,
-            "note": self.note,
-        }
+        return {**asdict(self), "compute_capability": None if capability is None else "{}.{}".format(*capability)}
 
 
 def available_bytes(card_or_memory_bytes: Card | int, compute_capability: tuple[int, int] | None = None) -> int:
@@ -162,11 +156,13 @@ def find_card(name: str) -> Card:
         'a100-80'
     """
     wanted = _normal(name)
-    card = _BY_NAME.get(wanted)
+    card = _by_name().get(wanted)
     if card is not None:
         return card
-    if wanted in FAMILIES:
-        several = ", ".join(f"{key} ({format_size(_BY_KEY[key].memory_bytes)})" for key in FAMILIES[wanted])
+    if wanted in families():
+        several = ", ".join(
+            f"{each.key} ({format_size(each.memory_bytes)})" for each in all_cards() if each.key in families()[wanted]
+        )
         raise UsageError(f"device {name!r} is more than one card: name one of {several}, {_WAY_OUT}")
     near = _nearest(wanted)
     hint = f" (nearest: {', '.join(near)})" if near else ""
@@ -191,7 +187,7 @@ def resolve_device(text: str) -> DeviceTarget:
         >>> resolve_device("rtx 3090").source, resolve_device("24GB").source
         ('catalogue', 'size')
     """
-    if not is_size(text) or _normal(text) in _BY_NAME:
+    if not is_size(text) or _normal(text) in _by_name():
         return _target(find_card(text))
     memory = parse_size(text, field="device")
     if memory < _LEAST_SIZE:
@@ -226,12 +222,12 @@ def _normal(name: str) -> str:
 
 def _nearest(wanted: str) -> list[str]:
     """Return up to three keys whose names resemble `wanted`, the nearest first."""
-    names = difflib.get_close_matches(wanted, [*_BY_NAME, *FAMILIES], n=8, cutoff=0.6)
-    keys: list[str] = []
-    for name in names:
-        keys += [_BY_NAME[name].key] if name in _BY_NAME else FAMILIES[name]
+    cards = _by_name()
+    names = difflib.get_close_matches(wanted, [*cards, *families()], n=8, cutoff=0.6)
+    keys = [key for name in names for key in ([cards[name].key] if name in cards else families()[name])]
     return list(dict.fromkeys(keys))[:3]
 
 
-_BY_KEY = {card.key: card for card in CARDS}
-_BY_NAME = {_normal(name): card for card in CARDS for name in (card.key, card.name, *card.aliases)}
+@functools.cache
+def _by_name() -> dict[str, Card]:
+    return {_normal(name): card for card in all_cards() for name in (card.key, card.name, *card.aliases)}

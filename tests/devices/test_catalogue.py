@@ -9,9 +9,8 @@ from urllib.parse import urlparse
 
 import pytest
 
-from kerasmem.devices.cards import FAMILIES
+from kerasmem.devices.cards import all_cards, families
 from kerasmem.devices.catalogue import (
-    CARDS,
     Card,
     DeviceTarget,
     available_bytes,
@@ -21,6 +20,7 @@ from kerasmem.devices.catalogue import (
 from kerasmem.errors import UsageError
 from kerasmem.units import GIB, MIB
 
+CARDS, FAMILIES = all_cards(), families()
 ROWS = [pytest.param(card, id=card.key) for card in CARDS]
 KEYS = {card.key for card in CARDS}
 REQUIRED = (

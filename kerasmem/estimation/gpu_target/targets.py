@@ -5,13 +5,13 @@ from __future__ import annotations
 from kerasmem.devices.cards import Card
 from kerasmem.devices.gpu_specs import (
     BLOCK_LIMITS,
-    CAPABILITIES,
     GRID_LIMITS,
     REGISTERS_PER_SM,
     SHARED_MEMORY_PER_BLOCK,
-    SPECS,
     THREADS_PER_BLOCK,
     THREADS_PER_WARP,
+    capability_specs,
+    card_specs,
     has_spec,
 )
 from kerasmem.errors import UsageError
@@ -26,7 +26,7 @@ def check_target(card: Card) -> None:
     if not has_spec(card):
         raise UsageError(
             f"gpu-target does not know {card.name} (compute capability {'{}.{}'.format(*card.compute_capability)}): "
-            "its hardware figures are not in kerasmem.devices.gpu_specs, which begins at compute capability 7.0; "
+            "its hardware figures are not in kerasmem's catalogue, which begins at compute capability 7.0; "
             "use method='xla' or 'graph'"
         )
 
@@ -42,7 +42,7 @@ def target_text(card: Card, memory_bytes: int | None = None) -> str:
         UsageError: the card's hardware figures are not known.
     """
     check_target(card)
-    shared, own = CAPABILITIES[card.compute_capability], SPECS[card.key]
+    shared, own = capability_specs()[card.compute_capability], card_specs()[card.key]
     major, minor = card.compute_capability
     info: dict[str, object] = {
         "threads_per_block_limit": THREADS_PER_BLOCK,
