@@ -15,8 +15,8 @@ Sources, named in each row:
   a fusion more or less moved a step's memory by up to 7 per cent (MobileNetV2, half the bandwidth at 1.4 times the
   clock); the level-2 cache and the number of multiprocessors moved nothing.
 - `device`: what the CUDA driver said of the card, in the place that the row names. TechPowerUp has 72 multiprocessors
-  for the A10G, where PyTorch prints 80 for the cards in Amazon's machines; and 60 for the L4, where reports of PyTorch's
-  and CUDA's on rented cards have 58.
+  for the A10G, where PyTorch prints 80 for the cards in Amazon's machines; and 60 for the L4, where PyTorch and CUDA
+  report 58 on rented cards.
 """
 
 from __future__ import annotations
