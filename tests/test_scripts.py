@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import os
 import shutil
@@ -73,6 +74,23 @@ test =
     assert module.constraints(made_up) == ["some-name==3.12", "other.name==0.7", "ink==2"]
     found = module.constraints((ROOT / "setup.cfg").read_text())
     assert {"tensorflow", "keras", "h5py", "numpy"} <= {line.split("==")[0] for line in found}
+
+
+def test_every_file_of_the_package_is_installed():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    patterns = settings["options.package_data"]["kerasmem"].replace(",", " ").split()
+    listed = subprocess.run(["git", "ls-files", "kerasmem"], cwd=ROOT, capture_output=True, text=True)
+    data = [Path(name).relative_to("kerasmem") for name in listed.stdout.split() if not name.endswith(".py")]
+    left_out = [str(path) for path in data if not any(path.match(pattern) for pattern in patterns)]
+    assert not left_out, "setup.cfg's package_data does not name them"
+
+
+def test_the_workflows_can_be_read():
+    yaml = pytest.importorskip("yaml")
+    paths = [*ROOT.glob(".github/**/*.yml"), ROOT / ".pre-commit-config.yaml"]
+    assert len(paths) >= 6
+    assert all(isinstance(yaml.safe_load(path.read_text()), dict) for path in paths)
 
 
 @pytest.mark.slow
