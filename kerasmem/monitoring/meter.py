@@ -19,7 +19,7 @@ from kerasmem.devices.limits import read_limits
 from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.devices.other_allocators import JaxAllocator, TorchAllocator
 from kerasmem.devices.sharing import card_processes
-from kerasmem.devices.tracked import tracked_devices
+from kerasmem.devices.tracked_devices import tracked_devices
 from kerasmem.devices.visible import match_card
 from kerasmem.monitoring.peaks import Share, ledger_of
 from kerasmem.units import format_size

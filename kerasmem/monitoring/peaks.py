@@ -13,7 +13,7 @@ import threading
 import weakref
 
 from kerasmem.devices.allocator import Allocator
-from kerasmem.devices.tracked import tracked_devices
+from kerasmem.devices.tracked_devices import tracked_devices
 
 _NOTHING = -1  # below any number of bytes
 

@@ -9,7 +9,7 @@ SCRIPT = """
 import json, sys
 import tensorflow as tf
 from kerasmem.devices.allocator import TensorFlowAllocator
-from kerasmem.devices.tracked import cpu_uses_bfc, tracked_devices
+from kerasmem.devices.tracked_devices import cpu_uses_bfc, tracked_devices
 
 found = {"bfc": cpu_uses_bfc()}
 devices, notes = tracked_devices()
@@ -83,7 +83,7 @@ def test_another_backend_has_no_device_and_a_reason(monkeypatch):
 
 
 def test_logical_gpus_are_traced_to_their_cards():
-    from kerasmem.devices.tracked import cards_behind
+    from kerasmem.devices.tracked_devices import cards_behind
 
     class Config:
         class experimental:

@@ -6,7 +6,7 @@ import pytest
 
 from kerasmem.devices.allocator import TrackedDevice
 from kerasmem.devices.other_allocators import JaxAllocator, TorchAllocator, jax_devices, torch_devices
-from kerasmem.devices.tracked import devices_of_other_backend
+from kerasmem.devices.tracked_devices import devices_of_other_backend
 
 # What a device of JAX tells of its BFC allocator (`xla::AllocatorStats`, by way of `PjRtDevice::GetAllocatorStats`).
 JAX_STATS = {
