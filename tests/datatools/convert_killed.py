@@ -3,7 +3,7 @@
     convert_killed.py SETTINGS_JSON POINT COUNT
 
 POINT is "checkpoint" (before one is written), "after" (after it), "put" (within the chunks between), "flush" (of the
-spool), "place" (as files are moved), "sums" (as checksums are written) or "never"; COUNT says at which of them.
+buckets), "place" (as files are moved), "sums" (as checksums are written) or "never"; COUNT says at which of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def die_at(module, owner, name, count, after=False):
 
 
 def main(settings: str, point: str, count: str) -> None:
-    from kerasmem.datatools.converting import chunk_store, conversion, job, running, spool
+    from kerasmem.datatools.converting import bucket_file, chunk_store, conversion, job, running
 
     job.CHECKPOINT_BYTES = 64 << 10
     given = json.loads(settings)
@@ -41,7 +41,7 @@ def main(settings: str, point: str, count: str) -> None:
         "checkpoint": (job, "Job", "checkpoint", False),
         "after": (job, "Job", "checkpoint", True),
         "put": (chunk_store, store, "put", False),
-        "flush": (spool, "Spool", "flush", True),
+        "flush": (bucket_file, "BucketFile", "flush", True),
         "place": (os, "", "replace", True),
         "state": (os, "", "replace", False),
         "sums": (running.h5py, "", "File", True),

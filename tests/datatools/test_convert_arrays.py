@@ -308,7 +308,7 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
         ({"memory": "1KiB"}, "memory: 1.00 KiB is too small"),
         ({"image_size": "large"}, "image_size: 'large' is no size"),
         ({"color": "sepia"}, "none of rgb, rgba, gray"),
-        ({"split_as": "boxes"}, "neither 'files' nor 'groups'"),
+        ({"split_as": "boxes"}, "is not 'files' or 'groups'"),
         ({"seed": -1}, "seed: -1 is too small"),
         ({"batch_size": 0}, "batch_size"),
     ],

@@ -7,6 +7,7 @@ go to a log, and from there into the file when all are there.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ import numpy as np
 
 from kerasmem.datatools.converting.encoding import Compression, create_dataset
 from kerasmem.datatools.converting.fields import Field
+from kerasmem.datatools.converting.raw_files import open_log, read_into, write_at
 from kerasmem.datatools.inspecting.listing import CLASS_NAMES
 from kerasmem.hdf5.direct.index_walk import walk_chunks
+from kerasmem.hdf5.links import DAMAGED, encoded
 
 _MOST_IN_ATTRIBUTE = 2000  # class names: an attribute has 64 KiB
+_MOST_BYTES = 60_000  # of an attribute; HDF5 keeps no larger ones beside a dataset
 
 
 @dataclass(frozen=True)
@@ -65,13 +69,13 @@ class PlainStore:
             with h5py.File(path, "r") as file:
                 for target, offsets in zip(targets, self._offsets, strict=True):
                     if target.file == number:
-                        _find_chunks(file[target.name], target.chunk_rows, offsets)
+                        note = functools.partial(_note_offset, offsets, target.chunk_rows)
+                        walk_chunks(file[target.name], note)
         self._files = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in paths]
 
     def put(self, target: int, chunk: int, data: Any) -> None:
         """Write a chunk."""
-        file, at = self._files[self._targets[target].file], int(self._offsets[target][chunk])
-        write_all(file, memoryview(data).cast("B"), at)
+        write_at(self._files[self._targets[target].file], data, int(self._offsets[target][chunk]))
 
     def sync(self) -> dict[str, int]:
         """Have everything reach the disk; return what has to be known to go on from here."""
@@ -110,20 +114,15 @@ class PackedStore:
         state: dict[str, int],
     ) -> None:
         self._paths, self._targets, self._compression = paths, targets, compression
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._log = os.open(os.path.join(folder, "chunks"), flags, 0o666)
-        self._index = os.open(os.path.join(folder, "chunks.index"), flags, 0o666)
         self._size, self._count = state.get("size", 0), state.get("chunks", 0)
-        os.truncate(self._log, self._size)
-        os.truncate(self._index, self._count * 32)
+        self._log = open_log(folder, "chunks", self._size)
+        self._index = open_log(folder, "chunks.index", self._count * 32)
 
     def put(self, target: int, chunk: int, data: Any) -> None:
         """Append a chunk to the log."""
-        view = memoryview(data).cast("B")
-        write_all(self._log, view, self._size)
-        entry = np.array([target, chunk, self._size, len(view)], np.int64)
-        write_all(self._index, entry.view(np.uint8).data, self._count * 32)
-        self._size += len(view)
+        size = write_at(self._log, data, self._size)
+        write_at(self._index, np.array([target, chunk, self._size, size], np.int64), self._count * 32)
+        self._size += size
         self._count += 1
 
     def sync(self) -> dict[str, int]:
@@ -135,7 +134,8 @@ class PackedStore:
     def finish(self) -> None:
         """Make the HDF5 files."""
         create_files(self._paths, self._targets, self._compression)
-        entries = np.frombuffer(_read_all(self._index, self._count * 32), np.int64).reshape(-1, 4)
+        entries = np.empty((self._count, 4), np.int64)
+        read_into(self._index, entries.reshape(-1).view(np.uint8).data, 0)
         for number, path in enumerate(self._paths):
             with h5py.File(path, "r+") as file:
                 datasets = {k: file[target.name].id for k, target in enumerate(self._targets) if target.file == number}
@@ -175,26 +175,25 @@ def _name_classes(file: h5py.File, name: str, class_names: Sequence[str]) -> Non
         file.create_dataset(f"{name}_{CLASS_NAMES}", data=names, dtype=h5py.string_dtype())
 
 
-def _find_chunks(dataset: h5py.Dataset, rows: int, offsets: np.ndarray) -> None:
-    def note(info: Any) -> None:
-        offsets[info.chunk_offset[0] // rows] = info.byte_offset
-
-    walk_chunks(dataset, note)
+def _note_offset(offsets: np.ndarray, chunk_rows: int, info: Any) -> None:
+    offsets[info.chunk_offset[0] // chunk_rows] = info.byte_offset
 
 
-def write_all(file: int, data: memoryview, at: int) -> None:
-    """Write bytes to a place in a file, all of them."""
-    done = 0
-    while done < len(data):
-        done += os.pwrite(file, data[done:], at + done)
+def copy_attributes(source: str, output: str, names: Sequence[tuple[str, str]]) -> None:
+    """Copy attributes that are numbers or texts; those that point to other objects would point nowhere.
 
-
-def _read_all(file: int, size: int) -> bytes:
-    parts, at = [], 0
-    while at < size:
-        part = os.pread(file, size - at, at)
-        if not part:
-            raise OSError("the index of chunks was cut off")
-        parts.append(part)
-        at += len(part)
-    return b"".join(parts)
+    Args:
+        source: the file that was read.
+        output: the file that was written.
+        names: datasets there and here.
+    """
+    with h5py.File(source, "r") as one, h5py.File(output, "r+") as other:
+        for name, written in [("/", "/"), *names]:
+            try:
+                for key, value in one[encoded(name)].attrs.items():
+                    kind = one[encoded(name)].attrs.get_id(key).dtype
+                    plain = kind.kind in "iufbSU" or h5py.check_string_dtype(kind) is not None
+                    if plain and key not in other[written].attrs and np.asarray(value).nbytes <= _MOST_BYTES:
+                        other[written].attrs[key] = value
+            except DAMAGED:
+                continue

@@ -7,27 +7,25 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from kerasmem.datatools.converting.attributes import copy_attributes
+from kerasmem import checks
 from kerasmem.datatools.converting.casting import saved_bytes
+from kerasmem.datatools.converting.chunk_store import copy_attributes
 from kerasmem.datatools.converting.encoding import read_compression
 from kerasmem.datatools.converting.fields import Wanted
 from kerasmem.datatools.converting.job import Job, folder_of
 from kerasmem.datatools.converting.planning import Progress, WritePlan, check_space, fingerprint, make_plan
 from kerasmem.datatools.converting.results import Conversion, WrittenDataset
-from kerasmem.datatools.converting.running import Run, place
+from kerasmem.datatools.converting.running import ConversionRun
 from kerasmem.datatools.converting.settings import WriteSettings, output_paths, read_output, refuse_outputs
 from kerasmem.datatools.converting.sizing import DEFAULT_MEMORY
 from kerasmem.datatools.converting.sources.image_decoding import ImageOptions, read_color, read_image_size
 from kerasmem.datatools.converting.sources.opening import ReadOptions, find_paths, open_sources
-from kerasmem.datatools.converting.sources.protocol import RowSource
 from kerasmem.datatools.converting.sources.table_files import TableOptions
 from kerasmem.datatools.converting.splitting import read_split
 from kerasmem.datatools.inspecting.advice import stream_line
-from kerasmem.errors import DataError, KerasmemError, UsageError
+from kerasmem.datatools.inspecting.inspection import type_name
+from kerasmem.errors import DataError, KerasmemError
 from kerasmem.hdf5.scan import close_file, open_file
-from kerasmem.hdf5.settings import read_flag, read_whole
 from kerasmem.units import parse_size
 
 
@@ -112,41 +110,34 @@ def convert_data(
         >>> [(dataset.name, dataset.dtype) for dataset in done.datasets], done.float64_saved
         ([('x', 'float32'), ('y', 'int64')], 32000)
     """
-    started = time.monotonic()
-    given: Sequence[str | os.PathLike[str]] = [sources] if isinstance(sources, (str, os.PathLike)) else sources
-    paths = [os.fsdecode(os.fspath(path)) for path in given]
-    if split_as not in ("files", "groups"):
-        raise UsageError(f"split_as: {split_as!r} is neither 'files' nor 'groups'")
     settings = WriteSettings(
         columns=columns,
         drop=tuple(drop),
-        batch_size=read_whole("batch_size", batch_size, 1),
-        shuffle=read_flag("shuffle", shuffle),
-        seed=read_whole("seed", seed, 0),
+        batch_size=checks.whole("batch_size", batch_size),
+        shuffle=checks.flag("shuffle", shuffle),
+        seed=checks.whole("seed", seed, 0),
+        compression=read_compression(compression),
+        memory=parse_size(memory, field="memory"),
+        keep_float64=checks.flag("keep_float64", keep_float64),
         shares=read_split(split),
-        as_groups=split_as == "groups",
+        as_groups=checks.choice("split_as", split_as, ("files", "groups")) == "groups",
         stratify=stratify,
         group=group,
-        compression=read_compression(compression),
-        keep_float64=read_flag("keep_float64", keep_float64),
-        narrow=read_flag("narrow_integers", narrow_integers),
-        memory=parse_size(memory, field="memory"),
+        narrow=checks.flag("narrow_integers", narrow_integers),
     )
     wanted = Wanted(columns, settings.drop, [settings.key] if settings.key else [])
-    threads = available_threads()
     options = ReadOptions(
         wanted=wanted,
         tables=TableOptions(header, delimiter, tuple(text), wanted.keeps),
         images=ImageOptions(read_image_size(image_size), read_color(color), accept_mislabelled),
         follow_links=follow_links,
         allow_external=allow_external,
-        threads=threads,
+        threads=available_threads(),
         budget=settings.memory // 8,
     )
-    tell = progress or (lambda what, done, total: None)
-    return write_data(
-        paths, output, settings, options, threads=threads, verify=verify, force=force, tell=tell, started=started
-    )
+    given: Sequence[str | os.PathLike[str]] = [sources] if isinstance(sources, (str, os.PathLike)) else sources
+    paths = [os.fsdecode(os.fspath(path)) for path in given]
+    return write_data(paths, output, settings, options, verify=verify, force=force, progress=progress)
 
 
 def write_data(
@@ -155,55 +146,41 @@ def write_data(
     settings: WriteSettings,
     options: ReadOptions,
     *,
-    threads: int,
     verify: bool,
     force: bool,
-    tell: Progress,
-    started: float,
+    progress: Progress | None,
     attributes_from: str | None = None,
 ) -> Conversion:
     """Do what `convert_data` does, with checked settings; attributes are copied from `attributes_from`, if given."""
+    started = time.monotonic()
+    tell = progress or (lambda what, done, total: None)
     target = read_output(output)
     outputs = output_paths(target, settings)
     inputs = [path for _, path in find_paths(sources)]
     interrupted = os.path.isdir(folder_of(target))
     refuse_outputs(outputs, inputs, force=force or interrupted)
     tell("opening the sources", 0, 0)
-    source = open_sources(sources, options)
     try:
+        source = open_sources(sources, options)
         for field in source.fields:
             options.wanted.keeps(field.name)
         options.wanted.check()
-        plan = make_plan(source, settings, threads=threads, progress=tell)
+        plan = make_plan(source, settings, threads=options.threads, progress=tell)
         job = Job(target, fingerprint(source, plan, settings), discard=force)
-        placing = job.state.get("phase") == "placing"
-        try:
+        with job.ending():
+            placing = job.state.get("phase") == "placing"
             refuse_outputs(outputs, inputs, force=force or placing)
-        except UsageError:
-            job.close() if job.resumed else job.remove()
-            raise
-        try:
             if not job.resumed:
                 check_space(plan, os.path.dirname(target), shuffle=settings.shuffle, packs=settings.compression.packs)
-            run = Run(
-                source, plan, job, shuffle=settings.shuffle, seed=settings.seed, compression=settings.compression,
-                threads=threads, progress=tell,
-            )  # fmt: skip
+            run = ConversionRun(source, plan, settings, job, threads=options.threads, progress=tell)
             sums = run.write()
             if attributes_from is not None and not placing:
                 pairs = [(join.columns[0], join.field.name) for join in plan.joins if len(join.columns) == 1]
                 copy_attributes(attributes_from, run.paths[0], pairs)
             if verify and not placing:
                 run.verify(sums)
-            place(job, run.paths, outputs, sums)
-        except Exception:
-            job.remove()
-            raise
-        except BaseException:
-            job.close() if job.resumed else job.remove()
-            raise
-        job.remove()
-        return _result(source, plan, settings, outputs, sums, run, verify, time.monotonic() - started)
+            run.place(outputs, sums)
+        return _result(run, outputs, sums, verified=verify, seconds=time.monotonic() - started)
     except OSError as error:
         if isinstance(error, KerasmemError) or error.filename is None:
             raise
@@ -217,59 +194,23 @@ def available_threads() -> int:
 
 
 def _result(
-    source: RowSource,
-    plan: WritePlan,
-    settings: WriteSettings,
-    outputs: Sequence[str],
-    sums: Sequence[int],
-    run: Run,
-    verified: bool,
-    seconds: float,
+    run: ConversionRun, outputs: Sequence[str], sums: Sequence[int], *, verified: bool, seconds: float
 ) -> Conversion:
-    read = {field.name: field for field in plan.read}
-    kinds = [
-        "+".join(dict.fromkeys(_type_name(read[column].dtype) for column in join.columns)) for join in plan.joins
-    ] * len(plan.parts)
-    datasets = []
-    for target, value, kind in zip(plan.targets, sums, kinds, strict=True):
-        path = outputs[target.file]
-        file = open_file(path)
-        try:
-            stored = int(file[target.name].id.get_storage_size())
-        finally:
-            close_file(file)
-        datasets.append(
-            WrittenDataset(
-                path=path,
-                name=target.name,
-                rows=target.rows,
-                shape=target.field.shape,
-                dtype=_type_name(target.field.dtype),
-                source_dtype=kind,
-                chunk_rows=target.chunk_rows,
-                bytes=target.rows * target.field.row_bytes,
-                stored_bytes=stored,
-                crc32=value,
-                class_names=target.field.class_names,
-            )
-        )
-    notes = list(source.notes)
-    for name, count in run.caster.inexact.items():
-        notes.append(
-            f"{name!r}: {count:,} whole numbers beyond 16,777,216 were rounded to float32; keep_float64 "
-            "(--keep-float64) keeps "
-            "their last digits"
-        )
+    source, plan, settings = run.source, run.plan, run.settings
+    datasets = _written(plan, outputs, sums)
+    notes = [
+        f"{name!r}: {count:,} whole numbers beyond 16,777,216 were rounded to float32; keep_float64 (--keep-float64) "
+        "keeps their last digits"
+        for name, count in run.caster.inexact.items()
+    ]
     compression = settings.compression
-    sizes = dict(zip(plan.parts, plan.assignment.sizes, strict=True))
-    first = plan.targets[0].file
-    own = [(t.name, t.field) for t in plan.targets if t.file == first][: len(plan.joins)]
+    own = [(t.name, t.field.dtype, t.field.shape) for t in plan.targets[: len(plan.joins)]]
     return Conversion(
         sources=source.paths,
         outputs=tuple(outputs),
-        parts=sizes,
+        parts=dict(zip(plan.parts, plan.assignment.sizes, strict=True)),
         rows=plan.rows,
-        datasets=tuple(datasets),
+        datasets=datasets,
         bytes_read=plan.rows * sum(field.row_bytes for field in plan.read),
         bytes_written=sum(os.path.getsize(path) for path in outputs),
         float64_saved=saved_bytes(plan.read, plan.cast, plan.rows),
@@ -279,11 +220,32 @@ def _result(
         resumed_rows=run.resumed_rows,
         verified=verified,
         seconds=seconds,
-        notes=tuple(notes),
-        line=stream_line(outputs[0], [(name, field.dtype, field.shape) for name, field in own], settings.batch_size),
+        notes=(*source.notes, *notes),
+        line=stream_line(outputs[0], own, settings.batch_size),
     )
 
 
-def _type_name(dtype: str) -> str:
-    kind = np.dtype(dtype)
-    return ("big-endian " if kind.byteorder == ">" else "") + kind.newbyteorder("=").name
+def _written(plan: WritePlan, outputs: Sequence[str], sums: Sequence[int]) -> tuple[WrittenDataset, ...]:
+    read = {field.name: type_name(field.dtype) for field in plan.read}
+    kinds = ["+".join(dict.fromkeys(read[column] for column in join.columns)) for join in plan.joins] * len(plan.parts)
+    files = [open_file(path) for path in outputs]
+    try:
+        return tuple(
+            WrittenDataset(
+                path=outputs[target.file],
+                name=target.name,
+                rows=target.rows,
+                shape=target.field.shape,
+                dtype=type_name(target.field.dtype),
+                source_dtype=kind,
+                chunk_rows=target.chunk_rows,
+                bytes=target.rows * target.field.row_bytes,
+                stored_bytes=int(files[target.file][target.name].id.get_storage_size()),
+                crc32=value,
+                class_names=target.field.class_names,
+            )
+            for target, value, kind in zip(plan.targets, sums, kinds, strict=True)
+        )
+    finally:
+        for file in files:
+            close_file(file)

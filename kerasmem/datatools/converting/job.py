@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kerasmem.errors import UsageError
@@ -103,6 +103,22 @@ class Job:
         self.state = state
         self._written, self._since = 0, time.monotonic()
 
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Remove the folder where the work ends or fails; keep it where the process is interrupted and can go on.
+
+        A `UsageError` before anything was done leaves the folder of an earlier, interrupted conversion.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if self.resumed and (isinstance(error, UsageError) or not isinstance(error, Exception)):
+                self.close()
+            else:
+                self.remove()
+            raise
+        self.remove()
+
     def remove(self) -> None:
         """Leave nothing behind."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -130,7 +146,7 @@ class Job:
             self.close()
             raise UsageError(
                 f"{shown(output)}: a conversion with other settings, or of sources that have changed since, was "
-                f"interrupted; start that one again to go on with it, or give force=True (--force) to begin anew"
+                f"interrupted; start that one again to go on with it, or give force=True (--force) to begin again"
             )
         self._clear()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 
 import h5py
 
+from kerasmem import checks
 from kerasmem.datatools.converting.conversion import available_threads, write_data
 from kerasmem.datatools.converting.encoding import read_compression
 from kerasmem.datatools.converting.fields import Wanted
@@ -20,7 +20,7 @@ from kerasmem.datatools.inspecting.inspection import choose_pair
 from kerasmem.datatools.inspecting.listing import list_contents
 from kerasmem.datatools.inspecting.preview import Preview
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.settings import read_flag, read_path, read_whole
+from kerasmem.hdf5.settings import read_path
 from kerasmem.units import parse_size
 
 
@@ -74,7 +74,6 @@ def repack_data(
         >>> done.conversion.datasets[0].chunk_rows
         4352
     """
-    started = time.monotonic()
     source = read_path(path)
     if not h5py.is_hdf5(source):
         list_contents(source)  # says what is wrong
@@ -82,30 +81,20 @@ def repack_data(
     settings = WriteSettings(
         columns=columns,
         drop=tuple(drop),
-        batch_size=read_whole("batch_size", batch_size, 1),
-        shuffle=read_flag("shuffle", shuffle),
-        seed=read_whole("seed", seed, 0),
-        shares={"": 1.0},
-        as_groups=False,
-        stratify=None,
-        group=None,
+        batch_size=checks.whole("batch_size", batch_size),
+        shuffle=checks.flag("shuffle", shuffle),
+        seed=checks.whole("seed", seed, 0),
         compression=read_compression(compression),
-        keep_float64=not read_flag("float32", float32),
-        narrow=False,
         memory=parse_size(memory, field="memory"),
+        keep_float64=not checks.flag("float32", float32),
     )
-    threads = available_threads()
-    options = ReadOptions(
-        wanted=Wanted(columns, settings.drop, []),
-        allow_external=allow_external,
-        threads=threads,
-        budget=settings.memory // 8,
-    )
+    wanted = Wanted(columns, settings.drop, [])
+    budget = settings.memory // 8
+    options = ReadOptions(wanted, allow_external=allow_external, threads=available_threads(), budget=budget)
     before = read_reading(source, settings.batch_size)
     done = write_data(
-        [source], output, settings, options, threads=threads, verify=verify, force=force,
-        tell=progress or (lambda what, done, total: None), started=started, attributes_from=source,
-    )  # fmt: skip
+        [source], output, settings, options, verify=verify, force=force, progress=progress, attributes_from=source
+    )
     return Repacking(done, before, read_reading(done.outputs[0], settings.batch_size))
 
 
@@ -119,9 +108,9 @@ def read_reading(path: str, batch_size: int) -> Reading | None:
         preview = Preview(path, x, y, batch_size=batch_size)
         needed, read = preview.reading()
         ratio = None
-        labels = next((entry.layout for entry in contents.usable if entry.name == y), None)
-        if y is not None and labels is not None and labels.row_shape in ((), (1,)) and labels.dtype[1] in "iub":
-            ratio = preview.mixing(y)[0].ratio
+        labels = contents.usable.get(y or "")
+        if labels is not None and labels.row_shape in ((), (1,)) and labels.dtype[1] in "iub":
+            ratio = preview.mixing(labels.name)[0].ratio
     except (DataError, UsageError):
         return None
     filters = tuple(dict.fromkeys(name for dataset in preview.layout.datasets for name in dataset.filters))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.datatools.converting.encoding import Compression
+from kerasmem.datatools.converting.splitting import read_split
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import read_path
@@ -23,14 +24,17 @@ class WriteSettings:
         batch_size: rows trained on together, for the size of chunks.
         shuffle: whether rows are written in random order.
         seed: of shuffle and split.
+        compression: what is done to chunks.
+        memory: bytes.
+        keep_float64: write float64 as it is.
         shares: the share of each part by name; one called "" where nothing is split.
         as_groups: whether parts are groups of one file, in place of files.
         stratify: column whose classes every part gets its share of.
         group: column whose groups are not torn apart.
-        compression: what is done to chunks.
-        keep_float64: write float64 as it is.
         narrow: write whole numbers in as few bytes as their values allow.
-        memory: bytes.
+
+    Raises:
+        UsageError: settings contradict each other.
     """
 
     columns: Mapping[str, str | Sequence[str]] | None
@@ -38,14 +42,14 @@ class WriteSettings:
     batch_size: int
     shuffle: bool
     seed: int
-    shares: Mapping[str, float]
-    as_groups: bool
-    stratify: str | None
-    group: str | None
     compression: Compression
-    keep_float64: bool
-    narrow: bool
     memory: int
+    keep_float64: bool
+    shares: Mapping[str, float] = field(default_factory=lambda: read_split(None))
+    as_groups: bool = False
+    stratify: str | None = None
+    group: str | None = None
+    narrow: bool = False
 
     def __post_init__(self) -> None:
         if self.stratify is not None and self.group is not None:

@@ -7,11 +7,18 @@ from math import prod
 
 import numpy as np
 
+from kerasmem.hdf5.layout import DatasetLayout
+
 _TARGETS = ("y", "label", "labels", "target", "targets", "class", "classes", "y_train", "codes")
 _FEATURES = ("x", "image", "images", "data", "features", "x_train", "inputs")
 
 Known = tuple[str, str, tuple[int, ...]]
 """Name, type and row shape of a dataset."""
+
+
+def known(layout: DatasetLayout) -> Known:
+    """Return what is needed of a dataset to guess its part."""
+    return layout.name, layout.dtype, layout.row_shape
 
 
 def choose_roles(datasets: Sequence[Known]) -> tuple[str, str | None]:
@@ -54,15 +61,11 @@ def stream_line(
         path: the file.
         datasets: those in it that go together.
         batch_size: rows a batch.
-        x: the features; None for a guess.
-        y: the targets; None for a guess.
+        x: the features; None for a guess, of the targets too.
+        y: the targets; None for none.
     """
     if x is None:
-        x, guess = choose_roles(datasets)
-        y = guess if y is None else y
-    elif y is None:
-        rest = [entry for entry in datasets if entry[0] != x]
-        y = choose_roles([entry for entry in datasets if entry[0] == x] + rest)[1] if rest else None
+        x, y = choose_roles(datasets)
     known = {name: (dtype, shape) for name, dtype, shape in datasets}
     settings = [f"{path!r}", f"x={x!r}", f"y={y!r}", f"batch_size={batch_size}"]
     if y is None:

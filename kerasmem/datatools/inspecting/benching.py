@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.datatools.inspecting.advice import stream_line
+from kerasmem import checks
+from kerasmem.datatools.inspecting.advice import known, stream_line
 from kerasmem.datatools.inspecting.inspection import choose_pair
 from kerasmem.datatools.inspecting.listing import list_contents
 from kerasmem.datatools.inspecting.results import Bench, Stage
 from kerasmem.datatools.inspecting.rows import read_windows
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.settings import read_path, read_whole
+from kerasmem.hdf5.columns import Column, make_columns, read_dtype, read_part, read_scale
+from kerasmem.hdf5.layout import DatasetLayout, shown
+from kerasmem.hdf5.settings import read_path
 from kerasmem.units import MIB, parse_size
 
 _REPEATS = 3
@@ -60,9 +63,6 @@ def bench_data(
         >>> bench_data("/tmp/bench.h5").warm_seconds > 0
         True
     """
-    from kerasmem.streaming.sequence import H5ChunkSequence
-
-    steps = 3 + 2 * _REPEATS
     tell = progress or (lambda what, done, total: None)
     contents = list_contents(read_path(path))
     x, y = choose_pair(contents, x, y)
@@ -70,62 +70,123 @@ def bench_data(
         raise DataError(
             f"{shown(contents.path)}: holds nothing that could be trained from; kerasmem data inspect says why"
         )
-    batch_size = read_whole("batch_size", batch_size, 1)
-    names = [x] if y is None else [x, y]
-    entries = [entry for entry in contents.usable if entry.name in names]
-    known = [(e.name, e.layout.dtype, e.layout.row_shape) for e in entries if e.layout is not None]
-    rows = min(entry.layout.rows for entry in entries if entry.layout is not None)
-    per_row = sum(entry.stored_bytes / rows for entry in entries)
-    count = _sample_rows(rows, per_row, parse_size(sample, field="sample"), batch_size, entries)
-    line = stream_line(contents.path, known, batch_size, x=x, y=y)
-    given = {"batch_size": batch_size, "shuffle": y is not None, **settings}
-    if "scale=" in line:
-        given.setdefault("scale", 1 / 255)
-    with H5ChunkSequence(contents.path, x, y, rows=(0, count), **given) as sequence:
-        delivered = count * sum(column.row_bytes for column in sequence._columns)
-        stored = round(count * per_row)
-        threads = sequence.plan.threads
+    layouts = [contents.usable[name] for name in dict.fromkeys((x, y)) if name is not None]
+    batch_size = checks.whole("batch_size", batch_size)
+    line = stream_line(contents.path, [known(layout) for layout in layouts], batch_size, x=x, y=y)
+    per_row = sum(layout.stored_bytes / layouts[0].rows for layout in layouts)
+    count = _sample_rows(layouts, per_row, parse_size(sample, field="sample"), batch_size)
+    given = {"batch_size": batch_size, "shuffle": y is not None, **({"scale": 1 / 255} if "scale=" in line else {})}
+    times = _time_all(contents.path, layouts, count, round(count * per_row), tell, x, y, {**given, **settings})
+    stages = _stages(times)
+    warm_limit = _slowest(stages[1:])
+    limit = _slowest(stages) if times.disk is not None else warm_limit
+    return Bench(
+        contents.path, line, count, batch_size, times.stored, times.delivered, times.cold, times.warm, stages, limit,
+        warm_limit, _advice(limit, times.threads, packed=times.packed),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Seconds for the rows of the sample; None where that cannot be measured, or does not occur.
+
+    Args:
+        disk: to read its bytes, the system's cache of the file emptied before.
+        memory: the same with the file in the cache.
+        unpacked: to read and unpack the rows.
+        converted: to read, unpack and convert them.
+        cold: an epoch, the cache emptied before.
+        warm: the same with the file in the cache.
+        stored: bytes in the file.
+        delivered: bytes in batches.
+        threads: that read.
+        packed: whether chunks pass through filters.
+        converts: whether rows change on their way.
+    """
+
+    disk: float | None
+    memory: float
+    unpacked: float
+    converted: float
+    cold: float | None
+    warm: float
+    stored: int
+    delivered: int
+    threads: int
+    packed: bool
+    converts: bool
+
+
+def _time_all(
+    path: str,
+    layouts: Sequence[DatasetLayout],
+    rows: int,
+    stored: int,
+    tell: Callable[[str, int, int], None],
+    x: str,
+    y: str | None,
+    settings: Mapping[str, Any],
+) -> _Times:
+    """Time an epoch of a sequence, and the steps of the way one by one."""
+    from kerasmem.streaming.sequence import H5ChunkSequence
+
+    steps = 3 + 2 * _REPEATS
+    names = [layout.name for layout in layouts]
+    with H5ChunkSequence(path, x, y, rows=(0, rows), **settings) as sequence:
         tell("disk", 1, steps)
-        disk = _time_raw(contents.path, stored) if _forget(contents.path) else None
-        memory = min(_time_raw(contents.path, stored) for _ in range(_REPEATS))
+        disk = _time_raw(path, stored) if _forget(path) else None
+        memory = min(_time_raw(path, stored) for _ in range(_REPEATS))
         tell("unpacking and conversion", 2, steps)
-        alone = {kind: _time_rows(contents.path, names, count, kind, threads) for kind in ("stored", "float32")}
+        threads = sequence.plan.threads
+        unpacked, converted = (_time_rows(path, names, rows, kind, threads) for kind in ("stored", "float32"))
         tell("cold", 3, steps)
-        cold = _time_epoch(sequence) if _forget(contents.path) else None
+        cold = _time_epoch(sequence) if _forget(path) else None
         sequence.close()
         warm = []
         for repeat in range(_REPEATS):
             tell("warm", 4 + repeat, steps)
             warm.append(_time_epoch(sequence))
             sequence.close()
-        converts = any(column.converts for column in sequence._columns)
-    packed = any(entry.layout is not None and entry.layout.filters for entry in entries)
-    seconds = min(warm)
-    unpacking = max(alone["stored"] - memory, 0.0) if packed else None
-    conversion = max(alone["float32"] - alone["stored"], 0.0) if converts else None
-    copying = max(seconds - sum(part for part in (memory, unpacking, conversion) if part is not None), 0.0)
-    stages = (
-        Stage("disk", disk, _rate(stored, disk), "stored"),
-        Stage("memory", memory, _rate(stored, memory), "stored"),
-        Stage("unpacking", unpacking, _rate(stored, unpacking), "stored", threads),
-        Stage("conversion", conversion, _rate(delivered, conversion), "delivered", threads),
-        Stage("copying", copying, _rate(delivered, copying), "delivered"),
-    )
-    warm_limit = _slowest([stage for stage in stages if stage.name != "disk"])
-    limit = _slowest(stages) if disk is not None else warm_limit
-    return Bench(
-        contents.path, line, count, batch_size, stored, delivered, cold, seconds, stages, limit, warm_limit,
-        _advice(limit, threads, packed=packed),
+    columns = _columns(layouts, settings)
+    return _Times(
+        disk, memory, unpacked, converted, cold, min(warm), stored, rows * sum(column.row_bytes for column in columns),
+        threads, any(layout.filters for layout in layouts), any(column.converts for column in columns),
     )  # fmt: skip
 
 
-def _sample_rows(rows: int, per_row: float, sample: int, batch_size: int, entries: Sequence[Any]) -> int:
+def _columns(layouts: Sequence[DatasetLayout], settings: Mapping[str, Any]) -> set[Column]:
+    """Return what the sequence makes of each dataset."""
+    names = [layout.name for layout in layouts]
+    by_name = dict(zip(names, layouts, strict=True))
+    dtype, scale = read_dtype(settings.get("dtype", "float32"), names), read_scale(settings.get("scale"), names)
+    parts = [read_part(role, name) for role, name in zip("xy", names, strict=False)]
+    return {column for part in parts for column in make_columns(part, by_name, dtype, scale)}
+
+
+def _stages(times: _Times) -> tuple[Stage, ...]:
+    unpacking = max(times.unpacked - times.memory, 0.0) if times.packed else None
+    conversion = max(times.converted - times.unpacked, 0.0) if times.converts else None
+    copying = max(times.warm - times.memory - (unpacking or 0.0) - (conversion or 0.0), 0.0)
+    measured: tuple[tuple[str, float | None, str, int], ...] = (
+        ("disk", times.disk, "stored", 1),
+        ("memory", times.memory, "stored", 1),
+        ("unpacking", unpacking, "stored", times.threads),
+        ("conversion", conversion, "delivered", times.threads),
+        ("copying", copying, "delivered", 1),
+    )
+    sizes = {"stored": times.stored, "delivered": times.delivered}
+    return tuple(
+        Stage(name, seconds, sizes[of] / seconds if seconds else None, of, threads)
+        for name, seconds, of, threads in measured
+    )
+
+
+def _sample_rows(layouts: Sequence[DatasetLayout], per_row: float, sample: int, batch_size: int) -> int:
     if sample < 1:
         raise UsageError("sample: give at least one byte")
-    wanted = max(1, int(sample / max(per_row, 1e-9)))
-    chunk = max(entry.layout.chunk_rows for entry in entries)
-    wanted = -(-wanted // chunk) * chunk
-    return min(rows, max(wanted, batch_size))
+    chunk = max(layout.chunk_rows for layout in layouts)
+    wanted = -(-max(1, int(sample / max(per_row, 1e-9))) // chunk) * chunk
+    return min(*(layout.rows for layout in layouts), max(wanted, batch_size))
 
 
 def _time_epoch(sequence: Any) -> float:
@@ -178,10 +239,6 @@ def _forget(path: str) -> bool:
     return True
 
 
-def _rate(size: int, seconds: float | None) -> float | None:
-    return size / seconds if seconds else None
-
-
 def _slowest(stages: Sequence[Stage]) -> str:
     """Return the stage that takes longest, or the two that do."""
     times = sorted(((stage.seconds or 0.0), stage.name) for stage in stages)
@@ -191,18 +248,12 @@ def _slowest(stages: Sequence[Stage]) -> str:
 
 
 def _advice(limit: str, threads: int, *, packed: bool) -> str:
-    first = limit.split(" and ")[0]
-    texts = {
-        "disk": "the disk limits: "
-        + (
-            "a faster disk, or stronger compression"
-            if packed
-            else "a faster disk, or kerasmem data repack --compression zstd"
-        ),
+    other = "stronger compression" if packed else "kerasmem data repack --compression zstd"
+    return {
+        "disk": f"the disk limits: a faster disk, or {other}",
         "unpacking": f"unpacking limits, with {threads} threads: more cores, or kerasmem data repack --compression "
         "none",
         "conversion": "conversion to float32 limits: store float32, or integers with scale=",
         "copying": "copying rows into batches limits: a larger batch_size costs less a row",
         "memory": "the memory of this machine limits; the file is as fast as files get",
-    }
-    return texts[first]
+    }[limit.split(" and ")[0]]

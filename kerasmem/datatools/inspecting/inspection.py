@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
-from kerasmem.datatools.inspecting.advice import choose_roles, stream_line
+from kerasmem import checks
+from kerasmem.datatools.inspecting.advice import choose_roles, known, stream_line
 from kerasmem.datatools.inspecting.checksum import checksum
 from kerasmem.datatools.inspecting.listing import Contents, Entry, list_contents
 from kerasmem.datatools.inspecting.preview import Preview
@@ -16,8 +18,16 @@ from kerasmem.datatools.inspecting.results import DatasetReport, Inspection
 from kerasmem.datatools.inspecting.rows import read_windows
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import plain_name, shown
-from kerasmem.hdf5.settings import Access, read_path, read_whole
+from kerasmem.hdf5.settings import Access, read_path
 from kerasmem.streaming.description import describe_quality
+
+_WRITERS = {
+    "MATLAB": "MATLAB counts axes from the other end: its last axis is the first here, which counts the rows",
+    "AnnData": "cells are rows; a column of text in obs is stored as codes (NAME/codes), which can be targets",
+    "pandas": "a fixed-format frame lies in its block*_values, a block a type; tables of the table format have "
+    "to be converted",
+}
+"""What to know of files of other programs."""
 
 MOST_CLASSES = 1000
 """Different values beyond which whole numbers are taken for something else than labels."""
@@ -67,71 +77,45 @@ def inspect_data(
     tell = progress or (lambda what, done, total: None)
     access = Access(allow_external=allow_external)
     contents = list_contents(read_path(path), access)
-    batch_size = read_whole("batch_size", batch_size, 1)
+    batch_size = checks.whole("batch_size", batch_size)
     reports = [
         _report(contents, entry, batch_size, nan=nan, verify=verify, access=access, tell=tell)
         for entry in contents.entries
     ]
     notes = [] if contents.complete else [f"only the first {len(contents.entries):,} datasets were looked at"]
-    notes += _writer_notes(contents)
+    notes += [text for writer, text in _WRITERS.items() if contents.writer.startswith(writer)]
     first, second = choose_pair(contents, x, y)
+    found = Inspection(contents.path, contents.size, contents.writer, tuple(reports), batch_size, notes=tuple(notes))
     if first is None:
-        return Inspection(contents.path, contents.size, contents.writer, tuple(reports), batch_size, notes=tuple(notes))
-    known = [entry for entry in together(contents, first) if entry.name in (first, second)]
-    line = stream_line(
-        contents.path,
-        [(e.name, e.layout.dtype, e.layout.row_shape) for e in known if e.layout],
-        batch_size,
-        x=first,
-        y=second,
-    )
-    if second is None and ", y=None" not in line:
-        raise UsageError(f"y: name the targets that belong to {first!r}")
+        return found
+    datasets = [known(contents.usable[name]) for name in (first, second) if name is not None]
+    line = stream_line(contents.path, datasets, batch_size, x=first, y=second)
     if allow_external:
         line = line[:-1] + ", allow_external=True)"
+    found = replace(found, x=first, y=second, line=line)
     try:
         preview = Preview(contents.path, first, second, batch_size=batch_size, access=access)
     except UsageError as error:  # chunks beyond any window
-        notes.append(str(error))
-        return Inspection(
-            contents.path,
-            contents.size,
-            contents.writer,
-            tuple(reports),
-            batch_size,
-            first,
-            second,
-            line,
-            notes=tuple(notes),
-        )
+        return replace(found, notes=(*notes, str(error)))
+    return _with_stream(found, preview)
+
+
+def _with_stream(found: Inspection, preview: Preview) -> Inspection:
+    """Return an inspection with what is known of the stream: how it reads, and how well it mixes labels."""
     needed, read = preview.reading()
-    stream, mixing, advice = preview.describe(), None, ""
-    labels = next((report for report in reports if report.name == second), None)
-    if second is not None and labels is not None and labels.class_counts is not None:
-        quality, advice = preview.mixing(second)
+    stream, mixing, advice = preview.describe(), None, []
+    labels = next((report for report in found.datasets if report.name == found.y), None)
+    if labels is not None and labels.class_counts is not None:
+        quality, remedy = preview.mixing(labels.name)
         mixing = quality.to_dict()
         stream += "\n" + describe_quality(quality, shuffle=preview.shuffle)
+        advice += [remedy] if remedy else []
     if needed and read / needed > _AMPLIFIED:
-        why = (
-            f"an epoch reads {read / needed:.1f} bytes for each byte needed, as chunks are too large or lie across rows"
+        advice.append(
+            f"an epoch reads {read / needed:.1f} bytes for each byte needed, as chunks are too large or lie across "
+            "rows: kerasmem data repack writes the file in better ones"
         )
-        advice = "; ".join(part for part in (advice, f"{why}: kerasmem data repack writes the file anew") if part)
-    return Inspection(
-        contents.path,
-        contents.size,
-        contents.writer,
-        tuple(reports),
-        batch_size,
-        first,
-        second,
-        line,
-        stream,
-        needed,
-        read,
-        mixing,
-        advice,
-        tuple(notes),
-    )
+    return replace(found, stream=stream, needed_bytes=needed, read_bytes=read, mixing=mixing, advice="; ".join(advice))
 
 
 def choose_pair(contents: Contents, x: str | None, y: str | None) -> tuple[str | None, str | None]:
@@ -140,38 +124,32 @@ def choose_pair(contents: Contents, x: str | None, y: str | None) -> tuple[str |
     Raises:
         UsageError: a name is none of a dataset that can be trained from.
     """
-    usable = {entry.name: entry for entry in contents.usable}
-    for option, name in (("x", x), ("y", y)):
-        if name is not None and plain_name(name) not in usable:
-            entry = next((entry for entry in contents.entries if entry.name == plain_name(name)), None)
-            listed = ", ".join(map(shown, list(usable)[:12])) or "nothing that can be trained from"
-            why = (
-                f"{shown(name)} {entry.problem}"
-                if entry is not None
-                else f"there is no dataset {shown(name)}; there are {listed}"
-            )
-            raise UsageError(f"{option}: {why}")
+    usable = contents.usable
+    x, y = (_checked_name(contents, option, name) for option, name in (("x", x), ("y", y)))
     if not usable:
         return None, None
-    x = None if x is None else plain_name(x)
-    y = None if y is None else plain_name(y)
     if x is None:
-        candidates = together(contents, y) if y is not None else _largest_rows(contents)
-        x = choose_roles([_known(entry) for entry in candidates if entry.name != y or len(candidates) == 1])[0]
+        heaviest = y or max(usable, key=lambda name: (prod(usable[name].shape), name))
+        candidates = contents.with_rows_of(heaviest)
+        x = choose_roles([known(each) for each in candidates if each.name != y or len(candidates) == 1])[0]
     if y is None:
         folder = x.rpartition("/")[0]
-        rest = [entry for entry in together(contents, x) if entry.name != x]
-        near = [entry for entry in rest if entry.name.rpartition("/")[0] == folder] or rest
-        y = choose_roles([("x", "<f8", (1 << 20,)), *map(_known, near)])[1] if near else None
-    elif usable[y].shape != () and (usable[y].shape or (0,))[0] != (usable[x].shape or (0,))[0]:
+        rest = [each for each in contents.with_rows_of(x) if each.name != x]
+        near = [each for each in rest if each.name.rpartition("/")[0] == folder] or rest
+        y = choose_roles([("x", "<f8", (1 << 20,)), *map(known, near)])[1] if near else None
+    elif usable[y].rows != usable[x].rows:
         raise UsageError(f"y: {shown(y)} and {shown(x)} differ in their number of rows")
     return x, y
 
 
-def together(contents: Contents, name: str | None) -> list[Entry]:
-    """Return the datasets with as many rows as one of them."""
-    rows = next(entry.layout.rows for entry in contents.usable if entry.layout and entry.name == name)
-    return [entry for entry in contents.usable if entry.layout and entry.layout.rows == rows]
+def _checked_name(contents: Contents, option: str, name: str | None) -> str | None:
+    if name is None or plain_name(name) in contents.usable:
+        return None if name is None else plain_name(name)
+    entry = next((entry for entry in contents.entries if entry.name == plain_name(name)), None)
+    if entry is not None:
+        raise UsageError(f"{option}: {shown(name)} {entry.problem}")
+    listed = ", ".join(map(shown, list(contents.usable)[:12])) or "nothing that can be trained from"
+    raise UsageError(f"{option}: there is no dataset {shown(name)}; there are {listed}")
 
 
 def count_classes(counts: dict[int, int], values: np.ndarray) -> bool:
@@ -180,16 +158,6 @@ def count_classes(counts: dict[int, int], values: np.ndarray) -> bool:
     for value, count in zip(found.tolist(), rows.tolist(), strict=True):
         counts[int(value)] = counts.get(int(value), 0) + count
     return len(counts) <= MOST_CLASSES
-
-
-def _largest_rows(contents: Contents) -> list[Entry]:
-    heaviest = max(contents.usable, key=lambda entry: (prod(entry.shape or ()), entry.name))
-    return together(contents, heaviest.name)
-
-
-def _known(entry: Entry) -> tuple[str, str, tuple[int, ...]]:
-    assert entry.layout is not None
-    return entry.name, entry.layout.dtype, entry.layout.row_shape
 
 
 def _report(
@@ -209,26 +177,29 @@ def _report(
             entry.name, entry.shape, entry.dtype, "", None, (), entry.stored_bytes, None,
             4 * values if entry.sparse and values is not None else None, None, entry.problem,
         )  # fmt: skip
-    assert values is not None
-    dtype = np.dtype(layout.dtype)
+    dtype, values = np.dtype(layout.dtype), prod(layout.shape)
+
+    def windows(what: str) -> Iterator[np.ndarray]:
+        for first, window in read_windows([contents.path], [entry.name], access=access):
+            yield window[entry.name]
+            tell(f"{what} in {entry.name}", first + len(window[entry.name]), layout.rows)
+
     counts = nans = infinite = None
     if dtype.kind in "iub" and prod(layout.row_shape) == 1:
-        counts = _label_counts(contents.path, entry, access, tell)
+        counts = _label_counts(entry, windows("counting classes"))
     if nan and dtype.kind == "f":
         nans = infinite = 0
-        for first, window in read_windows([contents.path], [entry.name], access=access):
-            nans += int(np.count_nonzero(np.isnan(window[entry.name])))
-            infinite += int(np.count_nonzero(np.isinf(window[entry.name])))
-            tell(f"counting NaN in {entry.name}", first + len(window[entry.name]), layout.rows)
+        for window in windows("counting NaN"):
+            nans += int(np.count_nonzero(np.isnan(window)))
+            infinite += int(np.count_nonzero(np.isinf(window)))
     state = ""
     if verify and entry.checksum is not None:
         tell(f"summing up {entry.name}", 0, layout.rows)
         state = "right" if checksum(contents.path, entry.name) == entry.checksum else "wrong"
-    order = "big-endian " if dtype.byteorder == ">" else ""
     return DatasetReport(
         name=entry.name,
         shape=layout.shape,
-        dtype=order + dtype.newbyteorder("=").name,
+        dtype=type_name(layout.dtype),
         storage=layout.storage,
         chunks=layout.chunks,
         filters=layout.filters,
@@ -244,30 +215,18 @@ def _report(
     )
 
 
-def _label_counts(
-    path: str, entry: Entry, access: Access, tell: Callable[[str, int, int], None]
-) -> dict[str, int] | None:
+def type_name(dtype: str) -> str:
+    """Return a type as it is shown: "float32", "big-endian int16"."""
+    kind = np.dtype(dtype)
+    return ("big-endian " if kind.byteorder == ">" else "") + kind.newbyteorder("=").name
+
+
+def _label_counts(entry: Entry, windows: Iterator[np.ndarray]) -> dict[str, int] | None:
     counts: dict[int, int] = {}
     try:
-        for first, window in read_windows([path], [entry.name], access=access):
-            if not count_classes(counts, window[entry.name]):
-                return None
-            tell(
-                f"counting classes in {entry.name}",
-                first + len(window[entry.name]),
-                entry.layout.rows if entry.layout else 0,
-            )
+        if not all(count_classes(counts, window) for window in windows):
+            return None
     except DataError:
         return None
     names = entry.class_names or ()
     return {names[value] if 0 <= value < len(names) else str(value): counts[value] for value in sorted(counts)}
-
-
-def _writer_notes(contents: Contents) -> list[str]:
-    notes = {
-        "MATLAB": "MATLAB counts axes from the other end: its last axis is the first here, which counts the rows",
-        "AnnData": "cells are rows; a column of text in obs is stored as codes (NAME/codes), which can be targets",
-        "pandas": "a fixed-format frame lies in its block*_values, a block a type; tables of the table format have "
-        "to be converted",
-    }
-    return [text for writer, text in notes.items() if contents.writer.startswith(writer)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import h5py
 import numpy as np
@@ -68,9 +68,20 @@ class Contents:
     complete: bool = True
 
     @property
-    def usable(self) -> list[Entry]:
-        """The datasets that can be trained from."""
-        return [entry for entry in self.entries if entry.layout is not None]
+    def usable(self) -> dict[str, DatasetLayout]:
+        """The datasets that can be trained from, by name."""
+        return {entry.name: entry.layout for entry in self.entries if entry.layout is not None}
+
+    def with_rows_of(self, name: str) -> list[DatasetLayout]:
+        """Return the datasets with as many rows as one of them."""
+        usable = self.usable
+        return [layout for layout in usable.values() if layout.rows == usable[name].rows]
+
+    def refuse_unusable(self) -> NoReturn:
+        """Raise the error for a file that holds nothing that could be trained from."""
+        largest = sorted(self.entries, key=lambda entry: -entry.stored_bytes)[:5]
+        problems = "; ".join(f"{shown(entry.name)}: {entry.problem}" for entry in largest)
+        raise DataError(f"{shown(self.path)}: holds nothing that could be trained from. {problems}".rstrip(". "))
 
 
 def list_contents(path: str, access: Access | None = None) -> Contents:
@@ -152,15 +163,17 @@ def _entry(file: h5py.File, path: str, name: str, access: Access) -> Entry:
     except DataError as error:
         here = f"{shown(path)}: dataset {shown(name)}"
         problem = one_line(str(error)).removeprefix(here).removeprefix(shown(path)).lstrip(": ").strip() or problem
-    names, checksum = None, None
-    if layout is not None:
-        names = _class_names(file, name)
-        try:
-            found = file[encoded(name)].attrs.get(CHECKSUM)
-            checksum = int(found) if isinstance(found, np.integer) else None
-        except DAMAGED:
-            checksum = None
+    names = _class_names(file, name) if layout is not None else None
+    checksum = _checksum(file, name) if layout is not None else None
     return Entry(name, shape, one_line(dtype, 200), layout, problem, "", names, stored, checksum)
+
+
+def _checksum(file: h5py.File, name: str) -> int | None:
+    try:
+        found = file[encoded(name)].attrs.get(CHECKSUM)
+    except DAMAGED:
+        return None
+    return int(found) if isinstance(found, np.integer) else None
 
 
 def _class_names(file: h5py.File, name: str) -> tuple[str, ...] | None:
@@ -192,15 +205,12 @@ def _sparse_entry(file: h5py.File, path: str, name: str, kind: str) -> Entry:
         dtype = group["data"].dtype.str
     except DAMAGED as error:
         return Entry(name, None, "", None, f"a sparse matrix that cannot be read: {one_line(str(error))}", kind)
-    how = (
-        "by columns, of which no row can be had by itself; write it by rows (csr)"
-        if kind == "csc_matrix"
-        else "by rows"
-    )
-    way = "" if kind == "csc_matrix" else "; `kerasmem data convert` writes it dense"
-    return Entry(
-        name, shape, dtype, None, f"a sparse matrix of {values:,} values, stored {how}{way}", kind, stored_bytes=stored
-    )
+    how = {
+        "csc_matrix": "by columns, so that no row can be had by itself; write it by rows (csr)",
+        "csr_matrix": "by rows; `kerasmem data convert` writes it dense",
+    }
+    problem = f"a sparse matrix of {values:,} values, stored {how[kind]}"
+    return Entry(name, shape, dtype, None, problem, kind, stored_bytes=stored)
 
 
 def _writer(file: h5py.File, path: str) -> str:
@@ -213,14 +223,12 @@ def _writer(file: h5py.File, path: str) -> str:
             return f"AnnData {_attribute(file, 'encoding-version')}".strip()
         if "_NCProperties" in file.attrs:
             return "netCDF-4"
+        hard = [name for name in list(file)[:100] if isinstance(file.get(name, getlink=True), h5py.HardLink)]
+        items = [file[name] for name in hard]
         if "PYTABLES_FORMAT_VERSION" in file.attrs:
-            groups = [
-                file[name] for name in list(file)[:100] if isinstance(file.get(name, getlink=True), h5py.HardLink)
-            ]
-            return "pandas" if any("pandas_type" in group.attrs for group in groups) else "PyTables"
+            return "pandas" if any("pandas_type" in item.attrs for item in items) else "PyTables"
         if "keras_version" in file.attrs or "layer_names" in file.attrs:
             return "Keras (a model's weights)"
-        items = [file[name] for name in list(file)[:100] if isinstance(file.get(name, getlink=True), h5py.HardLink)]
         if any(_attribute(item, "CLASS") == "DIMENSION_SCALE" or "_Netcdf4Dimid" in item.attrs for item in items):
             return "netCDF-4"
         if any(CHECKSUM in item.attrs for item in items):

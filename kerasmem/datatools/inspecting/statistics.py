@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.datatools.inspecting.inspection import choose_pair, count_classes, together
-from kerasmem.datatools.inspecting.listing import list_contents
+from kerasmem import checks
+from kerasmem.datatools.inspecting.inspection import choose_pair, count_classes
+from kerasmem.datatools.inspecting.listing import Contents, list_contents
 from kerasmem.datatools.inspecting.results import ColumnStats, DataStats
 from kerasmem.datatools.inspecting.rows import read_windows
-from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.layout import plain_name, shown
+from kerasmem.errors import UsageError
+from kerasmem.hdf5.layout import DatasetLayout, plain_name, shown
 from kerasmem.hdf5.settings import Access, read_path
 
 _PIECE_VALUES = 1 << 18  # taken together as float64: they stay in the processor's cache
@@ -57,53 +59,45 @@ def data_stats(
         >>> {label: round(weight, 3) for label, weight in stats["y"].class_weight.items()}
         {0: 0.667, 1: 2.0}
     """
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not np.isfinite(scale):
-        raise UsageError(f"scale: {scale!r} is no finite number")
+    scale = checks.number("scale", scale, least=-math.inf)
     access = Access(allow_external=allow_external)
     contents = list_contents(read_path(path), access)
-    first, second = choose_pair(contents, plain_name(names[0]) if names else None, None)
+    first, second = choose_pair(contents, names[0] if names else None, None)
     if first is None:
-        problems = "; ".join(f"{shown(entry.name)} {entry.problem}" for entry in contents.entries[:5])
-        raise DataError(f"{shown(contents.path)}: holds nothing that could be trained from. {problems}".rstrip(". "))
-    entries = together(contents, first)
-    if names:
-        for name in names:
-            choose_pair(contents, plain_name(name), None)
-        wanted = [plain_name(name) for name in names]
-        entries = [entry for entry in entries if entry.name in wanted]
-        if len(entries) < len(wanted):
-            raise UsageError(
-                f"names: {', '.join(map(shown, wanted))} differ in their number of rows; take them one by one"
-            )
-    columns = {}
-    for entry in entries:
-        assert entry.layout is not None
-        may_be_labels = np.dtype(entry.layout.dtype).kind in "iub" and prod(entry.layout.row_shape) == 1
-        columns[entry.name] = _Moments(entry.layout.row_shape, may_be_labels)
+        contents.refuse_unusable()
+    layouts = _choose_layouts(contents, first, names)
+    columns = {layout.name: _Moments(layout) for layout in layouts}
     rows = 0
-    total = entries[0].layout.rows if entries[0].layout else 0
     for start, window in read_windows([contents.path], list(columns), access=access):
         for name, values in window.items():
             columns[name].add(values)
         rows = start + len(next(iter(window.values())))
         if progress is not None:
-            progress("adding up", rows, total)
-    results = []
-    for entry in entries:
-        assert entry.layout is not None
-        factor = 1.0 if columns[entry.name].counts is not None else float(scale)
-        results.append(columns[entry.name].result(entry.name, entry.layout.dtype, factor))
-    code = _code(contents.path, results, first, second, names, float(scale))
-    return DataStats(contents.path, rows, float(scale), tuple(results), code)
+            progress("adding up", rows, layouts[0].rows)
+    results = tuple(column.result(scale) for column in columns.values())
+    return DataStats(contents.path, rows, scale, results, _code(contents.path, results, first, second, names, scale))
+
+
+def _choose_layouts(contents: Contents, first: str, names: Sequence[str] | None) -> list[DatasetLayout]:
+    """Return the datasets that were named, or all that have as many rows as the first."""
+    found = contents.with_rows_of(first)
+    if not names:
+        return found
+    for name in names:
+        choose_pair(contents, name, None)
+    wanted = [plain_name(name) for name in names]
+    found = [layout for layout in found if layout.name in wanted]
+    if len(found) < len(wanted):
+        raise UsageError(f"names: {', '.join(map(shown, wanted))} differ in their number of rows; take them one by one")
+    return found
 
 
 @dataclass
 class _Moments:
     """Count, mean and sum of squared deviations, a number for each entry of the last axis."""
 
-    shape: tuple[int, ...]
-    labels: bool
-    counts: dict[int, int] | None = None
+    layout: DatasetLayout
+    counts: dict[int, int] | None = None  # rows of each value, while it may be labels
     nans: int = 0
     infinite: int = 0
     low: float = np.inf
@@ -112,13 +106,14 @@ class _Moments:
     _state: tuple[np.ndarray, np.ndarray, np.ndarray] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.counts = {} if self.labels else None
+        may_be_labels = np.dtype(self.layout.dtype).kind in "iub" and prod(self.layout.row_shape) == 1
+        self.counts = {} if may_be_labels else None
 
     def add(self, values: np.ndarray) -> None:
         if self.counts is not None and not count_classes(self.counts, values):
             self.counts = None
         self.rows += len(values)
-        width = self.shape[-1] if self.shape else 1
+        width = self.layout.shape[-1] if self.layout.row_shape else 1
         flat = values.reshape(-1, width)
         step = max(1, _PIECE_VALUES // width)
         for first in range(0, len(flat), step):
@@ -152,17 +147,19 @@ class _Moments:
             squares0 + squares + np.square(shift) * (count0 * count / total),
         )
 
-    def result(self, name: str, dtype: str, scale: float) -> ColumnStats:
+    def result(self, scale: float) -> ColumnStats:
         assert self._state is not None
         count, mean, squares = self._state
+        scale = 1.0 if self.counts is not None else scale
         variance = squares / np.maximum(count, 1)
         known = self.low <= self.high
         ends = sorted((self.low * scale, self.high * scale)) if known else [None, None]
         weights = None
         if self.counts and min(self.counts) >= 0:
             weights = {k: self.rows / (len(self.counts) * n) for k, n in sorted(self.counts.items())}
+        native = np.dtype(self.layout.dtype).newbyteorder("=").name
         return ColumnStats(
-            name=name, shape=self.shape, dtype=np.dtype(dtype).newbyteorder("=").name,
+            name=self.layout.name, shape=self.layout.row_shape, dtype=native,
             mean=tuple((mean * scale).tolist()), variance=tuple((variance * scale**2).tolist()),
             minimum=ends[0], maximum=ends[1], nan_count=self.nans, infinite_count=self.infinite,
             class_counts=dict(sorted(self.counts.items())) if self.counts else None, class_weight=weights,
@@ -193,7 +190,7 @@ def _code(
                 f"[{', '.join(f'{value:.9g}' for value in values)}]" for values in (features.mean, features.variance)
             )
             lines.append(f"normalization = keras.layers.Normalization(axis=-1, mean={mean}, variance={variance})")
-    labels = by_name.get(y) if y is not None else None
+    labels = by_name.get(y or "")
     if labels is not None and labels.class_weight is not None and len(labels.class_weight) > 1:
         if len(labels.class_weight) > _MOST_SHOWN:
             lines += [] if call in lines else [call]

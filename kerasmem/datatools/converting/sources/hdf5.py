@@ -128,9 +128,7 @@ def choose_entries(contents: Contents, wanted: Wanted) -> tuple[list[Entry], lis
     if not able:
         if any(entry.layout is not None for entry in contents.entries):
             wanted.check()
-        largest = sorted(contents.entries, key=lambda entry: -entry.stored_bytes)[:5]
-        problems = "; ".join(f"{shown(entry.name)}: {entry.problem}" for entry in largest)
-        raise DataError(f"{shown(contents.path)}: holds nothing that could be trained from. {problems}".rstrip(". "))
+        contents.refuse_unusable()
     size = rows(max(able, key=lambda entry: (int(np.prod(entry.shape or (0,), dtype=np.float64)), entry.name)))
     chosen = [entry for entry in able if rows(entry) == size]
     notes = []

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from kerasmem.datatools.converting.fields import Field, Piece
+from kerasmem.datatools.converting.raw_files import open_log, read_into, write_at
 
 _COPY_BYTES = 1 << 20  # put in order and written at a time
 
 
-def record_type(fields: Sequence[Field]) -> np.dtype[Any]:
-    """Return a row of all datasets as one record."""
-    return np.dtype([(f"f{number}", field.dtype, field.shape) for number, field in enumerate(fields)])
-
-
-class Spool:
+class BucketFile:
     """A file of runs: rows as they came, sorted by bucket. What is not flushed is lost with the process.
 
     Args:
@@ -36,19 +31,18 @@ class Spool:
 
     def __init__(self, folder: str, fields: Sequence[Field], buckets: int, run_bytes: int, runs: int = 0) -> None:
         self.names = [field.name for field in fields]
-        self.record = record_type(fields)
+        self.record = np.dtype([(f"f{number}", field.dtype, field.shape) for number, field in enumerate(fields)])
         self.buckets = buckets
         self._room = max(1, run_bytes // self.record.itemsize)
         self._rows: np.ndarray | None = None
         self._keys = np.empty(0, np.int32)
         self._filled = 0
-        self._data = os.open(os.path.join(folder, "spool"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._index = os.open(os.path.join(folder, "spool.index"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        os.truncate(self._index, runs * buckets * 4)
-        kept = np.frombuffer(_read(self._index, 0, runs * buckets * 4), np.int32)
-        self._counts = [counts.copy() for counts in kept.reshape(runs, buckets)]
-        self._size = sum(int(counts.sum()) for counts in self._counts) * self.record.itemsize
-        os.truncate(self._data, self._size)
+        self._index = open_log(folder, "buckets.index", runs * buckets * 4)
+        kept = np.empty((runs, buckets), np.int32)
+        read_into(self._index, kept.reshape(-1).view(np.uint8).data, 0)
+        self._counts = list(kept)
+        self._size = int(kept.sum(dtype=np.int64)) * self.record.itemsize
+        self._data = open_log(folder, "buckets", self._size)
 
     @property
     def runs(self) -> int:
@@ -64,10 +58,8 @@ class Spool:
         rows = len(buckets)
         if self._rows is None or self._filled + rows > len(self._rows):
             assert not self._filled
-            self._rows, self._keys = (
-                np.empty(max(self._room, rows), self.record),
-                np.empty(max(self._room, rows), np.int32),
-            )
+            room = max(self._room, rows)
+            self._rows, self._keys = np.empty(room, self.record), np.empty(room, np.int32)
         part = slice(self._filled, self._filled + rows)
         for number, name in enumerate(self.names):
             self._rows[f"f{number}"][part] = piece[name]
@@ -79,18 +71,17 @@ class Spool:
         if not self._filled:
             return 0
         assert self._rows is not None
+        before = self._size
         keys = self._keys[: self._filled]
         order = np.argsort(keys, kind="stable")
         step = max(1, _COPY_BYTES // self.record.itemsize)
         for first in range(0, self._filled, step):
-            data = self._rows[order[first : first + step]]
-            _write(self._data, data, self._size)
-            self._size += data.nbytes
+            self._size += write_at(self._data, self._rows[order[first : first + step]], self._size)
         counts = np.bincount(keys, minlength=self.buckets).astype(np.int32)
-        _write(self._index, counts, self.runs * self.buckets * 4)
+        write_at(self._index, counts, self.runs * self.buckets * 4)
         self._counts.append(counts)
-        written, self._filled = self._filled * self.record.itemsize, 0
-        return written
+        self._filled = 0
+        return self._size - before
 
     def sync(self) -> None:
         """Have what is written reach the disk."""
@@ -112,31 +103,11 @@ class Spool:
         view = rows.view(np.uint8).reshape(-1).data
         at = 0
         for start, size in zip(self._starts[:, bucket].tolist(), self._sizes[:, bucket].tolist(), strict=True):
-            while size:
-                got = os.preadv(self._data, [view[at : at + size]], start)
-                if not got:
-                    raise OSError("the spool was cut off")
-                at, start, size = at + got, start + got, size - got
+            read_into(self._data, view[at : at + size], start)
+            at += size
         return rows
 
     def close(self) -> None:
         """Close the files."""
         os.close(self._data)
         os.close(self._index)
-
-
-def _write(file: int, data: np.ndarray, at: int) -> None:
-    view = data.view(np.uint8).reshape(-1).data
-    done = 0
-    while done < len(view):
-        done += os.pwrite(file, view[done:], at + done)
-
-
-def _read(file: int, at: int, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = os.pread(file, size - len(data), at + len(data))
-        if not part:
-            raise OSError("the spool's index was cut off")
-        data += part
-    return data
