@@ -32,15 +32,7 @@ def refuse_other_files(file: h5py.File, name: str, dataset: h5py.Dataset, seen: 
         raise DataError(f"{here} keeps its data in another file, {other}; {way_out}")
     if not dataset.is_virtual:
         return
-    try:
-        named = dict.fromkeys((source.file_name, source.dset_name) for source in dataset.virtual_sources())
-    except DAMAGED as error:
-        raise DataError(f"{here} is virtual, and its list of sources cannot be read; {way_out}") from error
-    for where, source in named:
-        if where != ".":
-            raise DataError(f"{here} is virtual and reads other files, such as {shown(where)}; {way_out}")
-        if "%" in source:
-            raise DataError(f"{here} is virtual and names its sources by a pattern, {shown(source)}; {way_out}")
+    for source in _sources_inside(here, dataset, way_out):
         if source in seen:
             continue
         seen.add(source)
@@ -53,6 +45,20 @@ def refuse_other_files(file: h5py.File, name: str, dataset: h5py.Dataset, seen: 
             raise DataError(f"{here} is virtual, and its source {shown(source)} cannot be opened") from error
         if isinstance(found, h5py.Dataset):
             refuse_other_files(file, source, found, seen, depth + 1)
+
+
+def _sources_inside(here: str, dataset: h5py.Dataset, way_out: str) -> list[str]:
+    """Return the sources of a virtual dataset, all of them in the file itself."""
+    try:
+        named = dict.fromkeys((source.file_name, source.dset_name) for source in dataset.virtual_sources())
+    except DAMAGED as error:
+        raise DataError(f"{here} is virtual, and its list of sources cannot be read; {way_out}") from error
+    for where, source in named:
+        if where != ".":
+            raise DataError(f"{here} is virtual and reads other files, such as {shown(where)}; {way_out}")
+        if "%" in source:
+            raise DataError(f"{here} is virtual and names its sources by a pattern, {shown(source)}; {way_out}")
+    return [source for _, source in named]
 
 
 def refuse_external_links(file: h5py.File, name: str) -> None:

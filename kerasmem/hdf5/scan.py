@@ -58,24 +58,27 @@ def open_file(path: str, locking: bool | str | None = None) -> h5py.File:
     except PermissionError:
         raise DataError(f"{shown(path)}: no permission to read it") from None
     except DAMAGED as error:
-        reason = one_line(str(error))
-        size = os.path.getsize(path) if os.path.exists(path) else 0
-        if "truncated" in reason:
-            raise DataError(
-                f"{shown(path)}: the file is truncated: it has {size:,} bytes, and its header speaks of more "
-                f"({reason}); copy or write it again"
-            ) from error
-        if any(text in reason for text in _IN_USE):
-            raise DataError(
-                f"{shown(path)}: the file is locked, most likely open for writing somewhere; close it there; where "
-                "the file system has no locks pass locking=False or set HDF5_USE_FILE_LOCKING=FALSE; after a crash of "
-                f"its writer run `h5clear -s FILE` ({reason})"
-            ) from error
-        if size == 0:
-            raise DataError(f"{shown(path)}: the file is empty (0 bytes)") from error
-        if not h5py.is_hdf5(path):
-            raise DataError(f"{shown(path)}: this is no HDF5 file (its signature is missing)") from error
-        raise DataError(f"{shown(path)}: HDF5 cannot open the file: {reason}") from error
+        raise DataError(f"{shown(path)}: {_why_not_open(path, one_line(str(error)))}") from error
+
+
+def _why_not_open(path: str, reason: str) -> str:
+    size = os.path.getsize(path) if os.path.exists(path) else 0
+    if "truncated" in reason:
+        return (
+            f"the file is truncated: it has {size:,} bytes, and its header speaks of more ({reason}); copy or write it "
+            "again"
+        )
+    if any(text in reason for text in _IN_USE):
+        return (
+            "the file is locked, most likely open for writing somewhere; close it there; where the file system has no "
+            "locks pass locking=False or set HDF5_USE_FILE_LOCKING=FALSE; after a crash of its writer run `h5clear -s "
+            f"FILE` ({reason})"
+        )
+    if size == 0:
+        return "the file is empty (0 bytes)"
+    if not h5py.is_hdf5(path):
+        return "this is no HDF5 file (its signature is missing)"
+    return f"HDF5 cannot open the file: {reason}"
 
 
 def scan_files(paths: Sequence[str], names: list[str], access: Access) -> DataLayout:
