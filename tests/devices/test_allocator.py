@@ -75,7 +75,7 @@ def test_without_statistics_there_is_a_reason():
 
 
 def test_another_backend_has_no_device_and_a_reason(monkeypatch):
-    from kerasmem.devices import tracked
+    from kerasmem.devices import tracked_devices as tracked
 
     monkeypatch.setattr(tracked, "_keras_backend", lambda: "jax")
     devices, notes = tracked.tracked_devices()

@@ -488,7 +488,7 @@ def absent_driver():
 @scenario
 def other_backend():
     """Keras on another backend, as far as the logger is told."""
-    from kerasmem.devices import tracked
+    from kerasmem.devices import tracked_devices as tracked
 
     original = tracked._keras_backend
     tracked._keras_backend = lambda: "jax"
