@@ -24,10 +24,9 @@ _AUTOCAST = Borrowed("keras.src.backend", "AutocastScope", feature=_RECOMPUTE, p
 _GET_AUTOCAST = Borrowed("keras.src.backend", "get_autocast_scope", feature=_RECOMPUTE)
 _GET_MASK = Borrowed("keras.src.backend", "get_keras_mask", feature=_RECOMPUTE, parameters=("x",))
 _SET_MASK = Borrowed("keras.src.backend", "set_keras_mask", feature=_RECOMPUTE, parameters=("x", "mask"))
-_GLOBAL_SEED = Borrowed(
-    "keras.src.random.seed_generator", "GLOBAL_SEED_GENERATOR", feature="kerasmem.recompute, kerasmem.fit"
-)
 
+# Keras 3.12 has no constant for it.
+GLOBAL_SEED = "global_seed_generator"
 CALL_CONTEXT = "current_call_ctx"
 STATELESS_SCOPE = "stateless_scope"
 
@@ -113,5 +112,5 @@ def set_mask(tensor: Any, mask: Any) -> None:
 
 def global_seed_state() -> Any:
     """Return the variable of the seed generator that layers and operations share; None where none was made yet."""
-    generator = attribute(_GLOBAL_SEED.get())
+    generator = attribute(GLOBAL_SEED)
     return None if generator is None else generator.state

@@ -127,3 +127,22 @@ def test_a_file_with_recomputed_segments_says_what_is_missing(tmp_path, monkeypa
     monkeypatch.delitem(sys.modules, "kerasmem.models.recomputed", raising=False)
     with pytest.raises(NotAvailableError, match=r"kerasmem\.recompute does not work"):
         estimate(tmp_path / "m.json", method="formula")
+
+
+def test_the_seed_generator_that_layers_share():
+    keras.random.uniform((2,))
+    state = keras_state.global_seed_state()
+    before = state.numpy().copy()
+    keras.random.uniform((2,))
+    assert (state.numpy() != before).any()
+
+
+def test_asking_for_the_functional_class_names_no_layer():
+    """Keras numbers the layers without a name in the order they are made."""
+    keras.backend.clear_session()
+    keras_functional.functional_class.cache_clear()
+    keras_functional.functional_class()
+    assert keras.Input((1,)).name.startswith("keras_tensor")
+    tensor = keras.Input((1,))
+    model = keras.Model(tensor, layers.Identity()(tensor))
+    assert (model.name, model.layers[-1].name) == ("functional", "identity")
