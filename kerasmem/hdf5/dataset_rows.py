@@ -12,10 +12,10 @@ import numpy as np
 
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.delivery import Delivery, Places
-from kerasmem.hdf5.direct.runs import Run, part_of
+from kerasmem.hdf5.direct.runs import RowRun, part_of
+from kerasmem.hdf5.direct.scatter import ScatterRead
 from kerasmem.hdf5.direct.scratch import Scratch
 from kerasmem.hdf5.direct.sources import Outputs
-from kerasmem.hdf5.direct.straight import StraightRead
 from kerasmem.hdf5.files import OpenFiles
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DatasetLayout
@@ -40,16 +40,16 @@ class DatasetRows:
         self._name = name
         self.remote = files.remote
 
-    def read(self, run: Run, outputs: Outputs, scratch: Scratch, claims: Claims = ()) -> None:
+    def read(self, run: RowRun, outputs: Outputs, scratch: Scratch, claims: Claims = ()) -> None:
         """Read rows, counted through the files, into the windows; `claims` are what `claims` returned for them."""
         for (number, here), claim in itertools.zip_longest(self._by_file(run), claims):
             with self._files.use(number) as file, claim or contextlib.nullcontext():
                 file.source(self._name).read(here, outputs, scratch)
 
-    def claims(self, runs: Sequence[Run]) -> list[Claims]:
+    def claims(self, runs: Sequence[RowRun]) -> list[Claims]:
         """Have fetched what will be read of remote files; return for each run the claims, one a file it lies in."""
         parts = [list(self._by_file(run)) for run in runs]
-        by_file: dict[int, list[Run]] = {}
+        by_file: dict[int, list[RowRun]] = {}
         for number, here in itertools.chain.from_iterable(parts):
             by_file.setdefault(number, []).append(here)
         found: dict[int, Iterator[Claim | None]] = {}
@@ -58,22 +58,22 @@ class DatasetRows:
                 found[number] = iter(file.claims(self._name, there))
         return [[next(found[number]) for number, _ in each] for each in parts]
 
-    def _by_file(self, run: Run) -> Iterator[tuple[int, Run]]:
+    def _by_file(self, run: RowRun) -> Iterator[tuple[int, RowRun]]:
         number = int(np.searchsorted(self._starts, run.start, side="right")) - 1
         while run.start < run.stop:
             first, end = int(self._starts[number]), int(self._starts[number + 1])
-            here = Run(run.start - first, min(run.stop, end) - first, run.picked, run.places)
-            rest = Run(run.stop, run.stop, None, slice(0))
+            here = RowRun(run.start - first, min(run.stop, end) - first, run.picked, run.places)
+            rest = RowRun(run.stop, run.stop, None, slice(0))
             if run.stop > end:
                 assert isinstance(run.places, slice)  # blocks lie in one file each; only what stays is read across
                 here = replace(here, places=part_of(run.places, 0, end - run.start))
-                rest = Run(end, run.stop, None, part_of(run.places, end - run.start, run.stop - run.start))
+                rest = RowRun(end, run.stop, None, part_of(run.places, end - run.start, run.stop - run.start))
             yield number, here
             run, number = rest, number + 1
 
     def plan(
         self, rows: np.ndarray, places: Places, target: np.ndarray
-    ) -> Iterator[tuple[int, int, StraightRead | None]]:
+    ) -> Iterator[tuple[int, int, ScatterRead | None]]:
         """Return how to read rows as they lie in the files: for each run of them in one file, first and last, the plan.
 
         The plan is None where the rows do not lie there as they are.
@@ -85,13 +85,13 @@ class DatasetRows:
             with self._files.use(number) as file:
                 offsets = file.source(self._name).offsets(rows[first:last] - self._starts[number])
             part = part_of(places, first, last)
-            yield first, last, None if offsets is None else StraightRead(offsets, part, target)
+            yield first, last, None if offsets is None else ScatterRead(offsets, part, target)
 
-    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
+    def read_scattered(self, plan: ScatterRead, share: tuple[int, int], rows: np.ndarray) -> None:
         """Read a share of what was planned for these rows of one file."""
         number = int(np.searchsorted(self._starts, rows[0], side="right")) - 1
         with self._files.use(number) as file:
-            file.source(self._name).read_straight(plan, share, rows - self._starts[number])
+            file.source(self._name).read_scattered(plan, share, rows - self._starts[number])
 
 
 class ResidentRows:
@@ -118,7 +118,7 @@ class ResidentRows:
                 if len(cells):
                     start = int(self._grid.low(int(cells[0])))
                     stop = min(int(self._grid.high(int(cells[-1]))), len(self.values))
-                    run = Run(start, stop, None, slice(start, stop))
+                    run = RowRun(start, stop, None, slice(start, stop))
                     (claims,) = self._rows.claims([run]) if self._rows.remote else [()]
                     self._rows.read(run, [(self._delivery, self.values)], scratch, claims)
                     self._there[cells] = True

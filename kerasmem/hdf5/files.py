@@ -1,4 +1,4 @@
-"""The files of a data set, of which so many are open at a time as the system allows for."""
+"""The files of a data set, as many of them open at a time as the system allows for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHARE = 8  # one part in so many of the file descriptors that the process may h
 
 
 class OpenFiles:
-    """The files of a data set, of which so many are open at a time as the system allows for.
+    """The files of a data set, as many of them open at a time as the system allows for.
 
     Args:
         layout: what they looked like when the sequence was made.

@@ -1,4 +1,4 @@
-"""Rows cut into cells of equal size, anew in each file. Pure arithmetic on row numbers."""
+"""Rows cut into cells of equal size, file by file. Pure arithmetic on row numbers."""
 
 from __future__ import annotations
 

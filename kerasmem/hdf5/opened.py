@@ -15,7 +15,7 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.codecs import EXTRA, DecodeError, register_filters
 from kerasmem.hdf5.direct.handle import FileHandle, Handle, open_handle
 from kerasmem.hdf5.direct.opening import open_source
-from kerasmem.hdf5.direct.runs import Run
+from kerasmem.hdf5.direct.runs import RowRun
 from kerasmem.hdf5.direct.sources import Refuse, Source
 from kerasmem.hdf5.direct.through_hdf5 import Hdf5Source
 from kerasmem.hdf5.layout import DatasetLayout, FileLayout, one_line, shown
@@ -75,7 +75,7 @@ class OpenFile:
                 total = total + self._file.remote.traffic
             return total + self._handle.traffic if isinstance(self._handle, RemoteHandle) else total
 
-    def claims(self, name: str, runs: Sequence[Run]) -> Sequence[Claim | None]:
+    def claims(self, name: str, runs: Sequence[RowRun]) -> Sequence[Claim | None]:
         """Have fetched what tasks will read of a dataset of the open file, in their order; return a claim for each."""
         source = self.source(name)
         if not isinstance(self._handle, RemoteHandle):
@@ -101,7 +101,7 @@ class OpenFile:
         """
         with self._lock:
             if self._handle is None:
-                self._open_anew()
+                self._open_first()
                 return
             if not self._resting:
                 return
@@ -119,7 +119,7 @@ class OpenFile:
         metadata, its index of chunks and some pieces of its content are as before it is read on, with a warning.
 
         Raises:
-            DataError: the file was cut, replaced or written anew since it was opened.
+            DataError: the file was cut, replaced or rewritten since it was opened.
         """
         with self._lock:
             handle = self._handle
@@ -159,7 +159,7 @@ class OpenFile:
                 self._traffic = self._traffic + file.remote.traffic
             close_file(file)
 
-    def _open_anew(self) -> Handle:
+    def _open_first(self) -> Handle:
         try:
             file = self._hdf5()
             handle = self._handle = self._open_handle()
@@ -193,7 +193,7 @@ class OpenFile:
         self._handle = None  # tasks of another window may still be reading: it goes with the last of them
         self._close_file()
         try:
-            after = self._open_anew()
+            after = self._open_first()
             same = all(self._sources[name].lies_where(source) for name, source in sources.items())
         except DataError as error:
             self._handle, self._sources = before, {}

@@ -233,7 +233,7 @@ def _refuse_filters(here: str, creation: Any) -> None:
             name = shown(_filter_name(creation, index))
             raise DataError(
                 f"{here} is stored with the filter {name} (HDF5 filter {code}), which is not installed here: "
-                f"{bring}write the dataset anew with `h5repack -f GZIP=4 IN OUT` or h5py where it can be read"
+                f"{bring}rewrite the dataset with `h5repack -f GZIP=4 IN OUT` or h5py where it can be read"
             )
 
 

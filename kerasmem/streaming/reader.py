@@ -12,9 +12,9 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.dataset_rows import Claims, DatasetRows, ResidentRows
 from kerasmem.hdf5.direct.delivery import Delivery, Places
-from kerasmem.hdf5.direct.runs import Run, part_of
+from kerasmem.hdf5.direct.runs import RowRun, part_of
+from kerasmem.hdf5.direct.scatter import ScatterRead, can_scatter
 from kerasmem.hdf5.direct.scratch import Scratch
-from kerasmem.hdf5.direct.straight import StraightRead, can_read_straight
 from kerasmem.hdf5.files import OpenFiles
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DataLayout, shown
@@ -138,7 +138,7 @@ class RowReader:
         """Return the tasks for a dataset whose rows are delivered as they lie in the files; None for others."""
         number, *others = self._by_dataset[name]
         column, target = self._columns[number], arrays[number]
-        if others or not self._deliveries[number].plain or not can_read_straight(column.row_bytes):
+        if others or not self._deliveries[number].plain or not can_scatter(column.row_bytes):
             return None
         rows = order.blocks.rows(order.window_order(window))
         tasks: list[Task] = []
@@ -155,18 +155,18 @@ class RowReader:
         rows: np.ndarray,
         places: Places,
         target: np.ndarray,
-        plan: StraightRead,
+        plan: ScatterRead,
         share: tuple[int, int],
     ) -> Task:
         def task(scratch: Scratch) -> None:
-            self._rows[name].read_straight(plan, share, rows)
+            self._rows[name].read_scattered(plan, share, rows)
             if self._check_finite:
                 column = self._columns[self._by_dataset[name][0]]
                 self._refuse_not_finite(column, rows[slice(*share)], target[part_of(places, *share)])
 
         return task
 
-    def _announce(self, names: Sequence[str], order: EpochOrder, window: int, runs: Sequence[Run]) -> list[Claims]:
+    def _announce(self, names: Sequence[str], order: EpochOrder, window: int, runs: Sequence[RowRun]) -> list[Claims]:
         """Have fetched what the tasks of a window will read, and after it what those of the next one will.
 
         The link is idle neither while the last rows of a window are put into place nor while they are waited for.
@@ -183,12 +183,12 @@ class RowReader:
                 self._next = None
             return claims
 
-    def _claims(self, names: Sequence[str], runs: Sequence[Run]) -> list[Claims]:
+    def _claims(self, names: Sequence[str], runs: Sequence[RowRun]) -> list[Claims]:
         """Return the claims of the tasks, in their order: run by run, and name by name for each."""
         by_name = [self._rows[name].claims(runs) for name in names]
         return [claims for each in zip(*by_name, strict=True) for claims in each]
 
-    def _from_file(self, name: str, run: Run, arrays: Sequence[np.ndarray], claims: Claims) -> Task:
+    def _from_file(self, name: str, run: RowRun, arrays: Sequence[np.ndarray], claims: Claims) -> Task:
         dataset = self._rows[name]
         numbers = self._by_dataset[name]
         outputs = [(self._deliveries[number], arrays[number]) for number in numbers]
@@ -234,14 +234,14 @@ class RowReader:
         )
 
 
-def _runs(order: EpochOrder, window: int, places: Places) -> Iterator[Run]:
+def _runs(order: EpochOrder, window: int, places: Places) -> Iterator[RowRun]:
     """Return the runs of rows that a window's blocks are."""
     done = 0
     for block in order.window_order(window).tolist():
         start, stop = order.blocks.span(block)
         picked = order.blocks.picked(block)
         count = stop - start if picked is None else len(picked)
-        yield Run(start, stop, picked, part_of(places, done, done + count))
+        yield RowRun(start, stop, picked, part_of(places, done, done + count))
         done += count
 
 

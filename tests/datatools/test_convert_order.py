@@ -10,7 +10,7 @@ from converted import content, rows_of
 
 from kerasmem import convert_data
 from kerasmem.datatools.converting.sizing import choose_chunk_rows
-from kerasmem.datatools.converting.splitting import Drawn, Grouped, read_split, share_out
+from kerasmem.datatools.converting.splitting import GroupedSplit, RandomSplit, read_split, share_out
 from kerasmem.errors import DataError, UsageError
 
 ROWS = 6000
@@ -150,9 +150,9 @@ def test_shares_add_up(rows):
 def test_a_draw_goes_on_from_its_state():
     counts = {3: 500, 7: 300}
     keys = np.random.default_rng(0).permutation(np.repeat([3, 7], [500, 300]))
-    whole = Drawn(counts, [0.6, 0.4], 5)
+    whole = RandomSplit(counts, [0.6, 0.4], 5)
     parts = [whole.deal(number, keys[number * 100 : number * 100 + 100], 100) for number in range(8)]
-    first, second = Drawn(counts, [0.6, 0.4], 5), Drawn(counts, [0.6, 0.4], 5)
+    first, second = RandomSplit(counts, [0.6, 0.4], 5), RandomSplit(counts, [0.6, 0.4], 5)
     for number in range(3):
         first.deal(number, keys[number * 100 : number * 100 + 100], 100)
     second.restore(first.state())
@@ -162,7 +162,7 @@ def test_a_draw_goes_on_from_its_state():
 
 def test_large_groups_level_out():
     sizes = np.random.default_rng(0).zipf(1.5, 300).clip(max=4000)
-    parts = Grouped({k: int(size) for k, size in enumerate(sizes)}, [0.8, 0.1, 0.1], 0).sizes
+    parts = GroupedSplit({k: int(size) for k, size in enumerate(sizes)}, [0.8, 0.1, 0.1], 0).sizes
     assert np.allclose(np.array(parts) / sum(parts), [0.8, 0.1, 0.1], atol=0.01)
 
 

@@ -11,7 +11,7 @@ from kerasmem import checks
 from kerasmem.datatools.converting.casting import saved_bytes
 from kerasmem.datatools.converting.chunk_store import copy_attributes
 from kerasmem.datatools.converting.encoding import read_compression
-from kerasmem.datatools.converting.fields import Wanted
+from kerasmem.datatools.converting.fields import ColumnFilter
 from kerasmem.datatools.converting.job import Job, folder_of
 from kerasmem.datatools.converting.planning import Progress, WritePlan, check_space, fingerprint, make_plan
 from kerasmem.datatools.converting.results import Conversion, WrittenDataset
@@ -125,7 +125,7 @@ def convert_data(
         group=group,
         narrow=checks.flag("narrow_integers", narrow_integers),
     )
-    wanted = Wanted(columns, settings.drop, [settings.key] if settings.key else [])
+    wanted = ColumnFilter(columns, settings.drop, [settings.key] if settings.key else [])
     options = ReadOptions(
         wanted=wanted,
         tables=TableOptions(header, delimiter, tuple(text), wanted.keeps),

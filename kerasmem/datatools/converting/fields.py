@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -37,15 +36,6 @@ class Field:
         """Bytes of one row."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
-    @property
-    def may_be_classes(self) -> bool:
-        """Whether a row is one whole number or boolean."""
-        return np.dtype(self.dtype).kind in "iub" and prod(self.shape) == 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the field as plain texts, numbers and lists, ready for JSON."""
-        return asdict(self)
-
 
 Piece = dict[str, np.ndarray]
 """Some rows: an array of equal length a field, by name."""
@@ -71,7 +61,7 @@ def check_name(name: str, where: str) -> str:
 
 
 def check_names(fields: Sequence[Field], where: str) -> None:
-    """Refuse names of which one would be a dataset and a group at once, or two datasets."""
+    """Refuse a name that would be a dataset and a group at once, or two datasets."""
     names = [field.name for field in fields]
     twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
     if twice is not None:
@@ -186,7 +176,7 @@ def join_piece(piece: Piece, joins: Sequence[Join]) -> Piece:
     return result
 
 
-class Wanted:
+class ColumnFilter:
     """Which columns of the sources matter, so that the others need not be fit for anything.
 
     Args:

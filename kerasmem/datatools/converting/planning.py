@@ -12,11 +12,11 @@ import numpy as np
 
 from kerasmem.datatools.converting.casting import written_type
 from kerasmem.datatools.converting.chunk_store import Target
-from kerasmem.datatools.converting.fields import Field, Join, Wanted, check_names, choose_fields
+from kerasmem.datatools.converting.fields import ColumnFilter, Field, Join, check_names, choose_fields
 from kerasmem.datatools.converting.settings import WriteSettings
 from kerasmem.datatools.converting.sizing import Sizes, choose_chunk_rows, choose_sizes
 from kerasmem.datatools.converting.sources.protocol import RowSource, even_pieces
-from kerasmem.datatools.converting.splitting import Assignment, Drawn, Grouped
+from kerasmem.datatools.converting.splitting import GroupedSplit, RandomSplit, Split
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.units import format_size
@@ -50,7 +50,7 @@ class WritePlan:
     joins: tuple[Join, ...]
     rows: int
     parts: tuple[str, ...]
-    assignment: Assignment
+    assignment: Split
     sizes: Sizes
     targets: tuple[Target, ...]
     buckets: tuple[int, ...]
@@ -74,7 +74,7 @@ def make_plan(source: RowSource, settings: WriteSettings, *, threads: int, progr
         DataError: the columns cannot be written.
         UsageError: the settings do not fit the source.
     """
-    wanted = Wanted(settings.columns, settings.drop, ())
+    wanted = ColumnFilter(settings.columns, settings.drop, ())
     kept = [field for field in source.fields if wanted.keeps(field.name)]
     limits = _find_limits(source, kept, progress) if settings.narrow else {}
     cast = [
@@ -89,11 +89,11 @@ def make_plan(source: RowSource, settings: WriteSettings, *, threads: int, progr
     key = _key_column(source, joins, settings)
     counts = {0: source.rows} if key is None else _count_keys(source, key, progress)
     shares = list(settings.shares.values())
-    assignment: Assignment
+    assignment: Split
     if settings.group is not None:
-        assignment = Grouped(counts, shares, settings.seed)
+        assignment = GroupedSplit(counts, shares, settings.seed)
     else:
-        assignment = Drawn(counts, shares, settings.seed)
+        assignment = RandomSplit(counts, shares, settings.seed)
     for name, size in zip(settings.shares, assignment.sizes, strict=True):
         if not size:
             raise UsageError(f"split: no rows are left for {name!r} of {source.rows:,}; give it a larger share")
@@ -132,7 +132,7 @@ def check_space(plan: WritePlan, folder: str, *, shuffle: bool, packs: bool) -> 
     needed = plan.rows * plan.row_bytes * (int(shuffle) + int(not packs))
     free = shutil.disk_usage(folder).free
     if needed > free:
-        why = ", of which half is for shuffling" if shuffle and not packs else ""
+        why = ", half of it for shuffling" if shuffle and not packs else ""
         raise DataError(
             f"{shown(os.path.abspath(folder))}: has {format_size(free)} free, and {format_size(needed)} are "
             f"needed{why}; "

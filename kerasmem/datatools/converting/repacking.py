@@ -1,4 +1,4 @@
-"""`repack_data`: an HDF5 file written anew, in chunks that stream well."""
+"""`repack_data`: an HDF5 file rewritten in chunks that stream well."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import h5py
 from kerasmem import checks
 from kerasmem.datatools.converting.conversion import available_threads, write_data
 from kerasmem.datatools.converting.encoding import read_compression
-from kerasmem.datatools.converting.fields import Wanted
+from kerasmem.datatools.converting.fields import ColumnFilter
 from kerasmem.datatools.converting.planning import Progress
 from kerasmem.datatools.converting.results import Reading, Repacking
 from kerasmem.datatools.converting.settings import WriteSettings
@@ -41,7 +41,7 @@ def repack_data(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Repacking:
-    """Write an HDF5 file anew, in whole rows and chunks of about 1 MiB, compressed as asked for.
+    """Rewrite an HDF5 file in whole rows and chunks of about 1 MiB, compressed as asked for.
 
     Types are kept (in little-endian) and so are attributes that are numbers or texts. Datasets that cannot be trained
     from, or have another number of rows, are left out and named. For the rest this is `convert_data`.
@@ -88,7 +88,7 @@ def repack_data(
         memory=parse_size(memory, field="memory"),
         keep_float64=not checks.flag("float32", float32),
     )
-    wanted = Wanted(columns, settings.drop, [])
+    wanted = ColumnFilter(columns, settings.drop, [])
     budget = settings.memory // 8
     options = ReadOptions(wanted, allow_external=allow_external, threads=available_threads(), budget=budget)
     before = read_reading(source, settings.batch_size)

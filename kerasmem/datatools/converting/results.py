@@ -109,7 +109,7 @@ class Reading(Record, what="reading", also=("amplification",)):
 
 @dataclass(frozen=True)
 class Repacking(Record, what="repacking"):
-    """A file written anew.
+    """A rewritten file.
 
     Args:
         conversion: what was read and written.

@@ -72,7 +72,7 @@ def share_out(count: int, shares: Sequence[float]) -> list[int]:
     return whole
 
 
-class Assignment(Protocol):
+class Split(Protocol):
     """Says for the rows of each piece, asked one after another from the first, to which part they go."""
 
     sizes: list[int]
@@ -93,7 +93,7 @@ class Assignment(Protocol):
         """Go on from what `state` returned."""
 
 
-class Drawn:
+class RandomSplit:
     """Exact shares of all rows, or of the rows of each class, drawn as from an urn without putting back.
 
     Args:
@@ -132,7 +132,7 @@ class Drawn:
         self._left = np.array(state, np.int64).reshape(self._left.shape)
 
 
-class Grouped:
+class GroupedSplit:
     """Whole groups: all rows of one go to the same part, and the parts come close to their shares.
 
     Args:

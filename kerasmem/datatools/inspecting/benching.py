@@ -38,7 +38,7 @@ def bench_data(
     """Return what `H5ChunkSequence` delivers from a file here, and what limits it.
 
     An epoch over the first rows of the file is run with the system's cache of it emptied (where that is possible) and
-    then several times with the file in the cache, of which the best counts. Beside that the steps are timed by
+    then several times with the file in the cache; the best of these counts. Beside that the steps are timed by
     themselves, with as many threads as in training: the bytes from the disk and from the cache, unpacking, conversion;
     what remains is copying rows into windows and batches.
 

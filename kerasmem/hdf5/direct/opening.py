@@ -14,7 +14,7 @@ from kerasmem.hdf5.direct.codecs import DecodeError
 from kerasmem.hdf5.direct.handle import Handle
 from kerasmem.hdf5.direct.pipeline import Pipeline
 from kerasmem.hdf5.direct.scratch import PIECE_BYTES
-from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Refuse, RowBytes, Source
+from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Refuse, Source
 from kerasmem.hdf5.direct.through_hdf5 import Hdf5Source
 
 _PROBED = 4096  # bytes compared where a user block makes places in the file doubtful
@@ -55,7 +55,7 @@ def open_source(
         return other
     if layout == h5py.h5d.CONTIGUOUS:
         offset = dataset.id.get_offset()
-        return other if offset is None else ContiguousSource(RowBytes(handle, shape[1:], dtype), base + offset, refuse)
+        return other if offset is None else ContiguousSource(handle, shape[1:], dtype, refuse, base + offset)
     if layout != h5py.h5d.CHUNKED or chunks is None or dataset.id.get_num_chunks() > MOST_CHUNKS:
         return other
     chunk = chunks + shape[len(chunks) :]

@@ -12,7 +12,7 @@ from kerasmem.hdf5.direct.delivery import Places
 
 
 @dataclass(frozen=True)
-class Run:
+class RowRun:
     """Rows to be read: `start` to `stop` of the file, all or those picked, and where they go in a window."""
 
     start: int
@@ -20,7 +20,7 @@ class Run:
     picked: np.ndarray | None
     places: Places
 
-    def cells(self, size: int) -> Iterator[Run]:
+    def cells(self, size: int) -> Iterator[RowRun]:
         """Return the parts that lie in one cell each of a grid of `size` rows, without what is not picked."""
         if self.picked is None and self.start // size == (self.stop - 1) // size:
             yield self
@@ -36,9 +36,9 @@ class Run:
                 inside = self.picked[first:last]
                 low, high = self.start + int(inside[0]), self.start + int(inside[-1]) + 1
                 picked = None if high - low == last - first else inside - inside[0]
-            yield Run(low, high, picked, part_of(self.places, first, last))
+            yield RowRun(low, high, picked, part_of(self.places, first, last))
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[RowRun]:
         """Return the parts without gaps."""
         if self.picked is None:
             yield self
@@ -47,7 +47,7 @@ class Run:
         bounds = [0, *breaks.tolist(), len(self.picked)]
         for first, last in itertools.pairwise(bounds):
             low = self.start + int(self.picked[first])
-            yield Run(low, low + last - first, None, part_of(self.places, first, last))
+            yield RowRun(low, low + last - first, None, part_of(self.places, first, last))
 
 
 def part_of(places: Places, first: int, last: int) -> Places:

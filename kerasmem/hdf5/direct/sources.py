@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,9 +15,9 @@ from kerasmem.hdf5.direct.codecs import DecodeError
 from kerasmem.hdf5.direct.delivery import Delivery
 from kerasmem.hdf5.direct.handle import Handle, view_of
 from kerasmem.hdf5.direct.pipeline import Pipeline
-from kerasmem.hdf5.direct.runs import Run
+from kerasmem.hdf5.direct.runs import RowRun
+from kerasmem.hdf5.direct.scatter import ScatterRead
 from kerasmem.hdf5.direct.scratch import PIECE_BYTES, SCATTER_BYTES, Scratch
-from kerasmem.hdf5.direct.straight import StraightRead
 from kerasmem.units import KIB
 
 _SKIP_BYTES = 64 * KIB  # in data without chunks, shorter gaps are read along
@@ -29,23 +30,28 @@ Outputs = Sequence[tuple[Delivery, np.ndarray]]
 """What to make of the rows of a dataset, and the window's array for it; one a column."""
 
 
-class Source(Protocol):
+class Source(ABC):
     """Reads rows of one dataset. Any number of threads may do so at a time."""
 
-    def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
+    @abstractmethod
+    def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
+
+    @abstractmethod
+    def lies_where(self, other: Source) -> bool:
+        """Return whether the data known to `other`, made earlier, still lies where it did."""
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
         """Return where in the file each row begins; None where not all lie there as they are."""
+        return None
 
-    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
+    def read_scattered(self, plan: ScatterRead, share: tuple[int, int], rows: np.ndarray) -> None:
         """Read a share of what was planned with `offsets` of these rows."""
+        raise NotImplementedError
 
-    def extents(self, run: Run) -> Iterator[tuple[int, int]]:
+    def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return where in the file all that `read` may read lies, and how many bytes; nothing where nobody knows."""
-
-    def lies_where(self, other: Source) -> bool:
-        """Return whether the data known to `other`, made earlier, still lies where it did."""
+        return iter(())
 
 
 class RowBytes:
@@ -64,14 +70,14 @@ class RowBytes:
         self.size = prod(shape) * dtype.itemsize
         self.scatters = handle.scatters
 
-    def extents(self, offset: int, run: Run) -> Iterator[tuple[int, int]]:
-        """Return where rows lie of which the first of the run lies at `offset`."""
+    def extents(self, offset: int, run: RowRun) -> Iterator[tuple[int, int]]:
+        """Return where rows lie; the first of the run lies at `offset`."""
         parts = [run] if run.picked is None else run.cells(max(1, _SKIP_BYTES // self.size))
         for part in parts:
             yield offset + (part.start - run.start) * self.size, (part.stop - part.start) * self.size
 
-    def read(self, offset: int, run: Run, outputs: Outputs, scratch: Scratch) -> None:
-        """Read rows of which the first of the run lies at `offset`."""
+    def read(self, offset: int, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
+        """Read rows; the first of the run lies at `offset`."""
         size = self.size
         delivery, target = outputs[0]
         if len(outputs) == 1 and delivery.plain:
@@ -89,15 +95,7 @@ class RowBytes:
             for delivery, target in outputs:
                 delivery.put(rows, part.picked, target, part.places, scratch)
 
-    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray, refuse: Refuse) -> None:
-        """Read a share of rows whose places in the file are known."""
-        try:
-            plan.read(self._handle, share)
-        except (EOFError, OSError) as error:
-            first, last = share
-            refuse(int(rows[first:last].min()), int(rows[first:last].max()) + 1, str(error), error)
-
-    def _scatter(self, offset: int, run: Run, target: np.ndarray) -> None:
+    def _scatter(self, offset: int, run: RowRun, target: np.ndarray) -> None:
         """Let the kernel put each row into its place."""
         size, count = self.size, run.stop - run.start
         window = view_of(target)
@@ -108,25 +106,52 @@ class RowBytes:
         self._handle.read(views, offset, count * size)
 
 
-class ContiguousSource:
-    """A dataset in one run of bytes, with no filters.
+class DirectSource(Source):
+    """A dataset whose rows are read past HDF5.
 
     Args:
-        rows: how to read its rows.
-        offset: where in the file it begins.
+        handle: the file.
+        shape: shape of a row.
+        dtype: type as stored.
         refuse: raises the error for rows that cannot be read.
     """
 
-    def __init__(self, rows: RowBytes, offset: int, refuse: Refuse) -> None:
-        self._rows = rows
-        self.offset = offset
+    def __init__(self, handle: Handle, shape: tuple[int, ...], dtype: np.dtype[Any], refuse: Refuse) -> None:
+        self._handle = handle
         self._refuse = refuse
+        self._rows = RowBytes(handle, shape, dtype)
+
+    def read_scattered(self, plan: ScatterRead, share: tuple[int, int], rows: np.ndarray) -> None:
+        """Read a share of what was planned with `offsets` of these rows."""
+        try:
+            plan.read(self._handle, share)
+        except (EOFError, OSError) as error:
+            first, last = share
+            self._refuse(int(rows[first:last].min()), int(rows[first:last].max()) + 1, str(error), error)
+
+
+class ContiguousSource(DirectSource):
+    """A dataset in one run of bytes, with no filters.
+
+    Args:
+        handle: the file.
+        shape: shape of a row.
+        dtype: type as stored.
+        refuse: raises the error for rows that cannot be read.
+        offset: where in the file it begins.
+    """
+
+    def __init__(
+        self, handle: Handle, shape: tuple[int, ...], dtype: np.dtype[Any], refuse: Refuse, offset: int
+    ) -> None:
+        super().__init__(handle, shape, dtype, refuse)
+        self.offset = offset
 
     def lies_where(self, other: Source) -> bool:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
         return isinstance(other, ContiguousSource) and other.offset == self.offset
 
-    def extents(self, run: Run) -> Iterator[tuple[int, int]]:
+    def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return where the rows lie."""
         return self._rows.extents(self.offset + run.start * self._rows.size, run)
 
@@ -134,11 +159,7 @@ class ContiguousSource:
         """Return where in the file each row begins; None where that is of no use."""
         return self.offset + rows * self._rows.size if self._rows.scatters else None
 
-    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
-        """Read a share of what was planned with `offsets` of these rows."""
-        self._rows.read_straight(plan, share, rows, self._refuse)
-
-    def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
+    def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
         try:
             self._rows.read(self.offset + run.start * self._rows.size, run, outputs, scratch)
@@ -146,7 +167,7 @@ class ContiguousSource:
             self._refuse(run.start, run.stop, str(error), error)
 
 
-class ChunkedSource:
+class ChunkedSource(DirectSource):
     """A dataset in chunks whose filters are known here.
 
     Args:
@@ -176,7 +197,7 @@ class ChunkedSource:
         other: Source,
         refuse: Refuse,
     ) -> None:
-        self._handle = handle
+        super().__init__(handle, shape[1:], dtype, refuse)
         self.index = index
         self._chunk = chunk
         self._shape = shape
@@ -185,9 +206,7 @@ class ChunkedSource:
         self._filtered = filtered
         self._fill = fill
         self._other = other
-        self._refuse = refuse
         self._bytes = prod(chunk) * dtype.itemsize
-        self._rows = RowBytes(handle, shape[1:], dtype)
 
     def lies_where(self, other: Source) -> bool:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
@@ -201,11 +220,7 @@ class ChunkedSource:
         chunks = self.index.offsets(cells, self._bytes)
         return None if chunks is None else chunks + inside * self._rows.size
 
-    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
-        """Read a share of what was planned with `offsets` of these rows."""
-        self._rows.read_straight(plan, share, rows, self._refuse)
-
-    def extents(self, run: Run) -> Iterator[tuple[int, int]]:
+    def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return where the chunks lie, or of those without filters the rows."""
         for part in run.cells(self._chunk[0]):
             for chunk in self.index.row_of_chunks(part.start // self._chunk[0]):
@@ -216,7 +231,7 @@ class ChunkedSource:
                 else:
                     yield from self._rows.extents(chunk.offset + part.start % self._chunk[0] * self._rows.size, part)
 
-    def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
+    def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
         for part in run.cells(self._chunk[0]):
             try:
@@ -227,7 +242,7 @@ class ChunkedSource:
             except (EOFError, OSError, DecodeError, ValueError, OverflowError) as error:
                 self._refuse(part.start, part.stop, str(error), error)
 
-    def _read_chunk(self, chunk: Chunk, run: Run, outputs: Outputs, scratch: Scratch) -> None:
+    def _read_chunk(self, chunk: Chunk, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
         skipped = run.start % self._chunk[0]
         if chunk.offset is None:
             if self._fill is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -11,15 +11,14 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.runs import Run
+from kerasmem.hdf5.direct.runs import RowRun
 from kerasmem.hdf5.direct.scratch import Scratch
 from kerasmem.hdf5.direct.sources import Outputs, Refuse, Source
-from kerasmem.hdf5.direct.straight import StraightRead
 from kerasmem.hdf5.layout import one_line
 from kerasmem.hdf5.links import DAMAGED
 
 
-class Hdf5Source:
+class Hdf5Source(Source):
     """A dataset that is read by HDF5: one thread at a time, whatever the storage.
 
     Args:
@@ -51,18 +50,7 @@ class Hdf5Source:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
         return isinstance(other, Hdf5Source)
 
-    def extents(self, run: Run) -> Iterator[tuple[int, int]]:
-        """Return nothing: where the rows lie is HDF5's affair."""
-        return iter(())
-
-    def offsets(self, rows: np.ndarray) -> None:
-        """Return None: where the rows lie is HDF5's affair."""
-
-    def read_straight(self, plan: StraightRead, share: tuple[int, int], rows: np.ndarray) -> None:
-        """Not for data whose `offsets` are not known."""
-        raise NotImplementedError
-
-    def read(self, run: Run, outputs: Outputs, scratch: Scratch) -> None:
+    def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
         for part in run.cells(self._cell):
             with self._reading:

@@ -211,7 +211,7 @@ class S3Object(RemoteObject):
 
 
 class OtherObject(RemoteObject):
-    """An object of a file system of which nothing is known but what all of fsspec's have.
+    """An object of a file system that has no more than all of fsspec's have.
 
     No answer says which version it is, so the version is asked for before what was read is used.
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from kerasmem.datatools.converting.fields import Field, Piece, Wanted, check_name
+from kerasmem.datatools.converting.fields import ColumnFilter, Field, Piece, check_name
 from kerasmem.datatools.converting.sources.protocol import RowSource
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import one_line, shown
@@ -37,7 +37,7 @@ class ArraySource(RowSource):
         DataError: it is no such file, or holds what cannot be read without unpickling it.
     """
 
-    def __init__(self, path: str, name: str | None, wanted: Wanted) -> None:
+    def __init__(self, path: str, name: str | None, wanted: ColumnFilter) -> None:
         super().__init__(shown(path), path)
         try:
             if zipfile.is_zipfile(path):

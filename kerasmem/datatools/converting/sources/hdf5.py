@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import h5py
 import numpy as np
 
-from kerasmem.datatools.converting.fields import Field, Piece, Wanted, check_name
+from kerasmem.datatools.converting.fields import ColumnFilter, Field, Piece, check_name
 from kerasmem.datatools.converting.sources.combined import SideBySideSource
 from kerasmem.datatools.converting.sources.protocol import RowSource, rows_in
 from kerasmem.datatools.inspecting.listing import Contents, Entry, list_contents
@@ -89,7 +89,7 @@ class SparseSource(RowSource):
         return out
 
 
-def open_hdf5(path: str, *, allow_external: bool, wanted: Wanted, budget: int) -> RowSource:
+def open_hdf5(path: str, *, allow_external: bool, wanted: ColumnFilter, budget: int) -> RowSource:
     """Return the datasets of a file that have as many rows as its largest one.
 
     Args:
@@ -113,7 +113,7 @@ def open_hdf5(path: str, *, allow_external: bool, wanted: Wanted, budget: int) -
     return result
 
 
-def choose_entries(contents: Contents, wanted: Wanted) -> tuple[list[Entry], list[str]]:
+def choose_entries(contents: Contents, wanted: ColumnFilter) -> tuple[list[Entry], list[str]]:
     """Return the datasets that make rows together, and what is said about those left out."""
 
     def rows(entry: Entry) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import h5py
 
-from kerasmem.datatools.converting.fields import Wanted
+from kerasmem.datatools.converting.fields import ColumnFilter
 from kerasmem.datatools.converting.sources.arrays import ArraySource
 from kerasmem.datatools.converting.sources.combined import combine
 from kerasmem.datatools.converting.sources.hdf5 import open_hdf5
@@ -34,7 +34,7 @@ _NAMED = re.compile(r"([A-Za-z_][\w./-]*)=(.+)", re.DOTALL)
 class ReadOptions:
     """Everything that says how sources are read."""
 
-    wanted: Wanted
+    wanted: ColumnFilter
     tables: TableOptions = field(default_factory=TableOptions)
     images: ImageOptions = field(default_factory=ImageOptions)
     follow_links: bool = False

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.datatools.converting.fields import Field, Piece, Wanted, check_name
+from kerasmem.datatools.converting.fields import ColumnFilter, Field, Piece, check_name
 from kerasmem.datatools.converting.sources.image_decoding import (
     ImageOptions,
     decode_alike,
@@ -46,7 +46,7 @@ class RecordSource(RowSource):
         DataError: the file is damaged, or its records are no Examples of one kind.
     """
 
-    def __init__(self, path: str, images: ImageOptions, wanted: Wanted, threads: int) -> None:
+    def __init__(self, path: str, images: ImageOptions, wanted: ColumnFilter, threads: int) -> None:
         super().__init__(shown(path), path)
         self._path, self._options, self._threads = path, images, threads
         with open(path, "rb") as file:
@@ -108,7 +108,7 @@ class RecordSource(RowSource):
             out[number] = np.frombuffer(text, np.uint8)
         return out
 
-    def _look(self, wanted: Wanted) -> tuple[Field, ...]:
+    def _look(self, wanted: ColumnFilter) -> tuple[Field, ...]:
         import tensorflow as tf
 
         try:

@@ -13,20 +13,20 @@ import pytest
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
 from kerasmem.hdf5.direct import handle as handles
-from kerasmem.hdf5.direct import straight
+from kerasmem.hdf5.direct import scatter
 from kerasmem.hdf5.direct.handle import FileHandle, view_of
-from kerasmem.hdf5.direct.sources import RowBytes
-from kerasmem.hdf5.direct.straight import StraightRead, _pieces
+from kerasmem.hdf5.direct.scatter import ScatterRead, _pieces
+from kerasmem.hdf5.direct.sources import DirectSource
 
 WIDTH = 300  # values: 1,200 bytes a row
 
 
 @pytest.fixture(autouse=True)
-def straight_reads(monkeypatch):
+def scattered_reads(monkeypatch):
     """Count the shares that are read this way; every test but those that say otherwise has some."""
     shares = []
-    read = RowBytes.read_straight
-    monkeypatch.setattr(RowBytes, "read_straight", lambda *given: (shares.append(given), read(*given))[1])
+    read = DirectSource.read_scattered
+    monkeypatch.setattr(DirectSource, "read_scattered", lambda *given: (shares.append(given), read(*given))[1])
     return shares
 
 
@@ -52,7 +52,7 @@ def test_rows_go_to_their_places(tmp_path, in_order):
     rows = np.sort(np.random.default_rng(1).choice(3000, 2500, replace=False))
     target = np.zeros((2600, 64), np.uint8)
     places = slice(50, 2550) if in_order else 50 + np.random.default_rng(2).permutation(2500)
-    plan = StraightRead(6 + rows * 64, places, target)
+    plan = ScatterRead(6 + rows * 64, places, target)
     handle = FileHandle(str(path), path.stat().st_size)
     for share in plan.shares():
         plan.read(handle, share)
@@ -66,7 +66,7 @@ def test_reads_that_bring_less_than_asked_go_on(tmp_path, monkeypatch):
     stored = np.random.default_rng(0).integers(0, 255, (500, 100), np.uint8)
     path.write_bytes(stored.tobytes())
     real, calls = handles._preadv, itertools.count()
-    monkeypatch.setattr(straight, "MOST_VIEWS", 50)
+    monkeypatch.setattr(scatter, "MOST_VIEWS", 50)
 
     def reluctant(number, vectors, count, offset):
         kind = next(calls) % 3
@@ -78,7 +78,7 @@ def test_reads_that_bring_less_than_asked_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(handles, "_preadv", reluctant)
     target = np.zeros((500, 100), np.uint8)
     places = np.random.default_rng(2).permutation(500)
-    plan = StraightRead(np.arange(500) * 100, places, target)
+    plan = ScatterRead(np.arange(500) * 100, places, target)
     handle = FileHandle(str(path), path.stat().st_size)
     for share in plan.shares():
         plan.read(handle, share)
@@ -91,7 +91,7 @@ def test_what_the_system_refuses_is_an_error(tmp_path, monkeypatch):
     handle = FileHandle(str(path), 1000)
     target = np.zeros((10, 100), np.uint8)
     with pytest.raises(EOFError, match="ends at byte 1,000"):
-        plan = StraightRead(np.arange(10) * 100 + 50, np.arange(10)[::-1].copy(), target)
+        plan = ScatterRead(np.arange(10) * 100 + 50, np.arange(10)[::-1].copy(), target)
         plan.read(handle, next(iter(plan.shares())))
 
     def fails(*given):
@@ -116,7 +116,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("chunks", [None, 7, 64])
-def test_batches_are_the_files_rows(numbered, straight_reads, settings, chunks):
+def test_batches_are_the_files_rows(numbered, scattered_reads, settings, chunks):
     path = numbered(rows=400, chunks=chunks, width=WIDTH)
     stream = H5ChunkSequence(path, batch_size=16, memory_budget="360KiB", **settings)
     for epoch in range(2):
@@ -124,10 +124,10 @@ def test_batches_are_the_files_rows(numbered, straight_reads, settings, chunks):
         expected = np.concatenate([stream.batch_rows(place, epoch) for place in range(len(stream))])
         x, y = (np.concatenate(each) for each in zip(*got, strict=True))
         assert np.array_equal(y, expected) and (x == expected[:, None]).all()
-    assert straight_reads, "none of the rows was read straight"
+    assert scattered_reads, "none of the rows was scattered by the kernel"
 
 
-def test_several_files_one_after_another(write, straight_reads):
+def test_several_files_one_after_another(write, scattered_reads):
     x = np.repeat(np.arange(300, dtype=np.float32)[:, None], WIDTH, axis=1)
     paths = [
         write("a.h5", x=x[:90], chunks=16),
@@ -136,18 +136,18 @@ def test_several_files_one_after_another(write, straight_reads):
     ]
     stream = H5ChunkSequence(paths[:2], y=None, batch_size=16, memory_budget="200KiB")
     assert sorted(row[0] for (batch,) in stream.next_epoch() for row in batch) == list(range(100))
-    assert straight_reads
+    assert scattered_reads
     stream = H5ChunkSequence(paths, y=None, batch_size=16, memory_budget="600KiB")  # one of them has to be unpacked
     rows = np.concatenate([batch[:, 0] for (batch,) in stream.next_epoch()])
     assert sorted(rows) == list(range(300))
 
 
-def test_rows_that_change_on_their_way_or_are_small_are_not(numbered, straight_reads):
+def test_rows_that_change_on_their_way_or_are_small_are_not(numbered, scattered_reads):
     for settings, width in (({"scale": 0.5}, WIDTH), ({"dtype": "float64"}, WIDTH), ({}, 3)):
         path = numbered(rows=100, chunks=8, width=width, name=f"{width}{list(settings)}.h5")
         stream = H5ChunkSequence(path, batch_size=16, **settings)
         assert sum(len(y) for _, y in stream.next_epoch()) == 100
-    assert not straight_reads
+    assert not scattered_reads
 
 
 def test_chunks_that_were_never_written(tmp_path):
@@ -164,14 +164,14 @@ def test_chunks_that_were_never_written(tmp_path):
 
 
 @pytest.mark.parametrize("chunks", [None, 8])
-def test_values_that_are_refused_are_named(write, straight_reads, chunks):
+def test_values_that_are_refused_are_named(write, scattered_reads, chunks):
     x = np.ones((100, WIDTH), np.float32)
     x[61, 5] = np.nan
     path = write(x=x, chunks=chunks)
     stream = H5ChunkSequence(path, y=None, batch_size=10, memory_budget="150KiB", nan_policy="error")
     with pytest.raises(DataError, match="row 61"):
         list(stream.next_epoch())
-    assert straight_reads
+    assert scattered_reads
 
 
 def test_a_file_cut_meanwhile_is_named(numbered):
@@ -184,8 +184,8 @@ def test_a_file_cut_meanwhile_is_named(numbered):
         list(epoch)
 
 
-def test_without_the_systems_call_rows_are_read_all_the_same(numbered, straight_reads, monkeypatch):
-    monkeypatch.setattr(straight, "CAN_SCATTER", False)
+def test_without_the_systems_call_rows_are_read_all_the_same(numbered, scattered_reads, monkeypatch):
+    monkeypatch.setattr(scatter, "CAN_SCATTER", False)
     stream = H5ChunkSequence(numbered(rows=200, chunks=8, width=WIDTH), batch_size=16, memory_budget="150KiB")
     rows = [(x[:, 0], y) for x, y in stream.next_epoch()]
-    assert all(np.array_equal(x, y) for x, y in rows) and not straight_reads
+    assert all(np.array_equal(x, y) for x, y in rows) and not scattered_reads

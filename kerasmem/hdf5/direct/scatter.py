@@ -18,12 +18,12 @@ from kerasmem.hdf5.direct.scratch import SCATTER_BYTES
 _SHARE_BYTES = 4 << 20  # what a thread takes on at a time
 
 
-def can_read_straight(row_bytes: int) -> bool:
+def can_scatter(row_bytes: int) -> bool:
     """Return whether rows of so many bytes are worth reading this way, and whether this system can."""
     return CAN_SCATTER and row_bytes >= SCATTER_BYTES
 
 
-class StraightRead:
+class ScatterRead:
     """Rows of one file into a window, in shares for any number of threads.
 
     Args:
