@@ -74,7 +74,8 @@ class Question:
                 method, self.model, self.training, self.structure, self.inputs, self.inferred, self.batch_size,
                 self.mode,
             )  # fmt: skip
-        from kerasmem.estimation.elsewhere import gpu_target_outcome, probe_outcome
+        from kerasmem.estimation.gpu_target.need import gpu_target_outcome
+        from kerasmem.estimation.probe.probing import probe_outcome
         from kerasmem.models.request import request_for
 
         compiles = True if method == "gpu-target" else jit_compile

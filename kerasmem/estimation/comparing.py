@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, LayerMemory, MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
+from kerasmem.records import Record, renamed
 
 WITHIN, EXCEEDED = "within the limit", "exceeds the limit"
 _WORDS = {FITS: WITHIN, DOES_NOT_FIT: EXCEEDED, TOO_CLOSE: TOO_CLOSE}
 
 
-@dataclass(frozen=True)
-class Difference:
+@dataclass(frozen=True, kw_only=True)
+class Difference(Record, what="difference", also=("change",)):
     """A category or a layer in both estimates; None where one does not have it, or does not know its bytes.
 
     Attributes:
@@ -28,7 +28,7 @@ class Difference:
     """
 
     name: str
-    class_name: str
+    class_name: str = renamed("class")
     before: int | None
     after: int | None
     is_in: str = "both"
@@ -63,7 +63,7 @@ class LimitVerdict:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Record, what="comparison", version=FORMAT_VERSION):
     """Two estimates and what differs between them.
 
     Attributes:
@@ -81,25 +81,6 @@ class Comparison:
     layers: tuple[Difference, ...]
     limits: tuple[LimitVerdict, ...] = ()
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as JSON-ready data, sizes in integer bytes."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "before": self.before.to_dict(),
-            "after": self.after.to_dict(),
-            "categories": [_row(each) for each in self.categories],
-            "layers": [_row(each) for each in self.layers],
-            "limits": [asdict(each) for each in self.limits],
-            "notes": list(self.notes),
-        }
-
-
-def _row(difference: Difference) -> dict[str, Any]:
-    row = asdict(difference)
-    return {"class" if key == "class_name" else key: value for key, value in row.items()} | {
-        "change": difference.change
-    }
 
 
 def compare_reports(
@@ -120,10 +101,10 @@ def compare_reports(
         max_increase_ratio: the same as a share of the first: 0.05 is 5 %.
     """
     categories = [
-        Difference(name, "", getattr(before.bytes, name), getattr(after.bytes, name)) for name in Bytes.CATEGORIES
+        Difference(name=name, class_name="", before=getattr(before.bytes, name), after=getattr(after.bytes, name))
+        for name in (*Bytes.CATEGORIES, "total")
     ]
     known = [each for each in categories if (each.before, each.after) != (None, None)]
-    known.append(Difference("total", "", before.bytes.total, after.bytes.total))
     layers = sorted(_layers(before.layers, after.layers), key=lambda each: -abs(each.change or 0))
     limits = []
     if budget is not None:
@@ -149,7 +130,7 @@ def _increase(before: Bytes, after: Bytes, limit: int) -> LimitVerdict:
     return LimitVerdict("increase", limit, low, high, TOO_CLOSE if high is None or high > limit else WITHIN)
 
 
-def _layers(before: Iterable[LayerMemory], after: Iterable[LayerMemory]) -> Iterator[Difference]:
+def _layers(before: Iterable[LayerMemory], after: Iterable[LayerMemory]) -> list[Difference]:
     """Pair layers of the same name and class; then, in order, those that differ in Keras's number only."""
     first, second = list(before), list(after)
     pairs: list[tuple[LayerMemory, LayerMemory]] = []
@@ -167,12 +148,22 @@ def _layers(before: Iterable[LayerMemory], after: Iterable[LayerMemory]) -> Iter
         second = left
         paired = {id(a) for a, _ in pairs}
         first = [row for row in first if id(row) not in paired]
-    for a, b in pairs:
-        yield Difference(a.name if a.name == b.name else f"{a.name} → {b.name}", b.class_name, a.bytes, b.bytes)
-    for row in first:
-        yield Difference(row.name, row.class_name, row.bytes, None, "first")
-    for row in second:
-        yield Difference(row.name, row.class_name, None, row.bytes, "second")
+    rows: list[tuple[LayerMemory | None, LayerMemory | None]] = [*pairs]
+    rows += [(row, None) for row in first] + [(None, row) for row in second]
+    return [_difference(a, b) for a, b in rows]
+
+
+def _difference(before: LayerMemory | None, after: LayerMemory | None) -> Difference:
+    shown = after or before
+    assert shown is not None
+    is_renamed = before is not None and before.name != shown.name
+    return Difference(
+        name=f"{before.name} → {shown.name}" if before is not None and is_renamed else shown.name,
+        class_name=shown.class_name,
+        before=None if before is None else before.bytes,
+        after=None if after is None else after.bytes,
+        is_in="second" if before is None else "first" if after is None else "both",
+    )
 
 
 def _name(row: LayerMemory) -> tuple[str, str]:

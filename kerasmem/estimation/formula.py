@@ -44,7 +44,11 @@ def formula(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train")
 
     Example:
         >>> from kerasmem.estimation.report import LayerMemory
-        >>> dense = LayerMemory("dense", "Dense", (None, 10), 10_250, 10_250, 10, 40, 41_000, "float32", 1, "layer")
+        >>> dense = LayerMemory(
+        ...     name="dense", class_name="Dense", output_shape=(None, 10), parameters=10_250,
+        ...     trainable_parameters=10_250, activation_elements=10, activation_bytes=40, weight_bytes=41_000,
+        ...     dtype="float32", uses=1, kind="layer",
+        ... )
         >>> formula([dense], batch_size=32).total_bytes
         84560
     """

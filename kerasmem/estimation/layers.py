@@ -274,7 +274,7 @@ def _layer_row(record: _Record, batch_size: int, counted: dict[int, str]) -> Lay
 
 def _nested(record: _Record, batch_size: int) -> NestedModel:
     shape = _batchless(record.outputs[0][0], batch_size) if record.outputs else None
-    return NestedModel(record.path, type(record.layer).__name__, shape, record.uses)
+    return NestedModel(name=record.path, class_name=type(record.layer).__name__, output_shape=shape, uses=record.uses)
 
 
 def _batchless(shape: tuple[int | None, ...], batch_size: int) -> tuple[int | None, ...]:

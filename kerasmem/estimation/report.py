@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-from kerasmem.errors import InputError, check_format
 from kerasmem.models.op_names import Instant
+from kerasmem.records import Record, renamed
 
 FORMAT_VERSION = 1
 
@@ -83,7 +82,7 @@ class Formula:
     copies: int = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerMemory:
     """One layer.
 
@@ -105,22 +104,22 @@ class LayerMemory:
     """
 
     name: str
-    class_name: str
+    class_name: str = renamed("class")
     output_shape: tuple[int | None, ...] | None
     parameters: int
-    trainable_parameters: int
     activation_elements: int | None
+    bytes_at_peak: int | None = None
+    bytes: int | None = None
+    trainable_parameters: int
     activation_bytes: int | None
     weight_bytes: int
     dtype: str | None
     uses: int
     kind: str
     inputs: tuple[str, ...] = ()
-    bytes: int | None = None
-    bytes_at_peak: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NestedModel:
     """A model, or a layer made of layers, inside the model; its layers have rows of their own.
 
@@ -132,7 +131,7 @@ class NestedModel:
     """
 
     name: str
-    class_name: str
+    class_name: str = renamed("class")
     output_shape: tuple[int | None, ...] | None
     uses: int
 
@@ -192,7 +191,7 @@ class Unmodelled:
 
 
 @dataclass(frozen=True)
-class MemoryReport:
+class MemoryReport(Record, what="estimate", version=FORMAT_VERSION):
     """How much memory a training step needs, by one method.
 
     `to_dict` gives the object that `kerasmem estimate --json` prints; `from_dict` reads it back.
@@ -206,64 +205,7 @@ class MemoryReport:
     nested: tuple[NestedModel, ...] = ()
     device: DeviceVerdict | None = None
     unmodelled: tuple[Unmodelled, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     pool: Pool | None = None
     instant: Instant | None = None
     alternatives: tuple[Alternative, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON-ready data, sizes in integer bytes."""
-        data: dict[str, Any] = _plain(asdict(self))
-        data["layers"] = [{key: layer[key] for key in _LAYER_ORDER} for layer in data["layers"]]
-        return {"format_version": FORMAT_VERSION, **data}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> MemoryReport:
-        """Read what `to_dict` gave; fields that this version does not know are passed over.
-
-        Raises:
-            InputError: it is no such report, or of a later format.
-        """
-        check_format("report", data, FORMAT_VERSION)
-        try:
-            return cls(
-                model=_build(ModelFacts, data["model"]),
-                settings=_build(Settings, data["settings"]),
-                bytes=_build(Bytes, data["bytes"]),
-                formula=_build(Formula, data["formula"]),
-                layers=tuple(_shaped(LayerMemory, item) for item in data["layers"]),
-                nested=tuple(_shaped(NestedModel, item) for item in data.get("nested", [])),
-                device=_build(DeviceVerdict, data["device"]) if data.get("device") else None,
-                unmodelled=tuple(_build(Unmodelled, item) for item in data.get("unmodelled", [])),
-                notes=tuple(data.get("notes", [])),
-                pool=_build(Pool, data["pool"]) if data.get("pool") else None,
-                instant=_build(Instant, data["instant"]) if data.get("instant") else None,
-                alternatives=tuple(_build(Alternative, item) for item in data.get("alternatives", [])),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"report: not a kerasmem estimate ({type(error).__name__}: {error})") from error
-
-
-_LAYER_ORDER = (
-    "name", "class", "output_shape", "parameters", "activation_elements", "bytes_at_peak",
-    "bytes", "trainable_parameters", "activation_bytes", "weight_bytes", "dtype", "uses", "kind",
-    "inputs",
-)  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    """Return the value as JSON has it: lists for tuples, and `class` for what Python cannot call so."""
-    if isinstance(value, dict):
-        return {"class" if key == "class_name" else key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _shaped(cls: Any, data: Mapping[str, Any]) -> Any:
-    shape, inputs = data["output_shape"], tuple(data.get("inputs", ()))
-    shape = None if shape is None else tuple(shape)
-    return _build(cls, {**data, "class_name": data["class"], "output_shape": shape, "inputs": inputs})
-
-
-def _build(cls: Any, data: Mapping[str, Any]) -> Any:
-    known = {each.name for each in fields(cls)}
-    return cls(**{key: value for key, value in data.items() if key in known})

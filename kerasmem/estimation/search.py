@@ -8,13 +8,13 @@ from then on. It stops where what is left is a small share of the size: a batch 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from kerasmem.errors import InputError, UsageError, check_format
+from kerasmem.errors import UsageError
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, DeviceVerdict, MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
 from kerasmem.estimation.verification import Trial
+from kerasmem.records import Record
 
 MOST_EVALUATIONS = 40
 TOLERANCE = 0.01  # of the size: below 100 every size is told apart
@@ -196,7 +196,7 @@ def _found(asked: Mapping[int, Bytes], available_bytes: int, minimum: int, step:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchResult(Record, what="search", version=FORMAT_VERSION):
     """How large a model, or its batch, can get on a device.
 
     Attributes:
@@ -218,39 +218,3 @@ class SearchResult:
     report: MemoryReport
     notes: tuple[str, ...] = ()
     trials: tuple[Trial, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON-ready data, sizes in integer bytes."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "vary": self.vary,
-            "largest": self.largest,
-            "fails_from": self.fails_from,
-            "device": asdict(self.device),
-            "evaluations": [asdict(each) for each in self.evaluations],
-            "report": self.report.to_dict(),
-            "notes": list(self.notes),
-            "trials": [asdict(each) for each in self.trials],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SearchResult:
-        """Read what `to_dict` gave.
-
-        Raises:
-            InputError: it is no such result, or of a later format.
-        """
-        check_format("search", data, FORMAT_VERSION)
-        try:
-            return cls(
-                data["vary"],
-                data["largest"],
-                data["fails_from"],
-                DeviceVerdict(**data["device"]),
-                tuple(Evaluation(**each) for each in data["evaluations"]),
-                MemoryReport.from_dict(data["report"]),
-                tuple(data["notes"]),
-                tuple(Trial(**each) for each in data.get("trials", ())),
-            )
-        except (KeyError, TypeError) as error:
-            raise InputError(f"search: not a kerasmem result ({type(error).__name__}: {error})") from error

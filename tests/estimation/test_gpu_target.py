@@ -10,7 +10,8 @@ from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import find_card
 from kerasmem.devices.gpu_specs import OLDEST_CAPABILITY, capability_specs, card_specs, has_spec
 from kerasmem.errors import InputError, MissingExtraError, UsageError
-from kerasmem.estimation.gpu_target import hlo, plan, targets, worker
+from kerasmem.estimation.compiled import hlo
+from kerasmem.estimation.gpu_target import plan, targets, worker
 from kerasmem.estimation.gpu_target.need import WORKSPACE_LIMIT, gpu_need, workspace_interval
 from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, gpu_target_plan
 from kerasmem.models.request import ModelRequest
@@ -185,7 +186,7 @@ def test_the_allocator_is_asked_for_each_variant():
 def test_recomputation_is_said_with_what_it_saves():
     squeezed = Variant(True, True, 0, 0, 0, 1000, recomputed=True)
     need = gpu_need(made([squeezed, Variant(False, True, 0, 0, 0, 1500)], notes=("assumed",)))
-    assert (need.total, need.plan_high) == (1000, 1500)
+    assert (need.total, need.high) == (1000, 1500)
     assert any("recomputes" in note and "1,500 B" in note for note in need.notes)
     assert need.notes[-1] == "assumed"
     assert not any("recomputes" in note for note in gpu_need(made([Variant(True, True, 0, 0, 0, 1)])).notes)
@@ -200,7 +201,8 @@ ANSWER = {
     ],
     "arguments": {"trainable": [4, 8], "inputs": [16]},
     "live": [{"bytes": 5, "operation": "o", "layer": "l", "phase": "forward"}],
-    "instant": {"operation": "jit(train_step)/transpose(jvp(l))/mul", "layer": "l", "phase": "backward"},
+    "instant": {"text": "while computing the gradient of l", "operation": "jit(train_step)/transpose(jvp(l))/mul",
+                "layer": "l", "phase": "backward"},
     "convolutions": [[7, "c"]], "notes": ["n"], "seconds": 2.0, "host_bytes": 3,
 }  # fmt: skip
 

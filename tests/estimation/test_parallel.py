@@ -29,9 +29,9 @@ def test_one_device_is_nothing_special():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ((0,), "whole number from 1"),
-        ((True,), "whole number from 1"),
-        ((2.0,), "whole number from 1"),
+        ((0,), "replicas: 0 is too small; it must be 1 or more"),
+        ((True,), "replicas: True is not a whole number"),
+        ((2.0,), r"replicas: 2.0 is not a whole number"),
         ((2, "pipeline"), "choose from data, model"),
         ((1, "model"), "nothing to divide"),
         ((1, "data", True), "--shard-optimizer needs --replicas"),
@@ -186,7 +186,7 @@ ANSWER = {
     ],
     "collectives": [{"kind": "all-reduce", "count": 1, "bytes": 80, "largest": 80}],
     "live": [{"bytes": 250, "operation": "x", "layer": "a", "phase": "backward"}],
-    "instant": {"operation": "jit(train_step)/a/dot", "layer": "a", "phase": "forward"},
+    "instant": {"text": "while computing a", "operation": "jit(train_step)/a/dot", "layer": "a", "phase": "forward"},
     "notes": ["assumed"],
 }  # fmt: skip
 
@@ -194,7 +194,7 @@ ANSWER = {
 def test_a_devices_share_is_divided_and_named():
     asked = Parallelism(2, "model")
     weights = {"trainable": [(600, "a"), (100, "a")]}
-    found = device_outcome(DevicePlan.from_answer(ANSWER), asked, ["a"], weights)
+    found = device_outcome(DevicePlan.from_dict(ANSWER), asked, ["a"], weights)
     assert (found.method, found.execution) == ("xla", "xla")
     assert found.total == 512 + 256 + 512 + 256 + 256 + 512  # each rounded up to 256
     assert found.low < found.total <= found.high
@@ -211,7 +211,7 @@ def test_a_devices_share_is_divided_and_named():
 
 def test_an_answer_of_another_kind_is_refused():
     with pytest.raises(InputError, match="device plan"):
-        DevicePlan.from_answer({"argument": 1})
+        DevicePlan.from_dict({"argument": 1})
 
 
 def test_the_child_gets_as_many_devices_as_asked_for(monkeypatch):

@@ -1,4 +1,4 @@
-"""From XLA's plan to what a step needs on the card: the plan, and an interval for each thing that it leaves out. Pure.
+"""From XLA's plan to what a step needs on the card: the plan, and an interval for each thing that it leaves out.
 
 Nothing here was fitted to measurements. Each interval is a rule with its reason, and what has no rule is named without
 bytes.
@@ -6,11 +6,16 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant
-from kerasmem.estimation.report import Unmodelled
+from kerasmem.devices.cards import Card
+from kerasmem.estimation.compiled.planned import Weights, add_weights, allocated, divide, requests, with_row
+from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, gpu_target_plan
+from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.replay import smallest_limit
+from kerasmem.estimation.report import Pool, Unmodelled
+from kerasmem.models.request import ModelRequest
 from kerasmem.units import GIB
 
 # What XLA lets cuDNN have for one convolution unless TF_CUDNN_WORKSPACE_LIMIT_IN_MB says otherwise: 4096 MiB, by
@@ -37,8 +42,6 @@ class GpuNeed:
         low: the least: of all variants, with the lower ends of the intervals, and none of it wasted by the allocator
             (where it holds all of the card's memory from the start, its waste is next to nothing).
         high: the most: of all variants, with the upper ends.
-        plan_low: the least of the variants alone.
-        plan_high: the most of the variants alone.
         intervals: what is added to the variants' ends.
         unmodelled: what costs memory and has no bytes here.
         notes: how the figures came about.
@@ -47,11 +50,48 @@ class GpuNeed:
     total: int
     low: int
     high: int
-    plan_low: int
-    plan_high: int
     intervals: tuple[Interval, ...]
     unmodelled: tuple[Unmodelled, ...]
     notes: tuple[str, ...]
+
+
+def gpu_target_outcome(
+    request: ModelRequest,
+    card: Card,
+    rows: Collection[str] = (),
+    weights: Weights | None = None,
+) -> Outcome:
+    """Return what the step needs on a card by XLA's plan for it, its buffers put through the allocator's rules.
+
+    Args:
+        request: the model and its training.
+        card: a card of the catalogue.
+        rows: names of the layers in the report; what belongs to another one counts as the row that has it inside.
+        weights: for "trainable" and "non_trainable" each weight's bytes and row, in the model's order.
+
+    Raises:
+        MissingExtraError: the compiler for NVIDIA's GPUs is not installed.
+        KerasmemError: there is no plan; the message says why.
+    """
+    plan = gpu_target_plan(request, card)
+    need = gpu_need(plan, lambda variant: allocated(_requests(plan, variant)).peak - variant.total)
+    allocator = allocated(_requests(plan, plan.likely))
+    limit = max(smallest_limit(_requests(plan, each)) for each in plan.variants)
+    within = plan.likely.temp + plan.likely.output - plan.likely.alias
+    categories, layers = divide(plan.arguments, plan.live, within, frozenset(rows))
+    add_weights(layers, weights or {}, plan.arguments, plan.arguments)
+    categories["allocator"] = need.total - sum(categories.values())
+    return Outcome(
+        "gpu-target", "xla", need.total, need.low, max(need.high, limit),
+        Pool(plan.likely.total, need.total, allocator.reserved, None, limit),
+        categories, layers, with_row(plan.instant, frozenset(rows)),
+        need.unmodelled,
+        (*need.notes, *(f"{each.what}: up to {each.high:,} B more ({each.why})" for each in need.intervals)),
+    )  # fmt: skip
+
+
+def _requests(plan: GpuPlan, variant: Variant) -> list[tuple[int, int]]:
+    return requests(plan.arguments, variant.output - variant.alias, variant.temp)
 
 
 def gpu_need(plan: GpuPlan, allocator_bytes: Callable[[Variant], int] | None = None) -> GpuNeed:
@@ -68,8 +108,6 @@ def gpu_need(plan: GpuPlan, allocator_bytes: Callable[[Variant], int] | None = N
         total=sizes[0],
         low=min(each.total for each in plan.variants) + sum(each.low for each in intervals),
         high=max(sizes) + sum(each.high for each in intervals),
-        plan_low=min(sizes),
-        plan_high=max(sizes),
         intervals=intervals,
         unmodelled=_unmodelled(plan, allocator_bytes is not None),
         notes=_notes(plan),

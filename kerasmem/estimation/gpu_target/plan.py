@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from kerasmem.devices.cards import Card
-from kerasmem.errors import InputError, MissingExtraError
-from kerasmem.estimation.gpu_target.hlo import BACKWARD, OPTIMIZER, LiveBuffer
+from kerasmem.errors import MissingExtraError
+from kerasmem.estimation.compiled.hlo import LiveBuffer
+from kerasmem.estimation.compiled.planned import DEFAULT_MEMORY_LIMIT, DEFAULT_TIMEOUT, ENVIRONMENT
 from kerasmem.estimation.gpu_target.targets import check_target, target_text
 from kerasmem.estimation.gpu_target.worker import EXTRA, FEATURE, missing_parts
 from kerasmem.models.op_names import Instant
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import run_child
-from kerasmem.units import GIB
+from kerasmem.records import Record
 
 WORKER = "kerasmem.estimation.gpu_target.worker"
-DEFAULT_TIMEOUT = 600.0
-DEFAULT_MEMORY_LIMIT = 8 * GIB
-
 # XLA writes matrix products with Triton from Ampere on; before, there is nothing to choose.
 _TRITON_CAPABILITY = (8, 0)
-# The worker must reach no GPU, no other backend, and no settings meant for the program that the user trains with.
-_ENVIRONMENT = {
-    "KERAS_BACKEND": "jax",
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "CUDA_VISIBLE_DEVICES": "-1",
-    "JAX_ENABLE_COMPILATION_CACHE": "false",
-}
 
 
 @dataclass(frozen=True)
@@ -64,7 +52,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class GpuPlan:
+class GpuPlan(Record, what="GPU plan"):
     """What XLA plans for a step on a card.
 
     Attributes:
@@ -88,7 +76,7 @@ class GpuPlan:
     live: tuple[LiveBuffer, ...] = ()
     instant: Instant | None = None
     convolutions: tuple[tuple[int, str], ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     seconds: float = 0.0
     host_bytes: int = 0
 
@@ -96,36 +84,6 @@ class GpuPlan:
     def likely(self) -> Variant:
         """The plan that XLA makes by itself for this card."""
         return self.variants[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON-ready data."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> GpuPlan:
-        """Read what `to_dict` gave, or what the worker answered beside the card.
-
-        Raises:
-            InputError: it is no such plan.
-        """
-        try:
-            instant = data.get("instant")
-            return cls(
-                card=data["card"],
-                memory_bytes=data["memory_bytes"],
-                variants=tuple(Variant(**each) for each in data["variants"]),
-                arguments={name: tuple(sizes) for name, sizes in data["arguments"].items()},
-                live=tuple(LiveBuffer(**each) for each in data.get("live", ())),
-                instant=None
-                if instant is None
-                else instant_of(instant["operation"], instant["layer"], instant["phase"]),
-                convolutions=tuple((size, operation) for size, operation in data.get("convolutions", ())),
-                notes=tuple(data.get("notes", ())),
-                seconds=data.get("seconds", 0.0),
-                host_bytes=data.get("host_bytes", 0),
-            )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InputError(f"GPU plan: not what kerasmem writes ({type(error).__name__}: {error})") from error
 
 
 def gpu_target_plan(
@@ -162,14 +120,5 @@ def gpu_target_plan(
         "target": target_text(card, memory),
         "has_triton": card.compute_capability >= _TRITON_CAPABILITY,
     }
-    answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=_ENVIRONMENT)
+    answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=ENVIRONMENT)
     return GpuPlan.from_dict({"card": card.key, "memory_bytes": memory, **answer})
-
-
-def instant_of(operation: str, layer: str | None, phase: str | None) -> Instant:
-    """Return the moment at which an operation runs, with its words for people."""
-    what = layer or operation.rpartition("/")[2]
-    text = f"while computing the gradient of {what}" if phase == BACKWARD else f"while computing {what}"
-    if phase == OPTIMIZER:
-        text = "while the optimizer updates the weights"
-    return Instant(text, operation, layer, phase)

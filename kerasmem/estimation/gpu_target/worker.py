@@ -10,24 +10,29 @@ import importlib.util
 import resource
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kerasmem.errors import KerasmemError, MissingExtraError
-from kerasmem.estimation.gpu_target.hlo import (
-    convolution_bytes,
-    is_recomputed,
-    live_buffers,
-    operation_names,
-    origin,
-    peak_of,
+from kerasmem.errors import MissingExtraError
+from kerasmem.estimation.compiled.child import (
+    argument_bytes,
+    at_peak,
+    compile_lowered,
+    dump_to,
+    first_line,
+    lower,
+    planned_bytes,
+    shaped,
 )
-from kerasmem.estimation.gpu_target.step import JaxStep, jax_step
+from kerasmem.estimation.compiled.hlo import convolution_bytes, is_recomputed
+from kerasmem.estimation.compiled.step import JaxStep, jax_step
 from kerasmem.models.backend import allow_jax, import_keras
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.processes.task import ChildFailure, serve
+
+Describe = Callable[[str], dict[str, Any]]
 
 FEATURE, EXTRA = "compiling for a GPU that is not there", "gpu-targets"
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
@@ -96,7 +101,7 @@ def _device(target: str) -> Any:
     try:
         return topologies.get_topology_desc("target", "cuda", target_config=target, topology="1x1x1").devices[0]
     except NotImplementedError as error:
-        raise ChildFailure(f"this version of JAX does not compile without a device ({_first_line(error)})") from error
+        raise ChildFailure(f"this version of JAX does not compile without a device ({first_line(error)})") from error
 
 
 def _lower(step: JaxStep, device: Any) -> tuple[Any, dict[str, list[int]]]:
@@ -104,92 +109,41 @@ def _lower(step: JaxStep, device: Any) -> tuple[Any, dict[str, list[int]]]:
     import jax
 
     place = jax.sharding.SingleDeviceSharding(device)
-
-    def shaped(tensor: Any) -> Any:
-        dtype = jax.dtypes.canonicalize_dtype(tensor.dtype)
-        return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype, sharding=place)
-
-    state, data = import_keras().tree.map_structure(shaped, (step.state, step.data))
-    sizes = {
-        name: [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(group)]
-        for name, group in zip((*step.groups, "inputs"), (*state, data), strict=True)
-    }
-    try:
-        lowered = jax.jit(step.function, donate_argnums=() if step.keeps_state else 0).lower(state, data)
-    except KerasmemError:
-        raise
-    except Exception as error:
-        raise ChildFailure(f"the step cannot be traced on JAX: {type(error).__name__}: {_first_line(error)}") from error
-    return lowered, sizes
+    given = (step.state, step.data)
+    state, data = import_keras().tree.map_structure(lambda tensor: shaped(tensor, place), given)
+    return lower(step, state, data), argument_bytes(step, state, data, lambda leaf: leaf.size * leaf.dtype.itemsize)
 
 
 def _compile_all(lowered: Any, options: dict[str, Any], has_triton: bool, step: JaxStep) -> dict[str, Any]:
     """Compile the variants that differ: two at a time, as XLA's compiler spends most of its time in one thread."""
-    details: dict[str, Any] = {}
+
+    def variant(limited: bool, triton: bool, more: dict[str, Any], describe: Describe | None = None) -> dict[str, Any]:
+        begin = time.monotonic()
+        compiled = compile_lowered(lowered, {**options, **more}, "this target")
+        seconds, module = time.monotonic() - begin, compiled.as_text()
+        if describe is not None:
+            described.update(describe(module))
+        return {
+            "limited": limited, "triton": triton, **planned_bytes(compiled), "recomputed": is_recomputed(module),
+            "seconds": seconds,
+        }  # fmt: skip
+
+    described: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, ThreadPoolExecutor(2) as pool:
-        dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        first = pool.submit(_compile, lowered, {**options, **dump})
-        second = pool.submit(_compile, lowered, {**options, **_NO_TRITON}) if has_triton else None
-        compiled, seconds = first.result()
-        module = compiled.as_text()
-        details = _details(module, Path(folder), step)
-        variants = [_variant(compiled, seconds, module, limited=True, triton=has_triton)]
-        del compiled
-        if second is not None:
-            other, seconds = second.result()
-            variants.append(_variant(other, seconds, other.as_text(), limited=True, triton=False))
-            del other, second
+
+        def describe(module: str) -> dict[str, Any]:
+            convolutions = [list(each) for each in convolution_bytes(module)]
+            return {**at_peak(module, folder, step), "convolutions": convolutions}
+
+        wanted = [pool.submit(variant, True, has_triton, dump_to(folder), describe)]
+        if has_triton:
+            wanted.append(pool.submit(variant, True, False, _NO_TRITON))
+        variants = [each.result() for each in wanted]
         if any(each["recomputed"] for each in variants):
-            for each, (free, seconds) in zip(
-                list(variants),
-                pool.map(
-                    lambda triton: _compile(lowered, {**options, **_NO_LIMIT, **({} if triton else _NO_TRITON)}),
-                    [each["triton"] or not has_triton for each in variants],
-                ),
-                strict=True,
-            ):
-                variants.append(_variant(free, seconds, free.as_text(), limited=False, triton=each["triton"]))
-    return {"variants": variants, **details}
-
-
-def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, float]:
-    begin = time.monotonic()
-    try:
-        return lowered.compile(compiler_options=options), time.monotonic() - begin
-    except Exception as error:
-        raise ChildFailure(f"XLA does not compile the step for this target: {_first_line(error)}") from error
-
-
-def _variant(compiled: Any, seconds: float, module: str, limited: bool, triton: bool) -> dict[str, Any]:
-    memory = compiled.memory_analysis()
-    return {
-        "limited": limited,
-        "triton": triton,
-        "argument": memory.argument_size_in_bytes,
-        "output": memory.output_size_in_bytes,
-        "alias": memory.alias_size_in_bytes,
-        "temp": memory.temp_size_in_bytes,
-        "recomputed": is_recomputed(module),
-        "seconds": seconds,
-    }
-
-
-def _details(module: str, folder: Path, step: JaxStep) -> dict[str, Any]:
-    """Return what lives at the peak; nothing where XLA's dumps do not read as expected."""
-    dumps = sorted(folder.glob("*live-range.txt"), key=lambda path: path.stat().st_size)
-    instruction, live = peak_of(dumps[-1].read_text()) if dumps else (None, ())
-    names = operation_names(module)
-    operation = names.get(instruction or "")
-    layer, phase = (None, None) if operation is None else origin(operation, step.layers, step.optimizer)
-    return {
-        "live": [asdict(each) for each in live_buffers(live, names, step.layers, step.optimizer)],
-        "instant": None if operation is None else {"operation": operation, "layer": layer, "phase": phase},
-        "convolutions": [list(each) for each in convolution_bytes(module)],
-    }
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+            triton = [each["triton"] for each in variants]
+            more = [{**_NO_LIMIT, **({} if each or not has_triton else _NO_TRITON)} for each in triton]
+            variants += pool.map(variant, [False] * len(triton), triton, more)
+    return {"variants": variants, **described}
 
 
 if __name__ == "__main__":

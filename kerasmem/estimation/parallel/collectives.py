@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kerasmem.estimation.gpu_target.hlo import shape_bytes
+from kerasmem.estimation.compiled.hlo import shape_bytes
 
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute", "collective-broadcast")
 _COLLECTIVE = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (\([^=]*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(", re.MULTILINE)

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kerasmem.checks import whole
 from kerasmem.errors import UsageError
+from kerasmem.records import Record
 
 DATA, MODEL = "data", "model"
 KINDS = (DATA, MODEL)
@@ -17,7 +19,7 @@ Axes = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
-class Parallelism:
+class Parallelism(Record):
     """How one step is spread over devices.
 
     Attributes:
@@ -43,16 +45,6 @@ class Parallelism:
         """Return the samples of a batch that the device with the most of them has."""
         return batch_size if self.kind == MODEL else -(-batch_size // self.replicas)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-ready data."""
-        layout = [[pattern, list(axes)] for pattern, axes in self.layout]
-        return {**vars(self), "layout": layout}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Parallelism:
-        """Read what `to_dict` gave."""
-        return cls(**{**data, "layout": tuple((pattern, tuple(axes)) for pattern, axes in data["layout"])})
-
 
 def parallelism(
     replicas: Any, parallel: Any = DATA, shard_optimizer: bool = False, layout: Any = None
@@ -72,8 +64,7 @@ def parallelism(
         >>> parallelism(2, "model", layout=[".*kernel=,model"]).layout
         (('.*kernel', (None, 'model')),)
     """
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-        raise UsageError(f"replicas {replicas!r}: must be a whole number from 1")
+    replicas = whole("replicas", replicas)
     if parallel not in KINDS:
         raise UsageError(f"parallel {parallel!r}: choose from {', '.join(KINDS)}")
     axes = parse_layout(layout)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from kerasmem.errors import UsageError
 from kerasmem.estimation.parallel.parallelism import BATCH_AXIS, MODEL, MODEL_AXIS, Axes, Parallelism
+from kerasmem.records import Record
 
 Find = Callable[[str], Axes | None]  # the layout of a path, as the user's layout map has it
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placed(Record):
     """A variable and the axis of the mesh that each of its dimensions is divided over.
 
     Attributes:

@@ -5,30 +5,38 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from kerasmem.errors import InputError, MissingExtraError, UsageError
-from kerasmem.estimation.allocator import GRAIN, BFCAllocator
-from kerasmem.estimation.elsewhere import with_row
-from kerasmem.estimation.gpu_target.hlo import LiveBuffer
-from kerasmem.estimation.gpu_target.plan import DEFAULT_MEMORY_LIMIT, DEFAULT_TIMEOUT, instant_of
+from kerasmem.errors import MissingExtraError, UsageError
+from kerasmem.estimation.allocator import GRAIN
+from kerasmem.estimation.compiled.hlo import LiveBuffer
+from kerasmem.estimation.compiled.planned import (
+    DEFAULT_MEMORY_LIMIT,
+    DEFAULT_TIMEOUT,
+    ENVIRONMENT,
+    Weights,
+    add_weights,
+    allocated,
+    divide,
+    requests,
+    with_row,
+)
 from kerasmem.estimation.outcome import SPREAD, Outcome
 from kerasmem.estimation.parallel.collectives import Collective
 from kerasmem.estimation.parallel.parallelism import DATA, MODEL, Parallelism
 from kerasmem.estimation.parallel.placement import Placed, not_divided
-from kerasmem.estimation.planned import divide, requests
 from kerasmem.estimation.replay import smallest_limit
 from kerasmem.estimation.report import Pool, Unmodelled
 from kerasmem.models.op_names import Instant
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import run_child
+from kerasmem.records import Record
 
 WORKER = "kerasmem.estimation.parallel.worker"
 FEATURE, EXTRA = "memory per device where weights, slots or an XLA step lie on several (Keras on JAX)", "jax"
 
 
 @dataclass(frozen=True)
-class DevicePlan:
+class DevicePlan(Record, what="device plan"):
     """What XLA plans for one device of several.
 
     Attributes:
@@ -57,30 +65,6 @@ class DevicePlan:
         """Bytes that the step needs on a device by this plan."""
         return self.argument + self.output - self.alias + self.temp
 
-    @classmethod
-    def from_answer(cls, data: Mapping[str, Any]) -> DevicePlan:
-        """Read what the worker answered.
-
-        Raises:
-            InputError: it is no such answer.
-        """
-        try:
-            instant = data["instant"]
-            return cls(
-                data["argument"], data["output"], data["alias"], data["temp"],
-                {name: tuple(sizes) for name, sizes in data["arguments"].items()},
-                tuple(
-                    Placed(**{**each, "shape": tuple(each["shape"]), "axes": tuple(each["axes"])})
-                    for each in data["placed"]
-                ),
-                tuple(Collective(**each) for each in data["collectives"]),
-                tuple(LiveBuffer(**each) for each in data["live"]),
-                None if instant is None else instant_of(instant["operation"], instant["layer"], instant["phase"]),
-                tuple(data["notes"]),
-            )  # fmt: skip
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"device plan: not what kerasmem writes ({type(error).__name__}: {error})") from error
-
 
 def device_plan(request: ModelRequest, asked: Parallelism, *, timeout: float = DEFAULT_TIMEOUT) -> DevicePlan:
     """Have XLA plan a step that is spread over several devices; this machine's CPU stands in for each of them.
@@ -104,17 +88,10 @@ def device_plan(request: ModelRequest, asked: Parallelism, *, timeout: float = D
         )
     if importlib.util.find_spec("jax") is None:
         raise MissingExtraError(FEATURE, EXTRA)
-    environment = {
-        "KERAS_BACKEND": "jax",
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={asked.replicas}",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "JAX_ENABLE_COMPILATION_CACHE": "false",
-    }
+    devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={asked.replicas}"}
     data = {"model": request.to_dict(), "parallelism": asked.to_dict()}
-    return DevicePlan.from_answer(
-        run_child(WORKER, data, timeout=timeout, memory_limit=DEFAULT_MEMORY_LIMIT, env=environment)
+    return DevicePlan.from_dict(
+        run_child(WORKER, data, timeout=timeout, memory_limit=DEFAULT_MEMORY_LIMIT, env={**ENVIRONMENT, **devices})
     )
 
 
@@ -122,7 +99,7 @@ def device_outcome(
     plan: DevicePlan,
     asked: Parallelism,
     rows: Collection[str] = (),
-    weights: Mapping[str, Sequence[tuple[int, str | None]]] | None = None,
+    weights: Weights | None = None,
 ) -> Outcome:
     """Return the peak on one device, divided by category and layer.
 
@@ -136,34 +113,24 @@ def device_outcome(
         weights: for "trainable" and "non_trainable" each weight's whole bytes and row, in the model's order.
     """
     asking = requests(plan.arguments, plan.output - plan.alias, plan.temp)
-    growing = BFCAllocator()
-    for _, size in asking:
-        growing.allocate(size)
     total = sum(-(-size // GRAIN) * GRAIN for _, size in asking)
     limit = smallest_limit(asking)
     categories, layers = divide(plan.arguments, plan.live, plan.temp + plan.output - plan.alias, frozenset(rows))
-    _add_weights(plan, asked.replicas, weights or {}, layers)
+    placed = {group: [each for each in plan.placed if each.group == group] for group in weights or {}}
+    add_weights(
+        layers,
+        weights or {},
+        {group: [each.bytes for each in found] for group, found in placed.items()},
+        {group: [each.on_device(asked.replicas) for each in found] for group, found in placed.items()},
+    )
     categories["allocator"] = total - sum(categories.values())
     spread = SPREAD["xla"]
     return Outcome(
-        "xla", "xla", total, int(total * (1 - spread)), int(max(growing.peak, limit) * (1 + spread)),
+        "xla", "xla", total, int(total * (1 - spread)), int(max(allocated(asking).peak, limit) * (1 + spread)),
         Pool(plan.total, total, None, None, limit),
         categories, layers, with_row(plan.instant, frozenset(rows)), _unmodelled(plan),
         (*_notes(plan, asked), *plan.notes),
     )  # fmt: skip
-
-
-def _add_weights(
-    plan: DevicePlan, replicas: int, weights: Mapping[str, Sequence[tuple[int, str | None]]], layers: dict[str, int]
-) -> None:
-    """Add to the layers what the device has of their weights, where the plan has the same ones."""
-    for group, known in weights.items():
-        placed = [each for each in plan.placed if each.group == group]
-        if [size for size, _ in known] != [each.bytes for each in placed]:
-            continue
-        for (_, row), each in zip(known, placed, strict=True):
-            if row is not None:
-                layers[row] = layers.get(row, 0) + each.on_device(replicas)
 
 
 def _unmodelled(plan: DevicePlan) -> tuple[Unmodelled, ...]:

@@ -7,16 +7,23 @@ devices are this machine's CPU under several names; no weight is allocated and n
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.gpu_target.hlo import live_buffers, operation_names, origin, peak_of
-from kerasmem.estimation.gpu_target.step import JaxStep, jax_step
+from kerasmem.errors import UsageError
+from kerasmem.estimation.compiled.child import (
+    argument_bytes,
+    at_peak,
+    compile_lowered,
+    dump_to,
+    lower,
+    planned_bytes,
+    shaped,
+)
+from kerasmem.estimation.compiled.step import JaxStep, jax_step
 from kerasmem.estimation.parallel.collectives import collectives
 from kerasmem.estimation.parallel.parallelism import BATCH_AXIS, DATA, MODEL_AXIS, Axes, Parallelism
 from kerasmem.estimation.parallel.placement import Placed, place, unused_layout
@@ -49,22 +56,10 @@ def plan_request(data: dict[str, Any]) -> dict[str, Any]:
         step = jax_step(opened, request)
         layout = _layout_map(asked)
         placed = place(_variables(opened.model, step), asked, layout.axes_of)
-        compiled, module, live_ranges, sizes = _compile(step, placed, asked, layout)
+        found = _compiled(step, placed, asked, layout)
         if unused := layout.unused():
             raise unused_layout(unused, [each.path for each in placed if each.group == "trainable"])
-    memory = compiled.memory_analysis()
-    return {
-        "argument": memory.argument_size_in_bytes,
-        "output": memory.output_size_in_bytes,
-        "alias": memory.alias_size_in_bytes,
-        "temp": memory.temp_size_in_bytes,
-        "arguments": sizes,
-        "placed": [asdict(each) for each in placed],
-        "collectives": [asdict(each) for each in collectives(module)],
-        **_details(module, live_ranges, step),
-        "notes": list(step.notes),
-        "seconds": time.monotonic() - begin,
-    }
+    return {**found, "notes": list(step.notes), "seconds": time.monotonic() - begin}
 
 
 def _layout_map(asked: Parallelism) -> Any:
@@ -120,55 +115,38 @@ def _variables(model: Any, step: JaxStep) -> list[Placed]:
     ]
 
 
-def _compile(
-    step: JaxStep, placed: tuple[Placed, ...], asked: Parallelism, layout: Any
-) -> tuple[Any, str, str, dict[str, list[int]]]:
-    """Return the compiled step, its text, XLA's dump of live ranges and the arguments' sizes on a device."""
+def _compiled(step: JaxStep, placed: tuple[Placed, ...], asked: Parallelism, layout: Any) -> dict[str, Any]:
+    """Compile the step with its variables laid out, and return the plan for one device."""
     import jax
 
     mesh = layout.device_mesh.backend_mesh
 
-    def on(axes: Axes) -> Any:
-        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-
-    def shaped(tensor: Any, axes: Axes) -> Any:
-        dtype = jax.dtypes.canonicalize_dtype(tensor.dtype)
-        return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype, sharding=on(axes))
+    def on(tensor: Any, axes: Axes) -> Any:
+        return shaped(tensor, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)))
 
     def of_batch(tensor: Any) -> Any:
         rows = BATCH_AXIS if asked.kind == DATA else None
-        return shaped(tensor, (rows, *[None] * (len(tensor.shape) - 1)))
+        return on(tensor, (rows, *[None] * (len(tensor.shape) - 1)))
 
     by_group = {name: [each for each in placed if each.group == name] for name in step.groups}
     state = tuple(
-        [shaped(tensor, each.axes) for tensor, each in zip(group, by_group[name], strict=True)]
+        [on(tensor, each.axes) for tensor, each in zip(group, by_group[name], strict=True)]
         for name, group in zip(step.groups, step.state, strict=True)
     )
     data = import_keras().tree.map_structure(of_batch, step.data)
     kept = jax.tree.map(lambda each: each.sharding, state)
-    options = {} if step.keeps_state else {"donate_argnums": 0, "out_shardings": (None, kept)}
-    try:
-        with _distribution(asked, layout):
-            lowered = jax.jit(step.function, **options).lower(state, data)
-    except KerasmemError:
-        raise
-    except Exception as error:
-        raise ChildFailure(
-            f"the step cannot be traced on JAX: {type(error).__name__}: {_first_line(error)}; {WAY_OUT}"
-        ) from error
+    with _distribution(asked, layout):
+        lowered = lower(step, state, data, f"; {WAY_OUT}", out_shardings=(None, kept))
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
-        dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        try:
-            compiled = lowered.compile(compiler_options=dump)
-        except Exception as error:
-            raise ChildFailure(f"XLA does not compile the step for several devices: {_first_line(error)}") from error
-        ranges = sorted(Path(folder).glob("*live-range.txt"), key=lambda path: path.stat().st_size)
-        live_ranges = ranges[-1].read_text() if ranges else ""
-    sizes = {
-        name: [_shard_bytes(leaf) for leaf in jax.tree.leaves(group)]
-        for name, group in zip((*step.groups, "inputs"), (*state, data), strict=True)
-    }
-    return compiled, compiled.as_text(), live_ranges, sizes
+        compiled = compile_lowered(lowered, dump_to(folder), "several devices")
+        module = compiled.as_text()
+        return {
+            **planned_bytes(compiled),
+            "arguments": argument_bytes(step, state, data, _shard_bytes),
+            "placed": [each.to_dict() for each in placed],
+            "collectives": [vars(each) for each in collectives(module)],
+            **at_peak(module, folder, step),
+        }
 
 
 @contextlib.contextmanager
@@ -182,26 +160,7 @@ def _distribution(asked: Parallelism, layout: Any) -> Iterator[None]:
 
 
 def _shard_bytes(spec: Any) -> int:
-    size = spec.dtype.itemsize
-    for each in spec.sharding.shard_shape(spec.shape):
-        size *= each
-    return int(size)
-
-
-def _details(module: str, live_ranges: str, step: JaxStep) -> dict[str, Any]:
-    """Return what lives at the peak; nothing where XLA's dump does not read as expected."""
-    instruction, live = peak_of(live_ranges)
-    names = operation_names(module)
-    operation = names.get(instruction or "")
-    layer, phase = (None, None) if operation is None else origin(operation, step.layers, step.optimizer)
-    return {
-        "live": [asdict(each) for each in live_buffers(live, names, step.layers, step.optimizer)],
-        "instant": None if operation is None else {"operation": operation, "layer": layer, "phase": phase},
-    }
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    return int(spec.dtype.itemsize * math.prod(spec.sharding.shard_shape(spec.shape)))
 
 
 if __name__ == "__main__":

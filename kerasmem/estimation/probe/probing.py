@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from kerasmem.devices.recording import read_recording
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.outcome import SPREAD
+from kerasmem.estimation.outcome import SPREAD, Outcome
 from kerasmem.estimation.probe.fitting import Fit, fit_recording, replay_fit, split_recording
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, Run, run_steps
+from kerasmem.estimation.report import Pool
 from kerasmem.models.request import ModelRequest
 
 # The smallest of the batches that are run by default is this share of the target, within these bounds; the others are
@@ -113,6 +114,24 @@ def probe(
     fit = fit_recording(split_recording(events, marks), falling)
     _check(fit, answer, request)
     return _extrapolated(fit, answer, target, with_limit)
+
+
+def probe_outcome(request: ModelRequest, is_fixed: bool = False) -> Outcome:
+    """Return what the step needs by running it at small batches.
+
+    Raises:
+        KerasmemError: a step fails, or memory does not grow in proportion to the batch.
+    """
+    found = probe(request, is_fixed=is_fixed)
+    divided = {"weights": found.weights, "inputs": found.inputs}
+    if found.optimizer is not None:
+        divided["optimizer"] = found.optimizer
+    return Outcome(
+        "probe", found.execution, found.total, found.low, max(found.high, found.smallest_limit or 0),
+        Pool(found.requested, found.total, found.reserved, None, found.smallest_limit),
+        divided,
+        notes=found.notes,
+    )  # fmt: skip
 
 
 def default_batch_sizes(target: int, is_xla: bool = False) -> tuple[int, int, int]:

@@ -5,8 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from kerasmem.estimation.gpu_target.hlo import LiveBuffer
-from kerasmem.models.op_names import CATEGORIES
+from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.compiled.hlo import BACKWARD, OPTIMIZER, LiveBuffer
+from kerasmem.models.op_names import CATEGORIES, Instant
+from kerasmem.units import GIB
+
+Weights = Mapping[str, Sequence[tuple[int, str | None]]]  # by group: each weight's bytes and the row that counts it
+
+DEFAULT_TIMEOUT = 600.0
+DEFAULT_MEMORY_LIMIT = 8 * GIB
+# A process that compiles must reach no GPU, no other backend, and no settings meant for the program that the user
+# trains with.
+ENVIRONMENT = {
+    "KERAS_BACKEND": "jax",
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+}
 
 
 def requests(arguments: Mapping[str, Sequence[int]], returned: int, temporary: int) -> list[tuple[int, int]]:
@@ -21,6 +38,14 @@ def requests(arguments: Mapping[str, Sequence[int]], returned: int, temporary: i
     sizes = [size for group in groups for size in arguments.get(group, ())]
     sizes += [size for size in (returned, temporary) if size > 0]
     return list(enumerate(sizes))
+
+
+def allocated(asked: Sequence[tuple[int, int]]) -> BFCAllocator:
+    """Return the allocator after all of this was asked of it."""
+    allocator = BFCAllocator()
+    for _, size in asked:
+        allocator.allocate(size)
+    return allocator
 
 
 def row_of(path: str | None, rows: frozenset[str]) -> str | None:
@@ -64,3 +89,38 @@ def divide(
             layers[row] += each.bytes
     categories["workspace"] += within - known
     return categories, dict(layers)
+
+
+def add_weights(
+    layers: dict[str, int], weights: Weights, whole: Mapping[str, Sequence[int]], held: Mapping[str, Sequence[int]]
+) -> None:
+    """Add to the layers what a device has of their weights, where the plan has the same ones.
+
+    Args:
+        layers: bytes by layer; changed.
+        weights: of the model, in its order.
+        whole: by group the bytes of the plan's weights.
+        held: and what the device has of each.
+    """
+    for group, known in weights.items():
+        if [size for size, _ in known] != list(whole.get(group, ())):
+            continue
+        for (_, row), size in zip(known, held[group], strict=True):
+            if row is not None:
+                layers[row] = layers.get(row, 0) + size
+
+
+def with_row(instant: Instant | None, rows: frozenset[str]) -> Instant | None:
+    """Return an instant whose layer is a row of the report."""
+    if instant is None or row_of(instant.layer, rows) == instant.layer:
+        return instant
+    return instant_of(instant.operation, row_of(instant.layer, rows), instant.phase)
+
+
+def instant_of(operation: str, layer: str | None, phase: str | None) -> Instant:
+    """Return the moment at which an operation runs, with its words for people."""
+    what = layer or operation.rpartition("/")[2]
+    text = f"while computing the gradient of {what}" if phase == BACKWARD else f"while computing {what}"
+    if phase == OPTIMIZER:
+        text = "while the optimizer updates the weights"
+    return Instant(text, operation, layer, phase)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from kerasmem.devices.catalogue import find_card
-from kerasmem.estimation import elsewhere
-from kerasmem.estimation.elsewhere import gpu_target_outcome, probe_outcome
-from kerasmem.estimation.gpu_target.hlo import LiveBuffer
-from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, instant_of
-from kerasmem.estimation.probe.probing import ProbeResult
+from kerasmem.estimation.compiled.hlo import LiveBuffer
+from kerasmem.estimation.compiled.planned import instant_of
+from kerasmem.estimation.gpu_target import need
+from kerasmem.estimation.gpu_target.need import gpu_target_outcome
+from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant
+from kerasmem.estimation.probe import probing
+from kerasmem.estimation.probe.probing import ProbeResult, probe_outcome
 from kerasmem.models.request import ModelRequest
 from kerasmem.units import MIB
 
@@ -47,7 +49,7 @@ def planned(monkeypatch):
     """Return the outcome of a plan."""
 
     def outcome(plan, rows=ROWS, weights=WEIGHTS):
-        monkeypatch.setattr(elsewhere, "gpu_target_plan", lambda request, card: plan)
+        monkeypatch.setattr(need, "gpu_target_plan", lambda request, card: plan)
         return gpu_target_outcome(REQUEST, T4, rows, weights)
 
     return outcome
@@ -128,7 +130,7 @@ class TestProbe:
     def outcome(self, monkeypatch):
         def ask(found, is_fixed=False):
             asked = {}
-            monkeypatch.setattr(elsewhere, "probe", lambda request, is_fixed: asked.update(is_fixed=is_fixed) or found)
+            monkeypatch.setattr(probing, "probe", lambda request, is_fixed: asked.update(is_fixed=is_fixed) or found)
             outcome = probe_outcome(REQUEST, is_fixed)
             assert asked == {"is_fixed": is_fixed}
             return outcome
