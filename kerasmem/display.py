@@ -11,7 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
+from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
+from kerasmem.estimation.facade import estimate
 from kerasmem.monitoring.tracking import Span, Tracker
 from kerasmem.rendering.layout import plain_text
 from kerasmem.rendering.summary_table import DEFAULT_WIDTH, print_summary

@@ -72,8 +72,7 @@ def command(
     (also file.py:function) that returns a Keras model.
     """
     check_options("estimate", model, options)
-    from kerasmem.estimation.parallel.asking import check_method
-    from kerasmem.estimation.parallel.parallelism import parallelism
+    from kerasmem.estimation.parallel.parallelism import check_method, parallelism
 
     check_method(method, parallelism(replicas, parallel, shard_optimizer, layouts))
     with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}", method):

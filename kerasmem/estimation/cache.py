@@ -11,29 +11,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import os
 import platform
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError
+from kerasmem.estimation.arguments import EstimateArguments
+from kerasmem.estimation.facade import estimated
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.units import MIB
 
 SWITCH = "KERASMEM_CACHE"
 CACHED_METHODS = ("auto", "graph", "xla", "gpu-target")
 MOST_BYTES, MOST_BYTES_AN_ENTRY = 64 * MIB, 8 * MIB
-NOTE = "from the cache of earlier answers (--no-cache computes it anew)"
+NOTE = "from the cache of earlier answers (--no-cache computes it again)"
 
 _FORMAT = 1
 _OFF = ("off", "0", "no", "false")
 _VARIABLES = ("TF_", "XLA_", "KERAS_", "JAX_", "CUDA_", "NVIDIA_", "OMP_", "KERASMEM_")
+_DEFAULTS = {each.name: each.default for each in fields(EstimateArguments) if each.name != "model"}
 _LIBRARIES = ("tensorflow", "keras", "jax", "jaxlib", "numpy")
 
 
@@ -47,18 +49,17 @@ def cached_estimate(model: Any, **settings: Any) -> MemoryReport:
     Raises:
         KerasmemError: as `kerasmem.estimate`; a cache that cannot be read or written is passed over.
     """
-    from kerasmem.estimation.facade import estimate
-
+    arguments = EstimateArguments(model, **settings)
     folder = cache_folder()
     key = None if folder is None else cache_key(model, settings)
     if folder is None or key is None:
-        return estimate(model, **settings)
+        return estimated(arguments).report
     kept = read_entry(folder, key)
     if kept is not None:
         facts = replace(kept.model, source=str(Path(model)))
         return replace(kept, model=facts, notes=(*kept.notes, NOTE))
-    report = estimate(model, **settings)
-    if _is_worth_keeping(report):
+    report, failed = estimated(arguments)
+    if report.settings.method in CACHED_METHODS and not failed:  # what failed may have an answer another time
         write_entry(folder, key, report)
     return report
 
@@ -93,7 +94,7 @@ def cache_key(model: Any, settings: Mapping[str, Any]) -> str | None:
         text = json.dumps(
             [
                 _FORMAT, {**asdict(document), "path": document.path.name}, row,
-                {name: _plain(value) for name, value in sorted({**_defaults(), **settings}.items())},
+                {name: _plain(value) for name, value in sorted({**_DEFAULTS, **settings}.items())},
                 *_surroundings(),
             ],
             sort_keys=True,
@@ -155,23 +156,6 @@ def _path(folder: Path, key: str) -> Path:
 
 def _digest(key: str, text: str) -> str:
     return hashlib.sha256(f"{key}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _is_worth_keeping(report: MemoryReport) -> bool:
-    """Return whether the report is by a method that takes time, and no method failed that may not fail again."""
-    failed = any(each.total is None and "--method" not in each.why for each in report.alternatives)
-    return (
-        report.settings.method in CACHED_METHODS
-        and not failed
-        and not any(" has no answer: " in note for note in report.notes)
-    )
-
-
-def _defaults() -> dict[str, Any]:
-    from kerasmem.estimation.facade import estimate
-
-    parameters = list(inspect.signature(estimate).parameters.values())[1:]
-    return {each.name: each.default for each in parameters}
 
 
 def _plain(value: Any) -> Any:

@@ -1,140 +1,71 @@
-"""Which method answers, and what the others say: as Keras would run the step, where nothing else is asked for."""
+"""The third step of an estimate: which method answers, and what the others say.
+
+Where no method is named, those are asked that match how Keras would run the step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
-from kerasmem.devices.catalogue import DeviceTarget, find_card
+from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.host import host_memory
-from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.layers import Inferred
+from kerasmem.errors import KerasmemError
+from kerasmem.estimation.methods import outcome_of
 from kerasmem.estimation.outcome import Outcome
-from kerasmem.estimation.parallel.asking import SHARDED_METHOD, WHY, one_of_several
-from kerasmem.estimation.parallel.parallelism import Parallelism
+from kerasmem.estimation.parallel.parallelism import SHARDED_METHOD, WHY_SHARDED, Parallelism
 from kerasmem.estimation.report import Alternative
-from kerasmem.estimation.tracing import step_outcome
-from kerasmem.models.inputs import ModelInput
-from kerasmem.models.sizes import variable_bytes
-from kerasmem.models.training import TrainingSettings
+from kerasmem.estimation.tracing import Step
 
 # `auto` runs a step for real only where the formula's figure is no more than this share of the memory that is free.
 PROBED_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class Question:
-    """The step that is asked about.
+class Answer:
+    """What the methods say.
 
     Attributes:
-        model, training, structure, inputs, inferred, batch_size, mode: as for `step_outcome`.
-        formula_bytes: what the formula says of it.
-        source: what `kerasmem.estimate` was given as the model.
-        options: and its other arguments that say how to open the model.
-        is_fixed: the model's input fixes the batch.
-        split: how the step is spread over devices; None for one. `batch_size` is then one device's share.
-        whole_batch: the samples of all devices together.
+        outcome: of the method that answers; None: the formula does.
+        alternatives: what other methods say.
+        notes: why it was chosen.
+        failed: the methods that were asked and had no answer, which they may have another time.
     """
-
-    model: Any
-    training: TrainingSettings
-    structure: Any
-    inputs: list[ModelInput]
-    inferred: Inferred
-    batch_size: int
-    mode: str
-    formula_bytes: int
-    source: Any
-    options: Mapping[str, Any] = field(default_factory=dict)
-    is_fixed: bool = False
-    split: Parallelism | None = None
-    whole_batch: int = 0
-
-    def ask(self, method: str, target: DeviceTarget | None, jit_compile: bool | str = "auto") -> Outcome:
-        """Return what a method that looks at the step finds.
-
-        Raises:
-            KerasmemError: it has no answer; the message says why.
-        """
-        if self.split is None:
-            return self._ask_for_one(method, target, jit_compile)
-        from kerasmem.models.request import request_for
-
-        return one_of_several(
-            method, self.split, self.mode, lambda: self._ask_for_one(method, target, jit_compile),
-            request_for(self.source, **self.options, batch_size=self.whole_batch, mode=self.mode, jit_compile=True),
-            [row.name for row in self.inferred.layers], self._weights(),
-        )  # fmt: skip
-
-    def _ask_for_one(self, method: str, target: DeviceTarget | None, jit_compile: bool | str) -> Outcome:
-        if method in ("graph", "xla"):
-            return step_outcome(
-                method, self.model, self.training, self.structure, self.inputs, self.inferred, self.batch_size,
-                self.mode,
-            )  # fmt: skip
-        from kerasmem.estimation.gpu_target.need import gpu_target_outcome
-        from kerasmem.estimation.probe.probing import probe_outcome
-        from kerasmem.models.request import request_for
-
-        compiles = True if method == "gpu-target" else jit_compile
-        with request_for(
-            self.source, **self.options, batch_size=self.batch_size, mode=self.mode, jit_compile=compiles
-        ) as request:
-            if method == "probe":
-                return probe_outcome(request, self.is_fixed)
-            if target is None or target.source != "catalogue":
-                raise UsageError("method 'gpu-target' plans for a card: name one with --device (device=…)")
-            return gpu_target_outcome(
-                request, find_card(target.name), [row.name for row in self.inferred.layers], self._weights()
-            )
-
-    def _weights(self) -> dict[str, list[tuple[int, str | None]]]:
-        """Return each weight's bytes and the row that counts it, in the model's order."""
-        groups = {"trainable": self.model.trainable_variables, "non_trainable": self.model.non_trainable_variables}
-        return {
-            name: [(variable_bytes(each), self.inferred.owners.get(id(each))) for each in group]
-            for name, group in groups.items()
-        }
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The outcome that answers (None: the formula), what other methods say, and why it was chosen."""
 
     outcome: Outcome | None
     alternatives: tuple[Alternative, ...] = ()
     notes: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
 
-def choose(method: str, jit_compile: bool | str, target: DeviceTarget | None, question: Question) -> Choice:
+def ask(step: Step, target: DeviceTarget | None) -> Answer:
     """Ask the method that was named, or those that match how Keras would run the step, one after another.
 
     Args:
-        method: as for `kerasmem.estimate`, but for "formula".
-        jit_compile: True, False or "auto".
+        step: inside `open_step`.
         target: the device that was named, or None.
-        question: the step.
 
     Raises:
         KerasmemError: a method was named and cannot answer; "auto" goes on to the next and says why.
     """
+    method, split = step.arguments.method, step.shapes.split
+    if method == "formula":
+        return Answer(None)
+    if step.opened.only_formula is not None:
+        return Answer(None, notes=(f"the formula, since {step.opened.only_formula}",))
     if method != "auto":
-        return Choice(question.ask(method, target, jit_compile))
-    split = question.split
+        return Answer(outcome_of(method, step, target, step.arguments.jit_compile))
     if split is not None and split.is_sharded:
-        found = question.ask(SHARDED_METHOD, target)
-        return Choice(found, (), (f"{SHARDED_METHOD}, since {WHY}",))
-    execution, why = _as_keras_would(jit_compile, target, question.model, split)
-    notes: list[str] = []
+        found = outcome_of(SHARDED_METHOD, step, target)
+        return Answer(found, notes=(f"{SHARDED_METHOD}, since {WHY_SHARDED}",))
+    execution, why = _as_keras_would(step.arguments.jit_compile, target, step.opened.model, split)
     # A card's own plan is made for one card, and has no exchange between several.
-    methods = _methods(execution, target if split is None else None)
-    outcome = _first(methods, target, jit_compile, why, question, notes)
-    if outcome is None:
-        notes.append("the formula answers in their place")
-        return Choice(None, (), tuple(notes))
-    return Choice(outcome, _other(outcome, target, question), tuple(notes))
+    first = _first(_methods(execution, target if split is None else None), why, step, target)
+    if first.outcome is None:
+        return replace(first, notes=(*first.notes, "the formula answers in their place"))
+    other = _other(first.outcome, step, target)
+    return replace(other, outcome=first.outcome, notes=first.notes, failed=(*first.failed, *other.failed))
 
 
 def _methods(execution: str, target: DeviceTarget | None) -> tuple[str, ...]:
@@ -145,27 +76,28 @@ def _methods(execution: str, target: DeviceTarget | None) -> tuple[str, ...]:
     return ("gpu-target", "xla", "graph") if is_card else ("xla", "graph")
 
 
-def _first(
-    methods: tuple[str, ...], target: DeviceTarget | None, jit_compile: bool | str, why: str, question: Question,
-    notes: list[str],
-) -> Outcome | None:  # fmt: skip
+def _first(methods: tuple[str, ...], why: str, step: Step, target: DeviceTarget | None) -> Answer:
+    """Return the outcome of the first method that has one, with notes on it and on those that failed."""
+    notes: list[str] = []
+    failed: list[str] = []
     for method in methods:
-        if method == "probe" and (reason := _too_large(question)):
+        if method == "probe" and (reason := _too_large(step.shapes.formula.total_bytes)):
             notes.append(reason)
             continue
         try:
-            outcome = question.ask(method, target, jit_compile)
-        except KerasmemError as error:
-            notes.append(f"{method} has no answer: {error}")
+            outcome = outcome_of(method, step, target, step.arguments.jit_compile)
         except Exception as error:  # the next method is a better answer than a traceback
-            notes.append(f"{method} has no answer: unexpected {type(error).__name__}: {error}; a defect in kerasmem")
-        else:
-            notes.append(f"{method}, since {why}")
-            if method == "xla" and "gpu-target" in methods:
-                notes.append("XLA's plan for this machine's CPU stands in for the card's: a GPU's is usually smaller")
-                outcome = replace(outcome, low=_kept(outcome))
-            return outcome
-    return None
+            is_known = isinstance(error, KerasmemError)
+            said = str(error) if is_known else f"unexpected {type(error).__name__}: {error}; a defect in kerasmem"
+            notes.append(f"{method} has no answer: {said}")
+            failed.append(method)
+            continue
+        notes.append(f"{method}, since {why}")
+        if method == "xla" and "gpu-target" in methods:
+            notes.append("XLA's plan for this machine's CPU stands in for the card's: a GPU's is usually smaller")
+            outcome = replace(outcome, low=_kept(outcome))
+        return Answer(outcome, notes=tuple(notes), failed=tuple(failed))
+    return Answer(None, notes=tuple(notes), failed=tuple(failed))
 
 
 def _kept(outcome: Outcome) -> int:
@@ -174,27 +106,28 @@ def _kept(outcome: Outcome) -> int:
     return min(outcome.low, sum(divided.get(name, 0) for name in ("weights", "optimizer", "inputs")))
 
 
-def _too_large(question: Question) -> str | None:
+def _too_large(formula_bytes: int) -> str | None:
     free = host_memory().available_bytes
-    if question.formula_bytes <= PROBED_SHARE * free:
+    if formula_bytes <= PROBED_SHARE * free:
         return None
     return (
-        f"no step was run to find out (--method probe): by the formula it needs {question.formula_bytes:,} B, more "
+        f"no step was run to find out (--method probe): by the formula it needs {formula_bytes:,} B, more "
         f"than a quarter of the {free:,} B that are free here"
     )
 
 
-def _other(outcome: Outcome, target: DeviceTarget | None, question: Question) -> tuple[Alternative, ...]:
+def _other(outcome: Outcome, step: Step, target: DeviceTarget | None) -> Answer:
     """Return what the other way of running the step would need; only offered where no device is named."""
     other = "xla" if outcome.execution == "graph" else "graph"
-    when = "with jit_compile=True" if other == "xla" else "with jit_compile=False"
-    if target is None or question.split is not None:
-        return (Alternative(other, other, None, None, None, f"ask for it with --method {other}"),)
+    unknown = Alternative(other, other, None, None, None, f"ask for it with --method {other}")
+    if target is None or step.shapes.split is not None:
+        return Answer(None, (unknown,))
     try:
-        found = question.ask(other, target)
+        found = outcome_of(other, step, target)
     except Exception as error:  # what is only offered must not stand in the way
-        return (Alternative(other, other, None, None, None, str(error)),)
-    return (Alternative(other, other, found.total, found.low, found.high, when),)
+        return Answer(None, (replace(unknown, why=str(error)),), failed=(other,))
+    when = f"with jit_compile={other == 'xla'}"
+    return Answer(None, (Alternative(other, other, found.total, found.low, found.high, when),))
 
 
 def _as_keras_would(

@@ -10,8 +10,9 @@ from typing import Any
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.live import list_devices
 from kerasmem.errors import UsageError
+from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.cache import cached_estimate
-from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
+from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT
 from kerasmem.estimation.probe.verifying import DEFAULT_STEPS, room_here, try_batch
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport

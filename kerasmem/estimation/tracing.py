@@ -1,66 +1,175 @@
-"""From an opened model to what a method finds about its step: the graph and xla methods' common way."""
+"""The first two steps of an estimate: the model is opened, then called once on shapes alone."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.estimation.layers import Inferred
-from kerasmem.estimation.outcome import Outcome
-from kerasmem.models.inputs import ModelInput
-from kerasmem.models.op_names import Attribution
-from kerasmem.models.sizes import element_bytes
-from kerasmem.models.step import prepare_step, trace_step
-from kerasmem.models.training import TrainingSettings
+from kerasmem.errors import UsageError
+from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
+from kerasmem.estimation.formula import formula, share_out
+from kerasmem.estimation.layers import Inferred, infer_layers
+from kerasmem.estimation.parallel.parallelism import Parallelism
+from kerasmem.estimation.report import Formula, LayerMemory
+from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
+from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, open_model
+from kerasmem.models.sizes import variable_bytes
+from kerasmem.models.training import TrainingSettings, optimizer_slot_bytes, with_replaced
+
+LARGEST_TRACED_BATCH = 1024
 
 
-def step_outcome(
-    method: str,
-    model: Any,
-    training: TrainingSettings,
-    structure: Any,
-    inputs: list[ModelInput],
-    inferred: Inferred,
-    batch_size: int,
-    mode: str,
-) -> Outcome:
-    """Trace the step of a model without weights and return what "graph" or "xla" finds.
+@dataclass(frozen=True)
+class OpenedStep:
+    """A model that was opened, and how it is trained.
 
-    Args:
-        method: "graph" or "xla".
-        model: inside `open_model`.
-        training: optimizer, loss and metrics.
+    Attributes:
+        model: the Keras model.
+        name: its name.
+        source: where it came from, for messages and the report.
+        training: optimizer, loss and metrics, those of the arguments in place of the model's own.
+        notes: what opening it showed.
+        only_formula: why no method can look at its step; None where they can.
+    """
+
+    model: Any
+    name: str
+    source: str
+    training: TrainingSettings
+    notes: tuple[str, ...]
+    only_formula: str | None = None
+
+
+@dataclass(frozen=True)
+class TracedShapes:
+    """What a call of the model on shapes shows.
+
+    Attributes:
         structure: how the model takes its inputs.
-        inputs: those.
-        inferred: the rows of the report, and which of them has which weight.
-        batch_size: samples.
-        mode: "train", "evaluate" or "inference".
+        inputs: those, without open dimensions but the batch.
+        is_fixed: the model's input fixes the batch.
+        batch_size: samples; of several devices one device's share.
+        whole_batch: the samples of all devices together.
+        split: how the step is spread over devices; None for one.
+        inferred: the rows of the report, and which of them counts which weight.
+        layers: the rows, with their bytes by the formula.
+        formula: the formula's figures.
+        slots: the optimizer's slots in bytes; None where there are none or they are not known.
+        notes: on the batch.
+    """
+
+    structure: Any
+    inputs: list[ModelInput]
+    is_fixed: bool
+    batch_size: int
+    whole_batch: int
+    split: Parallelism | None
+    inferred: Inferred
+    layers: tuple[LayerMemory, ...]
+    formula: Formula
+    slots: int | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The training step that is estimated: what was asked, the opened model, and its shapes."""
+
+    arguments: EstimateArguments
+    opened: OpenedStep
+    shapes: TracedShapes
+
+    @property
+    def rows(self) -> list[str]:
+        """The names of the layers in the report."""
+        return [row.name for row in self.shapes.layers]
+
+    def weights(self) -> dict[str, list[tuple[int, str | None]]]:
+        """Return each weight's bytes and the row that counts it, by group, in the model's order."""
+        model, owners = self.opened.model, self.shapes.inferred.owners
+        groups = {"trainable": model.trainable_variables, "non_trainable": model.non_trainable_variables}
+        return {
+            name: [(variable_bytes(each), owners.get(id(each))) for each in group] for name, group in groups.items()
+        }
+
+
+@contextlib.contextmanager
+def open_step(arguments: EstimateArguments) -> Iterator[OpenedStep]:
+    """Open the model for as long as the context lasts: without weights, unless the formula alone is asked.
 
     Raises:
-        KerasmemError: the step cannot be prepared, traced, compiled or simulated; the message says why.
+        ModelFileError: the file cannot be opened.
+        NotRebuiltError: a method was named that needs a copy of a live model, which cannot be made.
     """
-    is_xla = method == "xla"
-    prepared = prepare_step(model, training, structure, inputs, batch_size, mode, jit_compile=is_xla)
-    keep_alive: list[Any] = []
-    traced = trace_step(prepared, keep_alive if is_xla else None)
-    attribution = Attribution(traced.scopes, [row.name for row in inferred.layers], traced.optimizers)
-    layer_of = {
-        number: inferred.owners[id(variable)]
-        for number, variable in enumerate(traced.variables)
-        if id(variable) in inferred.owners
-    }
-    if is_xla:
-        from kerasmem.estimation.graph.build import variables_of
-        from kerasmem.estimation.xla import compile_plan, outcome
+    looks_at_step, reason = arguments.method != "formula", None
+    with contextlib.ExitStack() as stack:
+        try:
+            found = stack.enter_context(open_model(arguments.model, **arguments.opening(), shapes_only=looks_at_step))
+        except NotRebuiltError as error:
+            if arguments.method != "auto" or arguments.dtype_policy is not None:
+                raise
+            reason = str(error)
+            found = stack.enter_context(open_model(arguments.model, **arguments.opening()))
+        training = with_replaced(found.training, arguments.optimizer, arguments.loss)
+        yield OpenedStep(found.model, found.name, found.source, training, tuple(found.notes), reason)
 
-        batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
-        found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
-    else:
-        from kerasmem.estimation.graph.build import build_program
-        from kerasmem.estimation.graph.steps import graph_outcome
 
-        program, notes = build_program(traced)
-        found = graph_outcome(program, layer_of, attribution)
-        found = replace(found, notes=(*notes, *found.notes))
-    return replace(found, notes=(*prepared.notes, *found.notes))
+def trace_shapes(arguments: EstimateArguments, opened: OpenedStep, split: Parallelism | None) -> TracedShapes:
+    """Call the model on shapes and return what that shows.
+
+    Raises:
+        UsageError: the shapes or the batch contradict the model's.
+        ModelError: the model cannot be called on them.
+    """
+    asked, mode = arguments.batch_size, arguments.mode
+    structure, inputs = _inputs(opened, arguments.input_shape)
+    share = asked if split is None else split.share_of(asked)
+    fixed = [each.shape[0] for each in inputs if each.shape[0] is not None]
+    batch = _settled_batch(share, fixed)
+    whole = asked if split is None or batch == share else batch * asked // share
+    notes = [] if batch == share else [f"the model's input fixes the batch at {batch}"]
+    if split is not None:
+        notes.append(_of_several(split, batch, whole))
+    # A sample's figures do not depend on the batch, and TensorFlow counts elements in 31 bits.
+    traced = batch if fixed else min(batch, LARGEST_TRACED_BATCH)
+    source = "" if opened.source == OBJECT_SOURCE else opened.source
+    inferred = infer_layers(opened.model, structure, inputs, traced, source)
+    slots = None
+    if mode == "train":
+        assumed = opened.training if opened.training.optimizer else TrainingSettings("adam")
+        slots = optimizer_slot_bytes(assumed, list(opened.model.trainable_variables))
+    layers = share_out(inferred.layers, batch, mode)
+    return TracedShapes(
+        structure, inputs, bool(fixed), batch, whole, split, inferred, layers, formula(layers, batch, mode), slots,
+        tuple(notes),
+    )  # fmt: skip
+
+
+def _inputs(opened: OpenedStep, input_shape: Any) -> tuple[Any, list[ModelInput]]:
+    try:
+        return model_inputs(opened.model, normalise_input_shapes(input_shape))
+    except UsageError as error:
+        if opened.source == OBJECT_SOURCE:
+            raise
+        raise UsageError(f"{opened.source}: {error}") from error
+
+
+def _settled_batch(asked: int, fixed: list[int]) -> int:
+    """Return the batch that the model's inputs fix, where they do, and otherwise what was asked for."""
+    sizes = sorted(set(fixed))
+    if len(sizes) > 1:
+        raise UsageError(f"the model's inputs fix different batch sizes: {sizes}")
+    if not sizes or sizes[0] == asked:
+        return asked
+    if asked != DEFAULT_BATCH_SIZE:
+        raise UsageError(f"batch_size {asked}: the model's input fixes the batch at {sizes[0]}")
+    return sizes[0]
+
+
+def _of_several(split: Parallelism, batch: int, whole: int) -> str:
+    if split.kind == "model":
+        return f"one of {split.replicas} devices with a share of the weights each; each has the whole batch"
+    note = f"one of {split.replicas} replicas: {batch:,} of the {whole:,} samples of a batch"
+    return note if whole % split.replicas == 0 else f"{note}, the largest share"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kerasmem.estimation.report import Bytes
+from kerasmem.devices.catalogue import DeviceTarget
+from kerasmem.estimation.report import Bytes, DeviceVerdict
 
 FITS, TOO_CLOSE, DOES_NOT_FIT = "fits", "too close to call", "does not fit"
 
@@ -21,3 +22,9 @@ def verdict(need: Bytes, available_bytes: int) -> str:
         return DOES_NOT_FIT
     high = need.high if need.low is not None else need.total
     return FITS if high is not None and high <= available_bytes else TOO_CLOSE
+
+
+def device_verdict(device: DeviceTarget | DeviceVerdict, need: Bytes) -> DeviceVerdict:
+    """Return whether a step fits a device, with the device's figures."""
+    found = verdict(need, device.available_bytes)
+    return DeviceVerdict(device.name, device.memory_bytes, device.available_bytes, found, device.note)

@@ -7,7 +7,7 @@ from typing import Any
 
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE
+from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.report import Bytes
 from kerasmem.recovery.advice import Advice, Considered, Remedy, ranked
 from kerasmem.recovery.asking import Asker, check_budget

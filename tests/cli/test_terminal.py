@@ -14,13 +14,13 @@ import pytest
 
 from kerasmem.cli.options import METHODS
 from kerasmem.cli.terminal import spinner
-from kerasmem.estimation import facade
+from kerasmem.estimation import arguments
 
 MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
 
 
 def test_the_methods_of_the_command_line_are_the_estimators():
-    assert set(facade.METHODS) <= set(METHODS)
+    assert set(arguments.METHODS) <= set(METHODS)
 
 
 def errors_on_a_terminal(*arguments):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import keras
 import pytest
@@ -35,17 +36,13 @@ def save(path, units=8):
 def computed(monkeypatch):
     """Estimates that were computed; by the formula, under the name of a method that takes time."""
     calls = []
-    real = facade.estimate
 
-    def counted(model, **settings):
-        calls.append(settings)
-        from dataclasses import replace
+    def counted(arguments):
+        calls.append(arguments)
+        report, _ = facade.estimated(replace(arguments, method="formula"))
+        return facade.Estimated(replace(report, settings=replace(report.settings, method=arguments.method)), ())
 
-        report = real(model, **{**settings, "method": "formula"})
-        return replace(report, settings=replace(report.settings, method=settings.get("method", "auto")))
-
-    counted.__signature__ = __import__("inspect").signature(real)
-    monkeypatch.setattr(facade, "estimate", counted)
+    monkeypatch.setattr(cache, "estimated", counted)
     return calls
 
 
@@ -112,17 +109,19 @@ def test_code_and_objects_are_not_kept(folder, model_file):
         assert cache_key(model, {"method": "graph"}) is None
 
 
-def test_a_failed_method_is_asked_again(folder, model_file, computed, monkeypatch):
-    from dataclasses import replace
-
-    report = facade.estimate(model_file, method="graph")
-    assert cache._is_worth_keeping(report)
-    assert not cache._is_worth_keeping(replace(report, notes=("xla has no answer: no time",)))
-    assert not cache._is_worth_keeping(replace(report, settings=replace(report.settings, method="formula")))
+@pytest.mark.parametrize(
+    ("method", "failed", "is_kept"), [("graph", (), True), ("graph", ("xla",), False), ("formula", (), False)]
+)
+def test_a_failed_method_is_asked_again(folder, model_file, monkeypatch, method, failed, is_kept):
+    report = facade.estimate(model_file, method="formula")
+    report = replace(report, settings=replace(report.settings, method=method))
+    monkeypatch.setattr(cache, "estimated", lambda arguments: facade.Estimated(report, failed))
+    cached_estimate(model_file)
+    assert folder.exists() == is_kept
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", b"\xff\xfe\n{}", b"\n", None, "cut", "edited", "large"])
-def test_damaged_entries_are_computed_anew(folder, model_file, computed, damage):
+def test_damaged_entries_are_computed_again(folder, model_file, computed, damage):
     cached_estimate(model_file, method="graph")
     (entry,) = folder.iterdir()
     data = entry.read_bytes()

@@ -9,11 +9,12 @@ import pytest
 
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
-from kerasmem.estimation import choice
-from kerasmem.estimation.choice import Question, choose
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation import choice, methods
+from kerasmem.estimation.arguments import EstimateArguments
+from kerasmem.estimation.facade import estimate, estimated
 from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.report import Pool
+from kerasmem.estimation.tracing import Step, open_step, trace_shapes
 
 layers = keras.layers
 CARD, SIZE = resolve_device("t4"), resolve_device("16GB")
@@ -24,23 +25,31 @@ def outcome(method):
     return Outcome(method, EXECUTION[method], 100, 90, 120, Pool(80, 100, 200), {"weights": 100})
 
 
-class Asked(Question):
-    """A question to methods that are not there: those named in `fails` refuse."""
+@pytest.fixture
+def ask(monkeypatch):
+    """Ask about a step by methods that are not there: those named in `fails` refuse."""
 
-    def ask(self, method, target, jit_compile="auto"):
-        self.options["asked"].append(method)
-        if method in self.options["fails"]:
-            raise self.options["fails"][method]
-        return outcome(method)
+    def run(method="auto", jit_compile="auto", target=None, fails=(), model=None, formula_bytes=1000):
+        if model is None:
+            model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+        refusals = {name: KerasmemError(f"{name} will not") for name in fails}
+        refusals.update(fails if isinstance(fails, dict) else {})
+        asked = []
 
+        def outcome_of(method, step, target, jit_compile="auto"):
+            asked.append(method)
+            if method in refusals:
+                raise refusals[method]
+            return outcome(method)
 
-def ask(method="auto", jit_compile="auto", target=None, fails=(), model=None, formula=1000):
-    if model is None:
-        model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
-    refusals = {name: KerasmemError(f"{name} will not") for name in fails}
-    refusals.update(fails if isinstance(fails, dict) else {})
-    question = Asked(model, None, None, [], None, 8, "train", formula, model, {"asked": [], "fails": refusals})
-    return choose(method, jit_compile, target, question), question.options["asked"]
+        monkeypatch.setattr(choice, "outcome_of", outcome_of)
+        arguments = EstimateArguments(model, 8, method, jit_compile=jit_compile)
+        with open_step(arguments) as opened:
+            shapes = trace_shapes(arguments, opened, None)
+            shapes = replace(shapes, formula=replace(shapes.formula, total_bytes=formula_bytes))
+            return choice.ask(Step(arguments, replace(opened, model=model), shapes), target), asked
+
+    return run
 
 
 class NoJit(layers.Layer):
@@ -69,7 +78,7 @@ def no_jit():
         (False, CARD, None, "graph", "jit_compile=False"),
     ],
 )
-def test_the_method_follows_how_keras_would_run_the_step(jit_compile, target, build, first, why):
+def test_the_method_follows_how_keras_would_run_the_step(ask, jit_compile, target, build, first, why):
     found, asked = ask(jit_compile=jit_compile, target=target, model=None if build is None else build())
     assert found.outcome.method == asked[0] == first
     assert any(note.startswith(f"{first}, since") and why in note for note in found.notes), found.notes
@@ -83,7 +92,7 @@ def test_the_method_follows_how_keras_would_run_the_step(jit_compile, target, bu
         (CARD, ("gpu-target", "xla"), "graph"),
     ],
 )
-def test_where_one_has_no_answer_the_next_is_asked_and_it_is_said(target, fails, answers):
+def test_where_one_has_no_answer_the_next_is_asked_and_it_is_said(ask, target, fails, answers):
     found, _ = ask(target=target, fails=fails)
     assert found.outcome.method == answers
     assert [note for note in found.notes if "has no answer" in note] == [
@@ -91,28 +100,28 @@ def test_where_one_has_no_answer_the_next_is_asked_and_it_is_said(target, fails,
     ]
 
 
-def test_a_plan_for_the_cpu_is_not_passed_off_as_the_cards():
+def test_a_plan_for_the_cpu_is_not_passed_off_as_the_cards(ask):
     found, _ = ask(target=CARD, fails={"gpu-target": MissingExtraError("a plan for a card", "gpu-targets")})
     assert any("pip install" in note for note in found.notes)
     assert any("stands in for the card's" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("target", [None, CARD])
-def test_where_none_answers_the_formula_does(target):
+def test_where_none_answers_the_formula_does(ask, target):
     found, _ = ask(target=target, fails=("graph", "probe", "gpu-target", "xla"))
     assert found.outcome is None
     assert found.notes[-1] == "the formula answers in their place"
 
 
-def test_no_step_is_run_that_may_not_fit_here():
-    found, asked = ask(fails=("graph",), formula=10**15)
+def test_no_step_is_run_that_may_not_fit_here(ask):
+    found, asked = ask(fails=("graph",), formula_bytes=10**15)
     assert asked == ["graph"]
     assert found.outcome is None
     assert any("no step was run" in note and "--method probe" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(("target", "says"), [(None, "ask for it with --method xla"), (SIZE, "with jit_compile=True")])
-def test_the_other_way_of_running_is_beside_it(target, says):
+def test_the_other_way_of_running_is_beside_it(ask, target, says):
     found, asked = ask(target=target)
     (other,) = found.alternatives
     assert (other.method, other.execution) == ("xla", "xla")
@@ -120,14 +129,14 @@ def test_the_other_way_of_running_is_beside_it(target, says):
     assert (other.total, asked) == ((None, ["graph"]) if target is None else (100, ["graph", "xla"]))
 
 
-def test_why_the_other_way_is_not_known():
+def test_why_the_other_way_is_not_known(ask):
     found, _ = ask(target=CARD, fails=("graph",))
     (other,) = found.alternatives
     assert (other.method, other.total, other.why) == ("graph", None, "graph will not")
 
 
 @pytest.mark.parametrize("method", ["graph", "xla", "gpu-target", "probe"])
-def test_a_method_that_was_named_answers_or_fails(method):
+def test_a_method_that_was_named_answers_or_fails(ask, method):
     assert ask(method)[0].outcome.method == method
     with pytest.raises(KerasmemError, match=f"{method} will not"):
         ask(method, fails=(method,))
@@ -149,7 +158,7 @@ def test_the_report_says_which_method_answered(monkeypatch):
     assert estimate(small).settings.method == "graph"
     report = estimate(small, jit_compile=True)
     assert (report.settings.method, report.settings.execution) == ("xla", "xla")
-    monkeypatch.setattr(choice, "step_outcome", refuse)
+    monkeypatch.setattr(methods, "step_outcome", refuse)
     monkeypatch.setattr(choice, "PROBED_SHARE", 0)
     report = estimate(small)
     assert (report.settings.method, report.settings.execution) == ("formula", "none")
@@ -159,13 +168,21 @@ def test_the_report_says_which_method_answered(monkeypatch):
         estimate(small, method="graph")
 
 
+def test_what_failed_is_a_value(monkeypatch):
+    assert estimated(EstimateArguments(small)).failed == ()
+    monkeypatch.setattr(methods, "step_outcome", refuse)
+    monkeypatch.setattr(choice, "PROBED_SHARE", 0)
+    assert estimated(EstimateArguments(small)).failed == ("graph",)
+    assert estimated(EstimateArguments(small, device="t4")).failed[-2:] == ("xla", "graph")
+
+
 def refuse(*arguments, **options):
     raise KerasmemError("not today")
 
 
 def test_figures_of_a_method_are_the_reports(monkeypatch):
     found = replace(outcome("graph"), layers={"dense": 60}, categories={"weights": 70, "allocator": 30})
-    monkeypatch.setattr(choice, "step_outcome", lambda *arguments, **options: found)
+    monkeypatch.setattr(methods, "step_outcome", lambda *arguments, **options: found)
     report = estimate(lambda: keras.Sequential([keras.Input((3,)), layers.Dense(2, name="dense")]))
     assert (report.bytes.total, report.bytes.low, report.bytes.high) == (100, 90, 120)
     assert (report.bytes.weights, report.bytes.allocator, report.bytes.optimizer) == (70, 30, None)

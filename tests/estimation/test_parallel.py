@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from kerasmem.errors import InputError, MissingExtraError, UsageError
+from kerasmem.estimation import methods
+from kerasmem.estimation.arguments import EstimateArguments
 from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.parallel import plan as planning
-from kerasmem.estimation.parallel.asking import check_method, one_of_several
 from kerasmem.estimation.parallel.collectives import Collective, collectives
-from kerasmem.estimation.parallel.parallelism import Parallelism, parallelism, parse_layout
+from kerasmem.estimation.parallel.parallelism import Parallelism, check_method, parallelism, parse_layout
 from kerasmem.estimation.parallel.placement import Placed, by_rule, not_divided, place, unused_layout, weight_of
 from kerasmem.estimation.parallel.plan import DevicePlan, device_outcome, device_plan
 from kerasmem.estimation.report import Pool
+from kerasmem.estimation.tracing import Step
 from kerasmem.models.request import ModelRequest
 
 # What may be asked
@@ -79,12 +82,17 @@ def test_only_xla_knows_shards(asked):
     check_method("graph", Parallelism(2))
 
 
-def test_a_method_that_looks_at_one_device_says_what_it_leaves_out():
+def test_a_method_that_looks_at_one_device_says_what_it_leaves_out(monkeypatch):
     found = Outcome("probe", "graph", 100, 90, 110, Pool(100, 100, None))
     asked = Parallelism(2)
-    train = one_of_several("probe", asked, "train", lambda: found, None, (), {})
-    assert [each.what for each in train.unmodelled] == ["exchange of gradients"]
-    assert one_of_several("graph", asked, "inference", lambda: found, None, (), {}) == found
+    monkeypatch.setattr(methods, "_on_one_device", lambda *arguments: found)
+
+    def ask(method, mode):
+        shapes = SimpleNamespace(split=asked)
+        return methods.outcome_of(method, Step(EstimateArguments("m.keras", mode=mode), None, shapes), None)
+
+    assert [each.what for each in ask("probe", "train").unmodelled] == ["exchange of gradients"]
+    assert ask("graph", "inference") == found
 
 
 # Which dimension is divided

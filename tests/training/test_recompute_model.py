@@ -230,7 +230,7 @@ class TestRefusals:
                 "in the order in which the model calls them",
             ),
             ({"cuts": ["dense_1"], "segments": 2}, "the one or the other"),
-            ({"batch_size": 0}, "batch_size 0"),
+            ({"batch_size": 0}, "batch_size:? 0"),
             ({"memory": "2MB", "batch_size": 65536}, "take a smaller batch"),
             ({"memory": "no card"}, "no card"),
         ],

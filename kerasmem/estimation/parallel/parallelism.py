@@ -15,6 +15,9 @@ DATA, MODEL = "data", "model"
 KINDS = (DATA, MODEL)
 BATCH_AXIS, MODEL_AXIS = "batch", "model"  # of the mesh, as in Keras's own examples
 
+SHARDED_METHOD = "xla"
+WHY_SHARDED = "Keras divides weights and slots on JAX alone, which compiles with XLA"
+
 Axes = tuple[str | None, ...]
 
 
@@ -81,6 +84,18 @@ def parallelism(
             raise UsageError(f"replicas 1: with one device there is nothing to divide; {what} needs --replicas from 2")
         return None
     return Parallelism(replicas, parallel, bool(shard_optimizer), axes)
+
+
+def check_method(method: str, asked: Parallelism | None) -> None:
+    """Refuse a method that cannot answer.
+
+    Raises:
+        UsageError: it knows nothing of weights or slots in shards.
+    """
+    if asked is not None and asked.is_sharded and method not in ("auto", SHARDED_METHOD):
+        raise UsageError(
+            f"method {method!r} looks at one device with the whole model: {WHY_SHARDED}; take xla, or auto"
+        )
 
 
 def parse_layout(given: Any) -> tuple[tuple[str, Axes], ...]:

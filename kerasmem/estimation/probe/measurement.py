@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from kerasmem.errors import UsageError
-from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
+from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
+from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, run_steps
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport, Pool
 from kerasmem.estimation.verdict import verdict

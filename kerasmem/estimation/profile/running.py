@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.cache import cached_estimate
-from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
+from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, ask_worker
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.models.request import request_for

@@ -1,0 +1,138 @@
+"""The last step of an estimate: the report, from the model's shapes and what a method or the formula says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.devices.catalogue import DeviceTarget
+from kerasmem.estimation.choice import Answer
+from kerasmem.estimation.formula import formula_bytes, opaque_layers
+from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.report import Bytes, LayerMemory, MemoryReport, ModelFacts, Settings, Unmodelled
+from kerasmem.estimation.tracing import OpenedStep, Step
+from kerasmem.estimation.verdict import device_verdict
+
+
+class _Need(NamedTuple):
+    bytes: Bytes
+    layers: tuple[LayerMemory, ...]
+    unmodelled: tuple[Unmodelled, ...]
+    notes: tuple[str, ...]
+
+
+def assemble(step: Step, answer: Answer, target: DeviceTarget | None) -> MemoryReport:
+    """Return the report of a step.
+
+    Args:
+        step: inside `open_step`.
+        answer: what the methods say.
+        target: the device that was named, or None.
+    """
+    found, shapes, opened = answer.outcome, step.shapes, step.opened
+    need = _by_formula(step) if found is None else _by_method(step, found)
+    return MemoryReport(
+        model=_facts(opened, shapes.layers),
+        settings=_settings(step, found, target),
+        bytes=need.bytes,
+        formula=shapes.formula,
+        layers=need.layers,
+        nested=shapes.inferred.nested,
+        device=None if target is None else device_verdict(target, need.bytes),
+        unmodelled=need.unmodelled,
+        notes=(*opened.notes, *shapes.notes, *answer.notes, *need.notes),
+        pool=None if found is None else found.pool,
+        instant=None if found is None else found.instant,
+        alternatives=answer.alternatives,
+    )
+
+
+def _settings(step: Step, found: Outcome | None, target: DeviceTarget | None) -> Settings:
+    split = step.shapes.split
+    return Settings(
+        batch_size=step.shapes.batch_size,
+        optimizer=step.opened.training.optimizer,
+        loss=step.opened.training.loss,
+        dtype_policy=_policy(step.opened.model),
+        mode=step.arguments.mode,
+        method="formula" if found is None else found.method,
+        execution="none" if found is None else found.execution,
+        device=None if target is None else target.name,
+        replicas=step.arguments.replicas,
+        parallel=None if split is None else split.kind,
+        shard_optimizer=split is not None and split.shard_optimizer,
+    )
+
+
+def _by_method(step: Step, found: Outcome) -> _Need:
+    divided, at_peak = found.categories or {}, found.layers
+    need = Bytes(found.total, found.low, found.high, **{name: divided.get(name) for name in Bytes.CATEGORIES})
+    sizes = [(row, at_peak.get(row.name, 0)) for row in step.shapes.layers]
+    layers = tuple(replace(row, bytes=size, bytes_at_peak=size) for row, size in sizes)
+    return _Need(need, layers, found.unmodelled, found.notes)
+
+
+def _by_formula(step: Step) -> _Need:
+    shapes, mode = step.shapes, step.arguments.mode
+    need = formula_bytes(shapes.layers, shapes.batch_size, mode, shapes.slots)
+    notes = tuple(_formula_notes(shapes.layers, need, shapes.formula.total_bytes))
+    return _Need(need, shapes.layers, tuple(_not_in_the_formula(step)), notes)
+
+
+def _not_in_the_formula(step: Step) -> list[Unmodelled]:
+    layers, is_training = step.shapes.layers, step.arguments.mode == "train"
+    missing: list[Unmodelled] = []
+    if is_training:
+        own = step.opened.training.optimizer
+        name = f"slots of {own}" if own else "slots of adam (assumed: the model is not compiled)"
+        why = "what the optimizer keeps for each weight; the formula has weights and gradients only"
+        missing.append(Unmodelled(f"optimizer {name}", why, step.shapes.slots))
+    missing.append(Unmodelled("workspace", "scratch memory of convolutions and matrix products"))
+    missing.append(Unmodelled("allocator", "rounding and waste in the chunks that the allocator hands out"))
+    missing.append(Unmodelled("buffer reuse", "buffers are freed and reused within the step: deep networks need less"))
+    unknown = [row.name for row in layers if row.activation_elements is None]
+    if unknown:
+        missing.append(Unmodelled(f"outputs of {_some(unknown)}", "their size depends on the data"))
+    if opaque := opaque_layers(layers):
+        why = "gates, states and attention scores, often many times the output, so no upper end is given"
+        missing.append(Unmodelled(f"the inside of {_some(opaque)}", why))
+    if step.shapes.split is not None and is_training:
+        why = "gradients are gathered in buffers of their own where replicas exchange them"
+        missing.append(Unmodelled("exchange of gradients", why))
+    return missing
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _formula_notes(layers: tuple[LayerMemory, ...], need: Bytes, plain: int) -> list[str]:
+    notes = []
+    if need.total != plain:
+        notes.append(
+            f"at the true sizes of its dtypes the total is {need.total:,} B; "
+            f"the formula, which takes every value as float32, gives {plain:,} B"
+        )
+    frozen = sum(row.parameters - row.trainable_parameters for row in layers)
+    if frozen and need.gradients:
+        notes.append(f"the formula counts a gradient for {frozen:,} parameters that are not trained")
+    if any(row.dtype == "string" for row in layers):
+        notes.append("text is counted as 24 bytes an element; longer text takes more")
+    return notes
+
+
+def _facts(opened: OpenedStep, layers: tuple[LayerMemory, ...]) -> ModelFacts:
+    return ModelFacts(
+        name=opened.name,
+        source=opened.source,
+        layers=sum(row.kind != "input" for row in layers),
+        parameters=sum(row.parameters for row in layers),
+        trainable_parameters=sum(row.trainable_parameters for row in layers),
+    )
+
+
+def _policy(model: Any) -> str:
+    """Return the policy that most layers with weights compute in."""
+    names = [layer.dtype_policy.name for layer in flatten_layers(model) if layer.weights or layer is model]
+    return str(max(set(names), key=names.count))
