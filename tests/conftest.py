@@ -21,6 +21,31 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parent.parent
 
 
+# The files that take longest run first: where two processes share the files (`scripts/test`), a long one
+# at the end would keep one process waiting for the other.
+LONGEST = (
+    "training/test_fit.py",
+    "training/test_resume.py",
+    "training/test_recompute_model.py",
+    "training/test_isolation.py",
+    "monitoring/test_many_fits.py",
+    "monitoring/test_leaks.py",
+    "monitoring/test_workers.py",
+    "estimation/test_graph_estimate.py",
+    "estimation/test_probe.py",
+    "models/test_keras2.py",
+    "models/test_round_trips.py",
+    "test_examples.py",
+    "test_scripts.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Put the tests of the longest files first; inside a file, and among the others, the order stays."""
+    place = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
 class Result:
     """What a command printed and its exit code."""
 

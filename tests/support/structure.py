@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import deque
 from collections.abc import Callable, Container
@@ -40,7 +41,7 @@ def long_functions(package: Path) -> dict[Path, list[str]]:
         package,
         lambda path: [
             f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
-            for node in ast.walk(ast.parse((package / path).read_text()))
+            for node in ast.walk(_parsed(package / path))
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             and node.end_lineno - node.lineno + 1 > LONGEST
             and not _is_table(node)
@@ -64,13 +65,18 @@ def private_imports(package: Path) -> dict[Path, list[str]]:
     def taken(path: Path) -> list[str]:
         return [
             f"{node.module}.{alias.name}"
-            for node in ast.walk(ast.parse((package / path).read_text()))
+            for node in ast.walk(_parsed(package / path))
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == package.name
             for alias in node.names
             if any(part.startswith("_") for part in (*node.module.split("."), alias.name))
         ]
 
     return _by_module(package, taken)
+
+
+@functools.cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
 
 
 def _by_module(package: Path, faults: Callable[[Path], list[str]]) -> dict[Path, list[str]]:
@@ -93,7 +99,7 @@ def _dotted(package: Path, path: Path) -> str:
 def _imports(file: Path, known: Container[str]) -> set[str]:
     """Return the modules of the package that a file imports; in `from a import b`, `a.b` where that is a module."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
