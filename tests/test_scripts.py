@@ -91,6 +91,13 @@ def test_the_files_that_run_first_are_there(request):
     assert [name for name in conftest.LONGEST if not (ROOT / "tests" / name).exists()] == []
 
 
+def test_the_architecture_page_names_every_room():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    paths = [path for path in (ROOT / "kerasmem").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    names = {path.name if path.suffix else f"{path.name}/" for path in paths} - {"__main__.py"}
+    assert {name for name in names if f"`{name}`" not in page} == set()
+
+
 def test_the_workflows_can_be_read():
     yaml = pytest.importorskip("yaml")
     paths = [*ROOT.glob(".github/**/*.yml"), ROOT / ".pre-commit-config.yaml"]
