@@ -134,7 +134,7 @@ def _saved_report(path: str) -> dict[str, Any] | None:
             raise InputError(f"{path}: is no regular file; give a log or a saved report")
         length = file.stat().st_size
         if length > _LARGEST_LOG:
-            raise InputError(f"{path}: larger than 2 GiB; log fewer batches: MemoryLogger(every=100)")
+            raise InputError(f"{path}: larger than 2 GiB; log fewer batches: MemoryLogger(update_freq=100)")
         if length == 0:
             raise InputError(f"{path}: is empty; give a log of MemoryLogger or a saved estimate")
         with file.open("rb") as opened:

@@ -33,6 +33,6 @@ scene        one look at a machine, for `kerasmem watch`
 from __future__ import annotations
 
 from kerasmem.monitoring.logfile import read_timeline
-from kerasmem.monitoring.timeline import EpochPeaks, Sample, Timeline
+from kerasmem.monitoring.timeline import Sample, Timeline
 
-__all__ = ["EpochPeaks", "Sample", "Timeline", "read_timeline"]
+__all__ = ["Sample", "Timeline", "read_timeline"]

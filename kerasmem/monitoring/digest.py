@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from kerasmem.monitoring.course import Course, courses
-from kerasmem.monitoring.phases import PhasePeaks
+from kerasmem.monitoring.phases import PhasePeaks, over_epochs
 from kerasmem.monitoring.table import Table, growth, largest, mean
 from kerasmem.monitoring.timeline import BATCH_PHASES, Timeline
+from kerasmem.records import Record
 
 FORMAT_VERSION = 1
 MOST_COURSES = 16
 
 
 @dataclass(frozen=True)
-class RunSummary:
+class RunSummary(Record, what="run"):
     """One fit, evaluate or predict in brief; sizes in bytes, over all devices, None where not known.
 
     Attributes:
@@ -58,10 +59,6 @@ class RunSummary:
     in_use_growth_bytes: int | None
     rss_growth_bytes: int | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary as plain data."""
-        return {**asdict(self), "devices": list(self.devices)}
-
 
 @dataclass(frozen=True)
 class EpochSummary:
@@ -78,7 +75,7 @@ class EpochSummary:
 
 
 @dataclass(frozen=True)
-class LogSummary:
+class LogSummary(Record, what="log"):
     """One log file in brief.
 
     Attributes:
@@ -112,16 +109,10 @@ class LogSummary:
         return _most(run.rss_bytes for run in self.runs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the summary as plain data, the courses left out."""
-        return {
-            "name": self.name,
-            "rank": self.rank,
-            "rows": self.rows,
-            "runs": [run.to_dict() for run in self.runs],
-            "epochs": [asdict(epoch) for epoch in self.epochs],
-            "phases": [phase.to_dict() for phase in self.phases],
-            "notes": list(self.notes),
-        }
+        """Return the summary as plain data, the curves left out."""
+        data = super(LogSummary, replace(self, courses=())).to_dict()
+        del data["courses"]
+        return data
 
 
 def summarise(timeline: Timeline, name: str, rank: int | None = None, points: int = 2000) -> LogSummary:
@@ -154,7 +145,7 @@ def summarise(timeline: Timeline, name: str, rank: int | None = None, points: in
         runs=tuple(_run(table, rows, background) for rows in groups(table.numbers["run"])),
         epochs=tuple(_epochs(table)),
         courses=course_list,
-        phases=_over_epochs(timeline.phases),
+        phases=over_epochs(timeline.phases),
         notes=tuple(notes),
     )
 
@@ -254,15 +245,6 @@ def _epochs(table: Table) -> list[EpochSummary]:
             )
         )
     return found
-
-
-def _over_epochs(phases: Sequence[PhasePeaks]) -> tuple[PhasePeaks, ...]:
-    """Return each phase's largest sizes over all runs and epochs."""
-    found: dict[str | None, PhasePeaks] = {}
-    for peaks in phases:
-        held = found.get(peaks.phase)
-        found[peaks.phase] = peaks.with_epoch(None) if held is None else held.joined(peaks)
-    return tuple(found.values())
 
 
 def _most(values: Any) -> int | None:

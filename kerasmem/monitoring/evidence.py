@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from kerasmem.records import Record
 from kerasmem.units import format_size
 
 # what people know a class by -> the module's beginning and the class's name
@@ -39,7 +40,7 @@ class Census:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(Record, what="evidence"):
     """What grew from one census to a later one.
 
     Attributes:
@@ -77,19 +78,6 @@ class Evidence:
         for name, count in self.types.items():
             said.append(f"{count} more objects of {name} in {self.iterations} iterations")
         return tuple(said)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the evidence as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Evidence:
-        """Return the evidence that `to_dict` described.
-
-        Raises:
-            KeyError, TypeError: the data is not such evidence.
-        """
-        return cls(**{name: data[name] for name in cls.__dataclass_fields__})
 
 
 _CURES = {

@@ -12,9 +12,11 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kerasmem.records import Record
 
 LEAST = 12  # values after the warm-up without which nothing is said
 _WARM_UP = 0.25  # of the values, and two more
@@ -24,7 +26,7 @@ _MOST = 400  # values that the pairs are made of
 
 
 @dataclass(frozen=True)
-class Growth:
+class Growth(Record, what="growth"):
     """What a series does, in bytes an iteration.
 
     Attributes:
@@ -45,19 +47,6 @@ class Growth:
     warm_up: int
     rise_bytes: int
     reason: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the findings as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Growth:
-        """Return the findings that `to_dict` described.
-
-        Raises:
-            KeyError, TypeError: the data is not such findings.
-        """
-        return cls(**{name: data[name] for name in cls.__dataclass_fields__})
 
 
 def judge_growth(series: Sequence[float], least_slope: float = 4096) -> Growth:

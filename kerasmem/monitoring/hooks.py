@@ -10,9 +10,9 @@ from kerasmem.cluster import find_worker
 from kerasmem.compat.keras_calls import stop_watching_saving, watch_saving
 from kerasmem.monitoring.calls import KerasCall
 from kerasmem.monitoring.inputs import float64_inputs
-from kerasmem.monitoring.one_profile import OneProfile
 from kerasmem.monitoring.recorder import Kind, Recorder
 from kerasmem.monitoring.results import LoggerResults
+from kerasmem.monitoring.step_profiler import BatchProfile
 
 _METHODS: dict[Kind, str] = {"train": "fit", "test": "evaluate", "predict": "predict"}
 
@@ -24,7 +24,7 @@ class LoggerHooks(LoggerResults):
     params: Any
     _model: Any
     _recorder: Recorder
-    _profile: OneProfile | None
+    _profile: BatchProfile | None
     _verbose: int
     _epoch_logs: bool
 

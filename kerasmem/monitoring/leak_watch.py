@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kerasmem.devices.heap import held_bytes
-from kerasmem.errors import InputError, UsageError
+from kerasmem.errors import UsageError
 from kerasmem.monitoring.evidence import Census, Evidence, compare, take_census
 from kerasmem.monitoring.growth import Growth, iterations_to_rise, judge_growth
 from kerasmem.monitoring.peaks import running_allocators
+from kerasmem.records import Record
 from kerasmem.units import format_size
 
 # Bytes an iteration that are worth a word. Keras's own loops were seen to creep by 2 to 6 KiB an iteration on the host
@@ -23,7 +22,7 @@ _HOLES = 512 * 1024
 
 
 @dataclass(frozen=True)
-class LeakReport:
+class LeakReport(Record, what="leak report", version=1, also=("leaks",)):
     """What a loop keeps.
 
     Attributes:
@@ -63,31 +62,6 @@ class LeakReport:
         if self.evidence is not None:
             said += [f"{self.label}: {text}" for text in self.evidence.explain()]
         return tuple(said)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data, in bytes."""
-        return {
-            "format_version": 1,
-            "label": self.label,
-            "iterations": self.iterations,
-            "leaks": self.leaks,
-            "growth": {where: growth.to_dict() for where, growth in self.growth.items()},
-            "evidence": None if self.evidence is None else self.evidence.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> LeakReport:
-        """Return the report that `to_dict` described.
-
-        Raises:
-            InputError: the data is not such a report.
-        """
-        try:
-            growth = {str(where): Growth.from_dict(each) for where, each in data["growth"].items()}
-            evidence = None if data["evidence"] is None else Evidence.from_dict(data["evidence"])
-            return cls(str(data["label"]), int(data["iterations"]), growth, evidence)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"leak report: not what LeakReport.to_dict gives ({error})") from error
 
 
 class LeakWatch:

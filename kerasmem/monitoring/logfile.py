@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from kerasmem.errors import InputError, UsageError
+from kerasmem.errors import InputError, UsageError, check_format
 from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, KINDS, Sample, Timeline, make_sample
 
@@ -65,6 +65,8 @@ class LogFile:
 
     Attributes:
         next_run: the number that the next run gets, so that runs appended to a file stay apart.
+        runs_end: the number after the run begun.
+        identity: device and number of the file, where it is a regular one.
         behind: what has rows that wait to be written here, so that who reads the file in this process has them.
 
     Raises:
@@ -82,10 +84,10 @@ class LogFile:
         self.format: Format = format
         self.next_run = 0
         self.behind: weakref.WeakMethod[Callable[[], None]] | None = None
-        self._runs_end = 0  # after the run begun
+        self.runs_end = 0
         self._busy = busy
         self._file = -1
-        self._identity: tuple[int, int] | None = None
+        self.identity: tuple[int, int] | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR if append else os.O_WRONLY
@@ -117,11 +119,20 @@ class LogFile:
         Raises:
             UsageError: the file cannot be written after all.
         """
-        self._runs_end = run + 1
+        self.runs_end = run + 1
         try:
             self.add_object("run", format_version=FORMAT_VERSION, run=run, started=clock, notes=list(notes), **more)
         except OSError as error:
             raise self._refusal(error) from error
+
+    @property
+    def is_open(self) -> bool:
+        """Whether rows can be added."""
+        return self._file >= 0
+
+    def is_busy(self) -> bool:
+        """Return whether somebody is still at it."""
+        return self._busy is not None and self._busy()
 
     def close(self) -> None:
         """Close the file; may be called more than once."""
@@ -142,13 +153,13 @@ class LogFile:
         found = os.fstat(self._file)
         if not stat.S_ISREG(found.st_mode):
             return
-        self._identity = (found.st_dev, found.st_ino)
-        others = [log for reference in _open_logs if (log := reference()) is not None and log._file >= 0]
-        same = [log for log in others if log._identity == self._identity]
+        self.identity = (found.st_dev, found.st_ino)
+        others = [log for reference in _open_logs if (log := reference()) is not None and log.is_open]
+        same = [log for log in others if log.identity == self.identity]
         if append:
-            self.next_run = max([self.next_run, *(log._runs_end for log in same)])
+            self.next_run = max([self.next_run, *(log.runs_end for log in same)])
         else:
-            if any(log._busy is not None and log._busy() for log in same):
+            if any(log.is_busy() for log in same):
                 raise UsageError(
                     f"filename: {str(self.path)!r} is being written by another MemoryLogger, which this one would "
                     "overwrite; give each a file of its own, or pass append=True to share it"
@@ -276,16 +287,16 @@ def _read_json(text: str, name: str) -> Timeline:
             if kind == "sample":
                 samples.append(make_sample(data))
             elif kind == "run":
-                version = data.get("format_version")
-                if version != FORMAT_VERSION:
-                    raise InputError(f"{name}: format_version is {version!r}; this kerasmem reads {FORMAT_VERSION}")
                 notes.update(dict.fromkeys(data.get("notes", ())))
             elif kind == "phase":
                 phases.append(PhasePeaks.from_dict(data))
             elif kind == "note":
                 notes[str(data["text"])] = None
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (InputError, AttributeError, KeyError, TypeError, ValueError):
             bad.append(number)
+            continue
+        if kind == "run":
+            check_format(name, data, FORMAT_VERSION)
     if bad and not samples and not notes and len(bad) == len(text.splitlines()):
         raise InputError(f"{name}: no kerasmem log: none of its lines is a sample")
     return Timeline(samples, [*notes, *_about_bad(bad)], phases)

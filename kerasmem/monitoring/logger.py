@@ -14,11 +14,11 @@ import keras
 from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
 from kerasmem.devices.nvml import Nvml
 from kerasmem.monitoring.arguments import check_arguments
-from kerasmem.monitoring.board import require_tensorboard
 from kerasmem.monitoring.hooks import LoggerHooks
 from kerasmem.monitoring.logfile import format_of
-from kerasmem.monitoring.one_profile import OneProfile
+from kerasmem.monitoring.outputs import require_tensorboard
 from kerasmem.monitoring.recorder import Recorder
+from kerasmem.monitoring.step_profiler import BatchProfile
 from kerasmem.profiling.results import StepProfile
 
 
@@ -33,8 +33,9 @@ class MemoryLogger(LoggerHooks, keras.callbacks.Callback):
     it first in the list.
 
     A background thread reads the host, the processes under this one and the driver, so that peaks in loading,
-    validation, callbacks and saving are seen too: `phases` has the largest sizes of each phase. It ends with the
-    run, also where that raises.
+    validation, callbacks and saving (by the model's `save`, `save_weights` or `export`) are seen too: `phases` has
+    the largest sizes of each phase. It ends with the run. Where `fit` raised, it ends as soon as nobody keeps the
+    exception's traceback, with the logger's next run, or after ten minutes.
 
     A reading that fails never stops training: it is None from then on, and `notes` says why. After an exception the
     file holds every batch that ended; after `kill -9`, all but those of the last tenths of a second, which wait for
@@ -53,7 +54,7 @@ class MemoryLogger(LoggerHooks, keras.callbacks.Callback):
             batch and device. Without `append`, the logger's first run overwrites the file, unless another
             logger of this process is writing to it; a copy of the logger (`copy.deepcopy`) adds to what the
             others have written in this process. Processes need a file each; those that train together get one.
-        every: log every N-th batch of each epoch. Peaks of batches in between are not lost: they are the next
+        update_freq: log every N-th batch of each epoch. Peaks of batches in between are not lost: they are the next
             row's `between_peak_bytes`.
         format: "csv" or "jsonl", where the suffix does not say.
         append: add to a file of an earlier process.
@@ -80,6 +81,7 @@ class MemoryLogger(LoggerHooks, keras.callbacks.Callback):
         profile_batch: profile the memory of this batch of each `fit`, counted from 1 through all epochs and at least
             2 (3 is good): which layer and category hold the peak. It and up to 8 batches before it become slower, and
             the step is traced anew. `profile` has the result, and so has "run.profile.json" beside "run.jsonl".
+        every: the former name of `update_freq`; it works still, with a warning.
         keep: samples to keep in `timeline` at most, the newest; a sample takes 108 bytes. The file has all.
         clock: seconds that only go forward.
 
@@ -105,7 +107,7 @@ class MemoryLogger(LoggerHooks, keras.callbacks.Callback):
         self,
         filename: str | os.PathLike[str] | None = None,
         *,
-        every: int = 1,
+        update_freq: int = 1,
         format: Literal["csv", "jsonl"] | None = None,
         append: bool = False,
         tensorboard: str | os.PathLike[str] | None = None,
@@ -121,9 +123,14 @@ class MemoryLogger(LoggerHooks, keras.callbacks.Callback):
         profile_batch: int | None = None,
         keep: int | None = 1_000_000,
         clock: Callable[[], float] = time.perf_counter,
+        every: int | None = None,
     ) -> None:
         super().__init__()
-        check_arguments(filename, every, nvml, verbose, devices, keep, tensorboard, sampling)
+        if every is not None:
+            message = "MemoryLogger(every=…) is called update_freq now, as in keras.callbacks.TensorBoard"
+            warnings.warn(message, FutureWarning, stacklevel=2)
+            update_freq = every
+        check_arguments(filename, update_freq, nvml, verbose, devices, keep, tensorboard, sampling)
         if tensorboard is not None:
             require_tensorboard()
         self._verbose = verbose
@@ -132,7 +139,7 @@ class MemoryLogger(LoggerHooks, keras.callbacks.Callback):
         self._recorder = Recorder(
             None if filename is None else Path(filename),
             "csv" if filename is None else format_of(filename, format),
-            every=int(every),
+            update_freq=int(update_freq),
             append=append,
             board=None if tensorboard is None else os.fspath(tensorboard),
             nvml=nvml,
@@ -144,7 +151,7 @@ class MemoryLogger(LoggerHooks, keras.callbacks.Callback):
             leaks=bool(leaks),
             clock=clock,
         )
-        self._profile = None if profile_batch is None else OneProfile(profile_batch, filename, self._recorder.note)
+        self._profile = None if profile_batch is None else BatchProfile(profile_batch, filename, self._recorder.note)
         self._forget_runs()
         self.growth: GrowthStatus | None = None
         self._try_growth()

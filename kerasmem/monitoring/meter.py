@@ -21,7 +21,7 @@ from kerasmem.devices.other_allocators import JaxAllocator, TorchAllocator
 from kerasmem.devices.sharing import card_processes
 from kerasmem.devices.tracked_devices import tracked_devices
 from kerasmem.devices.visible import match_card
-from kerasmem.monitoring.peaks import Share, ledger_of
+from kerasmem.monitoring.peaks import LedgerAccount, ledger_of
 from kerasmem.units import format_size
 
 
@@ -45,7 +45,7 @@ Caught = tuple["list[tuple[_Sizes, _Driver]]", "bytes | int | None"]
 class _Gauge:
     """One device: what to read it with, and the largest peak of the run."""
 
-    __slots__ = ("allocator", "card", "driver", "ledger", "name", "resets", "run_peak", "share")
+    __slots__ = ("account", "allocator", "card", "driver", "ledger", "name", "resets", "run_peak")
 
     def __init__(self, name: str | None, allocator: Allocator | None, card: NvmlDevice | None, resets: bool) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class _Gauge:
         self.driver: _Driver = (None, None)  # used and total, when last asked
         self.resets = resets
         self.ledger = None if allocator is None else ledger_of(allocator)
-        self.share = Share()
+        self.account = LedgerAccount()
         self.run_peak: int | None = None
 
     @property
@@ -120,7 +120,7 @@ class Meter:
         """Forget the run's peaks, not the process's, and return a first reading; ask the driver before."""
         for gauge in self._gauges:
             if gauge.ledger is not None:
-                gauge.ledger.join(gauge.share)
+                gauge.ledger.join(gauge.account)
         self._note_circumstances()
         readings, host = self.read()
         for gauge, reading in zip(self._gauges, readings, strict=True):
@@ -132,7 +132,7 @@ class Meter:
         self.peaks()
         for gauge in self._gauges:
             if gauge.ledger is not None:
-                gauge.ledger.leave(gauge.share)
+                gauge.ledger.leave(gauge.account)
 
     def peaks(self) -> list[int | None]:
         """Return each device's peak since the reading before; the cheap half of a reading."""
@@ -203,7 +203,7 @@ class Meter:
         if allocator is None or ledger is None:
             return None, None, None
         try:
-            in_use, peak, reserved = ledger.take(allocator, gauge.share, gauge.resets)
+            in_use, peak, reserved = ledger.take(allocator, gauge.account, gauge.resets)
         except Exception as error:  # a device that went away must not stop training
             gauge.allocator = None
             self._note(f"allocator: {gauge.name} could no longer be read: {error}")

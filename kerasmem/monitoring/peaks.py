@@ -8,17 +8,17 @@ is recording: each has the peak since its own last reading, however many there a
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import weakref
 
+from kerasmem.compat.tensorflow_runtime import devices_are_started
 from kerasmem.devices.allocator import Allocator
 from kerasmem.devices.tracked_devices import tracked_devices
 
 _NOTHING = -1  # below any number of bytes
 
 
-class Share:
+class LedgerAccount:
     """One reader's account of a ledger: what has happened since its last reading.
 
     Attributes:
@@ -40,13 +40,13 @@ class PeakLedger:
         refusal: the error of the latest reset that did not work.
     """
 
-    __slots__ = ("_fresh", "_lock", "_seen", "_shares", "process_peak", "refusal")
+    __slots__ = ("_accounts", "_fresh", "_lock", "_seen", "process_peak", "refusal")
 
     def __init__(self) -> None:
         self.process_peak: int | None = None
         self.refusal: Exception | None = None
         self.renew_lock()
-        self._shares: list[weakref.ref[Share]] = []  # replaced, never changed
+        self._accounts: list[weakref.ref[LedgerAccount]] = []  # replaced, never changed
         self._fresh = False  # nobody has read since the last reset, so the allocator's peak is new
         self._seen = _NOTHING  # the allocator's peak when it was last read without a reset
 
@@ -54,35 +54,35 @@ class PeakLedger:
         """Make the lock anew, in a forked process: nobody here holds it."""
         self._lock = threading.RLock()
 
-    def join(self, share: Share) -> None:
-        """Add what happens from now on to a share, until it leaves or nobody holds it."""
+    def join(self, account: LedgerAccount) -> None:
+        """Add what happens from now on to an account, until it leaves or nobody holds it."""
         with self._lock:
-            self._drop(share)
-            share.peak = share.bound = _NOTHING
-            self._shares = [*self._shares, weakref.ref(share)]
+            self._drop(account)
+            account.peak = account.bound = _NOTHING
+            self._accounts = [*self._accounts, weakref.ref(account)]
 
-    def leave(self, share: Share) -> None:
-        """Add nothing to a share any more."""
+    def leave(self, account: LedgerAccount) -> None:
+        """Add nothing to an account any more."""
         with self._lock:
-            self._drop(share)
+            self._drop(account)
 
-    def take(self, allocator: Allocator, share: Share, resets: bool) -> tuple[int, int | None, int | None]:
+    def take(self, allocator: Allocator, account: LedgerAccount, resets: bool) -> tuple[int, int | None, int | None]:
         """Read the allocator, and reset its peak if `resets`; `refusal` tells whether that did not work.
 
         It runs twice a batch, each time with cold caches, so it calls as little as it can.
 
         Args:
             allocator: what to read; one of those equal to the ledger's.
-            share: the reader's.
+            account: the reader's.
             resets: whether to start a new peak.
 
         Returns:
-            In use, the peak since the share's last reading (None where it is not known) and reserved.
+            In use, the peak since the account's last reading (None where it is not known) and reserved.
         """
         with self._lock:
             in_use, peak, reserved = allocator.read()
             is_new = self._fresh or peak > self._seen
-            for reference in self._shares:
+            for reference in self._accounts:
                 other = reference()
                 if other is None:
                     continue
@@ -100,12 +100,12 @@ class PeakLedger:
                     self._fresh = True
                 except Exception as error:  # not every allocator can; the reading is good all the same
                     self.refusal = error
-            own = share.peak if share.peak >= share.bound else _NOTHING
-            share.peak = share.bound = _NOTHING
+            own = account.peak if account.peak >= account.bound else _NOTHING
+            account.peak = account.bound = _NOTHING
             return in_use, None if own == _NOTHING else own, reserved
 
-    def _drop(self, share: Share) -> None:
-        self._shares = [reference for reference in self._shares if reference() not in (None, share)]
+    def _drop(self, account: LedgerAccount) -> None:
+        self._accounts = [reference for reference in self._accounts if reference() not in (None, account)]
 
 
 _ledgers: dict[Allocator, PeakLedger] = {}
@@ -120,8 +120,7 @@ def ledger_of(allocator: Allocator) -> PeakLedger:
 
 def running_allocators() -> list[Allocator]:
     """Return the allocators of this process, without loading TensorFlow or making it start its devices."""
-    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
-    if not getattr(context, "_initialized", False):
+    if not devices_are_started():
         return []
     found, _ = tracked_devices()
     return [device.allocator for device in found if device.allocator is not None]

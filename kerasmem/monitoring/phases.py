@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from kerasmem.records import Record
 
 # "between": data loading, other callbacks, tracing's aftermath; "epoch end": callbacks after the epoch's last batch
 PHASES = ("train batch", "validation", "evaluate", "predict", "epoch end", "save", "between")
@@ -32,7 +34,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PhasePeaks:
+class PhasePeaks(Record, what="phase"):
     """The largest sizes that background readings found in one phase of one epoch, in bytes.
 
     Attributes:
@@ -52,10 +54,10 @@ class PhasePeaks:
     epoch: int | None
     phase: str | None
     readings: int
-    rss_bytes: int | None
-    tree_bytes: int | None
-    swap_bytes: int | None
-    driver_used_bytes: int | None
+    rss_bytes: int | None = None
+    tree_bytes: int | None = None
+    swap_bytes: int | None = None
+    driver_used_bytes: int | None = None
 
     def joined(self, other: PhasePeaks) -> PhasePeaks:
         """Return the larger of each size, and the readings of both."""
@@ -63,30 +65,14 @@ class PhasePeaks:
         sizes = [_larger(getattr(self, name), getattr(other, name)) for name in _SIZES]
         return PhasePeaks(self.run, self.epoch, self.phase, readings, *sizes)
 
-    def with_epoch(self, epoch: int | None) -> PhasePeaks:
-        """Return the same peaks under another epoch."""
-        return replace(self, epoch=epoch)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the peaks as plain data, sizes in bytes."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> PhasePeaks:
-        """Return the peaks that `to_dict` described.
-
-        Raises:
-            KeyError, TypeError, ValueError: the data is not such peaks.
-        """
-        sizes = {name: _whole(data.get(name)) for name in _SIZES}
-        phase = data["phase"]
-        return cls(
-            run=int(data["run"]),
-            epoch=_whole(data["epoch"]),
-            phase=None if phase is None else str(phase),
-            readings=int(data["readings"]),
-            **sizes,
-        )
+def over_epochs(peaks: Iterable[PhasePeaks]) -> tuple[PhasePeaks, ...]:
+    """Return the largest sizes of each phase, whatever the epoch."""
+    found: dict[str | None, PhasePeaks] = {}
+    for each in peaks:
+        held = found.get(each.phase)
+        found[each.phase] = replace(each, epoch=None) if held is None else held.joined(each)
+    return tuple(found.values())
 
 
 class CurrentPhase:
@@ -192,7 +178,3 @@ class PhaseBook:
 
 def _larger(one: int | None, other: int | None) -> int | None:
     return max((value for value in (one, other) if value is not None), default=None)
-
-
-def _whole(value: Any) -> int | None:
-    return None if value is None else int(value)

@@ -60,7 +60,7 @@ class Recorder:
         path: Path | None,
         format: Format,
         *,
-        every: int,
+        update_freq: int,
         append: bool,
         board: str | None,
         nvml: Nvml | bool | str,
@@ -82,7 +82,7 @@ class Recorder:
         self.phase = CurrentPhase()
         self.worker: Worker | None = None
         self._outputs = Outputs(path, format, append, board)
-        self._every, self._sampling = every, sampling
+        self._update_freq, self._sampling = update_freq, sampling
         self._nvml, self._devices, self._reset_peaks = nvml, devices, reset_peaks
         self._rows = PackedRows(KINDS, keep)
         self._asks_health = health
@@ -103,7 +103,7 @@ class Recorder:
     def timeline(self) -> Timeline:
         """The samples so far, as an immutable copy."""
         self._pending.settle()
-        return Timeline._of(self._rows.copy(), self._notes, self.phases)
+        return Timeline.of_rows(self._rows.copy(), self._notes, self.phases)
 
     @property
     def phases(self) -> tuple[PhasePeaks, ...]:
@@ -211,7 +211,7 @@ class Recorder:
             if self.leak_watch is not None and (found := self.leak_watch.report()).leaks:
                 for text in found.explain():
                     self.note(f"leak: {text}")
-            self._add_object("cost", run=self.run, **self.overhead.to_dict())
+            self._add_object("cost", run=self.run, **self.overhead.figures())
         self._finish_files()
 
     def _end_sampler(self) -> None:
@@ -227,7 +227,7 @@ class Recorder:
     def _keep_phases(self, sampler: Sampler) -> None:
         for peaks in sampler.cut(self.run or 0, self.epoch):
             self._phases.append(peaks)
-            self._add_object("phase", **peaks.to_dict())
+            self._add_object("phase", **vars(peaks))
 
     def _finish_files(self) -> None:
         self._pending.settle()
@@ -329,7 +329,7 @@ class Recorder:
             return
         batch = opened.batch
         caught = self._meter.catch()
-        self._due[kind] = max(batch + self._every, last + 1)
+        self._due[kind] = max(batch + self._update_freq, last + 1)
         steps = last - batch + 1
         pile = self._pending.batches
         ended = (self.run or 0, phase, self.epoch, batch, steps, self.clock(), caught, opened.between, opened.settled)

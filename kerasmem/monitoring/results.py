@@ -8,13 +8,14 @@ from typing import Any
 from kerasmem.monitoring.cost import Overhead
 from kerasmem.monitoring.epoch_health import EpochHealth
 from kerasmem.monitoring.leak_watch import LeakReport
-from kerasmem.monitoring.phases import PhasePeaks
+from kerasmem.monitoring.phases import PhasePeaks, over_epochs
 from kerasmem.monitoring.recorder import Recorder
 from kerasmem.monitoring.timeline import Timeline
+from kerasmem.records import Record
 
 
 @dataclass(frozen=True)
-class LoggerSummary:
+class LoggerSummary(Record, what="summary", version=1):
     """A logger's findings in brief; sizes in bytes.
 
     Attributes:
@@ -35,15 +36,7 @@ class LoggerSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as plain data."""
-        return {
-            "format_version": 1,
-            "run_peaks": dict(self.run_peaks),
-            "process_peak": self.process_peak,
-            "phases": [peaks.to_dict() for peaks in self.phases],
-            "health": [entry.to_dict() for entry in self.health],
-            "overhead": self.overhead.to_dict(),
-            "notes": list(self.notes),
-        }
+        return {**super().to_dict(), "health": [entry.to_dict() for entry in self.health]}
 
 
 class LoggerResults:
@@ -71,7 +64,7 @@ class LoggerResults:
     def run_peaks(self) -> dict[str, int]:
         """Each device's largest allocator peak in the latest run, in bytes, where it can be read.
 
-        The time between batches, and batches that were skipped (`every`), count.
+        The time between batches, and batches that were skipped (`update_freq`), count.
         """
         return self._recorder.peaks[0]
 
@@ -109,17 +102,5 @@ class LoggerResults:
     @property
     def summary(self) -> LoggerSummary:
         """The findings in brief."""
-        return LoggerSummary(
-            self.run_peaks, self.process_peak, _joined(self.phases), self.health, self.overhead, self.notes
-        )
-
-
-def _joined(phases: tuple[PhasePeaks, ...]) -> tuple[PhasePeaks, ...]:
-    """Return the largest of each phase in the latest run, whatever the epoch."""
-    found: dict[str | None, PhasePeaks] = {}
-    for peaks in phases:
-        if peaks.run != phases[-1].run:
-            continue
-        held = found.get(peaks.phase)
-        found[peaks.phase] = peaks.with_epoch(None) if held is None else held.joined(peaks)
-    return tuple(found.values())
+        latest = over_epochs(each for each in self.phases if each.run == self.phases[-1].run)
+        return LoggerSummary(self.run_peaks, self.process_peak, latest, self.health, self.overhead, self.notes)

@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from kerasmem.devices.sharing import CardProcess, all_card_processes
 from kerasmem.errors import InputError, UsageError
 from kerasmem.monitoring.logfile import read_timeline_text
 from kerasmem.monitoring.timeline import Sample
+from kerasmem.records import Record
 
 _SUFFIXES = (".csv", ".jsonl", ".ndjson")
 _TAIL = 65536
 
 
 @dataclass(frozen=True)
-class RunStatus:
+class RunStatus(Record, what="run"):
     """How far a training run has come, from its `MemoryLogger`'s log file; sizes in bytes.
 
     Attributes:
@@ -49,10 +50,6 @@ class RunStatus:
     peak_bytes: int | None
     in_use_bytes: int | None
     age_seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the status as plain data."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

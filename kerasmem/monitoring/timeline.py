@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from kerasmem.errors import InputError, UsageError
+from kerasmem.errors import InputError, UsageError, check_format
 from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.monitoring.rows import PackedRows
 
@@ -31,7 +31,7 @@ class Sample(NamedTuple):
         in_use_bytes: handed out by the allocator after the batch.
         peak_bytes: the largest handed out at once during the batch.
         between_peak_bytes: the largest handed out at once since the previous row and before this batch: data
-            loading, other callbacks, batches that were skipped (`every`); in an "epoch" row, the largest of
+            loading, other callbacks, batches that were skipped (`update_freq`); in an "epoch" row, the largest of
             these in the epoch.
         reserved_bytes: taken by the allocator from the device, handed out or not.
         driver_used_bytes: in use on the card, by all processes, as the driver said when it was last asked: by the
@@ -71,36 +71,6 @@ def _kind(annotation: object) -> str:
 KINDS = tuple(_kind(annotation) for annotation in Sample.__annotations__.values())
 
 
-@dataclass(frozen=True)
-class EpochPeaks:
-    """The largest sizes of one epoch, in bytes, over all devices, and where its peak was.
-
-    Attributes:
-        run: number of the fit.
-        epoch: Keras's number of the epoch.
-        batches: batches trained, sampled or not where the epoch ended; sampled ones where it did not.
-        peak_bytes: the allocator's largest, validation and the time between batches included.
-        peak_batch: the sampled training or validation batch with the largest peak.
-        in_use_bytes, reserved_bytes, driver_used_bytes, rss_bytes, swap_bytes: the largest of each.
-    """
-
-    run: int
-    epoch: int
-    batches: int
-    peak_bytes: int | None
-    peak_batch: Sample | None
-    in_use_bytes: int | None
-    reserved_bytes: int | None
-    driver_used_bytes: int | None
-    rss_bytes: int | None
-    swap_bytes: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the peaks as plain data."""
-        batch = self.peak_batch._asdict() if self.peak_batch else None
-        return {**asdict(self), "peak_batch": batch}
-
-
 class Timeline:
     """The readings of one or more runs, in the order they were made. Immutable.
 
@@ -131,7 +101,7 @@ class Timeline:
         object.__setattr__(self, "_phases", tuple(phases))
 
     @classmethod
-    def _of(cls, rows: PackedRows, notes: Iterable[str], phases: Iterable[PhasePeaks]) -> Timeline:
+    def of_rows(cls, rows: PackedRows, notes: Iterable[str], phases: Iterable[PhasePeaks]) -> Timeline:
         """Return a timeline over rows that nobody else changes."""
         timeline = cls((), notes, phases)
         object.__setattr__(timeline, "_rows", rows)
@@ -196,14 +166,6 @@ class Timeline:
                 best = row
         return best
 
-    def per_epoch(self) -> list[EpochPeaks]:
-        """Return the largest sizes of each epoch, in order; an epoch that broke off is there too."""
-        groups: dict[tuple[int, int], list[Sample]] = {}
-        for row in self:
-            if row.epoch is not None:
-                groups.setdefault((row.run, row.epoch), []).append(row)
-        return [_peaks(run, epoch, rows) for (run, epoch), rows in groups.items()]
-
     def to_dict(self) -> dict[str, Any]:
         """Return the timeline as plain data: column names, then a list for each row."""
         return {
@@ -221,9 +183,7 @@ class Timeline:
         Raises:
             InputError: the data is not a timeline, or one of a newer kerasmem.
         """
-        version = data.get("format_version")
-        if version != FORMAT_VERSION:
-            raise InputError(f"timeline: format_version is {version!r}; this kerasmem reads {FORMAT_VERSION}")
+        check_format("timeline", data, FORMAT_VERSION)
         try:
             columns = list(data["columns"])
             samples = [make_sample(dict(zip(columns, row, strict=True))) for row in data["rows"]]
@@ -245,7 +205,7 @@ class Timeline:
         if not isinstance(other, Timeline):
             return NotImplemented
         beside = self.notes == other.notes and self.phases == other.phases
-        return beside and len(self) == len(other) and all(map(_same, self, other))
+        return beside and len(self) == len(other) and all(map(operator.eq, self, other))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -253,7 +213,7 @@ class Timeline:
         raise AttributeError("a Timeline does not change")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Timeline._of, (self._rows, self.notes, self.phases)
+        return Timeline.of_rows, (self._rows, self.notes, self.phases)
 
     def __repr__(self) -> str:
         return f"<Timeline: {len(self)} samples, peak {self.max('peak_bytes')} B>"
@@ -287,32 +247,3 @@ def make_sample(values: Mapping[str, Any]) -> Sample:
             value = {"int": int, "float": float, "text": str}[kind](value)
         row.append(value)
     return Sample._make(row)
-
-
-def _same(one: Sample, other: Sample) -> bool:
-    return one == other
-
-
-def _peaks(run: int, epoch: int, rows: list[Sample]) -> EpochPeaks:
-    sizes: dict[str, int | None] = {
-        name: max((value for value in (getattr(row, name) for row in rows) if value is not None), default=None)
-        for name in SIZES
-    }
-    batches = [row for row in rows if row.phase != "epoch"]
-    known = [row for row in batches if row.peak_bytes is not None]
-    totals = [row.steps for row in rows if row.phase == "epoch" and row.steps is not None]
-    first = next((row.device for row in batches), None)
-    counted = sum(row.steps or 0 for row in batches if row.phase == "train" and row.device == first)
-    either = [size for size in (sizes["peak_bytes"], sizes["between_peak_bytes"]) if size is not None]
-    return EpochPeaks(
-        run=run,
-        epoch=epoch,
-        batches=totals[0] if totals else counted,
-        peak_bytes=max(either, default=None),
-        peak_batch=max(known, key=lambda row: row.peak_bytes or 0) if known else None,
-        in_use_bytes=sizes["in_use_bytes"],
-        reserved_bytes=sizes["reserved_bytes"],
-        driver_used_bytes=sizes["driver_used_bytes"],
-        rss_bytes=sizes["rss_bytes"],
-        swap_bytes=sizes["swap_bytes"],
-    )

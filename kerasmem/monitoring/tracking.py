@@ -8,19 +8,21 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from kerasmem.devices.allocator import Allocator
 from kerasmem.errors import UsageError
 from kerasmem.monitoring.host_watch import HostPeaks, host_watch
-from kerasmem.monitoring.peaks import Share, ledger_of, running_allocators
+from kerasmem.monitoring.peaks import LedgerAccount, ledger_of, running_allocators
+from kerasmem.records import Record
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Use(NamedTuple):
+@dataclass(frozen=True)
+class Use:
     """One size before, after and at its largest during an action, in bytes; None where it is not known.
 
     `peak_bytes` of the allocator is exact. That of driver and host is the largest of background readings, and, for
@@ -40,7 +42,7 @@ class Use(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Span:
+class Span(Record, what="span"):
     """What one action cost.
 
     Attributes:
@@ -66,12 +68,6 @@ class Span:
     host: Use
     tree: Use
     error: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the span as plain data: seconds and bytes."""
-        sizes = {name: getattr(self, name)._asdict() for name in ("driver", "host", "tree")}
-        allocator = {device: use._asdict() for device, use in self.allocator.items()}
-        return {**asdict(self), "path": list(self.path), "allocator": allocator, **sizes}
 
 
 _path: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("kerasmem_track", default=())
@@ -154,13 +150,13 @@ class _OpenSpan:
     def __init__(self, label: str) -> None:
         self._token = _path.set((*_path.get(), label))
         self._path = _path.get()
-        self._shares: dict[Allocator, tuple[Share, int]] = {}
+        self._accounts: dict[Allocator, tuple[LedgerAccount, int]] = {}
         for allocator in running_allocators():
-            share = Share()
-            ledger_of(allocator).join(share)
-            in_use = _take(allocator, share)[0]
+            account = LedgerAccount()
+            ledger_of(allocator).join(account)
+            in_use = _take(allocator, account)[0]
             if in_use is not None:
-                self._shares[allocator] = (share, in_use)
+                self._accounts[allocator] = (account, in_use)
         self._peaks = HostPeaks()
         self._before = host_watch.open(self._peaks)
         self._start = time.perf_counter()
@@ -170,10 +166,10 @@ class _OpenSpan:
         seconds = time.perf_counter() - self._start
         allocator: dict[str, Use] = {}
         for each in running_allocators():
-            opened = self._shares.get(each)
-            share, earlier = (Share(), None) if opened is None else opened
-            in_use, peak = _take(each, share)
-            ledger_of(each).leave(share)
+            opened = self._accounts.get(each)
+            account, earlier = (LedgerAccount(), None) if opened is None else opened
+            in_use, peak = _take(each, account)
+            ledger_of(each).leave(account)
             if in_use is not None:  # a device that TensorFlow has started since had nothing in use before
                 allocator[each.device] = Use(earlier or 0, in_use, None if earlier is None else peak)
         after = host_watch.close(self._peaks)
@@ -193,8 +189,8 @@ class _OpenSpan:
         )
 
 
-def _take(allocator: Allocator, share: Share) -> tuple[int | None, int | None]:
+def _take(allocator: Allocator, account: LedgerAccount) -> tuple[int | None, int | None]:
     try:
-        return ledger_of(allocator).take(allocator, share, True)[:2]
+        return ledger_of(allocator).take(allocator, account, True)[:2]
     except Exception:  # a device that went away must not stop the action
         return None, None

@@ -9,7 +9,7 @@ from typing import Any
 
 from kerasmem.devices.recording import AllocatorEvent
 from kerasmem.profiling.naming import NOT_KNOWN, UNNAMED, Named, Namer
-from kerasmem.profiling.replaying import Chunk, Holding, replay_step, thin
+from kerasmem.profiling.replaying import Chunk, KnownTensor, replay_step, thin
 from kerasmem.profiling.results import (
     LiveChunk,
     PeakBytes,
@@ -39,8 +39,8 @@ class RecordedStep:
 
     events: tuple[AllocatorEvent, ...]
     earlier: tuple[AllocatorEvent, ...] = ()
-    before: tuple[Holding, ...] = ()
-    after: tuple[Holding, ...] = ()
+    before: tuple[KnownTensor, ...] = ()
+    after: tuple[KnownTensor, ...] = ()
     is_complete: bool = False
 
 
@@ -132,7 +132,7 @@ def _largest(named: Sequence[tuple[Chunk, list[Named]]]) -> tuple[LiveChunk, ...
     found = []
     for chunk, parts in named:
         waste = chunk.allocated - sum(part.bytes for part in parts)
-        shape = chunk.shape or ("" if chunk.holding is None else chunk.holding.shape)
+        shape = chunk.shape or ("" if chunk.tensor is None else chunk.tensor.shape)
         for part in parts:
             is_alone = len(parts) == 1
             size = part.bytes + (waste if is_alone else 0)

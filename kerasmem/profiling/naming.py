@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from kerasmem.models.op_names import CATEGORIES, Attribution, Instant
-from kerasmem.profiling.replaying import Chunk, Holding
+from kerasmem.profiling.replaying import Chunk, KnownTensor
 
 UNNAMED = "unnamed"
 LOSS, METRICS, OPTIMIZER, BATCH = "loss", "metrics", "optimizer", "batch"
 CONSTANTS, RUNTIME, NOT_KNOWN = "constants", "TensorFlow itself", "not known"
 GRADIENT_SUMS, SCRATCH, OUTSIDE = "sums of gradients", "scratch of kernels", "the step outside its layers"
 XLA_OWN, XLA_BUFFER, PIPELINE = "rearranged by XLA", "XLA's buffer for the whole step", "data pipeline"
-# kind of a holding → category, and the share of what belongs to no layer
+# kind of a tensor → category, and the share of what belongs to no layer
 _OF_KIND = {
     "weights": ("weights", "other weights"),
     "metrics": ("weights", METRICS),
@@ -77,8 +77,8 @@ class Namer:
 
     def name(self, chunk: Chunk) -> Iterator[Named]:
         """Yield the parts of a chunk; their bytes add up to what was asked for."""
-        if chunk.holding is not None:
-            held = self._held(chunk.holding, min(chunk.holding.bytes, chunk.requested))
+        if chunk.tensor is not None:
+            held = self._held(chunk.tensor, min(chunk.tensor.bytes, chunk.requested))
             yield held
             if chunk.requested > held.bytes:  # TensorFlow's own header, or a view of a larger tensor
                 yield Named(chunk.requested - held.bytes, held.category, held.layer, held.share, held.what)
@@ -110,10 +110,10 @@ class Namer:
             return Instant(f"while the step runs {plain}, outside its layers", operation, None, "forward")
         return replace(self.attribution.instant(name), operation=operation)
 
-    def _held(self, holding: Holding, size: int) -> Named:
-        category, share = _OF_KIND[holding.kind]
-        layer = self.attribution.row(holding.layer) if category == "weights" and holding.layer else None
-        return Named(size, category, layer, share if layer is None else "", holding.name)
+    def _held(self, tensor: KnownTensor, size: int) -> Named:
+        category, share = _OF_KIND[tensor.kind]
+        layer = self.attribution.row(tensor.layer) if category == "weights" and tensor.layer else None
+        return Named(size, category, layer, share if layer is None else "", tensor.name)
 
     def _made(self, chunk: Chunk) -> Named:
         name, size = chunk.operation, chunk.requested

@@ -14,9 +14,9 @@ from kerasmem.models.op_names import Attribution, outside_scopes
 from kerasmem.models.op_scopes import NotedScopes, is_container, own_variables, scopes_noted
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.profiling.assembling import RecordedStep, assemble, of_device
-from kerasmem.profiling.holdings import holdings_of_model, holdings_of_python, optimizers_of
+from kerasmem.profiling.known_tensors import optimizers_of, tensors_of_model, tensors_of_python
 from kerasmem.profiling.naming import Namer
-from kerasmem.profiling.replaying import Holding
+from kerasmem.profiling.replaying import KnownTensor
 from kerasmem.profiling.results import ProfiledLayer, ProfiledModel, ProfileSettings, StepProfile
 
 _MARK = "kerasmem-profiled-batch"
@@ -47,7 +47,7 @@ class StepRecorder:
         self._noted = NotedScopes()
         self._watching = contextlib.ExitStack()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._before: list[Holding] = []
+        self._before: list[KnownTensor] = []
         self._mark: Any = None
 
     def watch(self) -> None:
@@ -85,7 +85,7 @@ class StepRecorder:
 
         self._watching.close()
         self.record()
-        self._before = self._holdings()
+        self._before = self._known_tensors()
         self._mark = tf.profiler.experimental.Trace(_MARK, step_num=1)
         self._mark.__enter__()
 
@@ -114,7 +114,7 @@ class StepRecorder:
         if not own:
             raise ProfilingError(_NOTHING.format(device=device))
         begin = bisect.bisect_left(own, marks[0].time, key=lambda event: event.time) if marks else 0
-        return self._profile(own[begin:], own[:begin], device, self._holdings())
+        return self._profile(own[begin:], own[:begin], device, self._known_tensors())
 
     def cancel(self) -> None:
         """Let go of everything; what was recorded is dropped."""
@@ -131,16 +131,16 @@ class StepRecorder:
             self._folder.cleanup()
             self._folder = self._mark = None
 
-    def _holdings(self) -> list[Holding]:
+    def _known_tensors(self) -> list[KnownTensor]:
         # The model's variables last: a tensor in Python that shares a variable's memory is that variable.
-        return [*holdings_of_python("kept"), *holdings_of_model(self._model, self._noted.owners())]
+        return [*tensors_of_python("kept"), *tensors_of_model(self._model, self._noted.owners())]
 
     def _profile(
         self,
         events: tuple[AllocatorEvent, ...],
         earlier: tuple[AllocatorEvent, ...],
         device: str,
-        after: list[Holding],
+        after: list[KnownTensor],
     ) -> StepProfile:
         model = self._model
         rows = self._noted.rows(model)

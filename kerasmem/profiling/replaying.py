@@ -14,7 +14,7 @@ MOST_POINTS = 2000
 
 
 @dataclass(frozen=True)
-class Holding:
+class KnownTensor:
     """Something whose place in memory is known from the process itself.
 
     Attributes:
@@ -47,7 +47,7 @@ class Chunk:
         is_new: it was allocated in the step.
         step: TensorFlow's number of the step that asked for it, 0 for none or unknown.
         is_recorded: an event told of it.
-        holding: what lies in it, where the process told.
+        tensor: what lies in it, where the process told.
     """
 
     requested: int
@@ -58,7 +58,7 @@ class Chunk:
     is_new: bool = False
     step: int = 0
     is_recorded: bool = False
-    holding: Holding | None = None
+    tensor: KnownTensor | None = None
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Replayed:
 def replay_step(
     step: Sequence[AllocatorEvent],
     earlier: Sequence[AllocatorEvent] = (),
-    before: Sequence[Holding] = (),
-    after: Sequence[Holding] = (),
+    before: Sequence[KnownTensor] = (),
+    after: Sequence[KnownTensor] = (),
     *,
     is_complete: bool = False,
 ) -> Replayed:
@@ -99,17 +99,7 @@ def replay_step(
         after: what lies where when it has ended: chunks that the step made for variables are known by it.
         is_complete: the recording begins with the process, so that every chunk is known.
     """
-    live: dict[int, Chunk] = {}
-    for event in earlier:
-        if event.kind == ALLOCATE:
-            live[event.address] = _chunk(event)
-        else:
-            live.pop(event.address, None)
-    for holding in before:
-        if holding.address in live:
-            live[holding.address].holding = holding
-        elif not is_complete:  # its chunk is at least as large as this
-            live[holding.address] = Chunk(holding.bytes, -(-holding.bytes // GRAIN) * GRAIN, holding=holding)
+    live = _chunks_before(earlier, before, is_complete)
     _learn_from_frees(step, live)
     begin = _in_use_before(step, earlier)
     _drop_what_lies_elsewhere(live, begin)
@@ -122,19 +112,37 @@ def replay_step(
         last = event.op or last  # a kernel's own threads ask for scratch memory without saying for whom
         if event.in_use > peak:
             peak, at, operation = event.in_use, number, last
-    at_peak: tuple[Chunk, ...] = tuple(live.values())
-    for number, event in enumerate(step, 1):
+    _apply(step[:at], live, is_new=True)
+    at_peak = tuple(live.values())
+    _apply(step[at:], live, is_new=True)
+    for tensor in after:
+        chunk = live.get(tensor.address)
+        if chunk is not None and chunk.tensor is None:
+            chunk.tensor = tensor
+    return Replayed(begin, peak, operation, at_peak, unknown, tuple(points))
+
+
+def _apply(events: Sequence[AllocatorEvent], live: dict[int, Chunk], is_new: bool) -> None:
+    """Bring the chunks that are live to where they are after the events."""
+    for event in events:
         if event.kind == ALLOCATE:
-            live[event.address] = _chunk(event, is_new=True)
+            live[event.address] = _chunk(event, is_new)
         else:
             live.pop(event.address, None)
-        if number == at:
-            at_peak = tuple(live.values())
-    for holding in after:
-        chunk = live.get(holding.address)
-        if chunk is not None and chunk.holding is None:
-            chunk.holding = holding
-    return Replayed(begin, peak, operation, at_peak, unknown, tuple(points))
+
+
+def _chunks_before(
+    earlier: Sequence[AllocatorEvent], before: Sequence[KnownTensor], is_complete: bool
+) -> dict[int, Chunk]:
+    """Return the chunks that are live when the step begins, by address."""
+    live: dict[int, Chunk] = {}
+    _apply(earlier, live, is_new=False)
+    for tensor in before:
+        if tensor.address in live:
+            live[tensor.address].tensor = tensor
+        elif not is_complete:  # its chunk is at least as large as this
+            live[tensor.address] = Chunk(tensor.bytes, -(-tensor.bytes // GRAIN) * GRAIN, tensor=tensor)
+    return live
 
 
 def thin(points: Sequence[TimelinePoint], most: int = MOST_POINTS) -> tuple[TimelinePoint, ...]:
@@ -185,9 +193,9 @@ def _drop_what_lies_elsewhere(live: dict[int, Chunk], begin: int) -> None:
     """
     excess = sum(chunk.allocated for chunk in live.values()) - begin
     doubtful = [
-        (chunk.holding.kind in _OF_THE_MODEL, -chunk.allocated, address)
+        (chunk.tensor.kind in _OF_THE_MODEL, -chunk.allocated, address)
         for address, chunk in live.items()
-        if chunk.holding is not None and not chunk.is_recorded
+        if chunk.tensor is not None and not chunk.is_recorded
     ]
     for _, size, address in sorted(doubtful):
         if excess <= 0:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kerasmem.errors import InputError, check_format
 from kerasmem.models.op_names import Instant
+from kerasmem.records import Record
 
-FORMAT_VERSION = 1
 METHOD = "profile"
 
 
@@ -96,7 +95,7 @@ class ProfiledLayer:
     """
 
     name: str
-    class_name: str
+    class_name: str = field(metadata={"json": "class"})
     output_shape: tuple[int | None, ...] | None
     parameters: int
     activation_elements: int | None
@@ -151,7 +150,7 @@ class LiveChunk:
 
 
 @dataclass(frozen=True)
-class StepProfile:
+class StepProfile(Record, what="profile", version=1, also=("measured", "pool")):
     """One real step: what was in memory at its peak, by layer and category, and how it came to that.
 
     `to_dict` gives the object that `kerasmem profile --json` prints, in the layout of an estimate's; `from_dict`
@@ -194,64 +193,20 @@ class StepProfile:
     formula: Mapping[str, int] | None = None
 
     @property
+    def measured(self) -> bool:
+        """True: an estimate has no such field."""
+        return True
+
+    @property
     def named_share(self) -> float:
         """The share of the peak's bytes that have a layer or a category, from 0 to 1."""
         return 1 - self.bytes.unnamed / self.bytes.total if self.bytes.total else 1.0
 
+    @property
+    def pool(self) -> dict[str, int | None]:
+        """Three sizes that are easily confused, as an estimate has them: requested, in use and reserved bytes."""
+        return {"requested": self.requested, "in_use": self.bytes.total, "reserved": self.reserved}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the profile as JSON-ready data, sizes in integer bytes."""
-        data = _plain(asdict(self))
-        # Three figures that are easily confused, where an estimate has them.
-        pool = {"requested": self.requested, "in_use": self.bytes.total, "reserved": self.reserved}
-        return {
-            "format_version": FORMAT_VERSION, "measured": True, **data, "named_share": round(self.named_share, 6),
-            "pool": pool,
-        }  # fmt: skip
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> StepProfile:
-        """Read what `to_dict` gave; fields that this version does not know are passed over.
-
-        Raises:
-            InputError: it is no such profile, or of a later format.
-        """
-        check_format("profile", data, FORMAT_VERSION)
-        try:
-            known = {each.name for each in fields(cls)}
-            values = {key: value for key, value in data.items() if key in known}
-            return cls(
-                **{
-                    **values,
-                    "model": _build(ProfiledModel, data["model"]),
-                    "settings": _build(ProfileSettings, data["settings"]),
-                    "bytes": _build(PeakBytes, data["bytes"]),
-                    "layers": tuple(_layer(each) for each in data["layers"]),
-                    "shares": tuple(_build(Share, each) for each in data["shares"]),
-                    "instant": _build(Instant, data["instant"]) if data.get("instant") else None,
-                    "timeline": tuple(_build(TimelinePoint, each) for each in data["timeline"]),
-                    "live": tuple(_build(LiveChunk, each) for each in data["live"]),
-                    "notes": tuple(data.get("notes", ())),
-                    "unmodelled": tuple(data.get("unmodelled", ())),
-                }
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"profile: not a kerasmem profile ({type(error).__name__}: {error})") from error
-
-
-def _plain(value: Any) -> Any:
-    """Return the value as JSON has it: lists for tuples, and `class` for what Python cannot call so."""
-    if isinstance(value, dict):
-        return {"class" if key == "class_name" else key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _layer(data: Mapping[str, Any]) -> ProfiledLayer:
-    shape = data["output_shape"]
-    given = {**data, "class_name": data["class"], "inputs": tuple(data.get("inputs", ()))}
-    built: ProfiledLayer = _build(ProfiledLayer, {**given, "output_shape": None if shape is None else tuple(shape)})
-    return built
-
-
-def _build(cls: Any, data: Mapping[str, Any]) -> Any:
-    known = {each.name for each in fields(cls)}
-    return cls(**{key: value for key, value in data.items() if key in known})
+        return {**super().to_dict(), "named_share": round(self.named_share, 6)}

@@ -114,14 +114,13 @@ def skipped_batches():
     model = wide_model()
     sequence = Batches([4, 1024, 4, 4, 4, 4, 4, 4, 4, 4])
     model.fit(sequence, epochs=1, verbose=0, shuffle=False)
-    logger = MemoryLogger(every=3)
+    logger = MemoryLogger(update_freq=3)
     history = model.fit(sequence, epochs=2, verbose=0, shuffle=False, callbacks=[logger])
     return {
         "rows": rows(logger),
         "run_peak": logger.run_peak,
         "big": 1024 * WIDTH * 4,
         "history": history.history,
-        "per_epoch": [peaks.to_dict() for peaks in logger.timeline.per_epoch()],
         "batches": logger.overhead.batches,
     }
 
@@ -196,7 +195,7 @@ def steps_per_execution():
     fit(model, logger, rows=80, validation_data=data(40), epochs=2)
     model.evaluate(*data(24), batch_size=4, verbose=0, callbacks=[logger])
     model.predict(data(24)[0], batch_size=4, verbose=0, callbacks=[logger])
-    sparse = MemoryLogger(every=6)
+    sparse = MemoryLogger(update_freq=6)
     fit(small_model(steps_per_execution=4), sparse, rows=160)
     return {"rows": rows(logger), "sparse": rows(sparse)}
 
@@ -316,7 +315,7 @@ def copies():
     before = len(read_timeline("log.csv"))
     fit(model, copied)
     fit(model, thawed)
-    fresh = pickle.loads(pickle.dumps(MemoryLogger(every=2)))
+    fresh = pickle.loads(pickle.dumps(MemoryLogger(update_freq=2)))
     fit(model, fresh)
     timeline = pickle.loads(pickle.dumps(logger.timeline))
     return {
@@ -737,7 +736,7 @@ def listed_twice():
 
 @scenario
 def numpy_numbers():
-    logger = MemoryLogger("log.jsonl", every=np.int64(2), keep=np.int32(3))
+    logger = MemoryLogger("log.jsonl", update_freq=np.int64(2), keep=np.int32(3))
     fit(small_model(), logger)
     try:
         refused = MemoryLogger("a\0.csv")

@@ -164,7 +164,7 @@ def test_a_watch_of_plain_python():
 def test_wrong_usage():
     with pytest.raises(UsageError, match="label: '' is no name for a loop"):
         kerasmem.LeakWatch("")
-    with pytest.raises(InputError, match="leak report: not what"):
+    with pytest.raises(InputError, match="leak report: format_version is None"):
         LeakReport.from_dict({"label": "x"})
 
 

@@ -56,8 +56,8 @@ def test_skipped_batches_are_in_the_next_rows_between_peak(scenario):
     assert [row["between_peak_bytes"] > found["big"] for row in rows] == [False, True, False, False]
     assert found["run_peak"] > found["big"]
     assert all(peak > found["big"] for peak in found["history"]["memory_peak_bytes"])
-    assert [(epoch["batches"], epoch["peak_bytes"]) for epoch in found["per_epoch"]] == [
-        (10, int(peak)) for peak in found["history"]["memory_peak_bytes"]
+    assert numbers(batches(found["rows"], "epoch"), "steps", "peak_bytes") == [
+        [10, int(peak)] for peak in found["history"]["memory_peak_bytes"]
     ]
     assert found["batches"] == 20
 
@@ -473,6 +473,17 @@ def test_one_batch_is_profiled_inside_the_run(scenario):
     assert abs(total - found["row"]["peak_bytes"]) < 2**20, "the same allocator, the same batch"
     nothing, note, warned = found["short"]
     assert nothing is None and warned and note.startswith("profile: batch 3 was to be profiled")
+
+
+def test_the_former_name_of_update_freq_works_with_a_warning():
+    from kerasmem import MemoryLogger
+    from kerasmem.errors import UsageError
+
+    with pytest.warns(FutureWarning, match="every=.* is called update_freq now"):
+        logger = MemoryLogger(every=3, memory_growth=False)
+    assert logger._recorder._update_freq == 3
+    with pytest.warns(FutureWarning), pytest.raises(UsageError, match="update_freq: 0 is too small"):
+        MemoryLogger(every=0, memory_growth=False)
 
 
 @pytest.mark.parametrize("batch", [0, 1, True, 2.5, "3"])

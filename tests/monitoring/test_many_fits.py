@@ -108,7 +108,7 @@ END = """
 import gc, sys
 from kerasmem.monitoring import recorder as module
 rec = module.Recorder(
-    None, "csv", every=1, append=False, board=None, nvml=False, devices=[], reset_peaks=True, keep=None,
+    None, "csv", update_freq=1, append=False, board=None, nvml=False, devices=[], reset_peaks=True, keep=None,
     sampling=20.0, clock=__import__("time").perf_counter,
 )
 rec.begin_run()

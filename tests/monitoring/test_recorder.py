@@ -57,7 +57,7 @@ def ledger(monkeypatch):
 
 def recorder(**changes):
     settings = {
-        "every": 1, "append": False, "board": None, "nvml": False, "devices": None, "reset_peaks": True,
+        "update_freq": 1, "append": False, "board": None, "nvml": False, "devices": None, "reset_peaks": True,
         "keep": None, "sampling": 0.0, "clock": Clock(),
     }  # fmt: skip
     return Recorder(None, "csv", **{**settings, **changes})
@@ -96,7 +96,7 @@ def test_a_peak_between_batches_is_the_epochs(ledger):
     logs, line = rec.end_epoch()
     assert logs["memory_peak_bytes"] == 70_000.0 and "68.4 KiB between logged batches" in line
     assert line.startswith("memory, epoch 5 (GPU:0): ")
-    assert rec.timeline.per_epoch()[0].peak_bytes == 70_000
+    assert rec.timeline.max(phase="epoch") == 70_000
 
 
 def test_a_validation_batch_is_named_where_the_peak_was(ledger):
@@ -226,7 +226,7 @@ def test_readers_that_are_gone_cost_nothing(ledger):
     last.begin_run()
     gc.collect()
     last.begin_run()
-    assert len(meter.ledger_of(ledger)._shares) == 1
+    assert len(meter.ledger_of(ledger)._accounts) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -283,7 +283,7 @@ def test_a_part_inside_a_batchs_hooks_does_not_count_as_the_batchs(ledger):
 
 def test_a_note_on_a_full_disk_ends_the_writing_alone(ledger, monkeypatch, tmp_path):
     rec = Recorder(
-        tmp_path / "log.jsonl", "jsonl", every=1, append=False, board=None, nvml=False, devices=None,
+        tmp_path / "log.jsonl", "jsonl", update_freq=1, append=False, board=None, nvml=False, devices=None,
         reset_peaks=True, keep=None, sampling=0.0, clock=Clock(),
     )  # fmt: skip
     rec.begin_run()
@@ -297,9 +297,9 @@ def test_a_note_on_a_full_disk_ends_the_writing_alone(ledger, monkeypatch, tmp_p
     assert len(rec.timeline) == 1 and not rec.broken
 
 
-@pytest.mark.parametrize(("every", "sampled"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (10, [0])])
-def test_every_nth_batch_of_each_part(ledger, every, sampled):
-    rec = recorder(every=every)
+@pytest.mark.parametrize(("update_freq", "sampled"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (10, [0])])
+def test_every_nth_batch_of_each_part(ledger, update_freq, sampled):
+    rec = recorder(update_freq=update_freq)
     rec.begin_run()
     for epoch in (0, 1):
         rec.begin_epoch(epoch)

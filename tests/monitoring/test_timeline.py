@@ -9,8 +9,8 @@ import pytest
 from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.monitoring import Sample, Timeline, read_timeline
 from kerasmem.monitoring.arguments import check_arguments
-from kerasmem.monitoring.board import require_tensorboard
 from kerasmem.monitoring.logfile import LogFile, format_of
+from kerasmem.monitoring.outputs import require_tensorboard
 from kerasmem.monitoring.rows import PackedRows
 from kerasmem.monitoring.timeline import COLUMNS, KINDS
 
@@ -103,18 +103,6 @@ def test_the_largest_of_a_size(timeline):
     assert timeline.largest("reserved_bytes") is None
     with pytest.raises(UsageError, match=r"'batch' is no size; choose one of in_use_bytes, peak_bytes"):
         timeline.max("batch")
-
-
-def test_epochs_are_summed_up_also_where_they_broke_off(timeline):
-    first, second = timeline.per_epoch()
-    assert (first.run, first.epoch, first.peak_bytes, first.in_use_bytes) == (0, 0, 980, 300)
-    assert (first.driver_used_bytes, first.rss_bytes, first.reserved_bytes) == (2000, 10, None)
-    assert first.peak_batch == ROWS[4] and first.batches == 1
-    assert (second.epoch, second.peak_bytes, second.batches) == (1, 400, 1)
-    cut = Timeline(ROWS[:4]).per_epoch()[0]
-    assert (cut.batches, cut.peak_bytes) == (2, 900), "two batches, whatever the number of devices"
-    assert json.dumps(first.to_dict())
-    assert Timeline().per_epoch() == []
 
 
 def test_plain_data_and_back(timeline):
@@ -279,16 +267,18 @@ def test_formats():
 
 # ------------------------------------------------------------ arguments
 
-GOOD = {"filename": "a.csv", "every": 1, "nvml": "auto", "verbose": 0, "devices": None, "keep": None}
+GOOD = {"filename": "a.csv", "update_freq": 1, "nvml": "auto", "verbose": 0, "devices": None, "keep": None}
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"filename": 3}, {"filename": "/tmp"}, {"every": 0}, {"every": True}, {"every": 1.5}, {"nvml": "yes"},
+        {"filename": 3}, {"filename": "/tmp"}, {"update_freq": 0}, {"update_freq": True}, {"update_freq": 1.5},
+        {"nvml": "yes"},
         {"nvml": None}, {"verbose": 2}, {"verbose": "auto"}, {"devices": "GPU:0"}, {"devices": [0]},
         {"devices": ["GPU:0,1"]}, {"devices": ["gpu"]}, {"keep": -1}, {"keep": 1.0}, {"keep": np.bool_(True)},
-        {"every": np.float32(2)}, {"every": np.int64(0)}, {"filename": "a\0.csv"}, {"filename": "\ud800.csv"},
+        {"update_freq": np.float32(2)}, {"update_freq": np.int64(0)}, {"filename": "a\0.csv"},
+        {"filename": "\ud800.csv"},
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_named(wrong):
@@ -303,7 +293,7 @@ def test_good_arguments():
         {"nvml": True},
         {"devices": ["GPU:0", "CPU:0"]},
         {"keep": 0},
-        {"keep": np.int64(3), "every": np.uint8(2)},
+        {"keep": np.int64(3), "update_freq": np.uint8(2)},
         {"verbose": True},
     ):
         check_arguments(**{**GOOD, **right})

@@ -11,7 +11,7 @@ from kerasmem.errors import InputError
 from kerasmem.models.op_names import Attribution, outside_scopes
 from kerasmem.profiling.assembling import RecordedStep, assemble, of_device, usual
 from kerasmem.profiling.naming import Namer
-from kerasmem.profiling.replaying import Chunk, Holding
+from kerasmem.profiling.replaying import Chunk, KnownTensor
 from kerasmem.profiling.results import (
     PeakBytes,
     ProfiledLayer,
@@ -53,11 +53,16 @@ def new(operation, region="output", size=100, step=1):
         (Chunk(100, 256, "Fill", "", ""), "unnamed", None, "not known"),
         (Chunk(100, 256, "VarHandleOp", "temp", ""), "workspace", None, "TensorFlow itself"),
         (Chunk(100, 256, "gradient_tape/net_1/dense_1/zeros", "", ""), "workspace", "dense", ""),
-        (Chunk(100, 256, holding=Holding(1, 100, "weights", "w", ("net", "dense"))), "weights", "dense", ""),
-        (Chunk(100, 256, holding=Holding(1, 100, "weights", "w")), "weights", None, "other weights"),
-        (Chunk(100, 256, holding=Holding(1, 100, "optimizer", "m", ("net", "dense"))), "optimizer", None, "optimizer"),
-        (Chunk(100, 256, holding=Holding(1, 100, "metrics", "t")), "weights", None, "metrics"),
-        (Chunk(100, 256, holding=Holding(1, 100, "inputs", "x")), "inputs", None, "batch"),
+        (Chunk(100, 256, tensor=KnownTensor(1, 100, "weights", "w", ("net", "dense"))), "weights", "dense", ""),
+        (Chunk(100, 256, tensor=KnownTensor(1, 100, "weights", "w")), "weights", None, "other weights"),
+        (
+            Chunk(100, 256, tensor=KnownTensor(1, 100, "optimizer", "m", ("net", "d"))),
+            "optimizer",
+            None,
+            "optimizer",
+        ),
+        (Chunk(100, 256, tensor=KnownTensor(1, 100, "metrics", "t")), "weights", None, "metrics"),
+        (Chunk(100, 256, tensor=KnownTensor(1, 100, "inputs", "x")), "inputs", None, "batch"),
     ],
     ids=str,
 )
@@ -111,7 +116,7 @@ def profile():
         chunk = -(-size // 256) * 256
         in_use += chunk
         events.append(AllocatorEvent(number, ALLOCATE, "GPU_0_bfc", 10 + number, size, chunk, in_use, 0, name))
-    weight = Holding(1, 2000, "weights", "dense/kernel", ("net", "dense"))
+    weight = KnownTensor(1, 2000, "weights", "dense/kernel", ("net", "dense"))
     return assemble(
         RecordedStep(of_device(events, "GPU:0"), (), (weight,), ()),
         NAMER,

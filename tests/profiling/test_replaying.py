@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from kerasmem.devices.recording import ALLOCATE, DEALLOCATE, AllocatorEvent
-from kerasmem.profiling.replaying import Holding, peak_of, replay_step, thin
+from kerasmem.profiling.replaying import KnownTensor, peak_of, replay_step, thin
 from kerasmem.profiling.results import TimelinePoint
 
 
@@ -69,21 +69,21 @@ def test_an_empty_step(is_complete):
 def test_variables_are_known_by_their_addresses():
     earlier = Recording().allocate(1, 1000, "init").allocate(2, 64, "other")
     step = Recording(earlier.in_use).allocate(3, 1000, "assign", "temp").free(1, 1000).events
-    weight = Holding(1, 1000, "weights", "dense/kernel", ("net", "dense"))
-    moved = Holding(3, 1000, "weights", "dense/kernel", ("net", "dense"))
+    weight = KnownTensor(1, 1000, "weights", "dense/kernel", ("net", "dense"))
+    moved = KnownTensor(3, 1000, "weights", "dense/kernel", ("net", "dense"))
     found = replay_step(step, earlier.events, [weight], [moved], is_complete=True)
-    assert [chunk.holding for chunk in found.live] == [weight, None, moved]
+    assert [chunk.tensor for chunk in found.live] == [weight, None, moved]
 
 
 def test_an_address_that_was_handed_out_again_is_another_chunk():
     step = Recording().allocate(1, 5000, "scratch").free(1, 5000).allocate(1, 800, "assign").events
-    found = replay_step(step, (), (), [Holding(1, 800, "weights", "w")])
-    assert [(chunk.operation, chunk.holding) for chunk in found.live] == [("scratch", None)]
+    found = replay_step(step, (), (), [KnownTensor(1, 800, "weights", "w")])
+    assert [(chunk.operation, chunk.tensor) for chunk in found.live] == [("scratch", None)]
 
 
 def test_without_the_past_frees_and_holdings_tell_of_it():
     step = Recording(10_240).allocate(7, 2000, "a").free(5, 3000).events
-    found = replay_step(step, (), [Holding(4, 1000, "weights", "w")])
+    found = replay_step(step, (), [KnownTensor(4, 1000, "weights", "w")])
     assert (found.begin, found.peak) == (10_240, 10_240 + 2048)
     assert {(chunk.requested, chunk.allocated) for chunk in found.live} == {(1000, 1024), (3000, 3072), (2000, 2048)}
     assert found.unknown == 10_240 - 1024 - 3072
@@ -91,18 +91,18 @@ def test_without_the_past_frees_and_holdings_tell_of_it():
 
 def test_a_tensor_that_shares_memory_of_numpy_is_no_chunk():
     step = Recording(4096).allocate(7, 2000, "a").events
-    weight, shared = Holding(4, 3000, "weights", "w"), Holding(5, 50_000, "kept", "a data set")
-    small = Holding(6, 1000, "kept", "a small one")
+    weight, shared = KnownTensor(4, 3000, "weights", "w"), KnownTensor(5, 50_000, "kept", "a data set")
+    small = KnownTensor(6, 1000, "kept", "a small one")
     found = replay_step(step, (), [shared, small, weight])
-    assert {chunk.holding for chunk in found.live} == {weight, small, None}
+    assert {chunk.tensor for chunk in found.live} == {weight, small, None}
     assert sum(chunk.allocated for chunk in found.live) + found.unknown == found.peak
 
 
 def test_what_a_complete_recording_does_not_have_is_no_chunk():
     earlier = Recording().allocate(1, 1000).events
-    found = replay_step([], earlier, [Holding(99, 4000, "constant", "a view")], is_complete=True)
+    found = replay_step([], earlier, [KnownTensor(99, 4000, "constant", "a view")], is_complete=True)
     assert len(found.live) == 1
-    assert found.live[0].holding is None
+    assert found.live[0].tensor is None
 
 
 def test_thinning_keeps_extremes_and_ends():

@@ -24,14 +24,14 @@ from kerasmem.models.request import ModelRequest
 from kerasmem.models.step import trace_step
 from kerasmem.processes.task import serve
 from kerasmem.profiling.assembling import RecordedStep, assemble, of_device, usual
-from kerasmem.profiling.holdings import (
-    holdings_of_model,
-    holdings_of_python,
-    holdings_of_tensors,
+from kerasmem.profiling.known_tensors import (
+    known_tensors,
     optimizers_of,
+    tensors_of_model,
+    tensors_of_python,
 )
 from kerasmem.profiling.naming import Namer
-from kerasmem.profiling.replaying import Holding
+from kerasmem.profiling.replaying import KnownTensor
 from kerasmem.profiling.results import StepProfile
 
 Contents = dict[int, tuple[tuple[int, str], ...]]
@@ -69,25 +69,25 @@ class _ProfiledSession(Session):
     def __init__(self, request: ModelRequest) -> None:
         super().__init__(request, is_traced=True)
         self.noted = NotedScopes()
-        self.held: list[tuple[list[Holding], list[Holding]]] = []
+        self.held: list[tuple[list[KnownTensor], list[KnownTensor]]] = []
 
     def step(self, function: Callable[[Any], Any], tensors: Any, mark: str) -> int:
         """Run one step and return its peak in use, in bytes."""
         if mark == FIRST_MARK:
             with scopes_noted() as self.noted:
                 return super().step(function, tensors, mark)
-        before = self._holdings(tensors)
+        before = self._known_tensors(tensors)
         peak = super().step(function, tensors, mark)
         with self.mark(END_MARK):
             pass
-        self.held.append((before, self._holdings(tensors)))
+        self.held.append((before, self._known_tensors(tensors)))
         return peak
 
-    def _holdings(self, tensors: Any) -> list[Holding]:
+    def _known_tensors(self, tensors: Any) -> list[KnownTensor]:
         import tensorflow as tf
 
-        batch = holdings_of_tensors(tf.nest.flatten(tensors), "inputs", "the batch")
-        return [*holdings_of_python(), *batch, *holdings_of_model(self.model, self.noted.owners())]
+        batch = known_tensors(tf.nest.flatten(tensors), "inputs", "the batch")
+        return [*tensors_of_python(), *batch, *tensors_of_model(self.model, self.noted.owners())]
 
     def profile(
         self, planned: dict[str, Any], run: dict[str, Any], events: tuple[AllocatorEvent, ...], marks: tuple[Mark, ...]

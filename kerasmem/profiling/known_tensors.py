@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kerasmem.profiling.replaying import Holding
+from kerasmem.profiling.replaying import KnownTensor
 
 # A managed tensor of DLPack begins with the address of its data.
 _CAPSULE_POINTER = ctypes.pythonapi.PyCapsule_GetPointer
@@ -17,40 +18,36 @@ _CAPSULE_POINTER.argtypes = [ctypes.py_object, ctypes.c_char_p]
 def address_of(tensor: Any) -> int | None:
     """Return where an eager tensor's data lies, on whatever device; None where it has none or does not say.
 
-    DLPack hands out the buffer itself, without a copy. What it does not take (booleans of older versions, texts)
-    is asked for by NumPy's way, which shares the buffer too.
+    DLPack hands out the buffer itself, without a copy.
     """
-    from tensorflow.python.dlpack import dlpack
+    import tensorflow as tf
 
     try:
-        capsule = dlpack.to_dlpack(tensor)
+        capsule = tf.experimental.dlpack.to_dlpack(tensor)
         managed = _CAPSULE_POINTER(capsule, b"dltensor")
         address = ctypes.cast(managed, ctypes.POINTER(ctypes.c_void_p))[0]
-        return int(address) if address else None
     except Exception:  # a dtype or a tensor that DLPack does not know
-        try:
-            return int(tensor._numpy().__array_interface__["data"][0])
-        except Exception:
-            return None
+        return None
+    return int(address) if address else None
 
 
-def holding_of(tensor: Any, kind: str, name: str, layer: tuple[str, ...] = ()) -> Holding | None:
+def known_tensor(tensor: Any, kind: str, name: str, layer: tuple[str, ...] = ()) -> KnownTensor | None:
     """Return what an eager tensor holds, or None where its address is not known."""
     address = address_of(tensor)
     if address is None:
         return None
     elements = int(tensor.shape.num_elements() or 0)
     shape = "[" + ",".join(str(size) for size in tensor.shape) + "]"
-    return Holding(address, elements * (tensor.dtype.size or 0), kind, name, layer, shape)
+    return KnownTensor(address, elements * (tensor.dtype.size or 0), kind, name, layer, shape)
 
 
-def holdings_of_tensors(tensors: Iterable[Any], kind: str, name: str) -> list[Holding]:
+def known_tensors(tensors: Iterable[Any], kind: str, name: str) -> list[KnownTensor]:
     """Return what tensors hold; what is no eager tensor is passed over."""
-    found = (holding_of(each, kind, name) for each in tensors if hasattr(each, "_numpy"))
+    found = (known_tensor(each, kind, name) for each in tensors if _is_eager(each))
     return [each for each in found if each is not None]
 
 
-def holdings_of_model(model: Any, owners: Mapping[int, tuple[str, ...]]) -> list[Holding]:
+def tensors_of_model(model: Any, owners: Mapping[int, tuple[str, ...]]) -> list[KnownTensor]:
     """Return what the variables of a model, its metrics and its optimizers hold.
 
     Args:
@@ -59,10 +56,10 @@ def holdings_of_model(model: Any, owners: Mapping[int, tuple[str, ...]]) -> list
     """
     found = []
     for variable, kind in variables_of(model).values():
-        value = getattr(variable, "_value", None)
-        if value is None or not hasattr(value, "read_value"):
+        value: Any = variable.value
+        if not hasattr(value, "read_value"):  # it has no value yet
             continue
-        held = holding_of(value.read_value(), kind, variable.path, owners.get(id(variable), ()))
+        held = known_tensor(value.read_value(), kind, variable.path, owners.get(id(variable), ()))
         if held is not None:
             found.append(held)
     return found
@@ -94,17 +91,17 @@ def optimizers_of(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def holdings_of_python(kind: str = "constant") -> list[Holding]:
+def tensors_of_python(kind: str = "constant") -> list[KnownTensor]:
     """Return what tensors hold that Python objects keep: constants of a step, a data set, what the user stored.
 
     Args:
-        kind: of the holdings.
+        kind: of the known tensors.
     """
-    import gc
+    found = (each for each in gc.get_objects() if _is_eager(each))
+    return known_tensors((each for each in found if each.dtype.size), kind, "a tensor kept in Python")
 
-    from tensorflow.python.framework.ops import EagerTensor
 
-    found = (
-        each for each in gc.get_objects() if type(each).__name__ == "EagerTensor" and isinstance(each, EagerTensor)
-    )
-    return holdings_of_tensors((each for each in found if each.dtype.size), kind, "a tensor kept in Python")
+def _is_eager(value: Any) -> bool:
+    import tensorflow as tf
+
+    return type(value).__name__ == "EagerTensor" and tf.is_tensor(value)
