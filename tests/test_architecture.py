@@ -51,9 +51,9 @@ RESULTS = {
     "kerasmem.estimation.report", "kerasmem.estimation.reference", "kerasmem.estimation.search",
     "kerasmem.estimation.comparing", "kerasmem.monitoring.timeline", "kerasmem.devices.cards",
     "kerasmem.devices.live", "kerasmem.devices.doctor", "kerasmem.monitoring.tracking",
-    "kerasmem.monitoring.course", "kerasmem.monitoring.digest", "kerasmem.monitoring.merging",
+    "kerasmem.monitoring.curves", "kerasmem.monitoring.log_summary", "kerasmem.monitoring.rank_logs",
     "kerasmem.monitoring.phases",
-    "kerasmem.monitoring.scene", "kerasmem.profiling.results", "kerasmem.diagnosis.diagnosis",
+    "kerasmem.monitoring.snapshot", "kerasmem.profiling.results", "kerasmem.diagnosis.diagnosis",
     "kerasmem.datatools.inspecting.results", "kerasmem.datatools.converting.results",
     "kerasmem.recovery.advice",
 }  # fmt: skip
@@ -117,7 +117,7 @@ def test_imports_run_in_the_allowed_directions(path):
 
 # kind of fault -> the rooms that still have one; a room leaves the list with its last fault
 KNOWN = {
-    structure.guests: {"monitoring", "profiling", "recovery", "streaming", "training"},
+    structure.guests: {"recovery", "streaming", "training"},
     structure.long_functions: {"datatools", "estimation", "recovery", "streaming", "training"},
     structure.circles: {"streaming", "training"},
     structure.private_imports: set(),

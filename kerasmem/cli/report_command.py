@@ -97,8 +97,8 @@ def _check_outputs(
 
 
 def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
-    from kerasmem.monitoring.digest import LogSummary, summarise
-    from kerasmem.monitoring.merging import Training
+    from kerasmem.monitoring.log_summary import LogSummary, summarise
+    from kerasmem.monitoring.rank_logs import TrainingLogs
     from kerasmem.monitoring.ranks import group_by_rank
     from kerasmem.rendering.contents import Composition, PageContents, read_composition
 
@@ -116,7 +116,7 @@ def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
     trainings = []
     for name, members in groups.items():
         summaries: list[LogSummary] = [summarise(_timeline(path), path, rank, points) for rank, path in members]
-        trainings.append(Training(name if len(members) > 1 else members[0][1], tuple(summaries)))
+        trainings.append(TrainingLogs(name if len(members) > 1 else members[0][1], tuple(summaries)))
     return PageContents(tuple(trainings), tuple(compositions), title)
 
 
@@ -209,7 +209,7 @@ def _write(option: str, path: str, data: bytes) -> None:
 def _print_json(contents: PageContents) -> None:
     from dataclasses import asdict
 
-    from kerasmem.monitoring.merging import trainings_to_dict
+    from kerasmem.monitoring.rank_logs import trainings_to_dict
 
     reports = [{**asdict(each), "categories": dict(each.categories)} for each in contents.compositions]
     show_json({**trainings_to_dict(contents.trainings), "reports": reports})

@@ -15,7 +15,7 @@ from kerasmem.cli.terminal import console, is_terminal, show_result
 from kerasmem.errors import UsageError
 
 if TYPE_CHECKING:
-    from kerasmem.monitoring.scene import Scene
+    from kerasmem.monitoring.snapshot import Snapshot
 
 EXAMPLES = """\b
 Examples:
@@ -33,15 +33,15 @@ _MINUTES = 3  # of the course that is shown
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object, or without --once a line for each look.")
 def command(pid: int | None, log: str | None, every: float, once: bool, as_json: bool) -> None:
     """Watch cards, host, a process (or all that train) and how far its training has come, until Ctrl-C."""
-    from kerasmem.monitoring.scene import read_scene
+    from kerasmem.monitoring.snapshot import read_snapshot
 
     if not 0.1 <= every <= 3600:
         raise UsageError(f"--every: {every!r} is no number of seconds from 0.1 to 3600")
     if not (once or as_json or is_terminal()):
         raise UsageError("watch: standard output is no terminal; pass --once, or --json for a line for each look")
 
-    def look() -> Scene:
-        return read_scene(pid, log)
+    def look() -> Snapshot:
+        return read_snapshot(pid, log)
 
     if once:
         from kerasmem.rendering.watch_view import watch_view
@@ -50,14 +50,14 @@ def command(pid: int | None, log: str | None, every: float, once: bool, as_json:
         return
     try:
         if as_json:
-            _repeat(look, every, lambda scene: click.echo(json.dumps(scene.to_dict(), allow_nan=False)))
+            _repeat(look, every, lambda snapshot: click.echo(json.dumps(snapshot.to_dict(), allow_nan=False)))
         else:
             _show(look, every)
     except KeyboardInterrupt:  # how watching ends
         pass
 
 
-def _show(look: Callable[[], Scene], every: float) -> None:
+def _show(look: Callable[[], Snapshot], every: float) -> None:
     from rich.live import Live
 
     from kerasmem.rendering.watch_view import watch_view
@@ -67,24 +67,24 @@ def _show(look: Callable[[], Scene], every: float) -> None:
     screen = console()
     with Live(console=screen, auto_refresh=False, screen=False) as live:
 
-        def show(scene: Scene) -> None:
-            for name, size in scene.sizes().items():
+        def show(snapshot: Snapshot) -> None:
+            for name, size in snapshot.sizes().items():
                 history.setdefault(name, deque(maxlen=length)).append(size)
             width = min(60, max(8, screen.width - 60))
             courses = {name: list(values) for name, values in history.items()}
-            live.update(watch_view(scene, screen.width, history=courses, width=width), refresh=True)
+            live.update(watch_view(snapshot, screen.width, history=courses, width=width), refresh=True)
 
         _repeat(look, every, show)
 
 
-def _repeat(look: Callable[[], Scene], every: float, show: Callable[[Scene], None]) -> None:
+def _repeat(look: Callable[[], Snapshot], every: float, show: Callable[[Snapshot], None]) -> None:
     """Look and show until the process that is watched has ended, which the first look takes for wrong usage."""
     show(look())
     while True:
         time.sleep(every)
         try:
-            scene = look()
+            snapshot = look()
         except UsageError as error:
             click.echo(str(error).replace("; name one that `ps` lists", " any more"), err=True)
             return
-        show(scene)
+        show(snapshot)

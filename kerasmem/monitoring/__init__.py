@@ -1,31 +1,31 @@
 """How much memory is it using? A running fit → a Timeline.
 
-============ ================================================================================
-logger       `MemoryLogger`, the Keras callback; hooks: which of Keras's hooks means what
-one_profile  the profile of one batch inside a logged run; profiling has how that is made
-calls        which fit, evaluate or predict a hook comes from
-batches      what a hook catches, and how samples are made of it later
-meter        one reading of all devices, the driver and the host; peaks of batch, epoch and run
-peaks        one allocator's peaks, shared by all who read it
-arguments    what is wrong with its arguments
-cost         what the logger itself costs
-timeline     `Sample` and `Timeline`: the result, and its plain-data form
-rows         samples in compact columns, for runs of a million batches
-workers      which of several processes this is; ranks, merging: their logs side by side
-outputs      the file and the board that a recorder writes to
-logfile      CSV and JSON lines that survive a crash, written and read back
-board        scalars for TensorBoard
-results      what a logger has found, beside the hooks by which it finds it
-sampler      the background thread: what is too slow for a hook, and what happens between hooks
-phases       the phase of training that a reading falls in, and the largest sizes of each
-inputs       arrays handed to fit that take twice the bytes they need
-epoch_health how whole the allocators' free memory was, epoch by epoch
-tracking     `track`: what one action cost; host_watch, the thread that reads beside it
-growth       does a series of sizes grow on and on, or settle
-evidence     what grows beside the memory: graphs, tracings, constants, kinds of objects
-leak_watch   `LeakWatch`: samples of a loop, and the report on them
-scene        one look at a machine, for `kerasmem watch`
-============ ================================================================================
+============= ===============================================================================
+logger        `MemoryLogger`, the Keras callback; hooks: which of Keras's hooks means what
+arguments     what is wrong with its arguments; inputs: arrays that take twice the bytes they need
+calls         which fit, evaluate or predict a hook comes from
+recorder      beginnings and ends of runs, epochs and batches → samples
+batch_queue   raw readings of batches, and how samples are made of them later
+device_reader one reading of all devices, the driver and the host; peaks of batch, epoch and run
+peaks         one allocator's peaks, shared by all who read it
+epoch_maxima  the largest sizes of an epoch; epoch_health: how whole the allocators' free memory was
+cost          what the logger itself costs
+results       what a logger has found, beside the hooks by which it finds it
+timeline      `Sample` and `Timeline`: the result, and its plain-data form
+rows          samples in compact arrays, for runs of a million batches
+ranks         which logs belong together; rank_logs: the logs of several ranks as one training
+outputs       the file and the TensorBoard scalars that a recorder writes
+logfile       CSV and JSON lines that survive a crash, written and read back
+log_summary   a log in brief; curves: its sizes over time; columns: its rows as NumPy columns
+sampler       what is too slow for a hook, and what happens between hooks; periodic: its thread
+phases        the phase of training that a reading falls in, and the largest sizes of each
+step_profiler `StepProfiler`: the memory of one batch, allocation by allocation
+tracking      `track`: what one action cost; host_watch: the thread that reads beside it
+growth        does a series of sizes grow on and on, or settle
+evidence      what grows beside the memory: graphs, tracings, constants, kinds of objects
+leak_watch    `LeakWatch`: samples of a loop, and the report on them
+snapshot      a machine at one time, for `kerasmem watch`
+============= ===============================================================================
 
 `Timeline`, `Sample` and `read_timeline` are here too; none of them needs TensorFlow.
 """

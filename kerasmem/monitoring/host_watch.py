@@ -10,7 +10,7 @@ from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.devices.tree import TreeReader
 from kerasmem.devices.visible import visible_devices
 from kerasmem.monitoring.periodic import PeriodicThread
-from kerasmem.monitoring.phases import Moment
+from kerasmem.monitoring.phases import BackgroundReading
 
 _PERIOD = 0.05
 
@@ -26,7 +26,7 @@ class HostPeaks:
         self.driver: int | None = None
         self.high_water: int | None = None
 
-    def add(self, moment: Moment) -> None:
+    def add(self, moment: BackgroundReading) -> None:
         """Take in a reading; the high-water mark counts where it rose since the first."""
         rss, high = moment.rss_bytes, moment.high_water_bytes
         extra = 0
@@ -56,7 +56,7 @@ class HostWatch:
         self._cards: list[NvmlDevice] = []
         self._thread = self._tree = self._nvml = None
 
-    def open(self, peaks: HostPeaks) -> Moment:
+    def open(self, peaks: HostPeaks) -> BackgroundReading:
         """Take a reading, and add it and all further ones to `peaks`."""
         with self._lock:
             if not self._open:
@@ -64,7 +64,7 @@ class HostWatch:
             self._open.append(peaks)
             return self._read()
 
-    def close(self, peaks: HostPeaks) -> Moment:
+    def close(self, peaks: HostPeaks) -> BackgroundReading:
         """Take a last reading for `peaks`."""
         with self._lock:
             if not self._open:  # a forked child ends an action of its parent's
@@ -103,16 +103,16 @@ class HostWatch:
         self._thread = PeriodicThread("kerasmem track", self.tick, _PERIOD)
         self._thread.start()
 
-    def _read(self) -> Moment:
+    def _read(self) -> BackgroundReading:
         used = None
         if self._nvml is not None:
             known = [memory.used_bytes for card in self._cards if (memory := self._nvml.memory(card)[0]) is not None]
             used = max(known, default=None)
-        moment = Moment(None, None, None, None, used)
+        moment = BackgroundReading(None, None, None, None, used)
         if self._tree is not None:
             try:
                 rss, tree, _, high, swap = self._tree.read()
-                moment = Moment(rss, tree, high, swap, used)
+                moment = BackgroundReading(rss, tree, high, swap, used)
             except Exception:  # psutil has several kinds; the action must not fail for it
                 self._tree = None
         for peaks in self._open:

@@ -59,8 +59,8 @@ class LogFile:
     Args:
         path: the file; missing folders above it are made.
         format: "csv" or "jsonl".
-        append: add to what is there (a half-written last line is cut off); otherwise start anew.
-        busy: whether somebody is still at it; starting a file anew that another log of this process has open
+        append: add to what is there (a half-written last line is cut off); otherwise overwrite it.
+        busy: whether somebody is still at it; overwriting a file that another log of this process has open
             is refused where that log is busy, and otherwise ends it.
 
     Attributes:
@@ -171,7 +171,7 @@ class LogFile:
 
     def _write(self, text: str) -> None:
         if self._file < 0:
-            raise OSError("another MemoryLogger has begun the file anew")
+            raise OSError("another MemoryLogger has overwritten the file")
         data = text.encode()
         written = os.write(self._file, data)
         if written != len(data):  # a disk that is just filling up; try the rest, which tells why

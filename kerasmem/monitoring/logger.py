@@ -80,7 +80,7 @@ class MemoryLogger(LoggerHooks, keras.callbacks.Callback):
             of a second an epoch: garbage is collected first); `leaks` and, at the end, `notes` have the answer.
         profile_batch: profile the memory of this batch of each `fit`, counted from 1 through all epochs and at least
             2 (3 is good): which layer and category hold the peak. It and up to 8 batches before it become slower, and
-            the step is traced anew. `profile` has the result, and so has "run.profile.json" beside "run.jsonl".
+            the step is traced again. `profile` has the result, and so has "run.profile.json" beside "run.jsonl".
         every: the former name of `update_freq`; it works still, with a warning.
         keep: samples to keep in `timeline` at most, the newest; a sample takes 108 bytes. The file has all.
         clock: seconds that only go forward.

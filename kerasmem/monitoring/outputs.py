@@ -22,7 +22,7 @@ _begun: set[str] = set()  # families whose file has been begun in this process
 
 
 class Outputs:
-    """The file and the board of a recorder; a copy has the same, and opens them anew.
+    """The file and the board of a recorder; a copy has the same, and opens its own.
 
     Args:
         path: the log file; None for none.

@@ -51,7 +51,7 @@ class PeakLedger:
         self._seen = _NOTHING  # the allocator's peak when it was last read without a reset
 
     def renew_lock(self) -> None:
-        """Make the lock anew, in a forked process: nobody here holds it."""
+        """Make a new lock in a forked process, where nobody holds it."""
         self._lock = threading.RLock()
 
     def join(self, account: LedgerAccount) -> None:

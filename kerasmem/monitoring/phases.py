@@ -15,7 +15,7 @@ PHASES = ("train batch", "validation", "evaluate", "predict", "epoch end", "save
 _SIZES = ("rss_bytes", "tree_bytes", "swap_bytes", "driver_used_bytes")
 
 
-class Moment(NamedTuple):
+class BackgroundReading(NamedTuple):
     """One background reading, in bytes; None where a size is not known.
 
     Attributes:
@@ -116,12 +116,12 @@ class CurrentPhase:
             self.batch(before)
 
 
-class PhaseBook:
+class PhaseMaxima:
     """Takes in labelled readings and keeps the largest sizes of each phase; knows no threads and no clock.
 
     Example:
-        >>> book = PhaseBook()
-        >>> book.add("save", 3, Moment(100, 120, None, 0, None))
+        >>> book = PhaseMaxima()
+        >>> book.add("save", 3, BackgroundReading(100, 120, None, 0, None))
         >>> book.cut(run=0, epoch=1)[0].tree_bytes
         120
     """
@@ -133,7 +133,7 @@ class PhaseBook:
         self._last: tuple[str, int] | None = None
         self._last_rss: int | None = None
 
-    def add(self, phase: str, changes: int, moment: Moment) -> None:
+    def add(self, phase: str, changes: int, moment: BackgroundReading) -> None:
         """Take in a reading.
 
         Args:
@@ -160,7 +160,7 @@ class PhaseBook:
         return max((value for sizes in self._peaks.values() if (value := sizes[place]) is not None), default=None)
 
     def cut(self, run: int, epoch: int | None) -> list[PhasePeaks]:
-        """Return the peaks so far, in the order of `PHASES`, and begin anew."""
+        """Return the peaks so far, in the order of `PHASES`, and forget them."""
         order = {phase: place for place, phase in enumerate(PHASES)}
         found = [
             PhasePeaks(run, epoch, phase, self._readings.get(phase, 0), *self._peaks[phase])

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from kerasmem.cluster import Worker
 from kerasmem.devices.nvml import Nvml
-from kerasmem.monitoring.batches import CaughtBatch, OpenBatch, Pile
+from kerasmem.monitoring.batch_queue import BatchQueue, OpenBatch, RawBatch
 from kerasmem.monitoring.cost import Overhead, costed
+from kerasmem.monitoring.device_reader import DeviceReader
 from kerasmem.monitoring.epoch_health import EpochHealth, health_notes
+from kerasmem.monitoring.epoch_maxima import EpochMaxima
 from kerasmem.monitoring.leak_watch import LeakWatch
 from kerasmem.monitoring.logfile import Format
-from kerasmem.monitoring.maxima import Maxima
-from kerasmem.monitoring.meter import Meter
 from kerasmem.monitoring.outputs import Outputs
 from kerasmem.monitoring.phases import CurrentPhase, PhasePeaks
 from kerasmem.monitoring.rows import PackedRows
@@ -48,9 +48,9 @@ class Recorder:
         leak_watch: what watches for memory that epochs keep, where that is asked for.
     """
 
-    _meter: Meter | None
-    _maxima: Maxima | None
-    _pending: Pile
+    _reader: DeviceReader | None
+    _maxima: EpochMaxima | None
+    _pending: BatchQueue
     _sampler: Sampler | None
     _open: dict[str, OpenBatch]
     _due: dict[str, int]
@@ -102,7 +102,7 @@ class Recorder:
     @property
     def timeline(self) -> Timeline:
         """The samples so far, as an immutable copy."""
-        self._pending.settle()
+        self._pending.flush()
         return Timeline.of_rows(self._rows.copy(), self._notes, self.phases)
 
     @property
@@ -118,7 +118,7 @@ class Recorder:
     @property
     def peaks(self) -> tuple[dict[str, int], dict[str, int]]:
         """Each device's largest peak in the latest run, and in the process."""
-        return self._peaks if self._meter is None else (self._meter.run_peaks, self._meter.process_peaks)
+        return self._peaks if self._reader is None else (self._reader.run_peaks, self._reader.process_peaks)
 
     @property
     def overhead(self) -> Overhead:
@@ -161,17 +161,19 @@ class Recorder:
         self.phase.enter("between")
         self.phase.thread = threading.get_ident()
         self.step_start = None
-        if self._meter is not None and self._meter.pid != os.getpid():
-            self._meter = None  # the parent's of this forked process
+        if self._reader is not None and self._reader.pid != os.getpid():
+            self._reader = None  # the parent's of this forked process
         if self._zero is None:
             self._zero = self.clock() - self._elapsed
         self.worker = worker
         self._next_run = max(self._next_run, self._outputs.open(worker, self._next_run > 0, busy))
-        if self._meter is None:
-            self._meter = Meter(self._meter_note, devices=self._devices, nvml=self._nvml, reset_peaks=self._reset_peaks)
-        behind = self._pending.settle_behind if self._sampling else None
-        sampler = Sampler(self.phase, self._meter.read_driver, self._meter_note, self._sampling, busy, behind)
-        readings, host = self._meter.start_run()
+        if self._reader is None:
+            self._reader = DeviceReader(
+                self._reader_note, devices=self._devices, nvml=self._nvml, reset_peaks=self._reset_peaks
+            )
+        behind = self._pending.flush_quietly if self._sampling else None
+        sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, self._sampling, busy, behind)
+        readings, host = self._reader.start_run()
         self._known = {name for r in readings for name, value in r._asdict().items() if value is not None}
         if "in_use_bytes" in self._known:
             self._known.add("peak_bytes")
@@ -181,7 +183,7 @@ class Recorder:
         self._next_run += 1
         self._outputs.start_run(self.run, self.notes, worker)
         if self._outputs.file is not None:
-            self._outputs.file.behind = weakref.WeakMethod(self._pending.settle_behind)
+            self._outputs.file.behind = weakref.WeakMethod(self._pending.flush_quietly)
         self._sampler = sampler
         sampler.start()
 
@@ -194,8 +196,8 @@ class Recorder:
         """End the recording because of a fault in it; training goes on."""
         self.broken = True
         with contextlib.suppress(Exception):  # the fault that is being dealt with, most likely
-            self._pending.settle()
-        self._pending = Pile(self._take_in)
+            self._pending.flush()
+        self._pending = BatchQueue(self._take_in)
         self._end_sampler()
         self._finish_files()
         self.note(f"logger: stopped by an unexpected {type(error).__name__}: {error}", say=True)
@@ -204,9 +206,9 @@ class Recorder:
         if self._sampler is not None:
             self._end_sampler()
         if self.run is not None:
-            if self._meter is not None:
-                self._meter.end_run()
-                for text in health_notes(self.health, self.run, self._meter.driver_used()):
+            if self._reader is not None:
+                self._reader.end_run()
+                for text in health_notes(self.health, self.run, self._reader.driver_used()):
                     self.note(text)
             if self.leak_watch is not None and (found := self.leak_watch.report()).leaks:
                 for text in found.explain():
@@ -230,7 +232,7 @@ class Recorder:
             self._add_object("phase", **vars(peaks))
 
     def _finish_files(self) -> None:
-        self._pending.settle()
+        self._pending.flush()
         self._outputs.close()
         self.run = self.epoch = self._maxima = None
         self._open.clear()
@@ -239,10 +241,10 @@ class Recorder:
     def close(self) -> None:
         """End a run that broke off, and let go of everything; recording again opens it again."""
         self.end_run()
-        if self._meter is not None:
+        if self._reader is not None:
             self._peaks = self.peaks
-            self._meter.close()
-            self._meter = None
+            self._reader.close()
+            self._reader = None
 
     # -------------------------------------------------------------- epochs
 
@@ -256,35 +258,35 @@ class Recorder:
         self.phase.enter("between")
         self.epoch = epoch
         self.begin_part("train")
-        if self._meter is not None:
-            self._meter.peaks()
-            self._maxima = Maxima(epoch, self._meter.names)
+        if self._reader is not None:
+            self._reader.peaks()
+            self._maxima = EpochMaxima(epoch, self._reader.names)
 
     @costed
     def end_epoch(self) -> tuple[dict[str, float], str] | None:
         """Record the epoch's maxima; return what goes into Keras's logs, and a line for people."""
-        self._pending.settle()
+        self._pending.flush()
         maxima, self._maxima = self._maxima, None
-        if maxima is None or self._meter is None:
+        if maxima is None or self._reader is None:
             return None
         if self._sampler is not None:
             self._sampler.read()
             maxima.add_background(*map(self._sampler.largest, ("rss_bytes", "tree_bytes", "swap_bytes")))
         self.phase.enter("epoch end")
-        readings, host = self._meter.read()
+        readings, host = self._reader.read()
         maxima.add([r._replace(peak_bytes=None) for r in readings], [r.peak_bytes for r in readings], host)
         rows = maxima.rows(self.run or 0, self._moment())
         for row in rows:
             self._rows.append(row)
         self._say(self._outputs.add([rows]))
         if self._asks_health:
-            self._read_health(self._meter)
+            self._read_health(self._reader)
         if self.leak_watch is not None:
             self.leak_watch.sample(self._rows.held_bytes)
         return maxima.logs(self._known), maxima.line()
 
-    def _read_health(self, meter: Meter) -> None:
-        for found in meter.health():
+    def _read_health(self, reader: DeviceReader) -> None:
+        for found in reader.health():
             entry = EpochHealth(self.run or 0, self.epoch, found)
             self.health.append(entry)
             self._add_object("health", **entry.to_dict())
@@ -292,7 +294,7 @@ class Recorder:
     # ------------------------------------------------------------- batches
 
     def begin_part(self, kind: Kind) -> None:
-        """Begin to count batches of a kind anew; one that began and found its data at an end is forgotten."""
+        """Count batches of a kind from 0 again; one that began and found its data at an end is forgotten."""
         self._due.pop(kind, None)
         self._open.pop(kind, None)
 
@@ -300,9 +302,9 @@ class Recorder:
     def begin_batch(self, kind: Kind, batch: int) -> None:
         """Read the peak since the reading before, and start the batch's own, if it is to be sampled."""
         self.phase.batch("train batch" if kind == "train" else self.phase.rest)
-        if batch < self._due.get(kind, 0) or self._meter is None:
+        if batch < self._due.get(kind, 0) or self._reader is None:
             return
-        peaks = self._meter.peaks()
+        peaks = self._reader.peaks()
         for outer in self._open.values():  # its end hooks are running this batch: its own work is done
             if outer.settled is None:
                 outer.settled = peaks
@@ -325,25 +327,25 @@ class Recorder:
             last = max(last, opened.batch)
         if self._maxima is not None and kind == "train":
             self._maxima.steps = last + 1
-        if opened is None or self._meter is None:
+        if opened is None or self._reader is None:
             return
         batch = opened.batch
-        caught = self._meter.catch()
+        raw = self._reader.read_raw()
         self._due[kind] = max(batch + self._update_freq, last + 1)
         steps = last - batch + 1
-        pile = self._pending.batches
-        ended = (self.run or 0, phase, self.epoch, batch, steps, self.clock(), caught, opened.between, opened.settled)
-        pile.append(tuple.__new__(CaughtBatch, ended))  # the type's own way is a Python function more
-        if len(pile) >= _PENDING or (self._sampling == 0 and self._outputs.any):
-            self._pending.settle()
+        queue = self._pending.batches
+        ended = (self.run or 0, phase, self.epoch, batch, steps, self.clock(), raw, opened.between, opened.settled)
+        queue.append(tuple.__new__(RawBatch, ended))  # the type's own way is a Python function more
+        if len(queue) >= _PENDING or (self._sampling == 0 and self._outputs.any):
+            self._pending.flush()
 
-    def _take_in(self, batches: list[CaughtBatch]) -> None:
+    def _take_in(self, batches: list[RawBatch]) -> None:
         """Take batches into rows, maxima and the file; also called in the background thread."""
-        if self._meter is None:
+        if self._reader is None:
             return
         moments = []
         for batch in batches:
-            readings, host = self._meter.unpack(batch.caught)
+            readings, host = self._reader.unpack(batch.raw)
             if batch.settled is not None:
                 pairs = zip(readings, batch.settled, strict=True)
                 readings = [reading._replace(peak_bytes=peak) for reading, peak in pairs]
@@ -360,23 +362,23 @@ class Recorder:
         now = self.clock() if now is None else now
         return int((now - (self._zero or 0.0)) * 1e6) / 1e6  # whole microseconds, as the file has them
 
-    def _meter_note(self, text: str) -> None:
+    def _reader_note(self, text: str) -> None:
         self.note(text, say=self._nvml is True and text.startswith("driver:"))
 
     # ------------------------------------------------------------- copies
 
     def _drop_handles(self) -> None:
-        self._meter = self._maxima = self._sampler = None
+        self._reader = self._maxima = self._sampler = None
         self._open, self._due = {}, {}
-        self._pending = Pile(self._take_in)
+        self._pending = BatchQueue(self._take_in)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds settings and results, and no handle: it opens its own when it records."""
-        self._pending.settle()
+        self._pending.flush()
         state = dict(self.__dict__)
         state["_peaks"] = self.peaks
         state["_elapsed"] = self._elapsed if self._zero is None else self._moment()
-        for name in ("_meter", "_maxima", "_sampler", "_open", "_due", "_pending"):
+        for name in ("_reader", "_maxima", "_sampler", "_open", "_due", "_pending"):
             del state[name]
         state["_zero"] = state["run"] = state["epoch"] = None
         if isinstance(self._nvml, Nvml):
@@ -392,4 +394,4 @@ class Recorder:
     def __del__(self) -> None:
         waiting = getattr(self, "_pending", None)  # None: it was never whole
         if waiting is not None:
-            waiting.settle_behind()
+            waiting.flush_quietly()

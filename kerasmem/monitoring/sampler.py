@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from kerasmem.devices.tree import TreeReader
 from kerasmem.monitoring.periodic import PeriodicThread
-from kerasmem.monitoring.phases import CurrentPhase, Moment, PhaseBook, PhasePeaks
+from kerasmem.monitoring.phases import BackgroundReading, CurrentPhase, PhaseMaxima, PhasePeaks
 
 _PATIENCE = 600.0  # seconds without a hook after which the run counts as broken off, until another hook comes
 
@@ -48,7 +48,7 @@ class Sampler:
         self._phase, self._read_driver, self._note, self._busy = phase, read_driver, note, busy
         self._behind = None if behind is None else weakref.WeakMethod(behind)  # its owner holds the sampler
         self._lock = threading.Lock()
-        self._book = PhaseBook()
+        self._maxima = PhaseMaxima()
         self._tree: TreeReader | None = TreeReader()
         self._thread = PeriodicThread("kerasmem sampler", self.tick, 1 / hertz) if hertz > 0 else None
         self._last_change = (-1, 0.0)  # how often the phase had changed, and when that was first seen
@@ -63,17 +63,17 @@ class Sampler:
         """Take a reading now; never raises because one failed."""
         with self._lock:
             changes = self._phase.changes
-            self._book.add(self._phase.phase, changes, self._moment())
+            self._maxima.add(self._phase.phase, changes, self._moment())
 
     def largest(self, size: str) -> int | None:
         """Return the largest of a size since the last `cut`, in bytes."""
         with self._lock:
-            return self._book.largest(size)
+            return self._maxima.largest(size)
 
     def cut(self, run: int, epoch: int | None) -> list[PhasePeaks]:
         """Return each phase's peaks since the last time."""
         with self._lock:
-            return self._book.cut(run, epoch)
+            return self._maxima.cut(run, epoch)
 
     def stop(self) -> None:
         """End the thread and wait for it; may be called more than once."""
@@ -99,13 +99,13 @@ class Sampler:
             self._last_change = (self._phase.changes, now)
         return now - self._last_change[1] > _PATIENCE
 
-    def _moment(self) -> Moment:
+    def _moment(self) -> BackgroundReading:
         used = self._read_driver()
         if self._tree is not None:
             try:
                 rss, tree, _, high, swap = self._tree.read()
-                return Moment(rss, tree, high, swap, used)
+                return BackgroundReading(rss, tree, high, swap, used)
             except Exception as error:  # psutil has several kinds
                 self._tree = None
                 self._note(f"host: this process and those under it cannot be read: {error}")
-        return Moment(None, None, None, None, used)
+        return BackgroundReading(None, None, None, None, used)

@@ -25,7 +25,7 @@ class StepProfiler(keras.callbacks.Callback):
     """Profile the memory of one training batch: its peak by layer and category, and the timeline that leads to it.
 
     TensorFlow's profiler records the batch and up to 8 before it, which makes these slower, and no other. To see which
-    operation belongs to which layer, the step is traced anew when `fit` begins. What goes wrong is a warning; training
+    operation belongs to which layer, the step is traced again when `fit` begins. What goes wrong is a warning; training
     goes on.
     On a CPU the allocator keeps records only where `TF_CPU_ALLOCATOR_USE_BFC=true` was set before Python started.
 

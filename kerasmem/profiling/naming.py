@@ -91,7 +91,7 @@ class Namer:
         for size, operation in inside:
             left -= size
             made = self._by_operation(size, operation, is_scratch=False)
-            # Copies of arguments and what XLA lays out anew carry no operation's name.
+            # Copies of arguments and what XLA lays out differently carry no operation's name.
             yield replace(made, category="workspace", share=XLA_OWN) if made.category == UNNAMED else made
         if left:
             yield Named(left, "workspace", None, "gaps in XLA's buffer", "between the values of XLA's plan")

@@ -11,8 +11,8 @@ from typing import Any
 
 from kerasmem.errors import InputError
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes
-from kerasmem.monitoring.digest import LogSummary
-from kerasmem.monitoring.merging import Training
+from kerasmem.monitoring.log_summary import LogSummary
+from kerasmem.monitoring.rank_logs import TrainingLogs
 
 _MEASURED = ("measure", "measured", "profile")  # methods that ran the step
 _MOST_BYTES = 2**60
@@ -92,7 +92,7 @@ class PageContents:
         title: of the page.
     """
 
-    trainings: tuple[Training, ...]
+    trainings: tuple[TrainingLogs, ...]
     compositions: tuple[Composition, ...]
     title: str = "Memory report"
 

@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from kerasmem.errors import MissingExtraError, UsageError
-from kerasmem.monitoring.course import Course, Line
+from kerasmem.monitoring.curves import Curve, Curves
 from kerasmem.rendering.contents import Composition, PageContents
 from kerasmem.rendering.escape import short_name
 from kerasmem.rendering.page.charts import LINE_NAMES, panels_of, unit_for
@@ -18,7 +18,7 @@ _COLOURS = {
 }  # fmt: skip
 _PARTS = ("#2364aa", "#e08a1e", "#1d8a6b", "#b8336a", "#6f5bb5", "#5aa6d6", "#8a9099", "#a8742a")
 _DASHES = ("-", "--", ":", "-.")
-_MOST_COURSES = 6
+_MOST_STRETCHES = 6
 _MOST_LAYERS = 15
 _MOST_MARKS = 60
 
@@ -41,8 +41,8 @@ def render_plot(contents: PageContents, format: str) -> bytes:
         from matplotlib.figure import Figure  # not pyplot: no display, nothing kept between calls
     except ImportError as error:
         raise MissingExtraError("--plot", "plot") from error
-    courses = [(log.name, course) for log in contents.logs for course in log.courses if course.lines][:_MOST_COURSES]
-    panels = [(name, course, lines) for name, course in courses for lines in panels_of(course) if lines]
+    curves = [(log.name, stretch) for log in contents.logs for stretch in log.curves if stretch.lines][:_MOST_STRETCHES]
+    panels = [(name, stretch, lines) for name, stretch in curves for lines in panels_of(stretch) if lines]
     divided = [each for each in contents.compositions if any(part for _, part in each.categories)][:12]
     layered = [each for each in contents.compositions if each.largest_layers][:4]
     layer_rows = [min(_MOST_LAYERS, len(each.largest_layers)) for each in layered]
@@ -54,8 +54,8 @@ def render_plot(contents: PageContents, format: str) -> bytes:
         figure = Figure(figsize=(10, sum(heights)), layout="constrained")
         axes = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
         rest = iter(axes)
-        for name, course, lines in panels:
-            _draw_course(next(rest), name, course, lines)
+        for name, stretch, lines in panels:
+            _draw_stretch(next(rest), name, stretch, lines)
         if divided:
             _draw_categories(next(rest), divided)
         for each in layered:
@@ -85,9 +85,9 @@ def _legend(axes: Any, **where: Any) -> None:
         _plain(text)
 
 
-def _draw_course(axes: Any, name: str, course: Course, lines: list[Line]) -> None:
+def _draw_stretch(axes: Any, name: str, stretch: Curves, lines: list[Curve]) -> None:
     unit, factor = unit_for(max(max(line.values) for line in lines))
-    devices = list(dict.fromkeys(line.device for line in course.lines if line.device is not None))
+    devices = list(dict.fromkeys(line.device for line in stretch.lines if line.device is not None))
     for line in lines:
         place = devices.index(line.device) if line.device in devices else 0
         title = LINE_NAMES[line.size]
@@ -95,9 +95,9 @@ def _draw_course(axes: Any, name: str, course: Course, lines: list[Line]) -> Non
             title += f", {short_name(line.device, 24)}"
         (drawn,) = axes.plot(line.seconds, [value / factor for value in line.values], _DASHES[place % len(_DASHES)])
         drawn.set(color=_COLOURS[line.size], linewidth=1.4, label=title, marker="o" if len(line.values) == 1 else "")
-    for mark in course.epochs[:: -(-len(course.epochs) // _MOST_MARKS) or 1]:
+    for mark in stretch.epochs[:: -(-len(stretch.epochs) // _MOST_MARKS) or 1]:
         axes.axvline(mark.seconds, color="#98a2b0", linewidth=0.8, linestyle=":")
-    where = "device" if lines == panels_of(course)[0] else "host"
+    where = "device" if lines == panels_of(stretch)[0] else "host"
     _title(axes, f"{short_name(name)}: {where} memory over time (dotted: epochs begin)")
     axes.set_xlabel("seconds")
     axes.set_ylabel(unit)

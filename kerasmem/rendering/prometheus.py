@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kerasmem.errors import MissingExtraError
-from kerasmem.monitoring.digest import RunSummary
-from kerasmem.monitoring.merging import Training
+from kerasmem.monitoring.log_summary import RunSummary
+from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.rendering.contents import Composition
 from kerasmem.rendering.escape import printable
 
@@ -29,7 +29,7 @@ _PART = "step_bytes"
 _PART_HELP = "Bytes of a category at a step's peak; the category total is the peak itself."
 
 
-def render_prometheus(trainings: Sequence[Training], compositions: Sequence[Composition] = ()) -> str:
+def render_prometheus(trainings: Sequence[TrainingLogs], compositions: Sequence[Composition] = ()) -> str:
     """Return metrics as text, with HELP and TYPE lines and escaped labels; what is not known has no line.
 
     Args:
@@ -51,7 +51,7 @@ def render_prometheus(trainings: Sequence[Training], compositions: Sequence[Comp
 class _Collector:
     """Hands the metrics to prometheus-client, which writes them."""
 
-    def __init__(self, trainings: Sequence[Training], compositions: Sequence[Composition]) -> None:
+    def __init__(self, trainings: Sequence[TrainingLogs], compositions: Sequence[Composition]) -> None:
         self._trainings, self._compositions = trainings, compositions
 
     def collect(self) -> Iterator[Any]:

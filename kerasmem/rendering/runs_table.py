@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.monitoring.digest import LogSummary, RunSummary
-from kerasmem.monitoring.merging import Training
+from kerasmem.monitoring.log_summary import LogSummary, RunSummary
+from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.rendering.contents import Composition
 from kerasmem.rendering.escape import printable, short_name
 from kerasmem.rendering.layout import growth, known_size, table
@@ -16,7 +16,7 @@ from kerasmem.rendering.layout import growth, known_size, table
 _MOST_ROWS = 100
 
 
-def runs_table(trainings: Sequence[Training], terminal: int | None = None) -> Table:
+def runs_table(trainings: Sequence[TrainingLogs], terminal: int | None = None) -> Table:
     """Return a row for each run: peak, where it was, means and growth; below each training of several ranks
     the largest of them.
     """
@@ -35,7 +35,7 @@ def runs_table(trainings: Sequence[Training], terminal: int | None = None) -> Ta
         )
     for training in trainings:
         if len(training.logs) > 1:
-            peak, host = training.extreme("peak_bytes"), training.extreme("rss_bytes")
+            peak, host = training.largest("peak_bytes"), training.largest("rss_bytes")
             name = Text(f"{short_name(training.name, 50)}: all {len(training.logs)} ranks")
             sizes_of_all = [known_size(None if each is None else each.bytes) for each in (peak, host)]
             place = "" if peak is None else f"rank {peak.rank}"
@@ -59,7 +59,7 @@ def _right(*headers: str) -> list[Column]:
     return [Column(header, justify="right") for header in headers]
 
 
-def kept_rows(trainings: Sequence[Training], most: int) -> tuple[list[tuple[LogSummary, RunSummary]], int]:
+def kept_rows(trainings: Sequence[TrainingLogs], most: int) -> tuple[list[tuple[LogSummary, RunSummary]], int]:
     """Return the runs with the largest peaks, in their own order, and how many others there are."""
     every = [(log, run) for training in trainings for log in training.logs for run in log.runs]
     ranked = sorted(range(len(every)), key=lambda place: -(every[place][1].peak_bytes or 0))

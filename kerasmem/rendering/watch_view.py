@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.monitoring.scene import RunStatus, Scene
+from kerasmem.monitoring.snapshot import RunStatus, Snapshot
 from kerasmem.rendering.devices_table import machine_remarks
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import BLOCKS, figures, highest
@@ -30,14 +30,18 @@ def sparkline(values: Sequence[int], width: int) -> str:
 
 
 def watch_view(
-    scene: Scene, terminal: int | None = None, *, history: Mapping[str, Sequence[int]] | None = None, width: int = 48
+    snapshot: Snapshot,
+    terminal: int | None = None,
+    *,
+    history: Mapping[str, Sequence[int]] | None = None,
+    width: int = 48,
 ) -> RenderableType:
     """Return devices, processes and runs; beside each size its course where one is given.
 
     Args:
-        scene: the look.
+        snapshot: the look.
         terminal: columns of one, None for plain text.
-        history: values of `Scene.sizes` by name, the oldest first.
+        history: values of `Snapshot.sizes` by name, the oldest first.
         width: characters for a course.
     """
     course = {name: sparkline(values, width) for name, values in (history or {}).items()}
@@ -48,11 +52,11 @@ def watch_view(
     def add(label: str, used: int | None, total: str = "", last: str = "") -> None:
         table.add_row(Text(label), format_size(used), total, Text(last))
 
-    machine = scene.machine
+    machine = snapshot.machine
     for device in machine.devices:
         label = f"GPU {device.index} {printable(device.name or '?', 40)}"
         add(label, device.used_bytes, format_size(device.total_bytes), course.get(f"card {device.index}", ""))
-    for other in scene.on_cards:
+    for other in snapshot.on_cards:
         share = "" if other.share is None else f"{other.share:.0%} of it".replace("%", " %")
         label = f"  {other.pid} {printable(other.name or '?', 30)}{' (this)' if other.own else ''}"
         add(label, other.used_bytes, last=share)
@@ -60,16 +64,16 @@ def watch_view(
     add("Host", host.total_bytes - host.available_bytes, format_size(host.total_bytes), course.get("host", ""))
     if host.swap_total_bytes:
         add("  swap", host.swap_used_bytes, format_size(host.swap_total_bytes))
-    for process in scene.processes:
+    for process in snapshot.processes:
         under = f" and {process.processes - 1} under it" if process.processes > 1 else ""
         label = f"Process {process.pid} {printable(process.name, 30)}{under}"
         add(label, process.tree_bytes, last=course.get(f"process {process.pid}", ""))
         if process.swap_bytes:
             add("  in swap", process.swap_bytes)
-    remarks = [*machine_remarks(machine), *scene.limits.notes]
+    remarks = [*machine_remarks(machine), *snapshot.limits.notes]
     return Group(
         table,
-        *(Text(_run(run)) for run in scene.runs),
+        *(Text(_run(run)) for run in snapshot.runs),
         *(Text(printable(remark), style="dim" if styled else "") for remark in remarks),
     )
 

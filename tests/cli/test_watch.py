@@ -16,7 +16,7 @@ import pytest
 from kerasmem.devices.processes import open_files, view_process
 from kerasmem.devices.sharing import CardProcess
 from kerasmem.errors import InputError, UsageError
-from kerasmem.monitoring.scene import Scene, read_scene
+from kerasmem.monitoring.snapshot import Snapshot, read_snapshot
 from kerasmem.rendering.watch_view import sparkline, watch_view
 
 HEADER = "run,time,phase,epoch,batch,steps,device,in_use_bytes,peak_bytes\n"
@@ -88,11 +88,11 @@ def test_wrong_usage_is_one_message(cli, arguments, message):
 def test_a_log_without_samples(tmp_path):
     log = tmp_path / "run.jsonl"
     log.write_text('{"kind":"run","format_version":1,"run":4,"notes":[]}\n')
-    (run,) = read_scene(os.getpid(), log).runs
+    (run,) = read_snapshot(os.getpid(), log).runs
     assert (run.run, run.phase, run.batch) == (4, "starting", None)
     log.write_text("hello\n")
     with pytest.raises(InputError, match=r"run\.jsonl: no kerasmem log"):
-        read_scene(os.getpid(), log)
+        read_snapshot(os.getpid(), log)
 
 
 def test_in_a_terminal_it_lives_until_ctrl_c(training):
@@ -140,12 +140,12 @@ def test_sparklines_scale_from_nought():
 
 
 def test_names_from_the_driver_are_escaped():
-    scene = read_scene(os.getpid())
+    snapshot = read_snapshot(os.getpid())
     evil = CardProcess("T4", "GPU-1", 7, "\x1b[2Jevil[red]", None, 2**30, 0.25, False)
-    scene = Scene(scene.time, scene.machine, scene.limits, (evil,), scene.processes, scene.runs)
+    snapshot = Snapshot(snapshot.time, snapshot.machine, snapshot.limits, (evil,), snapshot.processes, snapshot.runs)
     from rich.console import Console
 
     screen = Console(width=200, record=True, file=open(os.devnull, "w"), markup=False)  # noqa: SIM115
-    screen.print(watch_view(scene, history={"host": [1, 2, 3]}))
+    screen.print(watch_view(snapshot, history={"host": [1, 2, 3]}))
     text = screen.export_text()
     assert "\\x1b[2Jevil[red]" in text and "25 % of it" in text and "▃▆█" in text

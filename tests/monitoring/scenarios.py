@@ -29,7 +29,7 @@ from recorded_nvml import RecordedNvml
 from kerasmem import MemoryLogger
 from kerasmem.devices.allocator import AllocatorReading, TrackedDevice
 from kerasmem.devices.nvml import Nvml
-from kerasmem.monitoring import Timeline, meter, read_timeline
+from kerasmem.monitoring import Timeline, device_reader, read_timeline
 
 WIDTH = 2048
 SCENARIOS = []
@@ -338,8 +338,8 @@ def reading_fails():
     class Break(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 3 and not rows(logger)[-1]["epoch"]:
-                gauge = logger._recorder._meter._gauges[0]
-                gauge.allocator.read = lambda: 1 / 0
+                device = logger._recorder._reader._devices[0]
+                device.allocator.read = lambda: 1 / 0
 
     history = small_model().fit(*data(), batch_size=8, epochs=2, verbose=0, callbacks=[logger, Break()])
     return {
@@ -438,8 +438,8 @@ def two_gpus():
     nvml, _ = Nvml.open(api)
     devices = [TrackedDevice(f"GPU:{i}", PretendAllocator(f"GPU:{i}", 1000 * (i + 1)), i, "Tesla T4") for i in (0, 1)]
     logger = MemoryLogger("log.csv", nvml=nvml, sampling=0)
-    original = meter.tracked_devices
-    meter.tracked_devices = lambda names: (devices, [])
+    original = device_reader.tracked_devices
+    device_reader.tracked_devices = lambda names: (devices, [])
     hidden = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:
         asked = []
@@ -447,7 +447,7 @@ def two_gpus():
         count.on_train_batch_end = lambda batch, logs=None: asked.append(api.queries)
         history = fit(small_model(), logger, count, rows=24)
     finally:
-        meter.tracked_devices = original
+        device_reader.tracked_devices = original
         if hidden is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = hidden
     logger.close()
@@ -468,9 +468,9 @@ def two_gpus():
 def absent_driver():
     """A pretend GPU without a driver to ask: silent by default, said where it was insisted on."""
     gpu = TrackedDevice("GPU:0", PretendAllocator("GPU:0", 1000), 0, None)
-    original, opener = meter.tracked_devices, meter.Nvml.open
-    meter.tracked_devices = lambda names: ([gpu], [])
-    meter.Nvml.open = lambda: opener(RecordedNvml("no_driver"))
+    original, opener = device_reader.tracked_devices, device_reader.Nvml.open
+    device_reader.tracked_devices = lambda names: ([gpu], [])
+    device_reader.Nvml.open = lambda: opener(RecordedNvml("no_driver"))
     found = {}
     try:
         for wanted in ("auto", True, False):
@@ -480,7 +480,7 @@ def absent_driver():
                 fit(small_model(), logger)
             found[str(wanted)] = [len(our(caught)), logger.notes]
     finally:
-        meter.tracked_devices, meter.Nvml.open = original, opener
+        device_reader.tracked_devices, device_reader.Nvml.open = original, opener
     return found
 
 

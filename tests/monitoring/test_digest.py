@@ -1,4 +1,4 @@
-"""Logs in brief: peaks, growth, courses, ranks."""
+"""Logs in brief: peaks, growth, curves, ranks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 
 from kerasmem.errors import UsageError
 from kerasmem.monitoring import Sample, Timeline
-from kerasmem.monitoring.digest import summarise
-from kerasmem.monitoring.merging import Training
+from kerasmem.monitoring.columns import growth, thin
+from kerasmem.monitoring.log_summary import summarise
 from kerasmem.monitoring.phases import PhasePeaks
+from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.monitoring.ranks import group_by_rank
-from kerasmem.monitoring.table import growth, thin
 
 
 def sample(
@@ -41,12 +41,12 @@ def test_a_run_in_brief():
     assert [(epoch.epoch, epoch.batches, epoch.peak_bytes) for epoch in log.epochs] == [(0, 2, 950)]
     assert [(peaks.phase, peaks.tree_bytes, peaks.readings) for peaks in log.phases] == [("save", 95, 3)]
     assert log.notes == ("a note",) and log.rows == 7
-    (course,) = log.courses
-    assert {(line.size, line.device) for line in course.lines} == {
+    (stretch,) = log.curves
+    assert {(line.size, line.device) for line in stretch.lines} == {
         ("peak_bytes", "GPU:0"), ("peak_bytes", "GPU:1"), ("in_use_bytes", "GPU:0"), ("in_use_bytes", "GPU:1"),
         ("rss_bytes", None),
     }  # fmt: skip
-    assert [(span.phase, span.start, span.end) for span in course.phases] == [
+    assert [(span.phase, span.start, span.end) for span in stretch.phases] == [
         ("validation", 0.2, 0.3),
         ("evaluate", 0.4, 0.9),
     ]
@@ -60,14 +60,14 @@ def test_a_peak_between_batches_is_told_as_such():
 def test_what_is_not_known_stays_so_and_nonsense_counts_as_not_known():
     log = summarise(Timeline([sample(float("nan"), -5, rss=-1), sample(float("inf"), None)]), "x")
     (run,) = log.runs
-    assert run.peak_bytes is None and run.rss_bytes is None and run.seconds == 0 and log.courses == ()
+    assert run.peak_bytes is None and run.rss_bytes is None and run.seconds == 0 and log.curves == ()
     assert summarise(Timeline(), "x").runs == ()
 
 
-def test_a_clock_that_begins_anew_begins_another_course():
+def test_a_clock_that_begins_anew_begins_another_stretch():
     rows = [sample(seconds, 5, run=run) for run in range(40) for seconds in (1.0, 2.0)]
     log = summarise(Timeline(rows), "x")
-    assert len(log.runs) == 40 and len(log.courses) == 16
+    assert len(log.runs) == 40 and len(log.curves) == 16
     assert "24 more stretches" in log.notes[0]
 
 
@@ -105,9 +105,9 @@ def test_ranks_are_merged():
         summarise(Timeline([sample(0.1, peak, rss=rss)]), f"rank{rank}.csv", rank)
         for rank, peak, rss in ((0, 100, 7), (1, 400, 5), (3, None, 6))
     )
-    training = Training("rank*.csv", logs)
-    peak = training.extreme("peak_bytes")
+    training = TrainingLogs("rank*.csv", logs)
+    peak = training.largest("peak_bytes")
     assert (peak.bytes, peak.rank, peak.least_bytes, peak.sum_bytes, peak.known) == (400, 1, 100, 500, 2)
-    assert training.missing_ranks == (2,) and training.extreme("swap_bytes") is None
+    assert training.missing_ranks == (2,) and training.largest("swap_bytes") is None
     merged = training.to_dict()["merged"]
     assert (merged["peak_bytes"], merged["peak_rank"], merged["rss_bytes"], merged["rss_rank"]) == (400, 1, 7, 0)

@@ -251,7 +251,7 @@ def test_copies_made_before_the_first_run_add_to_one_file(scenario):
 def test_a_file_taken_over_ends_the_other_log_with_a_warning(scenario):
     found = scenario("one_file_for_two")
     assert found["by_hand"] == 1
-    assert len(found["warnings"]) == 1 and "another MemoryLogger has begun the file anew" in found["warnings"][0]
+    assert len(found["warnings"]) == 1 and "another MemoryLogger has overwritten the file" in found["warnings"][0]
 
 
 def test_a_logger_can_be_used_again(scenario):

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from kerasmem.devices.allocator import AllocatorReading, TrackedDevice
-from kerasmem.monitoring import meter
-from kerasmem.monitoring.batches import Pile
+from kerasmem.monitoring import device_reader
+from kerasmem.monitoring.batch_queue import BatchQueue
 from kerasmem.monitoring.recorder import Recorder
 
 
@@ -51,7 +51,7 @@ class Ledger:
 @pytest.fixture
 def ledger(monkeypatch):
     ledger = Ledger()
-    monkeypatch.setattr(meter, "tracked_devices", lambda names: ([TrackedDevice("GPU:0", ledger)], ["a note"]))
+    monkeypatch.setattr(device_reader, "tracked_devices", lambda names: ([TrackedDevice("GPU:0", ledger)], ["a note"]))
     return ledger
 
 
@@ -205,7 +205,7 @@ def test_threads_that_read_one_allocator_lose_no_peak(ledger):
     for thread in threads:
         thread.start()
     for size in range(1, 200):
-        with meter.ledger_of(ledger)._lock:  # the fake's own take and reset are not atomic
+        with device_reader.ledger_of(ledger)._lock:  # the fake's own take and reset are not atomic
             ledger.spike(size)
     stop.set()
     for thread in threads:
@@ -226,7 +226,7 @@ def test_readers_that_are_gone_cost_nothing(ledger):
     last.begin_run()
     gc.collect()
     last.begin_run()
-    assert len(meter.ledger_of(ledger)._accounts) == 1
+    assert len(device_reader.ledger_of(ledger)._accounts) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -234,7 +234,7 @@ def test_a_lock_held_while_forking_is_not_the_childs(ledger):
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with meter.ledger_of(ledger)._lock:
+        with device_reader.ledger_of(ledger)._lock:
             held.set()
             done.wait(10)
 
@@ -393,10 +393,10 @@ def test_the_oldest_samples_go_where_keep_says_so(ledger):
 def test_a_forked_process_opens_devices_of_its_own(ledger):
     rec = recorder()
     rec.begin_run()
-    parents = rec._meter
+    parents = rec._reader
     parents.pid = -1
     rec.begin_run()
-    assert rec._meter is not parents
+    assert rec._reader is not parents
     assert rec.run == 1
 
 
@@ -412,30 +412,30 @@ class Taker:
 
 def test_a_pile_is_taken_in_at_once_and_once():
     taker = Taker()
-    pile = Pile(taker.take)
-    pile.batches.extend("abc")
-    pile.settle_behind()
-    pile.settle()
+    queue = BatchQueue(taker.take)
+    queue.batches.extend("abc")
+    queue.flush_quietly()
+    queue.flush()
     assert taker.taken == [["a", "b", "c"]]
 
 
 def test_a_fault_in_the_background_is_raised_where_it_is_heard():
     taker = Taker()
-    pile = Pile(taker.take)
-    pile.batches.append("bad")
-    pile.settle_behind()
+    queue = BatchQueue(taker.take)
+    queue.batches.append("bad")
+    queue.flush_quietly()
     with pytest.raises(ValueError, match="a fault"):
-        pile.settle()
-    pile.settle()
+        queue.flush()
+    queue.flush()
 
 
 def test_a_forked_process_leaves_the_parents_batches_alone(tmp_path):
     taker = Taker()
-    pile = Pile(taker.take)
-    pile.batches.append("a")
+    queue = BatchQueue(taker.take)
+    queue.batches.append("a")
     child = os.fork()
     if child == 0:
-        os._exit(len(pile.batches))
+        os._exit(len(queue.batches))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    pile.settle()
+    queue.flush()
     assert taker.taken == [["a"]]

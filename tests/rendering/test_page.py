@@ -10,8 +10,8 @@ import pytest
 
 from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.monitoring import Sample, Timeline
-from kerasmem.monitoring.digest import summarise
-from kerasmem.monitoring.merging import Training
+from kerasmem.monitoring.log_summary import summarise
+from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.rendering.contents import PageContents, read_composition
 from kerasmem.rendering.escape import chart_label, embedded_json, html_text, middle
 from kerasmem.rendering.page import document, render_page
@@ -48,7 +48,7 @@ def no_library(monkeypatch):
 
 def contents(*logs, reports=()):
     compositions = tuple(read_composition(data, name) for name, data in reports)
-    return PageContents(tuple(Training(log.name, (log,)) for log in logs), compositions)
+    return PageContents(tuple(TrainingLogs(log.name, (log,)) for log in logs), compositions)
 
 
 # ------------------------------------------------------------------- reading
@@ -116,8 +116,8 @@ def test_the_page_names_nothing_outside_itself(no_library):
 def test_the_whole_page_is_small_whatever_the_log():
     pytest.importorskip("plotly")
     log = summarise(timeline(60_000, rss_bytes=5, in_use_bytes=6, reserved_bytes=7), "run.csv", points=3000)
-    assert max(len(line.values) for line in log.courses[0].lines) <= 3000
-    many = [Training(f"run{place}", (log,)) for place in range(30)]
+    assert max(len(line.values) for line in log.curves[0].lines) <= 3000
+    many = [TrainingLogs(f"run{place}", (log,)) for place in range(30)]
     assert len(render_page(PageContents(tuple(many), ()))) < 10e6
 
 
@@ -133,8 +133,8 @@ def test_what_there_is_too_much_of_is_counted_not_dropped(no_library):
 
 
 def test_epochs_are_marked_and_host_memory_has_its_own_panel():
-    (course,) = summarise(timeline(3000, rss_bytes=9 * 2**30), "run.csv").courses
-    chart = over_time("c", "caption", course)
+    (stretch,) = summarise(timeline(3000, rss_bytes=9 * 2**30), "run.csv").curves
+    chart = over_time("c", "caption", stretch)
     assert [note["text"] for note in chart.layout["annotations"]] == ["epoch 1", "2", "3"]
     assert chart.layout["yaxis"]["title"]["text"] == "device, MiB"
     assert chart.layout["yaxis2"]["title"]["text"] == "host, GiB"

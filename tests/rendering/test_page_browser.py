@@ -10,9 +10,9 @@ import shutil
 import pytest
 
 from kerasmem.monitoring import Sample, Timeline
-from kerasmem.monitoring.digest import summarise
-from kerasmem.monitoring.merging import Training
+from kerasmem.monitoring.log_summary import summarise
 from kerasmem.monitoring.phases import PhasePeaks
+from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.rendering.contents import PageContents, read_composition
 from kerasmem.rendering.page import render_page
 
@@ -73,8 +73,8 @@ def report(source, method, share):
 def page(tmp_path_factory):
     contents = PageContents(
         (
-            Training("run.rank*.jsonl", (log("run.rank0.jsonl", 0), log("run.rank1.jsonl", 1))),
-            Training(HOSTILE[1], (log(HOSTILE[1], device=HOSTILE[0]),)),
+            TrainingLogs("run.rank*.jsonl", (log("run.rank0.jsonl", 0), log("run.rank1.jsonl", 1))),
+            TrainingLogs(HOSTILE[1], (log(HOSTILE[1], device=HOSTILE[0]),)),
         ),
         (
             report("estimate.json", "graph", 1.0),

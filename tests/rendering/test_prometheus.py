@@ -8,8 +8,8 @@ import pytest
 
 from kerasmem.errors import MissingExtraError
 from kerasmem.monitoring import Sample, Timeline
-from kerasmem.monitoring.digest import summarise
-from kerasmem.monitoring.merging import Training
+from kerasmem.monitoring.log_summary import summarise
+from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.rendering.contents import read_composition
 from kerasmem.rendering.prometheus import render_prometheus
 
@@ -19,7 +19,7 @@ HOSTILE = 'a"b\\c\nd{} 1\n# TYPE x gauge'
 
 def training(name, rank=None, peak=900):
     row = Sample(0, 0.5, "train", 0, 0, 1, "GPU:0", None, peak, None, None, None, None, 7, 0)
-    return Training(name, (summarise(Timeline([row]), name, rank),))
+    return TrainingLogs(name, (summarise(Timeline([row]), name, rank),))
 
 
 def report(name):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.monitoring.course import Course, Line
+from kerasmem.monitoring.curves import Curve, Curves
 from kerasmem.rendering.escape import chart_label
 from kerasmem.units import GIB, KIB, MIB, TIB
 
@@ -68,26 +68,26 @@ def unit_for(largest: int) -> tuple[str, int]:
     return "B", 1
 
 
-def panels_of(course: Course) -> tuple[list[Line], list[Line]]:
+def panels_of(stretch: Curves) -> tuple[list[Curve], list[Curve]]:
     """Return the lines of the devices and those of the host."""
-    of_host = [line for line in course.lines if line.size in _OF_THE_HOST]
-    return [line for line in course.lines if line.size not in _OF_THE_HOST], of_host
+    of_host = [line for line in stretch.lines if line.size in _OF_THE_HOST]
+    return [line for line in stretch.lines if line.size not in _OF_THE_HOST], of_host
 
 
-def over_time(name: str, caption: str, course: Course) -> Chart:
-    """Return the course of a run: a line for each size and device, epochs and phases marked.
+def over_time(name: str, caption: str, stretch: Curves) -> Chart:
+    """Return a chart of a stretch: a line for each size and device, epochs and phases marked.
 
     Host memory has a panel of its own below: beside it an allocator's changes would be too small to see.
     """
-    devices = list(dict.fromkeys(line.device for line in course.lines if line.device is not None))
-    panels = [lines for lines in panels_of(course) if lines]
+    devices = list(dict.fromkeys(line.device for line in stretch.lines if line.device is not None))
+    panels = [lines for lines in panels_of(stretch) if lines]
     traces: list[dict[str, Any]] = []
     layout: dict[str, Any] = {
         "hovermode": "x unified",
         "hoversubplots": "axis",
         "xaxis": {"title": {"text": "seconds"}, "hoverformat": ",.4~r", "unifiedhovertitle": {"text": "%{x} s"}},
-        "shapes": _shapes(course),
-        "annotations": _epoch_labels(course),
+        "shapes": _shapes(stretch),
+        "annotations": _epoch_labels(stretch),
         "margin": {"t": 28},
         "meta": {"legend": True},
     }
@@ -106,7 +106,7 @@ def over_time(name: str, caption: str, course: Course) -> Chart:
     return Chart(name, caption, 360 if len(panels) == 1 else 480, traces, layout)
 
 
-def _trace(line: Line, devices: list[str], axis: str, unit: str, factor: int) -> dict[str, Any]:
+def _trace(line: Curve, devices: list[str], axis: str, unit: str, factor: int) -> dict[str, Any]:
     place = devices.index(line.device) if line.device in devices else 0
     device = f", {chart_label(line.device, 24)}" if line.device is not None and len(devices) > 1 else ""
     title = LINE_NAMES[line.size] + device
@@ -123,29 +123,29 @@ def _trace(line: Line, devices: list[str], axis: str, unit: str, factor: int) ->
     }
 
 
-def _shapes(course: Course) -> list[dict[str, Any]]:
+def _shapes(stretch: Curves) -> list[dict[str, Any]]:
     spans = [
         {
             "type": "rect", "xref": "x", "yref": "paper", "x0": span.start, "x1": span.end, "y0": 0, "y1": 1,
             "layer": "below", "line": {"width": 0}, "role": "phase",
         }
-        for span in (course.phases if len(course.phases) <= _MOST_SPANS else ())
+        for span in (stretch.phases if len(stretch.phases) <= _MOST_SPANS else ())
     ]  # fmt: skip
     marks = [
         {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "layer": "below",
          "line": {"width": 1, "dash": "dot"}, "role": "mark"}
-        for x in (mark.seconds for mark in course.epochs[:: -(-len(course.epochs) // _MOST_MARKS) or 1])
+        for x in (mark.seconds for mark in stretch.epochs[:: -(-len(stretch.epochs) // _MOST_MARKS) or 1])
     ]  # fmt: skip
     return [*spans, *marks]
 
 
-def _epoch_labels(course: Course) -> list[dict[str, Any]]:
-    step = -(-len(course.epochs) // _LABELLED) or 1
+def _epoch_labels(stretch: Curves) -> list[dict[str, Any]]:
+    step = -(-len(stretch.epochs) // _LABELLED) or 1
     return [
         {"x": mark.seconds, "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "xanchor": "left",
          "showarrow": False, "text": f"epoch {mark.epoch + 1}" if place == 0 else str(mark.epoch + 1),
          "font": {"size": 11}, "role": "mark"}
-        for place, mark in enumerate(course.epochs[::step])
+        for place, mark in enumerate(stretch.epochs[::step])
     ]  # fmt: skip
 
 

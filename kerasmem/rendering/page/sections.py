@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kerasmem.monitoring.digest import LogSummary, RunSummary
-from kerasmem.monitoring.merging import Training
+from kerasmem.monitoring.log_summary import LogSummary, RunSummary
+from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.rendering.contents import Composition, PageContents
 from kerasmem.rendering.escape import html_attribute, html_text
 from kerasmem.rendering.page import tables
@@ -99,7 +99,7 @@ class Sections:
             if len(training.logs) > 1:
                 yield _section(self._ranks_of(training))
 
-    def _ranks_of(self, training: Training) -> Iterator[str]:
+    def _ranks_of(self, training: TrainingLogs) -> Iterator[str]:
         yield f"<h2>{len(training.logs)} ranks</h2><p>{html_text(training.name)}</p>"
         logs = training.logs[:_MOST_BARS]
         if series := _largest_sizes(logs):
@@ -111,25 +111,25 @@ class Sections:
             yield f"<p>No log was given of rank {missing}.</p>"
 
     def _time(self) -> Iterator[str]:
-        courses = [(log, course) for log in self._contents.logs for course in log.courses if course.lines]
-        if not courses:
+        curves = [(log, stretch) for log in self._contents.logs for stretch in log.curves if stretch.lines]
+        if not curves:
             return
         parts = ["<h2>Memory over time</h2>"]
-        for log, course in courses[:_MOST_CHARTS]:
-            parts.append(f"<h3>{html_text(log.name)}{_which_runs(log, course.runs)}</h3>")
-            readings = max(line.readings for line in course.lines)
+        for log, stretch in curves[:_MOST_CHARTS]:
+            parts.append(f"<h3>{html_text(log.name)}{_which_runs(log, stretch.runs)}</h3>")
+            readings = max(line.readings for line in stretch.lines)
             caption = "Dotted lines are where epochs begin; drag to zoom, double-click to go back."
-            if course.phases:
-                named = ", ".join(dict.fromkeys(span.phase for span in course.phases))
+            if stretch.phases:
+                named = ", ".join(dict.fromkeys(span.phase for span in stretch.phases))
                 caption += f" Shaded: {named}."
-            if any(len(line.values) < line.readings for line in course.lines):
+            if any(len(line.values) < line.readings for line in stretch.lines):
                 caption += f" {readings:,} readings, thinned; each stretch keeps its largest and least."
-            parts.append(self._place(over_time(self._name(), caption, course)))
-            parts.append(tables.folded("Epoch by epoch, as a table", tables.epochs(log, course.runs)))
-            if log.phases and course is log.courses[0]:
+            parts.append(self._place(over_time(self._name(), caption, stretch)))
+            parts.append(tables.folded("Epoch by epoch, as a table", tables.epochs(log, stretch.runs)))
+            if log.phases and stretch is log.curves[0]:
                 parts.append(tables.folded("Phase by phase, as a table", tables.phases(log.phases)))
-        if len(courses) > _MOST_CHARTS:
-            parts.append(f'<p class="soft">{len(courses) - _MOST_CHARTS} more are in the table of runs alone.</p>')
+        if len(curves) > _MOST_CHARTS:
+            parts.append(f'<p class="soft">{len(curves) - _MOST_CHARTS} more are in the table of runs alone.</p>')
         yield _section(parts)
 
     def _composition(self) -> Iterator[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kerasmem.monitoring.digest import EpochSummary, LogSummary
-from kerasmem.monitoring.merging import Training
+from kerasmem.monitoring.log_summary import EpochSummary, LogSummary
 from kerasmem.monitoring.phases import PhasePeaks
+from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.rendering.contents import Composition, PageContents
 from kerasmem.rendering.escape import html_attribute, html_text
 from kerasmem.rendering.layout import growth, known_size
@@ -49,7 +49,7 @@ def folded(title: str, content: str, is_open: bool = False) -> str:
     return f"<details{' open' if is_open else ''}><summary>{html_text(title)}</summary>{content}</details>"
 
 
-def runs(trainings: Sequence[Training]) -> str:
+def runs(trainings: Sequence[TrainingLogs]) -> str:
     """Return run beside run: peaks, means, growth."""
     kept, left_out = kept_rows(trainings, MOST_ROWS)
     rows = [
@@ -71,7 +71,7 @@ def runs(trainings: Sequence[Training]) -> str:
     return table(caption, ("Run", *sizes, "Batches", "Time"), rows, words=(2,)) + rest
 
 
-def ranks(training: Training) -> str:
+def ranks(training: TrainingLogs) -> str:
     """Return a row for each rank, and the largest of all first."""
     rows = [("<b>largest of all ranks</b>", *(_extreme(training, name) for name in _RANKED), "")]
     for log in training.logs:
@@ -85,8 +85,8 @@ def ranks(training: Training) -> str:
 _RANKED = ("peak_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes")
 
 
-def _extreme(training: Training, name: str) -> str:
-    extreme = training.extreme(name)
+def _extreme(training: TrainingLogs, name: str) -> str:
+    extreme = training.largest(name)
     return "–" if extreme is None else f"<b>{known_size(extreme.bytes)}</b> (rank {extreme.rank})"
 
 

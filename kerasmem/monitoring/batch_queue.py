@@ -1,7 +1,7 @@
 """Batches on their way from a hook's bare readings to samples.
 
 After a training step the processor's caches hold nothing of a hook's code, so that all it does takes five to ten times
-as long as in a loop. So a hook puts what it caught on a pile; samples are made of the pile, and written, in the
+as long as in a loop. So a hook puts its raw readings into a queue; samples are made of them, and written, in the
 background while the next step runs, or for many batches at once.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kerasmem.devices.host import ProcessReading
-from kerasmem.monitoring.meter import Caught, DeviceReading
+from kerasmem.monitoring.device_reader import DeviceReading, RawReading
 from kerasmem.monitoring.timeline import Sample
 
 
@@ -31,13 +31,13 @@ class OpenBatch:
         self.settled: list[int | None] | None = None
 
 
-class CaughtBatch(NamedTuple):
+class RawBatch(NamedTuple):
     """A batch that has ended, as its hook left it.
 
     Attributes:
         run, phase, epoch, batch, steps: as in `Sample`.
         clock: when it ended, in seconds of the recorder's clock.
-        caught: the readings.
+        raw: the readings.
         between: each device's peak before the batch.
         settled: each device's peak of the batch, where that was known early.
     """
@@ -48,7 +48,7 @@ class CaughtBatch(NamedTuple):
     batch: int
     steps: int
     clock: float
-    caught: Caught
+    raw: RawReading
     between: list[int | None]
     settled: list[int | None] | None
 
@@ -67,7 +67,7 @@ class CaughtBatch(NamedTuple):
         ]
 
 
-class Pile:
+class BatchQueue:
     """Batches that wait to be taken in, by the thread that trains or the one in the background.
 
     Args:
@@ -77,19 +77,19 @@ class Pile:
         batches: those that wait.
     """
 
-    def __init__(self, work: Callable[[list[CaughtBatch]], None]) -> None:
-        self.batches: deque[CaughtBatch] = deque()
+    def __init__(self, work: Callable[[list[RawBatch]], None]) -> None:
+        self.batches: deque[RawBatch] = deque()
         self._work = weakref.WeakMethod(work)
         self._fault: Exception | None = None
         self.renew()
-        _piles.add(self)
+        _queues.add(self)
 
     def renew(self) -> None:
-        """Begin anew, in a forked process: the lock may have been held, and what waits is the parent's to write."""
+        """Begin with nothing in a forked process: the lock may be held, and what waits is the parent's to write."""
         self._lock = threading.RLock()
         self.batches.clear()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Take in what waits; raises what the background thread ran into."""
         with self._lock:
             fault, self._fault = self._fault, None
@@ -102,27 +102,27 @@ class Pile:
             if waiting and work is not None:
                 work(waiting)
 
-    def settle_behind(self) -> None:
+    def flush_quietly(self) -> None:
         """Do so in the background thread, or where nobody is left to hear of a fault."""
         try:
-            self.settle()
+            self.flush()
         except Exception as error:
             self._fault = error
 
 
-_piles: weakref.WeakSet[Pile] = weakref.WeakSet()
+_queues: weakref.WeakSet[BatchQueue] = weakref.WeakSet()
 
 
 @atexit.register
 def _before_exit() -> None:
     """Take in what waits: a program that ends by an exception in `fit` closes nothing, and threads stop first."""
-    for pile in list(_piles):
-        pile.settle_behind()
+    for queue in list(_queues):
+        queue.flush_quietly()
 
 
 def _after_fork() -> None:
-    for pile in list(_piles):
-        pile.renew()
+    for queue in list(_queues):
+        queue.renew()
 
 
 if hasattr(os, "register_at_fork"):

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.monitoring.table import Table, thin
+from kerasmem.monitoring.columns import Table, thin
 
 # what a chart draws, in this order; `peak` counts the time between batches
 DRAWN = ("peak_bytes", "in_use_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes", "swap_bytes")
 _OF_THE_HOST = ("rss_bytes", "swap_bytes")
 _MOST_LINES = 24  # in one chart
-_MOST_MARKS = 1000
+_MOST_STARTS = 1000
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One size over time.
 
     Attributes:
@@ -36,7 +36,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Mark:
+class EpochStart:
     """When an epoch began: its run, Keras's number from 0, seconds."""
 
     run: int
@@ -45,7 +45,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Span:
+class PhaseSpan:
     """A stretch of batches of another phase than training, from and to in seconds."""
 
     phase: str
@@ -54,19 +54,19 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Course:
+class Curves:
     """One stretch of continuous time of a log: lines, beginnings of epochs, phases."""
 
     runs: tuple[int, int]
-    lines: tuple[Line, ...]
-    epochs: tuple[Mark, ...]
-    phases: tuple[Span, ...]
+    lines: tuple[Curve, ...]
+    epochs: tuple[EpochStart, ...]
+    phases: tuple[PhaseSpan, ...]
 
 
-def courses(table: Table, points: int, most: int) -> tuple[tuple[Course, ...], int]:
-    """Return a course for each stretch of continuous time, and how many beyond `most` were left out.
+def curves(table: Table, points: int, most: int) -> tuple[tuple[Curves, ...], int]:
+    """Return the curves of each stretch of continuous time, and how many stretches beyond `most` were left out.
 
-    A process that appends to a log begins its clock anew, so a step back in time begins another course.
+    A process that appends to a log starts its clock from 0, so a step back in time begins another stretch.
     """
     times = table.numbers["time"]
     usable = np.flatnonzero(~np.isnan(times))
@@ -74,14 +74,14 @@ def courses(table: Table, points: int, most: int) -> tuple[tuple[Course, ...], i
         return (), 0
     cuts = np.flatnonzero(np.diff(times[usable]) < -1e-3) + 1
     stretches = np.split(usable, cuts)
-    return tuple(_course(table, rows, points) for rows in stretches[:most]), max(0, len(stretches) - most)
+    return tuple(_stretch(table, rows, points) for rows in stretches[:most]), max(0, len(stretches) - most)
 
 
-def _course(table: Table, rows: np.ndarray[Any, Any], points: int) -> Course:
+def _stretch(table: Table, rows: np.ndarray[Any, Any], points: int) -> Curves:
     runs = table.numbers["run"][rows]
     is_epoch = table.is_phase("epoch", rows)
     drawn = rows if is_epoch.all() else rows[~is_epoch]
-    lines: list[Line] = []
+    lines: list[Curve] = []
     devices = np.unique(table.texts["device"][drawn])
     for size in DRAWN:
         of_host = size in _OF_THE_HOST
@@ -96,7 +96,7 @@ def _course(table: Table, rows: np.ndarray[Any, Any], points: int) -> Course:
             seconds, values = table.numbers["time"][own][known], values[known]
             kept = thin(values, points)
             lines.append(
-                Line(
+                Curve(
                     size=size,
                     device=None if of_host else table.names["device"][int(code)],
                     seconds=tuple(np.round(seconds[kept], 4).tolist()),
@@ -104,25 +104,25 @@ def _course(table: Table, rows: np.ndarray[Any, Any], points: int) -> Course:
                     readings=int(known.sum()),
                 )
             )
-    return Course(
-        (int(runs.min()), int(runs.max())), tuple(lines[:_MOST_LINES]), _marks(table, rows), _spans(table, rows)
+    return Curves(
+        (int(runs.min()), int(runs.max())), tuple(lines[:_MOST_LINES]), _epoch_starts(table, rows), _spans(table, rows)
     )
 
 
-def _marks(table: Table, rows: np.ndarray[Any, Any]) -> tuple[Mark, ...]:
+def _epoch_starts(table: Table, rows: np.ndarray[Any, Any]) -> tuple[EpochStart, ...]:
     inside = rows[~np.isnan(table.numbers["epoch"][rows])]
     if not len(inside):
         return ()
     run, epoch = table.numbers["run"][inside], table.numbers["epoch"][inside]
     begins = np.flatnonzero(np.r_[True, (np.diff(run) != 0) | (np.diff(epoch) != 0)])
-    every = -(-len(begins) // _MOST_MARKS)
+    every = -(-len(begins) // _MOST_STARTS)
     return tuple(
-        Mark(int(run[place]), int(epoch[place]), round(float(table.numbers["time"][inside[place]]), 4))
+        EpochStart(int(run[place]), int(epoch[place]), round(float(table.numbers["time"][inside[place]]), 4))
         for place in begins[::every]
     )
 
 
-def _spans(table: Table, rows: np.ndarray[Any, Any]) -> tuple[Span, ...]:
+def _spans(table: Table, rows: np.ndarray[Any, Any]) -> tuple[PhaseSpan, ...]:
     codes = table.texts["phase"][rows]
     starts = np.flatnonzero(np.r_[True, np.diff(codes) != 0])
     ends = np.r_[starts[1:], len(rows)] - 1
@@ -132,7 +132,9 @@ def _spans(table: Table, rows: np.ndarray[Any, Any]) -> tuple[Span, ...]:
         if phase in ("train", "epoch", None):
             continue
         before = rows[max(start - 1, 0)]  # a row's time is its batch's end: the first began where the one before ended
-        found.append(Span(str(phase), *(round(float(table.numbers["time"][row]), 4) for row in (before, rows[end]))))
-        if len(found) == _MOST_MARKS:
+        found.append(
+            PhaseSpan(str(phase), *(round(float(table.numbers["time"][row]), 4) for row in (before, rows[end])))
+        )
+        if len(found) == _MOST_STARTS:
             break
     return tuple(found)

@@ -1,4 +1,4 @@
-"""A log in brief, for tables and charts: each run's peaks, means and growth, and its course thinned."""
+"""A log in brief, for tables and charts: each run's peaks, means and growth, and its curves thinned."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.monitoring.course import Course, courses
+from kerasmem.monitoring.columns import Table, growth, largest, mean
+from kerasmem.monitoring.curves import Curves, curves
 from kerasmem.monitoring.phases import PhasePeaks, over_epochs
-from kerasmem.monitoring.table import Table, growth, largest, mean
 from kerasmem.monitoring.timeline import BATCH_PHASES, Timeline
 from kerasmem.records import Record
 
 FORMAT_VERSION = 1
-MOST_COURSES = 16
+MOST_STRETCHES = 16
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class LogSummary(Record, what="log"):
         rows: readings in the log.
         runs: each run in brief.
         epochs: each epoch's largest sizes.
-        courses: sizes over time, thinned, a course for each stretch of continuous time; the first 16.
+        curves: sizes over time, thinned, one `Curves` for each stretch of continuous time; the first 16.
         phases: the largest sizes that background readings found in each phase, over all epochs.
         notes: what could not be read, and why.
     """
@@ -94,7 +94,7 @@ class LogSummary(Record, what="log"):
     rows: int
     runs: tuple[RunSummary, ...]
     epochs: tuple[EpochSummary, ...]
-    courses: tuple[Course, ...]
+    curves: tuple[Curves, ...]
     phases: tuple[PhasePeaks, ...]
     notes: tuple[str, ...]
 
@@ -110,8 +110,8 @@ class LogSummary(Record, what="log"):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as plain data, the curves left out."""
-        data = super(LogSummary, replace(self, courses=())).to_dict()
-        del data["courses"]
+        data = super(LogSummary, replace(self, curves=())).to_dict()
+        del data["curves"]
         return data
 
 
@@ -122,7 +122,7 @@ def summarise(timeline: Timeline, name: str, rank: int | None = None, points: in
         timeline: as `read_timeline` gave it; a million rows take some seconds.
         name: how people know it.
         rank: of the process that wrote it.
-        points: for each line of a course, at most.
+        points: for each curve, at most.
 
     Example:
         >>> log = Timeline.from_dict({"format_version": 1, "columns": ["run", "time", "phase", "peak_bytes"],
@@ -131,20 +131,22 @@ def summarise(timeline: Timeline, name: str, rank: int | None = None, points: in
         900
     """
     table = Table(timeline)
-    course_list, left_out = courses(table, points, MOST_COURSES)
+    curve_list, left_out = curves(table, points, MOST_STRETCHES)
     notes = list(timeline.notes)
     background: dict[int, PhasePeaks] = {}
     for peaks in timeline.phases:
         background[peaks.run] = background[peaks.run].joined(peaks) if peaks.run in background else peaks
     if left_out:
-        notes.append(f"charts: {left_out} more stretches of time (the logger began anew) are in the tables alone")
+        notes.append(
+            f"charts: {left_out} more stretches of time (the logger was started again) are in the tables alone"
+        )
     return LogSummary(
         name=name,
         rank=rank,
         rows=len(table),
         runs=tuple(_run(table, rows, background) for rows in groups(table.numbers["run"])),
         epochs=tuple(_epochs(table)),
-        courses=course_list,
+        curves=curve_list,
         phases=over_epochs(timeline.phases),
         notes=tuple(notes),
     )

@@ -53,8 +53,8 @@ class RunStatus(Record, what="run"):
 
 
 @dataclass(frozen=True)
-class Scene:
-    """One look.
+class Snapshot:
+    """A machine at one time.
 
     Attributes:
         time: seconds since 1970.
@@ -84,7 +84,7 @@ class Scene:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the scene as plain data, sizes in bytes."""
+        """Return the snapshot as plain data, sizes in bytes."""
         return {
             "format_version": 1,
             "time": self.time,
@@ -96,13 +96,13 @@ class Scene:
         }
 
 
-def read_scene(
+def read_snapshot(
     pid: int | None = None,
     log: str | os.PathLike[str] | None = None,
     *,
     api: NvmlApi | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Scene:
+) -> Snapshot:
     """Look at the machine now; takes some ten milliseconds, and loads no TensorFlow.
 
     Args:
@@ -129,7 +129,7 @@ def read_scene(
     machine = read_machine(api=api, environ=environ)
     limits = read_limits(machine.host.total_bytes, environ=environ)
     on_cards = tuple(all_card_processes(api)) if machine.devices else ()
-    return Scene(time.time(), machine, limits, on_cards, tuple(processes), tuple(runs))
+    return Snapshot(time.time(), machine, limits, on_cards, tuple(processes), tuple(runs))
 
 
 def _try_status(path: Path, pid: int) -> RunStatus | None:

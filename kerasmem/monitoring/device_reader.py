@@ -1,6 +1,6 @@
 """One reading of every device, the driver and the host; true peaks between one reading and the next.
 
-The allocator's peak is that since the last reset. The meter resets it at every reading, so that each peak is
+The allocator's peak is that since the last reset. The reader resets it at every reading, so that each peak is
 that of the stretch since the reading before, and keeps the largest of them: nothing is lost to the resets but
 what `tf.config.experimental.get_memory_info` says afterwards, and `process_peaks` has that. Several meters share
 what each of them reads (`peaks.py`), so that the resets of one do not spoil the peaks of another.
@@ -39,10 +39,10 @@ class DeviceReading(NamedTuple):
 _Driver = tuple["int | None", "int | None"]
 _Sizes = tuple["int | None", "int | None", "int | None"]
 # For each device in use, peak and reserved, the driver's used and total; and the host.
-Caught = tuple["list[tuple[_Sizes, _Driver]]", "bytes | int | None"]
+RawReading = tuple["list[tuple[_Sizes, _Driver]]", "bytes | int | None"]
 
 
-class _Gauge:
+class _Device:
     """One device: what to read it with, and the largest peak of the run."""
 
     __slots__ = ("account", "allocator", "card", "driver", "ledger", "name", "resets", "run_peak")
@@ -62,7 +62,7 @@ class _Gauge:
         return None if self.ledger is None else self.ledger.process_peak
 
 
-class Meter:
+class DeviceReader:
     """Reads all devices in one call, and never raises because a reading failed.
 
     Args:
@@ -94,97 +94,103 @@ class Meter:
             self._connect(nvml)
         elif nvml is not False and any(device.name for device in found):
             note("driver: training uses no GPU, so there is no driver to ask")
-        self._gauges = []
+        self._devices = []
         for device in found:
             card = self._card(device.ordinal, device.card) if device.ordinal is not None else None
-            self._gauges.append(_Gauge(device.name, device.allocator, card, reset_peaks))
+            self._devices.append(_Device(device.name, device.allocator, card, reset_peaks))
 
     @property
     def names(self) -> list[str | None]:
         """The devices read, in order."""
-        return [gauge.name for gauge in self._gauges]
+        return [device.name for device in self._devices]
 
     @property
     def run_peaks(self) -> dict[str, int]:
         """The largest allocator peak of each device since `start_run`, in bytes, where it is known."""
-        return {gauge.name: gauge.run_peak for gauge in self._gauges if gauge.name and gauge.run_peak is not None}
+        return {device.name: device.run_peak for device in self._devices if device.name and device.run_peak is not None}
 
     @property
     def process_peaks(self) -> dict[str, int]:
         """The largest allocator peak of each device since the process began, in bytes, where it is known."""
         return {
-            gauge.name: gauge.process_peak for gauge in self._gauges if gauge.name and gauge.process_peak is not None
+            device.name: device.process_peak
+            for device in self._devices
+            if device.name and device.process_peak is not None
         }
 
     def start_run(self) -> tuple[list[DeviceReading], ProcessReading | None]:
         """Forget the run's peaks, not the process's, and return a first reading; ask the driver before."""
-        for gauge in self._gauges:
-            if gauge.ledger is not None:
-                gauge.ledger.join(gauge.account)
+        for device in self._devices:
+            if device.ledger is not None:
+                device.ledger.join(device.account)
         self._note_circumstances()
         readings, host = self.read()
-        for gauge, reading in zip(self._gauges, readings, strict=True):
-            gauge.run_peak = reading.in_use_bytes if gauge.resets else None
+        for device, reading in zip(self._devices, readings, strict=True):
+            device.run_peak = reading.in_use_bytes if device.resets else None
         return readings, host
 
     def end_run(self) -> None:
         """Take the run's last peaks; what other meters read from then on is no business of this one."""
         self.peaks()
-        for gauge in self._gauges:
-            if gauge.ledger is not None:
-                gauge.ledger.leave(gauge.account)
+        for device in self._devices:
+            if device.ledger is not None:
+                device.ledger.leave(device.account)
 
     def peaks(self) -> list[int | None]:
         """Return each device's peak since the reading before; the cheap half of a reading."""
-        return [self._take(gauge)[1] for gauge in self._gauges]
+        return [self._take(device)[1] for device in self._devices]
 
     def read(self) -> tuple[list[DeviceReading], ProcessReading | None]:
         """Return a reading of each device, and of the host; the driver's part is as `read_driver` last left it."""
-        return self.unpack(self.catch())
+        return self.unpack(self.read_raw())
 
-    def catch(self) -> Caught:
+    def read_raw(self) -> RawReading:
         """Take the same reading in the fewest steps; `unpack` makes sizes of it later."""
         sizes = []
-        for gauge in self._gauges:  # before Python 3.12 a comprehension is a call
-            sizes.append((self._take(gauge), gauge.driver))
+        for device in self._devices:  # before Python 3.12 a comprehension is a call
+            sizes.append((self._take(device), device.driver))
         try:
             return sizes, self._host.catch()
         except Exception as error:  # psutil has several kinds
             self._note(f"host: this process's memory cannot be read: {error}")
             return sizes, None
 
-    def unpack(self, caught: Caught) -> tuple[list[DeviceReading], ProcessReading | None]:
-        """Return what `catch` caught."""
-        sizes, host = caught
+    def unpack(self, raw: RawReading) -> tuple[list[DeviceReading], ProcessReading | None]:
+        """Return the sizes of a raw reading."""
+        sizes, host = raw
         readings = [
-            DeviceReading(gauge.name, in_use, peak, reserved, *driver)
-            for gauge, ((in_use, peak, reserved), driver) in zip(self._gauges, sizes, strict=True)
+            DeviceReading(device.name, in_use, peak, reserved, *driver)
+            for device, ((in_use, peak, reserved), driver) in zip(self._devices, sizes, strict=True)
         ]
         return readings, None if host is None else self._host.unpack(host)
 
     def read_driver(self) -> int | None:
         """Ask the driver, and return the bytes in use on the fullest card; too slow for a batch's hook."""
-        for gauge in self._gauges:
-            gauge.driver = self._driver(gauge)
-        return max((gauge.driver[0] for gauge in self._gauges if gauge.driver[0] is not None), default=None)
+        for device in self._devices:
+            device.driver = self._driver(device)
+        return max((device.driver[0] for device in self._devices if device.driver[0] is not None), default=None)
 
     def driver_used(self) -> dict[str, int]:
         """Return the bytes in use on each device's card, as the driver last said."""
-        return {gauge.name: gauge.driver[0] for gauge in self._gauges if gauge.name and gauge.driver[0] is not None}
+        return {
+            device.name: device.driver[0] for device in self._devices if device.name and device.driver[0] is not None
+        }
 
     def health(self) -> list[AllocatorHealth]:
         """Return how whole each allocator's free memory is, where it tells; milliseconds each."""
         found = []
-        for gauge in self._gauges:
-            if gauge.name is None or gauge.allocator is None:
+        for device in self._devices:
+            if device.name is None or device.allocator is None:
                 continue
-            if isinstance(gauge.allocator, (JaxAllocator, TorchAllocator)):
-                self._note(f"health: {gauge.name}: only TensorFlow's allocator is asked; Keras runs on another backend")
+            if isinstance(device.allocator, (JaxAllocator, TorchAllocator)):
+                self._note(
+                    f"health: {device.name}: only TensorFlow's allocator is asked; Keras runs on another backend"
+                )
                 continue
-            self._take(gauge)  # what is allocated for asking must not count as training's peak
-            health, why_not = read_health(gauge.name)
-            if gauge.resets:
-                gauge.allocator.reset()
+            self._take(device)  # what is allocated for asking must not count as training's peak
+            health, why_not = read_health(device.name)
+            if device.resets:
+                device.allocator.reset()
             if health is not None:
                 found.append(health)
             elif why_not is not None:
@@ -197,31 +203,31 @@ class Meter:
         if self._nvml is not None and self._owns_nvml:
             self._nvml.close()
 
-    def _take(self, gauge: _Gauge) -> _Sizes:
+    def _take(self, device: _Device) -> _Sizes:
         """Return in use, peak since last time and reserved, and fold the peak into the largest."""
-        allocator, ledger = gauge.allocator, gauge.ledger
+        allocator, ledger = device.allocator, device.ledger
         if allocator is None or ledger is None:
             return None, None, None
         try:
-            in_use, peak, reserved = ledger.take(allocator, gauge.account, gauge.resets)
+            in_use, peak, reserved = ledger.take(allocator, device.account, device.resets)
         except Exception as error:  # a device that went away must not stop training
-            gauge.allocator = None
-            self._note(f"allocator: {gauge.name} could no longer be read: {error}")
+            device.allocator = None
+            self._note(f"allocator: {device.name} could no longer be read: {error}")
             return None, None, None
-        if gauge.resets and ledger.refusal is not None:
-            gauge.resets = False
-            self._note(f"peaks: {gauge.name} cannot reset its own ({ledger.refusal}); known only where it rose")
-        if peak is not None and (gauge.run_peak is None or peak > gauge.run_peak):
-            gauge.run_peak = peak
+        if device.resets and ledger.refusal is not None:
+            device.resets = False
+            self._note(f"peaks: {device.name} cannot reset its own ({ledger.refusal}); known only where it rose")
+        if peak is not None and (device.run_peak is None or peak > device.run_peak):
+            device.run_peak = peak
         return in_use, peak, reserved
 
-    def _driver(self, gauge: _Gauge) -> tuple[int | None, int | None]:
-        if gauge.card is None or self._nvml is None:
+    def _driver(self, device: _Device) -> tuple[int | None, int | None]:
+        if device.card is None or self._nvml is None:
             return None, None
-        memory, why_not = self._nvml.memory(gauge.card)
+        memory, why_not = self._nvml.memory(device.card)
         if memory is None:
-            gauge.card = None  # it does not come back within a run, and asking costs
-            self._note(f"driver: {gauge.name}: {why_not}")
+            device.card = None  # it does not come back within a run, and asking costs
+            self._note(f"driver: {device.name}: {why_not}")
             return None, None
         return memory.used_bytes, memory.total_bytes
 
@@ -229,14 +235,14 @@ class Meter:
         """Note a limit below what the machine has, scarce memory, and who else is on the cards."""
         for text in read_limits().notes:
             self._note(text)
-        for gauge in self._gauges:
-            if gauge.card is None or self._nvml is None:
+        for device in self._devices:
+            if device.card is None or self._nvml is None:
                 continue
-            for other in card_processes(self._nvml, gauge.card, gauge.driver[1])[0]:
+            for other in card_processes(self._nvml, device.card, device.driver[1])[0]:
                 if not other.own and other.used_bytes is not None:
                     share = "" if other.share is None else f", {other.share:.0%} of the card".replace("%", " %")
                     who = f"process {other.pid}" + (f" ({other.name!r})" if other.name else "")
-                    self._note(f"card: {gauge.name}: {who} has {format_size(other.used_bytes)} there{share}")
+                    self._note(f"card: {device.name}: {who} has {format_size(other.used_bytes)} there{share}")
 
     def _connect(self, nvml: Nvml | bool | str) -> None:
         if isinstance(nvml, Nvml):

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.monitoring.digest import FORMAT_VERSION, LogSummary
+from kerasmem.monitoring.log_summary import FORMAT_VERSION, LogSummary
 
 _SIZES = ("peak_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes", "swap_bytes")
 
 
 @dataclass(frozen=True)
-class Extreme:
+class RankMaximum:
     """The largest of a size over ranks, and whose it is.
 
     Attributes:
@@ -31,7 +31,7 @@ class Extreme:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingLogs:
     """One training: one log, or one a rank.
 
     Attributes:
@@ -51,7 +51,7 @@ class Training:
         gaps = (rank for rank in range(max(there)) if rank not in there)
         return tuple(rank for _, rank in zip(range(100), gaps, strict=False))
 
-    def extreme(self, size: str) -> Extreme | None:
+    def largest(self, size: str) -> RankMaximum | None:
         """Return the largest of a size over all ranks and runs; None where no rank knows it.
 
         Args:
@@ -62,15 +62,15 @@ class Training:
             return None
         values = [value for value, _ in found]
         most = max(values)
-        return Extreme(most, found[values.index(most)][1], min(values), sum(values), len(values))
+        return RankMaximum(most, found[values.index(most)][1], min(values), sum(values), len(values))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the training as plain data: the merged view, then each log."""
         merged: dict[str, Any] = {}
         for size in _SIZES:
-            extreme = self.extreme(size)
-            merged[size] = None if extreme is None else extreme.bytes
-            merged[size.replace("_bytes", "_rank")] = None if extreme is None else extreme.rank
+            largest = self.largest(size)
+            merged[size] = None if largest is None else largest.bytes
+            merged[size.replace("_bytes", "_rank")] = None if largest is None else largest.rank
         return {
             "name": self.name,
             "ranks": [log.rank for log in self.logs],
@@ -80,7 +80,7 @@ class Training:
         }
 
 
-def trainings_to_dict(trainings: Sequence[Training]) -> dict[str, Any]:
+def trainings_to_dict(trainings: Sequence[TrainingLogs]) -> dict[str, Any]:
     """Return trainings as the object that `kerasmem report --json` prints."""
     return {"format_version": FORMAT_VERSION, "trainings": [training.to_dict() for training in trainings]}
 

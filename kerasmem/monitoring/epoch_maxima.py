@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from kerasmem.devices.host import ProcessReading
-from kerasmem.monitoring.meter import DeviceReading
+from kerasmem.monitoring.device_reader import DeviceReading
 from kerasmem.monitoring.timeline import Sample
 from kerasmem.units import format_size
 
@@ -15,7 +15,7 @@ LOG_SIZES = (
 )  # fmt: skip
 
 
-class Maxima:
+class EpochMaxima:
     """Takes in an epoch's readings and keeps the largest of each size.
 
     Args:
