@@ -22,6 +22,7 @@ from kerasmem.devices.sharing import card_processes
 from kerasmem.devices.tracked_devices import tracked_devices
 from kerasmem.devices.visible import match_card
 from kerasmem.monitoring.peaks import LedgerAccount, ledger_of
+from kerasmem.monitoring.phases import largest_known
 from kerasmem.units import format_size
 
 
@@ -168,7 +169,7 @@ class DeviceReader:
         """Ask the driver, and return the bytes in use on the fullest card; too slow for a batch's hook."""
         for device in self._devices:
             device.driver = self._driver(device)
-        return max((device.driver[0] for device in self._devices if device.driver[0] is not None), default=None)
+        return largest_known(device.driver[0] for device in self._devices)
 
     def driver_used(self) -> dict[str, int]:
         """Return the bytes in use on each device's card, as the driver last said."""

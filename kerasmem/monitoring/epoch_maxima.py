@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from kerasmem.devices.host import ProcessReading
 from kerasmem.monitoring.device_reader import DeviceReading
+from kerasmem.monitoring.phases import largest_known
 from kerasmem.monitoring.timeline import Sample
 from kerasmem.units import format_size
 
@@ -69,7 +70,7 @@ class EpochMaxima:
         values = [getattr(device, size) for device in self._devices]
         if size == "peak_bytes":
             values += self._between
-        return max((value for value in values if value is not None), default=None)
+        return largest_known(values)
 
     def rows(self, run: int, moment: float) -> list[Sample]:
         """Return the epoch's rows, one a device."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from kerasmem.monitoring.columns import Table, growth, largest, mean
 from kerasmem.monitoring.curves import Curves, curves
-from kerasmem.monitoring.phases import PhasePeaks, over_epochs
+from kerasmem.monitoring.phases import PhasePeaks, largest_known, over_epochs
 from kerasmem.monitoring.timeline import BATCH_PHASES, Timeline
 from kerasmem.records import Record
 
@@ -101,12 +101,12 @@ class LogSummary(Record, what="log"):
     @property
     def peak_bytes(self) -> int | None:
         """The largest peak of all runs."""
-        return _most(run.peak_bytes for run in self.runs)
+        return largest_known(run.peak_bytes for run in self.runs)
 
     @property
     def rss_bytes(self) -> int | None:
         """The largest host memory of all runs."""
-        return _most(run.rss_bytes for run in self.runs)
+        return largest_known(run.rss_bytes for run in self.runs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as plain data, the curves left out."""
@@ -185,18 +185,18 @@ def _run(table: Table, rows: np.ndarray[Any, Any], background: Mapping[int, Phas
         epochs=len(np.unique(in_epochs)),
         batches=_count(column["steps"][counted]),
         devices=tuple(name for code in _in_order(table.texts["device"][rows]) if (name := table.names["device"][code])),
-        peak_bytes=_most([largest(column["peak_bytes"]), largest(column["between_peak_bytes"])]),
+        peak_bytes=largest_known([largest(column["peak_bytes"]), largest(column["between_peak_bytes"])]),
         peak_device=None if place is None else table.device(place),
         peak_phase=None if place is None else table.names["phase"][int(table.texts["phase"][place])],
         peak_epoch=None if epoch is None or np.isnan(epoch) else int(epoch),
         peak_batch=None if batch is None or np.isnan(batch) else int(batch),
         mean_in_use_bytes=mean(column["in_use_bytes"][own]),
         reserved_bytes=largest(column["reserved_bytes"]),
-        driver_used_bytes=_most([largest(column["driver_used_bytes"]), host[0]]),
+        driver_used_bytes=largest_known([largest(column["driver_used_bytes"]), host[0]]),
         driver_total_bytes=largest(column["driver_total_bytes"]),
-        rss_bytes=_most([largest(column["rss_bytes"]), host[1]]),
+        rss_bytes=largest_known([largest(column["rss_bytes"]), host[1]]),
         mean_rss_bytes=mean(column["rss_bytes"][own]),
-        swap_bytes=_most([largest(column["swap_bytes"]), host[2]]),
+        swap_bytes=largest_known([largest(column["swap_bytes"]), host[2]]),
         in_use_growth_bytes=growth(column["in_use_bytes"][own]),
         rss_growth_bytes=growth(column["rss_bytes"][own]),
     )
@@ -240,14 +240,10 @@ def _epochs(table: Table) -> list[EpochSummary]:
                 epoch=int(column["epoch"][0]),
                 batches=_count(column["steps"][first & table.is_phase("train", rows)]),
                 seconds=round(float(np.ptp(times)), 6) if len(times) else 0.0,
-                peak_bytes=_most([largest(column["peak_bytes"]), largest(column["between_peak_bytes"])]),
+                peak_bytes=largest_known([largest(column["peak_bytes"]), largest(column["between_peak_bytes"])]),
                 in_use_bytes=largest(column["in_use_bytes"]),
                 driver_used_bytes=largest(column["driver_used_bytes"]),
                 rss_bytes=largest(column["rss_bytes"]),
             )
         )
     return found
-
-
-def _most(values: Any) -> int | None:
-    return max((value for value in values if value is not None), default=None)

@@ -62,7 +62,7 @@ class PhasePeaks(Record, what="phase"):
     def joined(self, other: PhasePeaks) -> PhasePeaks:
         """Return the larger of each size, and the readings of both."""
         readings = self.readings + other.readings
-        sizes = [_larger(getattr(self, name), getattr(other, name)) for name in _SIZES]
+        sizes = [largest_known((getattr(self, name), getattr(other, name))) for name in _SIZES]
         return PhasePeaks(self.run, self.epoch, self.phase, readings, *sizes)
 
 
@@ -157,7 +157,7 @@ class PhaseMaxima:
     def largest(self, size: str) -> int | None:
         """Return the largest "rss_bytes", "tree_bytes", "swap_bytes" or "driver_used_bytes" since the last cut."""
         place = _SIZES.index(size)
-        return max((value for sizes in self._peaks.values() if (value := sizes[place]) is not None), default=None)
+        return largest_known(sizes[place] for sizes in self._peaks.values())
 
     def cut(self, run: int, epoch: int | None) -> list[PhasePeaks]:
         """Return the peaks so far, in the order of `PHASES`, and forget them."""
@@ -172,9 +172,10 @@ class PhaseMaxima:
     def _put(self, phase: str | None, sizes: tuple[int | None, ...]) -> None:
         held = self._peaks.get(phase)
         if held is not None:
-            sizes = tuple(map(_larger, held, sizes))
+            sizes = tuple(map(largest_known, zip(held, sizes, strict=True)))
         self._peaks[phase] = sizes
 
 
-def _larger(one: int | None, other: int | None) -> int | None:
-    return max((value for value in (one, other) if value is not None), default=None)
+def largest_known(values: Iterable[int | None]) -> int | None:
+    """Return the largest of the values that are known; None where none is."""
+    return max((value for value in values if value is not None), default=None)

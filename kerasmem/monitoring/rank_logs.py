@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.monitoring.log_summary import FORMAT_VERSION, LogSummary
+from kerasmem.monitoring.phases import largest_known
 
 _SIZES = ("peak_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes", "swap_bytes")
 
@@ -57,7 +58,11 @@ class TrainingLogs:
         Args:
             size: "peak_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes" or "swap_bytes".
         """
-        found = [(value, log.rank) for log in self.logs if (value := _largest(log, size)) is not None]
+        found = [
+            (value, log.rank)
+            for log in self.logs
+            if (value := largest_known(getattr(run, size) for run in log.runs)) is not None
+        ]
         if not found:
             return None
         values = [value for value, _ in found]
@@ -83,8 +88,3 @@ class TrainingLogs:
 def trainings_to_dict(trainings: Sequence[TrainingLogs]) -> dict[str, Any]:
     """Return trainings as the object that `kerasmem report --json` prints."""
     return {"format_version": FORMAT_VERSION, "trainings": [training.to_dict() for training in trainings]}
-
-
-def _largest(log: LogSummary, size: str) -> int | None:
-    values: Iterable[int | None] = (getattr(run, size) for run in log.runs)
-    return max((value for value in values if value is not None), default=None)

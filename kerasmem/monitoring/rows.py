@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 _UNKNOWN = -(2**63)  # inside the integer arrays only; outside, unknown is None
 
 
-class PackedRows(Sequence[tuple[Any, ...]]):
+class PackedRows:
     """Rows of one layout, held as one array a column.
 
     Args:
@@ -51,11 +51,6 @@ class PackedRows(Sequence[tuple[Any, ...]]):
         return twin
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that the columns take."""
-        return sum(column.itemsize * len(column) for column in self._columns)
-
-    @property
     def held_bytes(self) -> int:
         """Bytes that the columns take from the system, room for more rows included."""
         return sum(map(sys.getsizeof, self._columns))
@@ -63,13 +58,7 @@ class PackedRows(Sequence[tuple[Any, ...]]):
     def __len__(self) -> int:
         return len(self._columns[0])
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[Any, ...]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[Any, ...]]: ...
-    def __getitem__(self, index: int | slice) -> tuple[Any, ...] | list[tuple[Any, ...]]:
-        if isinstance(index, slice):
-            return [self._row(i) for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
         if not -len(self) <= index < len(self):
             raise IndexError("row index out of range")
         return self._row(index)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kerasmem.errors import InputError, UsageError, check_format
-from kerasmem.monitoring.phases import PhasePeaks
+from kerasmem.monitoring.phases import PhasePeaks, largest_known
 from kerasmem.monitoring.rows import PackedRows
 
 FORMAT_VERSION = 1
@@ -147,7 +147,7 @@ class Timeline:
             UsageError: `field` is no size.
         """
         rows = self._select(field, phase, epoch, device, run)
-        return max((value for value in (getattr(row, field) for row in rows) if value is not None), default=None)
+        return largest_known(getattr(row, field) for row in rows)
 
     def largest(
         self, field: str = "peak_bytes", *, phase: str | None = None, epoch: int | None = None,
