@@ -60,7 +60,7 @@ def test_the_lowest_versions_are_those_of_setup_cfg():
     made_up = """
 [options]
 install_requires =
-    some-name>=3.12,<4
+    some-name>=3.12,!=3.13.*,<4
     other.name>=0.7; sys_platform == "linux"
     free
 [options.extras_require]
