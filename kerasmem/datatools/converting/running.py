@@ -40,14 +40,7 @@ class ConversionRun:
     """
 
     def __init__(
-        self,
-        source: RowSource,
-        plan: WritePlan,
-        settings: WriteSettings,
-        job: Job,
-        *,
-        threads: int,
-        progress: Progress,
+        self, source: RowSource, plan: WritePlan, settings: WriteSettings, job: Job, *, threads: int, progress: Progress
     ) -> None:
         self.source, self.plan, self.settings = source, plan, settings
         self._job, self._threads, self._progress = job, threads, progress

@@ -1,0 +1,161 @@
+"""Ranges are fetched in the order of need, within so many bytes and requests, and let go of when nobody needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+
+import pytest
+
+from kerasmem.hdf5.remote.access import RemoteAccess
+from kerasmem.hdf5.remote.failures import PermanentError
+from kerasmem.hdf5.remote.fetcher import RangeFetcher, RangeRequest
+from kerasmem.hdf5.remote.handle import Claim
+
+KIB = 1024
+
+
+class Reader:
+    """Gives bytes once it is allowed to; `begun` says which ranges were asked for, in order."""
+
+    def __init__(self):
+        self.begun, self.ended, self.kept = [], [], []
+        self.allowed = threading.Event()
+
+    async def read(self, start, view):
+        self.begun.append(start)
+        while not self.allowed.is_set():
+            await asyncio.sleep(0.001)
+        if start == 666:
+            raise PermanentError("no such luck")
+        view[:] = bytes([start % 251]) * len(view)
+        self.ended.append(start)
+        return [(start, start + len(view))]
+
+    async def keep(self, missing, start, view):
+        self.kept += missing
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def fetcher():
+    made = RangeFetcher(RemoteAccess(ahead_bytes=64 * KIB))
+    yield made
+    made.close()
+
+
+def claims(fetcher, reader, starts, size):
+    requests = [RangeRequest(reader, start, start + size) for start in starts]
+    return requests, [Claim(fetcher, [request]) for request in requests]
+
+
+def test_as_many_bytes_as_allowed_are_on_their_way_in_the_order_of_need(fetcher):
+    reader = Reader()
+    requests, held = claims(fetcher, reader, [9, 3, 5, 1, 7, 8], 16 * KIB)
+    fetcher.prefetch(requests)
+    until(lambda: len(reader.begun) == 4)
+    time.sleep(0.05)
+    assert reader.begun == [9, 3, 5, 1]  # 64 KiB
+    reader.allowed.set()
+    assert bytes(fetcher.result(requests[0])) == bytes([9]) * 16 * KIB
+    time.sleep(0.05)
+    assert reader.begun == [9, 3, 5, 1]  # fetched, and not yet used
+    held[0].release()
+    until(lambda: reader.begun == [9, 3, 5, 1, 7])
+    for claim in held[1:]:
+        claim.release()
+    until(lambda: not fetcher._held and not fetcher._active)
+
+
+def test_what_somebody_waits_for_is_fetched_whatever_else_is_there(fetcher):
+    reader = Reader()
+    requests, held = claims(fetcher, reader, range(6), 32 * KIB)
+    fetcher.prefetch(requests)
+    until(lambda: len(reader.begun) == 2)
+    reader.allowed.set()
+    assert fetcher.result(requests[5])[0] == 5 and reader.begun[:3] == [0, 1, 5]
+    assert [claim.find(32 * KIB + 4) is requests[5] for claim in held] == [False] * 5 + [True]
+
+
+def test_many_small_ranges_are_asked_for_at_a_time_after_some_answers(fetcher):
+    reader = Reader()
+    requests, _held = claims(fetcher, reader, range(200), 1)
+    fetcher.prefetch(requests)
+    until(lambda: len(reader.begun) == 16)
+    time.sleep(0.05)
+    assert len(reader.begun) == 16
+    reader.allowed.set()
+    until(lambda: len(reader.ended) == 200)
+    assert reader.begun == list(range(200))
+
+
+def test_a_range_that_several_need_stays_until_the_last_lets_go(fetcher):
+    reader = Reader()
+    reader.allowed.set()
+    request = RangeRequest(reader, 0, 10)
+    one, other = Claim(fetcher, [request]), Claim(fetcher, [request])
+    fetcher.prefetch([request])
+    fetcher.result(request)
+    one.release()
+    one.release()  # twice is once
+    time.sleep(0.05)
+    assert fetcher._held == 10
+    del other  # of a task that was dropped
+    gc.collect()
+    until(lambda: not fetcher._held)
+    assert reader.kept == [(0, 10)]
+
+
+def test_what_nobody_needs_any_more_is_broken_off_or_never_begun(fetcher):
+    reader = Reader()
+    requests, held = claims(fetcher, reader, range(8), 32 * KIB)
+    fetcher.prefetch(requests)
+    until(lambda: len(reader.begun) == 2)
+    for claim in held[:7]:
+        claim.release()
+    until(lambda: reader.begun == [0, 1, 7])
+    reader.allowed.set()
+    assert fetcher.result(requests[7])[0] == 7 and reader.ended == [7]
+
+
+def test_a_failure_is_told_to_whoever_waits_and_holds_nothing(fetcher):
+    reader = Reader()
+    reader.allowed.set()
+    (request,), _held = claims(fetcher, reader, [666], 10)
+    fetcher.prefetch([request])
+    for _ in range(2):
+        with pytest.raises(PermanentError, match="no such luck"):
+            fetcher.result(request)
+    until(lambda: not fetcher._held and not fetcher._active)
+
+
+def test_close_ends_all_waiting(fetcher):
+    reader, said = Reader(), []
+    requests, held = claims(fetcher, reader, range(9), 16 * KIB)
+    fetcher.prefetch(requests)
+
+    def wait(request):
+        with pytest.raises(PermanentError, match="was closed meanwhile") as caught:
+            fetcher.result(request)
+        said.append(caught)
+
+    waiting = [threading.Thread(target=wait, args=(request,)) for request in requests]
+    for thread in waiting:
+        thread.start()
+    until(lambda: len(reader.begun) >= 4)
+    fetcher.close()
+    for thread in waiting:
+        thread.join(30)
+    assert len(said) == 9 and not reader.ended and not fetcher._thread.is_alive()
+    for claim in held:
+        claim.release()
+    with pytest.raises(PermanentError, match="was closed meanwhile"):
+        fetcher.prefetch(requests)
