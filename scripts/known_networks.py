@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compute kerasmem/estimation/known_networks.py: the formula's figures for networks that people know, at 224².
+"""Compute kerasmem/estimation/data/known_networks.json: the formula's figures for networks that people know, at 224².
 
     python scripts/known_networks.py          # rewrite the file
     python scripts/known_networks.py --check  # fail if it would change
@@ -10,6 +10,7 @@ GoogLeNet (without the auxiliary outputs) are built here from their papers.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -19,19 +20,8 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-TARGET = ROOT / "kerasmem" / "estimation" / "known_networks.py"
+TARGET = ROOT / "kerasmem" / "estimation" / "data" / "known_networks.json"
 SIDE = 224
-
-HEAD = '''"""Networks that people know, with what the formula needs of them; written by scripts/known_networks.py.
-
-Images of 224 × 224 × 3, 1000 classes; AlexNet as one tower, GoogLeNet without its auxiliary outputs.
-"""
-
-from __future__ import annotations
-
-# name, parameters, activation elements for one sample
-NETWORKS: tuple[tuple[str, int, int], ...] = (
-'''
 
 
 def alexnet() -> Any:
@@ -118,15 +108,14 @@ def figures(name: str) -> tuple[int, int]:
     return report.model.parameters, report.formula.activation_elements_per_sample
 
 
-def module(names: list[str]) -> str:
-    """Return the text of the module."""
-    rows = [f'    ("{name}", {parameters:_}, {elements:_}),\n' for name in names
-            for parameters, elements in [figures(name)]]  # fmt: skip
-    return HEAD + "".join(rows) + ")\n"
+def table(names: list[str]) -> str:
+    """Return the text of the file: a row for each network."""
+    rows = [json.dumps([name, *figures(name)]) for name in names]
+    return "[\n" + ",\n".join(f"  {row}" for row in rows) + "\n]\n"
 
 
 if __name__ == "__main__":
-    text = module(list(BUILDERS))
+    text = table(list(BUILDERS))
     if "--check" in sys.argv[1:]:
         sys.exit(0 if TARGET.read_text() == text else f"{TARGET} is not what this script computes")
     TARGET.write_text(text)

@@ -193,14 +193,6 @@ class BFCAllocator:
         """Let the peak begin again at what is in use, as `reset_memory_stats` does."""
         self.peak, self.requested_at_peak = self.in_use, self.requested_in_use
 
-    def copy(self) -> BFCAllocator:
-        """Return a snapshot that goes on independently."""
-        other = BFCAllocator.__new__(BFCAllocator)
-        for name in self.__slots__:
-            value = getattr(self, name)
-            setattr(other, name, value.copy() if isinstance(value, (list, dict)) else value)
-        return other
-
     def _make_room(self, rounded: int, size: int) -> None:
         """Grow until a free chunk has `rounded` bytes."""
         if not self._extend(rounded) and not (self._collect_regions(rounded) and self._extend(rounded)):

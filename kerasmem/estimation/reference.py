@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from dataclasses import dataclass
+from importlib import resources
 
-from kerasmem.estimation.known_networks import NETWORKS
 from kerasmem.estimation.report import MemoryReport
 
 
@@ -23,16 +25,26 @@ class Reference:
     batch_size: int
 
 
+@functools.cache
+def known_networks() -> tuple[tuple[str, int, int], ...]:
+    """Return networks that people know: name, parameters, activation elements for one sample.
+
+    Images of 224 × 224 × 3, 1000 classes; AlexNet as one tower, GoogLeNet without its auxiliary outputs.
+    `scripts/known_networks.py` writes the file.
+    """
+    text = resources.files("kerasmem.estimation").joinpath("data/known_networks.json").read_text("utf-8")
+    return tuple((name, parameters, elements) for name, parameters, elements in json.loads(text))
+
+
 def place(report: MemoryReport) -> Reference:
     """Return the known networks that take a little less and a little more than a model, at its batch and mode.
 
     Example:
-        >>> from kerasmem.estimation.known_networks import NETWORKS
-        >>> NETWORKS[0][0]
+        >>> known_networks()[0][0]
         'AlexNet'
     """
     batch, size = report.settings.batch_size, report.formula.copies * 4
-    known = sorted(((name, size * (parameters + batch * elements)) for name, parameters, elements in NETWORKS),
+    known = sorted(((name, size * (parameters + batch * elements)) for name, parameters, elements in known_networks()),
                    key=lambda each: each[1])  # fmt: skip
     total = report.formula.total_bytes
     return Reference(

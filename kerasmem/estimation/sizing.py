@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from kerasmem import checks
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.live import list_devices
 from kerasmem.errors import UsageError
@@ -91,47 +92,91 @@ def max_batch_size(
         6244
     """
     target = _with_margin(resolve_device(str(device)), margin)
-    _check_verifying(verify, vary, samples, steps, timeout)
-    for name, number in (("minimum", minimum), ("maximum", maximum), ("step", step)):
-        if (name != "maximum" or number is not None) and (isinstance(number, bool) or not isinstance(number, int)):
-            raise UsageError(f"{name} {number!r}: must be a whole number")
-    asker = _asker(model, vary, batch_size, str(device), cache, options)
-    reports: dict[int, MemoryReport] = {}
-    first_method = method
+    sizes, tries = _Sizes(minimum, maximum, step), _Tries(samples, steps, timeout)
+    if verify and vary != BATCH:
+        raise UsageError(f"verify: real steps are run for the batch size only, not for {vary!r}")
+    asked = _Asked(_asker(model, vary, batch_size, str(device), cache, options), vary, method)
+    found = search(
+        asked.need, target.available_bytes, minimum=minimum, maximum=maximum, step=step,
+        guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1, tolerance=0 if exact else TOLERANCE,
+    )  # fmt: skip
+    trials = _verified(model, target, found, sizes, tries, options) if verify else None
+    return _result(asked, target, found, maximum, trials)
 
-    def ask(size: int) -> Bytes:
-        nonlocal first_method
-        report = asker(size, first_method)
-        first_method = report.settings.method  # all sizes by the same one, and no other is asked beside it
-        reports[size] = report
-        if vary == BATCH and report.settings.batch_size != size:
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The sizes that are asked for: minimum, minimum + step, … up to the maximum."""
+
+    minimum: int
+    maximum: int | None
+    step: int
+
+    def __post_init__(self) -> None:
+        checks.whole("minimum", self.minimum)
+        checks.whole("step", self.step)
+        if self.maximum is not None:
+            checks.whole("maximum", self.maximum)
+
+
+@dataclass(frozen=True)
+class _Tries:
+    """How real steps are run at one size: samples of the data, training steps, seconds."""
+
+    samples: int | None
+    steps: int
+    timeout: float
+
+    def __post_init__(self) -> None:
+        if self.samples is not None:
+            checks.whole("samples", self.samples)
+        checks.whole("steps", self.steps)
+        if not checks.number("timeout", self.timeout) > 0:
+            raise UsageError(f"timeout {self.timeout!r}: give seconds, more than 0")
+
+
+class _Asked:
+    """Estimates one size after another, all by the method that answered first."""
+
+    def __init__(self, ask: Ask, vary: str, method: str) -> None:
+        self.vary, self._ask, self._method = vary, ask, method
+        self.reports: dict[int, MemoryReport] = {}
+
+    def need(self, size: int) -> Bytes:
+        """Return what one size needs."""
+        report = self.reports[size] = self._ask(size, self._method)
+        self._method = report.settings.method
+        if self.vary == BATCH and report.settings.batch_size != size:
             raise UsageError(
                 f"the model's input fixes the batch at {report.settings.batch_size}: give it an open batch, or vary "
                 "something else"
             )
         return report.bytes
 
-    found = search(
-        ask, target.available_bytes, minimum=minimum, maximum=maximum, step=step,
-        guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1, tolerance=0 if exact else TOLERANCE,
-    )  # fmt: skip
-    largest, notes = found.largest, list(_notes(found, vary, maximum))
+
+def _result(
+    asked: _Asked,
+    target: DeviceTarget,
+    found: Found,
+    maximum: int | None,
+    verified: tuple[int | None, tuple[Trial, ...]] | None,
+) -> SearchResult:
+    """Return the answer: of real steps where they were run, and otherwise the estimator's."""
+    largest, fits, notes = found.largest, found.verdict, list(_notes(found, asked.vary, maximum))
     trials: tuple[Trial, ...] = ()
-    if verify:
-        largest, trials = _verified(
-            model, target, found, (minimum, maximum, step), (samples, steps, timeout), options, str(device)
-        )
-        if largest is not None and largest not in reports:
-            ask(largest)
+    if verified is not None:
+        largest, trials = verified
+        fits = DOES_NOT_FIT if largest is None else FITS
+        if largest is not None and largest not in asked.reports:
+            asked.need(largest)
         notes += _trial_notes(found, largest, trials)
-    shown = reports[found.evaluations[0].size if largest is None else largest]
     return SearchResult(
-        vary=vary,
+        vary=asked.vary,
         largest=largest,
         fails_from=found.fails_from,
-        device=_device(target, found.verdict if not trials else FITS if largest is not None else DOES_NOT_FIT),
+        device=DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, fits, target.note),
         evaluations=found.evaluations,
-        report=shown,
+        report=asked.reports[found.evaluations[0].size if largest is None else largest],
         notes=tuple(notes),
         trials=trials,
     )
@@ -188,7 +233,7 @@ def find_batch_size(
 
 
 def _with_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
-    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin < 1:
+    if checks.number("margin", margin) >= 1:
         raise UsageError(f"margin {margin!r}: give the share that is to stay free, from 0 to below 1")
     if not margin:
         return target
@@ -197,42 +242,20 @@ def _with_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
     return replace(target, available_bytes=available, note=f"{target.note}; {note}" if target.note else note)
 
 
-def _check_verifying(verify: bool, vary: str, samples: Any, steps: Any, timeout: Any) -> None:
-    if verify and vary != BATCH:
-        raise UsageError(f"verify: real steps are run for the batch size only, not for {vary!r}")
-    for name, value in (("samples", samples), ("steps", steps)):
-        if name == "samples" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{name} {value!r}: must be a whole number from 1")
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
-
-
 def _verified(
-    model: Any,
-    target: DeviceTarget,
-    found: Found,
-    sizes: tuple[int, int | None, int],
-    running: tuple[int | None, int, float],
-    options: Mapping[str, Any],
-    device: str,
+    model: Any, target: DeviceTarget, found: Found, sizes: _Sizes, tries: _Tries, options: Mapping[str, Any]
 ) -> tuple[int | None, tuple[Trial, ...]]:
     """Run real steps around what the estimator found."""
-    minimum, maximum, step = sizes
-    samples, steps, timeout = running
     several = ("replicas", "parallel", "shard_optimizer", "layout")  # a step runs here as on one of them
     own = {name: value for name, value in options.items() if name not in (*several, "device")}
-    with request_for(model, batch_size=minimum, **own) as request:
+    with request_for(model, batch_size=sizes.minimum, **own) as request:
 
         def try_size(size: int) -> Trial:
-            last = samples % size if samples is not None else size // 2
-            return try_batch(request, size, target.available_bytes, steps=steps, last=last, timeout=timeout)
+            last = tries.samples % size if tries.samples is not None else size // 2
+            return try_batch(request, size, target.available_bytes, steps=tries.steps, last=last, timeout=tries.timeout)
 
-        first = minimum if found.largest is None else found.largest
-        return largest_that_ran(
-            try_size, first=first, fails_from=found.fails_from, minimum=minimum, maximum=maximum, step=step
-        )
+        first = sizes.minimum if found.largest is None else found.largest
+        return largest_that_ran(try_size, first=first, fails_from=found.fails_from, **vars(sizes))
 
 
 def _trial_notes(found: Found, largest: int | None, trials: tuple[Trial, ...]) -> Iterator[str]:
@@ -268,10 +291,6 @@ def _asker(model: Any, vary: str, batch_size: int, device: str, cache: bool, opt
         return replace(report, model=replace(report.model, source=name))
 
     return ask_reshaped
-
-
-def _device(target: DeviceTarget, verdict: str) -> DeviceVerdict:
-    return DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, verdict, target.note)
 
 
 def _notes(found: Found, vary: str, maximum: int | None) -> Iterator[str]:

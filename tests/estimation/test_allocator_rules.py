@@ -202,16 +202,6 @@ def test_peaks():
     assert (pool.peak, pool.requested_at_peak, pool.requested_size(kept)) == (1024, 1000, 1000)
 
 
-def test_a_copy_goes_on_alone():
-    pool = BFCAllocator()
-    kept = pool.allocate(1000)
-    other = pool.copy()
-    assert other.allocate(5000) == pool.allocate(5000)
-    other.free(kept)
-    assert (pool.in_use, other.in_use) == (6144, 5120)
-    check(pool, {kept: 1000, kept + 1024: 5000})
-
-
 def test_replays_can_be_continued():
     pool = BFCAllocator()
     live = replay(pool, [(1, 1000), (2, 5000)])
