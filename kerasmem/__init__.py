@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "estimate": "kerasmem.estimation.facade",
     "MemoryReport": "kerasmem.estimation.report",
-    "measure": "kerasmem.estimation.probe.measurement",
+    "measure": "kerasmem.estimation.measuring",
     "max_batch_size": "kerasmem.estimation.sizing",
     "find_batch_size": "kerasmem.estimation.sizing",
     "SearchResult": "kerasmem.estimation.search",
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from kerasmem.display import tracked as tracked
     from kerasmem.errors import KerasmemError as KerasmemError
     from kerasmem.estimation.facade import estimate as estimate
-    from kerasmem.estimation.probe.measurement import measure as measure
+    from kerasmem.estimation.measuring import measure as measure
     from kerasmem.estimation.report import MemoryReport as MemoryReport
     from kerasmem.estimation.search import SearchResult as SearchResult
     from kerasmem.estimation.sizing import find_batch_size as find_batch_size

@@ -33,7 +33,7 @@ def command(model: str | None, steps: int, timeout: float, **options: Any) -> in
     """
     check_options("measure", model, options)
     with quiet_tensorflow():
-        from kerasmem.estimation.probe.measurement import measure
+        from kerasmem.estimation.measuring import measure
 
         report = measure(model, steps=steps, timeout=timeout, **call_arguments(options))
     return show_report(report, options)

@@ -33,7 +33,7 @@ def test_a_table_of_what_the_process_found(cli, monkeypatch):
         run = Run(32, 9000, 100_000, 450_000, (200_000, 420_000, 210_000, 190_000), 0.25)
         return Answer("GPU:0", "xla", 76_840, 76_844, ("a note",), (run,))
 
-    monkeypatch.setattr("kerasmem.estimation.probe.measurement.run_steps", run_steps)
+    monkeypatch.setattr("kerasmem.estimation.measuring.run_steps", run_steps)
     arguments = ("measure", f"{MODELS}:perceptron", "--optimizer", "momentum", "--steps", 4, "--timeout", 5, "--xla")
     assert cli(*arguments).code == 2  # no such optimizer
     result = cli(*(each if each != "momentum" else "adam" for each in arguments))

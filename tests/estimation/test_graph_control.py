@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kerasmem.estimation.graph.build import build_program
-from kerasmem.estimation.graph.control import CONTROL, straighten
+from kerasmem.estimation.graph.control import CONTROL, unroll
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
@@ -87,7 +87,7 @@ def test_a_straight_program_is_left_as_it_is():
     sketch = Sketch()
     sketch.add("x", "Placeholder")
     program = sketch.program(sketch.add("y", "Relu", ["x"]))
-    assert straighten(program) == (program, ())
+    assert unroll(program) == (program, ())
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])
@@ -95,7 +95,7 @@ def test_a_loop_is_spelled_out(times):
     sketch = Sketch()
     sketch.add("x", "Placeholder")
     out = sketch.loop("loop", times, lambda x: sketch.add("body", "Square", [x]), "x")
-    straight, notes = straighten(sketch.program(out))
+    straight, notes = unroll(sketch.program(out))
     assert notes == ()
     assert not {node.type for node in straight.nodes} & CONTROL
     assert count(straight, "body") == times
@@ -108,7 +108,7 @@ def test_each_node_comes_after_those_it_takes_from():
     sketch = Sketch()
     sketch.add("x", "Placeholder")
     out = sketch.loop("loop", 3, lambda x: sketch.add("body", "Square", [x]), "x")
-    straight, _ = straighten(sketch.program(out))
+    straight, _ = unroll(sketch.program(out))
     for number, node in enumerate(straight.nodes):
         assert all(source < number for source, _ in node.inputs)
         assert all(source < number for source in node.controls)
@@ -126,7 +126,7 @@ def test_a_loop_in_a_loop():
         sketch.constant = lambda name, value, controls=(): name
         return sketch.loop("inner", 2, lambda y: sketch.add("inner_body", "Exp", [y]), start)
 
-    straight, _ = straighten(sketch.program(sketch.loop("outer", 3, body, "x")))
+    straight, _ = unroll(sketch.program(sketch.loop("outer", 3, body, "x")))
     assert count(straight, "outer_body") == 3
     assert count(straight, "inner_body") == 6
     assert chain(straight, straight.results[0]) == ["inner_body", "inner_body", "outer_body"] * 3 + ["x"]
@@ -137,7 +137,7 @@ def test_what_follows_a_loop_by_control_edge_runs_once_after_it():
     sketch.add("x", "Placeholder")
     out = sketch.loop("loop", 2, lambda x: sketch.add("body", "Square", [x]), "x")
     sketch.add("after", "NoOp", controls=[out])
-    straight, _ = straighten(sketch.program(sketch.add("y", "Relu", ["x"], controls=["after"])))
+    straight, _ = unroll(sketch.program(sketch.add("y", "Relu", ["x"], controls=["after"])))
     (after,) = (node for node in straight.nodes if node.name == "after")
     assert [straight.nodes[number].name for number in after.controls] == ["body"]
     assert count(straight, "y") == 1
@@ -149,7 +149,7 @@ def test_how_often_a_loop_runs_must_be_known():
     sketch.add("n", "Placeholder")
     out = sketch.loop("loop", "n", lambda x: sketch.add("body", "Square", [x]), "x")
     with pytest.raises(NotModelled, match="how often the loop of loop/cond runs depends on the data"):
-        straighten(sketch.program(out))
+        unroll(sketch.program(out))
 
 
 def test_a_loop_that_never_ends_is_given_up(monkeypatch):
@@ -158,7 +158,7 @@ def test_a_loop_that_never_ends_is_given_up(monkeypatch):
     sketch.add("x", "Placeholder")
     out = sketch.loop("loop", 10**9, lambda x: sketch.add("body", "Square", [x]), "x")
     with pytest.raises(NotModelled, match="more than 100 operations"):
-        straighten(sketch.program(out))
+        unroll(sketch.program(out))
 
 
 def branches(predicate, heavy_side, value=None):
@@ -177,7 +177,7 @@ def branches(predicate, heavy_side, value=None):
 
 @pytest.mark.parametrize("heavy", ["yes", "no"])
 def test_of_unknown_branches_the_heavier_is_taken_and_it_is_said(heavy):
-    straight, notes = straighten(branches("maybe", heavy))
+    straight, notes = unroll(branches("maybe", heavy))
     assert {node.name for node in straight.nodes} & {"yes", "no"} == {heavy}
     assert chain(straight, straight.results[0]) == ["y", heavy, "x"]
     assert len(notes) == 1
@@ -192,14 +192,14 @@ def test_a_branch_whose_sizes_depend_on_the_data_gives_way():
     sketch.add("no", "Exp", [("switch", 0)], size=4)
     sketch.add("yes", "Where", [("switch", 1)], size=4000)
     sketch.add("merge", "Merge", ["no", "yes"], outputs=2)
-    straight, notes = straighten(sketch.program(sketch.add("y", "Relu", ["merge"])))
+    straight, notes = unroll(sketch.program(sketch.add("y", "Relu", ["merge"])))
     assert chain(straight, straight.results[0]) == ["y", "no", "x"]
     assert "whose sizes are known" in notes[0]
 
 
 @pytest.mark.parametrize(("value", "taken"), [(True, "yes"), (False, "no")])
 def test_a_known_branch_is_taken_without_a_note(value, taken):
-    straight, notes = straighten(branches("sure", "yes", value))
+    straight, notes = unroll(branches("sure", "yes", value))
     assert {node.name for node in straight.nodes} & {"yes", "no"} == {taken}
     assert notes == ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kerasmem.estimation.graph.lists import settle
+from kerasmem.estimation.graph.lists import resolve_lists
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
 
 OPEN, LIST = Tensor(None, "float32", None), Tensor(None, "variant", 0)
@@ -29,7 +29,7 @@ def settled(*nodes):
         )
         for name, kind, inputs, output, value in ((*node, None)[:5] for node in nodes)
     ]  # fmt: skip
-    found = settle(Program(tuple(made), (), (), ()), unknown)
+    found = resolve_lists(Program(tuple(made), (), (), ()), unknown)
     names = list(number)
     return {
         node.name: (
@@ -43,7 +43,7 @@ def settled(*nodes):
 
 def test_without_lists_and_open_shapes_nothing_changes():
     program = Program((Node("x", "Relu", (), (), (tensor(3),), {}),), (), (), ())
-    assert settle(program, unknown) is program
+    assert resolve_lists(program, unknown) is program
 
 
 def test_what_was_pushed_last_is_popped_first():
@@ -76,7 +76,7 @@ def pop(first, second=None):
 
 
 def test_shapes_of_what_is_popped():
-    found = settle(Program(tuple(pop(8)), (), (), ()), unknown).nodes
+    found = resolve_lists(Program(tuple(pop(8)), (), (), ()), unknown).nodes
     assert [found[number].inputs[-1] for number in (6, 7)] == [(1, 0), (0, 0)]
     assert [found[number].outputs[1].shape for number in (6, 7)] == [(5,), (2, 3)]
     assert [found[number].outputs[1].bytes for number in (6, 7)] == [20, 24]
@@ -84,7 +84,7 @@ def test_shapes_of_what_is_popped():
 
 def test_an_empty_list_has_nothing_to_pop():
     with pytest.raises(NotModelled, match="what p3 takes from its list is not known"):
-        settle(Program(tuple(pop(9)), (), (), ()), unknown)
+        resolve_lists(Program(tuple(pop(9)), (), (), ()), unknown)
 
 
 def test_rows_of_a_tensor():
@@ -154,7 +154,7 @@ def test_shapes_left_open_are_inferred_from_inputs_and_constants():
         Node("z", "Op", ((2, 0),), (), (OPEN,), {}),
         Node("w", "Op", ((2, 1),), (), (OPEN,), {}),
     )
-    found = settle(Program(nodes, (), (), ()), infer).nodes
+    found = resolve_lists(Program(nodes, (), (), ()), infer).nodes
     assert found[2].outputs == (tensor(4, 7), OPEN)
     assert found[3].outputs == found[4].outputs == (OPEN,)
     # Nothing is asked about an operation one of whose inputs is open itself.

@@ -9,7 +9,7 @@ import pytest
 
 import kerasmem
 from kerasmem.errors import KerasmemError, ModelError, UsageError
-from kerasmem.estimation.probe.measurement import measure
+from kerasmem.estimation.measuring import measure
 from kerasmem.estimation.probe.probing import probe
 from kerasmem.estimation.probe.running import run_steps
 from kerasmem.models.request import ModelRequest

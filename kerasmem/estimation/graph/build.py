@@ -11,8 +11,8 @@ from typing import Any
 from kerasmem.compat.graphs import constant_value, optimise
 from kerasmem.compat.xla import CPU
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.graph.control import straighten
-from kerasmem.estimation.graph.lists import Evaluate, Infer, settle
+from kerasmem.estimation.graph.control import unroll
+from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import HIDDEN_OUTPUT, REPLICAS
 from kerasmem.models.sizes import element_bytes
@@ -51,10 +51,10 @@ def build_program(traced: TracedStep) -> tuple[Program, tuple[str, ...]]:
             imported = _imported(optimised)
         except ValueError as error:
             raise NotModelled(f"the optimised graph cannot be read: {str(error).splitlines()[0][:200]}") from error
-    program, notes = straighten(_plain(imported, traced, [each.name for each in graph.outputs]))
+    program, notes = unroll(_plain(imported, traced, [each.name for each in graph.outputs]))
     by_name = {node.name: node for node in optimised.node}
     infer, evaluate = _inference(by_name, optimised.versions), _evaluation(by_name, optimised.versions)
-    return settle(program, infer, evaluate), notes
+    return resolve_lists(program, infer, evaluate), notes
 
 
 def _fold_large(graph: Any, definition: Any) -> None:

@@ -1,4 +1,4 @@
-"""Loops and branches laid out straight: the program with every iteration spelled out. Pure Python.
+"""Loops and branches unrolled: the program with every iteration spelled out. Pure Python.
 
 TensorFlow lowers `while` and `cond` to Enter, Merge, Switch, NextIteration and Exit. Here the tokens that the executor
 would pass between them are passed without computing anything but the loop's counters, and each operation that would
@@ -54,7 +54,7 @@ class _Token:
 _DEAD = _Token(None, None, True)
 
 
-def straighten(program: Program) -> tuple[Program, tuple[str, ...]]:
+def unroll(program: Program) -> tuple[Program, tuple[str, ...]]:
     """Return the program without control flow, and notes on the branches that were chosen.
 
     Raises:
@@ -105,7 +105,7 @@ class _Walk:
                 raise NotModelled(f"the step's loops run for more than {LONGEST:,} operations")
 
     def result(self) -> Program:
-        """Return the straight program."""
+        """Return the unrolled program."""
         program = self._program
         results = tuple(
             token.source

@@ -12,8 +12,9 @@ caller). An operation may take over an input's buffer where it is the only holde
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from kerasmem.estimation.graph.heap import Buffer, Heap, make_variables
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
@@ -72,70 +73,75 @@ class Executor:
             vary: from an operation's usual time to the one it takes now.
         """
         waits = list(self._waits)
-        queues: list[deque[int]] = [deque() for _ in range(self._rules.workers)]
-        inline: list[deque[int]] = [deque() for _ in queues]
-        for place, number in enumerate(number for number, wait in enumerate(waits) if not wait):
-            queues[place % len(queues)].append(number)
+        workers = _Workers(self._rules.workers, [number for number, wait in enumerate(waits) if not wait])
         clock: list[tuple[float, int, int]] = []  # (end, worker, node)
-        idle = list(range(len(queues)))
         steps: list[tuple[int, bool]] = []
         now = 0.0
 
-        def take(worker: int) -> int | None:
-            if inline[worker]:
-                return inline[worker].popleft()
-            if queues[worker]:
-                return queues[worker].popleft()
-            for other in range(len(queues)):
-                if other != worker and queues[other]:
-                    return queues[other].pop()
-            return None
-
         def start_idle() -> None:
-            for worker in list(idle):
-                number = take(worker)
-                if number is not None:
-                    idle.remove(worker)
-                    steps.append((number, False))
-                    heapq.heappush(clock, (now + vary(self._seconds[number]), worker, number))
+            for worker, number in workers.start():
+                steps.append((number, False))
+                heapq.heappush(clock, (now + vary(self._seconds[number]), worker, number))
 
         start_idle()
         while clock:
             now, worker, number = heapq.heappop(clock)
             steps.append((number, True))
-            self._release_successors(number, waits, inline[worker], queues[worker])
-            idle.append(worker)
-            idle.sort(key=lambda each: each != worker)
+            ready = self._made_ready(number, waits)
+            workers.hand(worker, [(each, self._expensive[each]) for each in ready])
             start_idle()
         return steps
 
-    def _release_successors(self, number: int, waits: list[int], inline: deque[int], queue: deque[int]) -> None:
-        kept: int | None = None
-        handed: list[int] = []
+    def _made_ready(self, number: int, waits: list[int]) -> list[int]:
+        """Count down what waits for a node that has run; return what waits for nothing more."""
         ready = []
-        for consumers in self.consumers[number]:
-            for each in consumers:
-                waits[each] -= 1
-                if not waits[each]:
-                    ready.append(each)
-        for each in self._after[number]:
+        for each in (*itertools.chain.from_iterable(self.consumers[number]), *self._after[number]):
             waits[each] -= 1
             if not waits[each]:
                 ready.append(each)
-        for each in ready:
-            if self._expensive[each]:
-                if kept is not None:
-                    handed.append(kept)
-                kept = each
-            else:
-                inline.append(each)
-        if kept is not None:
-            if inline:
+        return ready
+
+
+class _Workers:
+    """The threads of the pool, each with a queue that others take from and nodes that it runs inline."""
+
+    def __init__(self, count: int, ready: list[int]) -> None:
+        self._queues: list[deque[int]] = [deque(ready[place::count]) for place in range(count)]
+        self._inline: list[deque[int]] = [deque() for _ in range(count)]
+        self._idle = list(range(count))
+
+    def start(self) -> Iterator[tuple[int, int]]:
+        """Yield idle threads, which then are busy, with the node that each takes."""
+        for worker in list(self._idle):
+            number = self._take(worker)
+            if number is not None:
+                self._idle.remove(worker)
+                yield worker, number
+
+    def hand(self, worker: int, ready: list[tuple[int, bool]]) -> None:
+        """Hand a thread that is done, and idle now, the nodes that it made ready, and whether each is expensive."""
+        inline, kept = self._inline[worker], None
+        handed: list[int] = []
+        for number, is_expensive in ready:
+            if not is_expensive:
+                inline.append(number)
+                continue
+            if kept is not None:
                 handed.append(kept)
-            else:
-                inline.append(kept)
-        for each in handed:
-            queue.appendleft(each)
+            kept = number
+        if kept is not None:
+            (handed if inline else inline).append(kept)
+        self._queues[worker].extendleft(handed)
+        self._idle.insert(0, worker)
+
+    def _take(self, worker: int) -> int | None:
+        if self._inline[worker]:
+            return self._inline[worker].popleft()
+        if self._queues[worker]:
+            return self._queues[worker].popleft()
+        others = (queue for place, queue in enumerate(self._queues) if place != worker and queue)
+        queue = next(others, None)
+        return None if queue is None else queue.pop()
 
 
 class Memory:

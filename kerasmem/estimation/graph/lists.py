@@ -30,7 +30,7 @@ _Source = tuple[int, int]
 _Items = tuple[_Source | None, ...]
 
 
-def settle(program: Program, infer: Infer, evaluate: Evaluate = lambda *_: None) -> Program:
+def resolve_lists(program: Program, infer: Infer, evaluate: Evaluate = lambda *_: None) -> Program:
     """Return the program with the contents of lists as inputs and all shapes filled in.
 
     Args:
@@ -114,47 +114,61 @@ def _with_lists(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -
     Which place is read or written at which time is often not known and matters little: rows are as large as each
     other. The k-th reading or writing is taken to be of the k-th place.
     """
-    kind, here = node.type, (number, 0)
+    rule = _LIST_RULES.get(node.type)
+    if rule is not None:
+        return rule(number, node, nodes, lists)
     source = node.inputs[0] if node.inputs else None
     contents = lists.contents
-    if kind in ("EmptyTensorList", "TensorListReserve"):
-        contents[here] = _EMPTY if kind == "EmptyTensorList" else ()
-    elif kind == "TensorListPushBack":
-        below = contents.get(node.inputs[0])
-        contents[here] = _Stack(node.inputs[1], below if isinstance(below, _Stack) else None)
-    elif kind == "TensorListPopBack":
-        stack = contents.get(node.inputs[0])
-        if not isinstance(stack, _Stack) or stack.top[0] < 0 or stack.rest is None:
-            raise NotModelled(f"what {node.name} takes from its list is not known")
-        contents[here] = stack.rest
-        return replace(node, inputs=(*node.inputs, stack.top))
-    elif kind == "TensorListSetItem":
-        return _with_item(number, node, nodes, lists)
-    elif kind == "TensorListFromTensor":
-        whole = nodes[node.inputs[0][0]].outputs[node.inputs[0][1]]
-        if whole.shape is None or not whole.shape:
-            raise NotModelled(f"how many rows {node.name} has depends on the data")
-        row = Tensor(whole.shape[1:], whole.dtype, (whole.bytes or 0) // max(whole.shape[0], 1))
-        return _with_rows(number, node, [row] * whole.shape[0], lists)
-    elif kind == "TensorListGetItem":
-        items, origin = lists.items(node.inputs[0]), lists.use(number, node.inputs[0])
-        read = items[min(lists.read[origin], len(items) - 1)] if items else None
-        lists.read[origin] += 1
-        known = read or next((each for each in items if each is not None), None)
-        return node if known is None else replace(node, inputs=(*node.inputs, known))
-    elif kind == "TensorListStack":
-        items = lists.items(node.inputs[0])
-        return replace(node, inputs=(*node.inputs, *(each for each in items if each is not None)))
-    elif kind == "ZerosLike" and source is not None and lists.items(source):
+    if node.type == "ZerosLike" and source is not None and lists.items(source):
         lists.use(number, source)
         of = [nodes[item[0]].outputs[item[1]] for item in lists.items(source) if item is not None]
         return _with_rows(number, node, of, lists)
-    elif kind == "AddN" and source is not None and all(isinstance(contents.get(each), tuple) for each in node.inputs):
+    if node.type == "AddN" and node.inputs and all(isinstance(contents.get(each), tuple) for each in node.inputs):
         return _with_sums(number, node, nodes, lists)
-    elif source in contents and (kind in ALIASES or kind in ("ZerosLike", "AddN")):
-        contents[here] = contents[source]
-        lists.use(number, source, here)
+    if source in contents and (node.type in ALIASES or node.type in ("ZerosLike", "AddN")):
+        contents[number, 0] = contents[source]
+        lists.use(number, source, (number, 0))
     return node
+
+
+def _new(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+    lists.contents[number, 0] = _EMPTY if node.type == "EmptyTensorList" else ()
+    return node
+
+
+def _pushed(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+    below = lists.contents.get(node.inputs[0])
+    lists.contents[number, 0] = _Stack(node.inputs[1], below if isinstance(below, _Stack) else None)
+    return node
+
+
+def _popped(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+    stack = lists.contents.get(node.inputs[0])
+    if not isinstance(stack, _Stack) or stack.top[0] < 0 or stack.rest is None:
+        raise NotModelled(f"what {node.name} takes from its list is not known")
+    lists.contents[number, 0] = stack.rest
+    return replace(node, inputs=(*node.inputs, stack.top))
+
+
+def _split_into_rows(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+    whole = nodes[node.inputs[0][0]].outputs[node.inputs[0][1]]
+    if whole.shape is None or not whole.shape:
+        raise NotModelled(f"how many rows {node.name} has depends on the data")
+    row = Tensor(whole.shape[1:], whole.dtype, (whole.bytes or 0) // max(whole.shape[0], 1))
+    return _with_rows(number, node, [row] * whole.shape[0], lists)
+
+
+def _read(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+    items, origin = lists.items(node.inputs[0]), lists.use(number, node.inputs[0])
+    read = items[min(lists.read[origin], len(items) - 1)] if items else None
+    lists.read[origin] += 1
+    known = read or next((each for each in items if each is not None), None)
+    return node if known is None else replace(node, inputs=(*node.inputs, known))
+
+
+def _stacked(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+    items = lists.items(node.inputs[0])
+    return replace(node, inputs=(*node.inputs, *(each for each in items if each is not None)))
 
 
 def _with_rows(number: int, node: Node, rows: Sequence[Tensor], lists: _Lists) -> Node:
@@ -195,6 +209,18 @@ def _with_sums(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) ->
         lists.use(number, each, here)
     lists.contents[here] = tuple(items)
     return replace(node, inputs=(*node.inputs, *added), outputs=(node.outputs[0], *rows))
+
+
+_LIST_RULES: dict[str, Callable[[int, Node, Sequence[Node], _Lists], Node]] = {
+    "EmptyTensorList": _new,
+    "TensorListReserve": _new,
+    "TensorListPushBack": _pushed,
+    "TensorListPopBack": _popped,
+    "TensorListSetItem": _with_item,
+    "TensorListFromTensor": _split_into_rows,
+    "TensorListGetItem": _read,
+    "TensorListStack": _stacked,
+}
 
 
 def _number(source: _Source, nodes: Sequence[Node]) -> int | None:

@@ -11,6 +11,7 @@ from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import ChildFailure, run_child
+from kerasmem.records import Record
 
 WORKER = "kerasmem.estimation.probe.worker"
 DEFAULT_TIMEOUT = 600.0
@@ -39,7 +40,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(Record, what="answer"):
     """What the worker found.
 
     Attributes:
@@ -89,7 +90,7 @@ def run_steps(
         "folder": None if folder is None else os.fspath(folder),
         "seconds": seconds,
     }
-    return _parsed(ask_worker(WORKER, data, timeout=timeout, memory_limit=memory_limit))
+    return Answer.from_dict(ask_worker(WORKER, data, timeout=timeout, memory_limit=memory_limit))
 
 
 def ask_worker(
@@ -133,14 +134,3 @@ def _way_out(reason: str) -> str:
             "running it (kerasmem estimate)"
         )
     return "take a smaller batch, or estimate without running it (kerasmem estimate)"
-
-
-def _parsed(answer: dict[str, Any]) -> Answer:
-    return Answer(
-        device=answer["device"],
-        execution=answer["execution"],
-        weights=answer["weights"],
-        optimizer=answer["optimizer"],
-        notes=tuple(answer["notes"]),
-        runs=tuple(Run(**{**run, "peaks": tuple(run["peaks"])}) for run in answer["runs"]),
-    )

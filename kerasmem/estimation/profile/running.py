@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.cache import cached_estimate
 from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.measuring import planned_request
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, ask_worker
 from kerasmem.estimation.report import MemoryReport
-from kerasmem.models.request import request_for
 from kerasmem.profiling.results import StepProfile
 
 WORKER = "kerasmem.estimation.profile.worker"
@@ -61,19 +61,14 @@ def profile(
         >>> profile("keras.applications:MobileNetV2", batch_size=8).named_share > 0.95  # doctest: +SKIP
         True
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise UsageError(f"steps {steps!r}: must be a whole number from 1")
-    common: dict[str, Any] = {
-        "optimizer": optimizer, "loss": loss, "jit_compile": jit_compile, "mode": mode, "dtype_policy": dtype_policy,
-        "input_shape": input_shape,
-    }  # fmt: skip
-    planned = estimate(model, batch_size=batch_size, method="formula", **common, **options)
-    size = planned.settings.batch_size
-    options.pop("device", None)
-    with request_for(model, batch_size=size, **common, **options) as request:
+    options.update(
+        optimizer=optimizer, loss=loss, jit_compile=jit_compile, mode=mode, dtype_policy=dtype_policy,
+        input_shape=input_shape,
+    )  # fmt: skip
+    with planned_request(model, batch_size, steps, options) as (planned, request):
         data = {
             "request": request.to_dict(),
-            "runs": [{"batch_size": size, "steps": steps}],
+            "runs": [{"batch_size": request.batch_size, "steps": steps}],
             "planned": planned.to_dict(),
         }
         return StepProfile.from_dict(ask_worker(WORKER, data, timeout=timeout))

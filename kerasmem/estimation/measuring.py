@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kerasmem.errors import UsageError
+from kerasmem import checks
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, run_steps
-from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport, Pool
-from kerasmem.estimation.verdict import verdict
-from kerasmem.models.request import request_for
+from kerasmem.estimation.report import Bytes, MemoryReport, Pool
+from kerasmem.estimation.verdict import device_verdict
+from kerasmem.models.request import ModelRequest, request_for
 
 DEFAULT_STEPS = 10
 
@@ -62,18 +64,35 @@ def measure(
         >>> kerasmem.measure("keras.applications:MobileNetV2", batch_size=8).settings.method  # doctest: +SKIP
         'measure'
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise UsageError(f"steps {steps!r}: must be a whole number from 1")
-    common: dict[str, Any] = {
-        "optimizer": optimizer, "loss": loss, "jit_compile": jit_compile, "mode": mode, "dtype_policy": dtype_policy,
-        "input_shape": input_shape,
-    }  # fmt: skip
-    planned = estimate(model, batch_size=batch_size, method="formula", **common, **options)
-    size = planned.settings.batch_size
-    options.pop("device", None)
-    with request_for(model, batch_size=size, **common, **options) as request:
-        answer = run_steps(request, [(size, steps)], timeout=timeout)
+    options.update(
+        optimizer=optimizer, loss=loss, jit_compile=jit_compile, mode=mode, dtype_policy=dtype_policy,
+        input_shape=input_shape,
+    )  # fmt: skip
+    with planned_request(model, batch_size, steps, options) as (planned, request):
+        answer = run_steps(request, [(request.batch_size, steps)], timeout=timeout)
     return measured_report(planned, answer)
+
+
+@contextlib.contextmanager
+def planned_request(
+    model: Any, batch_size: int, steps: int, options: Mapping[str, Any]
+) -> Iterator[tuple[MemoryReport, ModelRequest]]:
+    """Return the formula's report of a step that is to be run, and the request for a process that runs it.
+
+    Args:
+        model: as for `measure`.
+        batch_size: samples; where the model fixes its own, the request has that one.
+        steps: that are to be run.
+        options: arguments of `kerasmem.estimate`.
+
+    Raises:
+        UsageError: an argument is wrong, or the model exists in this process only.
+    """
+    checks.whole("steps", steps)
+    planned = estimate(model, batch_size=batch_size, method="formula", **options)
+    own = {name: value for name, value in options.items() if name != "device"}
+    with request_for(model, batch_size=planned.settings.batch_size, **own) as request:
+        yield planned, request
 
 
 def measured_report(planned: MemoryReport, answer: Answer) -> MemoryReport:
@@ -100,17 +119,12 @@ def measured_report(planned: MemoryReport, answer: Answer) -> MemoryReport:
     ]
     if not answer.device.startswith("GPU"):
         notes.append("a GPU runs other kernels, which may take other scratch memory")
-    device = planned.device
     return replace(
         planned,
         settings=replace(planned.settings, method="measure", execution=answer.execution),
         bytes=need,
         layers=tuple(replace(row, bytes=None) for row in planned.layers),
-        device=None
-        if device is None
-        else DeviceVerdict(
-            device.name, device.memory_bytes, device.available_bytes, verdict(need, device.available_bytes), device.note
-        ),
+        device=None if planned.device is None else device_verdict(planned.device, need),
         unmodelled=(),
         notes=tuple(notes),
         pool=Pool(requested=None, in_use=total, reserved=None),
