@@ -8,53 +8,35 @@ allocator events recorded from real steps.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import resources
 
 from kerasmem.estimation.graph.program import Node, Tensor
 
+# Names of operations by what they do; `data/operations.json` is where one is added.
+_OPERATIONS: dict[str, list[str]] = json.loads(
+    resources.files("kerasmem.estimation").joinpath("data/operations.json").read_text("utf-8")
+)
+
 # The output is a view of an input's buffer (the number of the input).
-_VIEWS = """
-    Reshape Squeeze ExpandDims Identity IdentityN StopGradient PreventGradient EnsureShape Bitcast Snapshot
-    Enter Exit RefEnter RefExit NextIteration LoopCond Switch CheckNumerics
-    PlaceholderWithDefault ReadVariableOp _Retval _Arg Assign AssignAdd AssignSub DestroyTemporaryVariable
-    """
-ALIASES = frozenset(_VIEWS.split())
+ALIASES = frozenset(_OPERATIONS["views"])
 
 # Nothing is allocated while a step runs: handles, persistent values, control.
-NOTHING = frozenset(
-    """
-    NoOp VarHandleOp Const Placeholder AssignVariableOp AssignAddVariableOp AssignSubVariableOp ControlTrigger
-    ResourceScatterAdd ResourceScatterSub ResourceScatterUpdate
-    Assert DestroyResourceOp VarIsInitializedOp HostConst
-    """.split()
-)
+NOTHING = frozenset(_OPERATIONS["nothing"])
 
 # The tensor that comes out of a list is the one that went in: its place among the inputs (see `lists`).
 TAKEN_FROM_LIST = {"TensorListPopBack": 2, "TensorListGetItem": 3}
 
 # A variable is changed in place: value and change are read, the value is written.
-UPDATES = frozenset(
-    """AssignAddVariableOp AssignSubVariableOp ResourceScatterAdd ResourceScatterSub ResourceScatterUpdate""".split()
-)
+UPDATES = frozenset(_OPERATIONS["updates"])
 
 # The output may take over the buffer of one of these inputs: `None` for any.
-_UNARY = """
-    Relu Relu6 Elu Selu LeakyRelu Softplus Softsign Sqrt Rsqrt Neg Exp Expm1 Log Log1p Sigmoid Tanh Square Abs Sign
-    Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Floor Ceil Rint Round Reciprocal Inv LogicalNot Erf Erfc
-    Erfinv Lgamma Digamma Softmax LogSoftmax BiasAdd OnesLike ZerosLike ClipByValue IsNan IsFinite IsInf Conj
-    _UnaryOpsComposition Invert Ndtri
-    """.split()
-_BINARY = """
-    Add AddV2 Sub Mul MulNoNan Div RealDiv DivNoNan FloorDiv FloorMod Mod TruncateDiv Maximum Minimum Pow
-    SquaredDifference Xlogy Xdivy Xlog1py Atan2 LogicalAnd LogicalOr BitwiseAnd BitwiseOr BitwiseXor
-    ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad SqrtGrad RsqrtGrad SigmoidGrad
-    TanhGrad InvGrad ReciprocalGrad
-    """.split()
 FORWARDS: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(_UNARY, (0,)),
-    **dict.fromkeys(_BINARY, (0, 1)),
+    **dict.fromkeys(_OPERATIONS["unary"], (0,)),
+    **dict.fromkeys(_OPERATIONS["binary"], (0, 1)),
     "SelectV2": (1, 2),
     "Select": (1, 2),
     "AddN": None,
@@ -64,44 +46,10 @@ FORWARDS: dict[str, tuple[int, ...] | None] = {
 }
 
 # Each output is new memory.
-ALLOCATES = frozenset(
-    """
-    Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2
-    DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput _FusedConv2D
-    _FusedDepthwiseConv2dNative _FusedConv3D Conv _FusedMatMul MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3
-    _FusedBatchMatMulV2 Einsum
-    MaxPool MaxPoolGrad MaxPool3D MaxPool3DGrad AvgPool AvgPoolGrad AvgPool3D AvgPool3DGrad MaxPoolGradGrad
-    MaxPoolV2 MaxPoolGradV2
-    FusedBatchNorm FusedBatchNormV3 FusedBatchNormGrad FusedBatchNormGradV3 _FusedBatchNormEx LRN LRNGrad
-    BiasAddGrad Sum Mean Prod Max Min All Any ArgMax ArgMin Cumsum Cumprod EuclideanNorm L2Loss
-    Transpose Tile Pad PadV2 MirrorPad MirrorPadGrad ConcatV2 Concat Pack Slice StridedSlice StridedSliceGrad Split
-    SplitV Unpack Gather GatherV2 GatherNd ResourceGather ScatterNd TensorScatterUpdate TensorScatterAdd
-    UnsortedSegmentSum UnsortedSegmentMax SegmentSum SparseSegmentSum Unique UniqueV2 Where OneHot Range Fill
-    BroadcastTo BroadcastGradientArgs BroadcastArgs InvertPermutation Reverse ReverseV2 Roll TopKV2 TopK InTopKV2
-    Shape ShapeN Size Rank VariableShape LinSpace MatrixBandPart MatrixDiagV3 Diag SpaceToBatchND BatchToSpaceND
-    SpaceToDepth DepthToSpace ExtractImagePatches ResizeBilinear ResizeBilinearGrad ResizeNearestNeighbor
-    ResizeNearestNeighborGrad ResizeBicubic CropAndResize
-    RandomUniform RandomStandardNormal TruncatedNormal StatelessRandomUniformV2 StatelessRandomNormalV2
-    StatelessTruncatedNormalV2 StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomUniform
-    StatelessRandomNormal StatelessRandomUniformIntV2 StatelessRandomGetKeyCounterAlg
-    SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits
-    Equal NotEqual Less LessEqual Greater GreaterEqual ApproximateEqual Bucketize ZerosLike
-    TensorListReserve TensorListStack TensorListGetItem TensorListLength TensorListElementShape EmptyTensorList
-    TensorListFromTensor TensorListPushBack TensorListPopBack TensorListSetItem
-    Qr Cholesky MatrixInverse Svd Betainc Bincount DenseBincount Empty DynamicStitch DynamicPartition
-    LookupTableFindV2 StringToHashBucketFast ImageProjectiveTransformV3
-    _MklSwish TemporaryVariable AccumulateNV2 Cast ListDiff EinsumGrad HistogramFixedWidth Merge
-    """.split()
-)
+ALLOCATES = frozenset(_OPERATIONS["allocates"])
 
 # Done at once on the thread that made it ready: the kernels that call themselves inexpensive.
-INEXPENSIVE = frozenset(
-    """
-    Const Identity IdentityN Reshape Squeeze ExpandDims Shape ShapeN Size Rank VarHandleOp NoOp Placeholder _Arg
-    _Retval Switch Merge Enter Exit NextIteration LoopCond ControlTrigger StopGradient PreventGradient
-    VariableShape HostConst Bitcast
-    """.split()
-)
+INEXPENSIVE = frozenset(_OPERATIONS["inexpensive"])
 
 # Under oneDNN these keep a note of where each maximum was, for their gradient: a second, hidden output.
 HIDDEN_OUTPUT = {"MaxPool": "MaxPoolGrad", "MaxPool3D": "MaxPool3DGrad"}
