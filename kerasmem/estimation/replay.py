@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kerasmem.devices.recording import ALLOCATE, AllocatorEvent
 from kerasmem.estimation.allocator import GRAIN, BFCAllocator, OutOfMemory
 
 # A step for `replay`: (key, bytes) allocates, (key, FREE) frees what the key holds.
@@ -96,21 +95,3 @@ def _least_bytes(steps: Iterable[Step]) -> int:
             now += sizes[key]
             most = max(most, now)
     return max(most, GRAIN)
-
-
-def replay_steps(events: Iterable[AllocatorEvent]) -> list[Step]:
-    """Return the events as `replay` takes them; frees of what was not seen are left out.
-
-    Keys count the allocations from 0.
-    """
-    steps: list[Step] = []
-    holders: dict[int, int] = {}
-    count = 0
-    for event in events:
-        if event.kind == ALLOCATE:
-            holders[event.address] = count
-            steps.append((count, event.requested))
-            count += 1
-        elif event.address in holders:
-            steps.append((holders.pop(event.address), FREE))
-    return steps

@@ -10,11 +10,29 @@ from kerasmem.estimation.allocator import BFCAllocator
 from kerasmem.estimation.probe.fitting import BATCH, FIRST, SETUP, STEP, fit_recording, replay_fit, split_recording
 from kerasmem.estimation.probe.probing import _check, default_batch_sizes, probe
 from kerasmem.estimation.probe.running import Answer, Run
-from kerasmem.estimation.replay import replay, replay_steps
+from kerasmem.estimation.replay import FREE, replay
 from kerasmem.models.request import ModelRequest
 
 # (operation, bytes whatever the batch, bytes a sample)
 OPERATIONS = (("conv", 0, 40_000), ("scratch", 70_000, 0), ("dense", 1000, 4000), ("conv", 512, 80_000))
+
+
+def replay_steps(events):
+    """Return the events as `replay` takes them; frees of what was not seen are left out.
+
+    Keys count the allocations from 0.
+    """
+    steps = []
+    holders = {}
+    count = 0
+    for event in events:
+        if event.kind == ALLOCATE:
+            holders[event.address] = count
+            steps.append((count, event.requested))
+            count += 1
+        elif event.address in holders:
+            steps.append((holders.pop(event.address), FREE))
+    return steps
 
 
 class Recording:

@@ -22,7 +22,7 @@ DEEP = 20_000  # operations
 LARGE = 1 << 20  # bytes
 FOLDED = "_kerasmem_folded"
 # Grappler makes a tensor of zeros for each placeholder, as large as the batch; beyond so many elements it is given
-# another source of a known shape, of which it makes none.
+# another source of a known shape, for which it makes no zeros.
 LARGEST_FED, _UNFED = 16 * 2**20, "InfeedDequeue"
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (

@@ -96,7 +96,7 @@ LARGEST_FOLDED = 10 * 1024 * 1024
 def make_variables(variables: Sequence[Variable], batch: Iterable[tuple[int, int]], heap: Heap) -> list[Buffer]:
     """Give the variables their first values as Keras does, and return the buffers by the variables' numbers.
 
-    Weights are made one by one: a random one is drawn, scaled and shifted in three buffers of which the last stays.
+    Weights are made one by one: a random one is drawn, scaled and shifted in three buffers; the last one stays.
     The optimizer's are made by the first call of the step, where TensorFlow finds that fillings of the same shape are
     the same value: they share one buffer until they are written.
 

@@ -95,7 +95,7 @@ class _Lists:
         return origin
 
     def last_holders(self) -> Iterator[tuple[int, list[_Source]]]:
-        """Return the last operation that takes a list of which no other list is made, and what dies with that list."""
+        """Return the last operation that takes a list that no other is made from, and what dies with that list."""
         for source, number in self._user.items():
             items = [item for item in self.items(source) if item is not None]
             if source not in self._goes_on and items:

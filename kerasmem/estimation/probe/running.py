@@ -100,7 +100,7 @@ def ask_worker(
 
     Args:
         worker: its module.
-        data: what it is given: `request` (a `ModelRequest` as data), `runs` (of which each has a `batch_size`), ….
+        data: what it is given: `request` (a `ModelRequest` as data), `runs` (each with a `batch_size`), ….
         timeout: seconds for the whole process.
         memory_limit: bytes of host memory that the process may take; None: nearly all that is free.
 

@@ -17,6 +17,7 @@ from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, Mark, read_reco
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.allocator import BFCAllocator
 from kerasmem.estimation.probe.worker import FIRST_MARK, MARKS, STEP_MARK, Session
+from kerasmem.estimation.report import Bytes
 from kerasmem.estimation.xla import XlaRefused, compile_plan
 from kerasmem.models.op_names import Attribution, outside_scopes
 from kerasmem.models.op_scopes import NotedScopes, scopes_noted
@@ -64,7 +65,7 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
 
 
 class _ProfiledSession(Session):
-    """Steps of which each is recorded, with what lies where before and after it."""
+    """Steps that are recorded one by one, with what lies where before and after each."""
 
     def __init__(self, request: ModelRequest) -> None:
         super().__init__(request, is_traced=True)
@@ -150,11 +151,8 @@ _EMPTY: dict[str, Any] = {"shares": [], "timeline": [], "live": [], "live_chunks
 
 def _without_categories(planned: dict[str, Any]) -> dict[str, Any]:
     """Return bytes and layers of an estimate as a profile's that is still to be filled."""
-    need = {
-        **dict.fromkeys(("weights", "optimizer", "gradients", "activations", "inputs", "workspace", "allocator"), 0)
-    }
     return {
-        "bytes": {"total": 0, "low": None, "high": None, **need},
+        "bytes": {"total": 0, "low": None, "high": None, **dict.fromkeys(Bytes.CATEGORIES, 0)},
         "layers": [{**row, "bytes_at_peak": 0, "bytes": 0} for row in planned["layers"]],
         "notes": [],
         "unmodelled": [],
