@@ -3,13 +3,14 @@
 ========== ==============================================================================
 catalogue  cards by name, a source for each
 growth     ask TensorFlow to take GPU memory as it needs it, instead of all at once
-allocator  what TensorFlow's allocator has handed out, device by device
+allocator  what TensorFlow's allocator has handed out (other_allocators: JAX's, PyTorch's)
+tracked_devices  the devices that training uses, each with its allocator
+cards      the rows of the catalogue, from data/cards.json (gpu_specs: what XLA must know of a card)
 recording  what TensorFlow's profiler recorded of the allocator, event by event
 nvml       what the NVIDIA driver sees (the only module that touches NVML)
 visible    which NVML device a CUDA ordinal is
 host       what this process and this machine use
 tree       what this process and those under it hold, for a background thread
-heap       what this process really holds, less what its C library keeps back
 limits     what this job may have: control groups, Slurm; how hard memory is to get
 sharing    who else is on the cards
 processes  processes of this machine, and which files they have open

@@ -5,41 +5,40 @@ from __future__ import annotations
 import json
 import os
 import platform
-import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kerasmem.devices.doctor_rules import Finding, SelfReport, judge, read_log
 from kerasmem.devices.limits import read_limits
 from kerasmem.devices.live import LiveMachine, read_machine
 from kerasmem.errors import UsageError
+from kerasmem.processes.children import ChildFailure, Limits, communicate, exit_name, start_module
+from kerasmem.records import Record
 
 _PREFIXES = ("TF_", "XLA_", "CUDA_", "KERAS_", "NVIDIA_", "LD_LIBRARY_PATH", "JAX_", "SLURM_MEM_", "SLURM_JOB_GPUS")
 _LOGGED = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "dso_loader=1"}  # libraries that are missing are named there
 
 
 @dataclass(frozen=True)
-class Examination:
+class Examination(Record, what="examination", version=1, also=("works", "sees_gpu")):
     """What `kerasmem doctor` found.
 
     Attributes:
         python: version and system.
-        said: what TensorFlow said of itself before it ended.
         machine: the cards as the driver lists them, and host memory.
         environment: variables that TensorFlow, Keras, CUDA or Slurm read.
         findings: what it comes to, the worst first.
+        said: what TensorFlow said of itself before it ended.
     """
 
     python: str
-    said: SelfReport
     machine: LiveMachine
     environment: dict[str, str]
     findings: tuple[Finding, ...]
+    said: SelfReport = field(metadata={"json": "tensorflow"})
 
     @property
     def sees_gpu(self) -> bool:
@@ -50,19 +49,6 @@ class Examination:
     def works(self) -> bool:
         """Whether TensorFlow ran a small step to its end, on whatever device."""
         return self.said.failure is None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the examination as plain data."""
-        return {
-            "format_version": 1,
-            "works": self.works,
-            "sees_gpu": self.sees_gpu,
-            "findings": [asdict(finding) for finding in self.findings],
-            "python": self.python,
-            "tensorflow": self.said.to_dict(),
-            "environment": dict(self.environment),
-            "machine": self.machine.to_dict(),
-        }
 
 
 def examine(
@@ -97,27 +83,25 @@ def examine(
     findings += [Finding("note", text, None) for text in read_limits(environ=environ).notes]
     findings.sort(key=lambda finding: ("problem", "note", "fine").index(finding.kind))
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    return Examination(python, said, machine, shown, tuple(findings))
+    return Examination(python, machine, shown, tuple(findings), said)
 
 
 def ask_tensorflow(environ: Mapping[str, str], timeout: float) -> SelfReport:
     """Import TensorFlow, list its GPUs and run a small step, in a process of its own that may crash or hang."""
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log.txt"
-        command = [sys.executable, "-m", "kerasmem.devices.doctor_child", str(result)]
         root = str(Path(__file__).parents[2])
         paths = [root, *filter(None, [environ.get("PYTHONPATH")])]
         settings = {**environ, **_LOGGED, "PYTHONPATH": os.pathsep.join(paths)}
-        ended: str | None = None
         with log.open("wb") as stream:
+            process = start_module(
+                "kerasmem.devices.doctor_child", str(result), environ=settings, stdout=subprocess.DEVNULL, stderr=stream
+            )
             try:
-                code = subprocess.run(
-                    command, env=settings, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stream,
-                    timeout=timeout, check=False,
-                ).returncode  # fmt: skip
-                if code:
-                    ended = f"it crashed ({_signal(-code)})" if code < 0 else f"it ended with exit code {code}"
-            except subprocess.TimeoutExpired:
+                communicate(process, None, Limits(seconds=timeout))
+                kind = "it crashed ({})" if process.returncode < 0 else "it ended with {}"
+                ended = kind.format(exit_name(process.returncode)) if process.returncode else None
+            except ChildFailure:
                 ended = f"it had not ended after {timeout:g} s"
         said = read_log(log.read_text("utf-8", "replace"))
         try:
@@ -125,10 +109,3 @@ def ask_tensorflow(environ: Mapping[str, str], timeout: float) -> SelfReport:
         except (OSError, ValueError):
             facts = {"stage": "start Python"}
         return SelfReport.from_facts(facts, said, ended)
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

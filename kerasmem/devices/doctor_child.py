@@ -2,15 +2,18 @@
 
     python -m kerasmem.devices.doctor_child RESULT.json
 
-Writes the file anew after each stage, so that a crash leaves what was known before it.
+Writes the file again after each stage, so that a crash leaves what was known before it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from kerasmem.compat.borrowing import all_borrowed
 
 STEP = "kerasmem: the step begins"  # a line in the log
 
@@ -53,6 +56,12 @@ def main(path: str) -> None:
     if found["keras"]["backend"] == "tensorflow":
         reach("run a small training step")
         _step(tf, keras, found)
+    reach("look at what kerasmem borrows")
+    found["borrowed"] = [
+        {"package": each.module.partition(".")[0], "feature": each.feature, "missing": each.missing()}
+        for each in all_borrowed()
+        if importlib.util.find_spec(each.module.partition(".")[0]) is not None
+    ]
     reach("done")
 
 

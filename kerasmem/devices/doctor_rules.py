@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from kerasmem.devices.doctor_child import STEP
@@ -74,6 +74,21 @@ def read_log(text: str) -> LogFacts:
 
 
 @dataclass(frozen=True)
+class BorrowedPart:
+    """A private part of another package that a feature of kerasmem uses.
+
+    Attributes:
+        package: the one that it is a part of.
+        feature: what is off without it.
+        missing: what is missing or changed, in one line; None where it is there.
+    """
+
+    package: str
+    feature: str
+    missing: str | None
+
+
+@dataclass(frozen=True)
 class SelfReport:
     """What TensorFlow said of itself; None for what it did not get to.
 
@@ -87,6 +102,7 @@ class SelfReport:
         jit_compile: what Keras's jit_compile="auto" comes to here.
         log: what its log said.
         failure: at which stage it ended, and how; None where it did not fail.
+        borrowed: private parts of other packages, and whether they are there.
     """
 
     tensorflow: str | None
@@ -100,10 +116,11 @@ class SelfReport:
     jit_compile: bool | None
     log: LogFacts
     failure: str | None
+    borrowed: tuple[BorrowedPart, ...] = ()
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any], log: LogFacts, ended: str | None) -> SelfReport:
-        """Return the said from what the process wrote, its log, and how it ended."""
+        """Return the report from what the process wrote, its log, and how it ended."""
         stage = facts.get("stage", "")
         failure = None
         if ended is not None or stage != "done":
@@ -121,11 +138,8 @@ class SelfReport:
             jit_compile=facts.get("jit_compile"),
             log=log,
             failure=failure,
+            borrowed=tuple(BorrowedPart(**each) for each in facts.get("borrowed", ())),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the said as plain data."""
-        return asdict(self)
 
 
 def judge(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:
@@ -135,6 +149,7 @@ def judge(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) ->
         found.append(Finding("problem", f"TensorFlow {said.failure}", _cure(said)))
     found += _about_gpus(said, machine, environ)
     found += _about_variables(said, environ)
+    found += _about_borrowed(said)
     if said.jit_compile is not None:
         state = "on" if said.jit_compile else "off"
         found.append(Finding("fine", f"XLA is {state} by default here (Keras's jit_compile='auto')", None))
@@ -163,6 +178,11 @@ def _about_gpus(said: SelfReport, machine: LiveMachine, environ: Mapping[str, st
     if hidden is not None and all(device.cuda_index is None for device in machine.devices):
         what = f"{cards}: CUDA_VISIBLE_DEVICES={hidden!r} names no card of this machine"
         return [Finding("problem", what, "unset it, or name a card that `kerasmem devices` lists")]
+    return _about_unseen(said, cards, environ)
+
+
+def _about_unseen(said: SelfReport, cards: str, environ: Mapping[str, str]) -> list[Finding]:
+    """Return why TensorFlow does not see the cards that the driver lists and the environment lets through."""
     if said.built_with_cuda is False:
         return [Finding("problem", f"{cards}: this TensorFlow was built without CUDA", _INSTALL)]
     if said.log.driver is not None:
@@ -217,3 +237,17 @@ def _about_variables(said: SelfReport, environ: Mapping[str, str]) -> list[Findi
     if said.backend not in (None, "tensorflow"):
         found.append(Finding("note", f"Keras runs on {said.backend}, not on TensorFlow", "KERAS_BACKEND=tensorflow"))
     return found
+
+
+def _about_borrowed(said: SelfReport) -> list[Finding]:
+    missing = [each for each in said.borrowed if each.missing is not None]
+    if said.borrowed and not missing:
+        count = len(said.borrowed)
+        return [Finding("fine", f"all {count} private parts of other packages that kerasmem uses are there", None)]
+    found: dict[tuple[str, str], list[str]] = {}
+    for each in missing:
+        found.setdefault((each.feature, each.package), []).append(str(each.missing))
+    return [
+        Finding("note", f"off or unsure: {feature} ({'; '.join(what)})", f"install a version of {package} that has it")
+        for (feature, package), what in found.items()
+    ]

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kerasmem.records import Record
+
 GrowthState = Literal[
     "on", "already on", "too late", "set differently", "no gpu", "other backend", "no tensorflow", "failed"
 ]
@@ -19,7 +21,7 @@ _FIRST = (
 
 
 @dataclass(frozen=True)
-class GrowthStatus:
+class GrowthStatus(Record, what="memory growth"):
     """What came of asking for memory growth.
 
     Attributes:
@@ -43,10 +45,6 @@ class GrowthStatus:
     def refused(self) -> bool:
         """Whether there are GPUs and TensorFlow takes (or may take) all of their memory at once."""
         return self.state in ("too late", "set differently", "failed")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the status as plain data."""
-        return {"state": self.state, "devices": list(self.devices), "message": self.message}
 
 
 def enable_memory_growth(config: Any | None = None, *, environ: Mapping[str, str] | None = None) -> GrowthStatus:

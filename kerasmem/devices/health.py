@@ -12,11 +12,12 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kerasmem.devices.recording import ALLOCATE, DEALLOCATE, AllocatorEvent, read_allocator_events
+from kerasmem.records import Record
 from kerasmem.units import MIB, format_size
 
 _SMALL = 52  # bytes of the blocks around the one that counts: a number that nothing else asks for
@@ -26,7 +27,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True)
-class AllocatorHealth:
+class AllocatorHealth(Record, what="allocator health"):
     """What one allocator holds, in bytes, and how whole its free part is.
 
     Attributes:
@@ -64,7 +65,7 @@ class AllocatorHealth:
         if self.free_bytes and self.fragmentation >= 0.25:
             share = f"{self.fragmentation:.0%}".replace("%", " %")
             room = self.limit_bytes - self.reserved_bytes
-            more = f"a larger one needs new memory, of which {format_size(room)} may still be taken"
+            more = f"a larger one needs new memory, and {format_size(room)} may still be taken"
             said.append(
                 f"{self.device}: free memory is in pieces: {share} of it lies outside the largest block of "
                 f"{format_size(self.largest_free_bytes)}; {more if room > 0 else 'a larger one fails'}"
@@ -76,20 +77,6 @@ class AllocatorHealth:
                 "what TensorFlow has reserved are the CUDA context, libraries and other processes"
             )
         return tuple(said)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the figures as plain data, in bytes."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> AllocatorHealth:
-        """Return the figures that `to_dict` described.
-
-        Raises:
-            KeyError, TypeError, ValueError: the data is not such figures.
-        """
-        sizes = {name: int(data[name]) for name in cls.__dataclass_fields__ if name.endswith("_bytes")}
-        return cls(device=str(data["device"]), fragmentation=float(data["fragmentation"]), **sizes)
 
 
 def solve(before: AllocatorEvent, after: AllocatorEvent) -> float | None:

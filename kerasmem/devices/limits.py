@@ -11,10 +11,11 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from kerasmem.records import Record
 from kerasmem.units import MIB, format_size
 
 _NO_LIMIT = 2**60  # version 1 writes the largest number of pages there is
@@ -53,7 +54,7 @@ class MemoryLimit:
 
 
 @dataclass(frozen=True)
-class HostLimits:
+class HostLimits(Record, what="host limits"):
     """What this job may have of the machine's memory.
 
     Attributes:
@@ -85,14 +86,6 @@ class HostLimits:
             share = f"{self.pressure.some_60s:.0%}".replace("%", " %")
             said.append(f"host: memory is scarce: tasks waited for it in {share} of the last minute")
         return tuple(said)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the figures as plain data, in bytes and shares."""
-        return {
-            "machine_bytes": self.machine_bytes,
-            "limits": [asdict(limit) for limit in self.limits],
-            "pressure": None if self.pressure is None else asdict(self.pressure),
-        }
 
 
 def parse_pressure(text: str) -> Pressure | None:
@@ -187,7 +180,7 @@ def read_limits(
 
     Args:
         machine_bytes: RAM of the machine; default: asked.
-        environ: environment variables, of which Slurm's count; default: this process's.
+        environ: environment variables, for Slurm's among them; default: this process's.
         read: returns the text of a file, or raises OSError; default: the file's own.
 
     Example:
@@ -242,7 +235,7 @@ def _unescaped(path: str) -> str:
 
 
 def _folders(name: str, root: str, point: str) -> Iterator[str]:
-    """Yield the folder of a group and of those above it, of which a container sees the mounted part only."""
+    """Yield the folder of a group and of those above it; a container sees the mounted part only."""
     try:
         inside = PurePosixPath(name).relative_to(root)
     except ValueError:

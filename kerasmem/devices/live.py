@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from kerasmem.devices.host import HostMemory, host_memory
 from kerasmem.devices.nvml import Nvml, NvmlApi, NvmlDevice
 from kerasmem.devices.visible import visible_devices
+from kerasmem.records import Record
 
 __all__ = ["HostMemory", "LiveDevice", "LiveMachine", "host_memory", "list_devices", "read_machine"]
 
 
 @dataclass(frozen=True)
-class LiveDevice:
+class LiveDevice(Record, what="device"):
     """A GPU of this machine, or a MIG instance of one, and its memory now.
 
     Attributes:
@@ -47,13 +47,9 @@ class LiveDevice:
     cuda_index: int | None
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the device as plain data, sizes in bytes."""
-        return {**asdict(self), "notes": list(self.notes)}
-
 
 @dataclass(frozen=True)
-class LiveMachine:
+class LiveMachine(Record, what="machine", version=1):
     """What this machine has.
 
     Attributes:
@@ -67,16 +63,6 @@ class LiveMachine:
     reason: str | None
     host: HostMemory
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the machine as plain data, sizes in bytes."""
-        return {
-            "format_version": 1,
-            "devices": [device.to_dict() for device in self.devices],
-            "reason": self.reason,
-            "host": self.host.to_dict(),
-            "notes": list(self.notes),
-        }
 
 
 def read_machine(*, api: NvmlApi | None = None, environ: Mapping[str, str] | None = None) -> LiveMachine:

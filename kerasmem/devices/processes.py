@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kerasmem.errors import UsageError
+from kerasmem.records import Record
 
 
 @dataclass(frozen=True)
-class ProcessView:
+class ProcessView(Record, what="process"):
     """A process and what it holds of host memory, in bytes.
 
     Attributes:
@@ -33,10 +33,6 @@ class ProcessView:
     processes: int
     swap_bytes: int | None
     seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the process as plain data."""
-        return asdict(self)
 
 
 def view_process(pid: int) -> ProcessView:

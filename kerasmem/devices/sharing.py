@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from kerasmem.devices.nvml import Nvml, NvmlApi, NvmlDevice
+from kerasmem.records import Record
 
 
 @dataclass(frozen=True)
-class CardProcess:
+class CardProcess(Record, what="process on a card"):
     """A process with memory on a card.
 
     Attributes:
@@ -32,10 +32,6 @@ class CardProcess:
     used_bytes: int | None
     share: float | None
     own: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the process as plain data, in bytes."""
-        return asdict(self)
 
 
 def card_processes(nvml: Nvml, device: NvmlDevice, total_bytes: int | None) -> tuple[list[CardProcess], str | None]:

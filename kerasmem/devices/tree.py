@@ -4,39 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from kerasmem.devices.host import process_status
+
 _PROC = Path("/proc")
-_FIELD = re.compile(rb"^(VmRSS|VmHWM|VmSwap):\s+(\d+) kB$", re.MULTILINE)
-
-
-class ProcessStatus(NamedTuple):
-    """The memory lines of /proc/PID/status, in bytes; None where a line is missing (kernel threads, zombies).
-
-    Attributes:
-        rss_bytes: resident now.
-        high_water_bytes: the largest that was resident at once since the process began.
-        swap_bytes: in swap.
-    """
-
-    rss_bytes: int | None
-    high_water_bytes: int | None
-    swap_bytes: int | None
-
-
-def parse_status(text: bytes) -> ProcessStatus:
-    r"""Return the memory lines of a /proc/PID/status.
-
-    Example:
-        >>> parse_status(b"VmHWM:\t    12 kB\nVmRSS:\t    10 kB\nVmSwap:\t     0 kB\n")
-        ProcessStatus(rss_bytes=10240, high_water_bytes=12288, swap_bytes=0)
-    """
-    found = {name: int(value) * 1024 for name, value in _FIELD.findall(text)}
-    return ProcessStatus(found.get(b"VmRSS"), found.get(b"VmHWM"), found.get(b"VmSwap"))
 
 
 class TreeReading(NamedTuple):
@@ -92,15 +67,10 @@ class TreeReader:
         if now >= self._due:
             self._children = [child.pid for child in self._process.children(recursive=True)]
             self._due = now + max(1.0, 200 * (self._clock() - now))
-        try:
-            status = parse_status((_PROC / str(self._process.pid) / "status").read_bytes())
-        except OSError:
-            status = ProcessStatus(None, None, None)
-        rss = status.rss_bytes
-        if rss is None:
-            rss = int(self._process.memory_info().rss)
+        status = process_status(self._process.pid)
+        rss = status["VmRSS"] if "VmRSS" in status else int(self._process.memory_info().rss)
         sizes = [size for pid in self._children if (size := self._resident(pid)) is not None]
-        return TreeReading(rss, rss + sum(sizes), 1 + len(sizes), status.high_water_bytes, status.swap_bytes)
+        return TreeReading(rss, rss + sum(sizes), 1 + len(sizes), status.get("VmHWM"), status.get("VmSwap"))
 
     def _resident(self, pid: int) -> int | None:
         with contextlib.suppress(OSError, IndexError, ValueError):

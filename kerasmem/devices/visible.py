@@ -32,7 +32,7 @@ def visible_devices(devices: Sequence[NvmlDevice], environ: Mapping[str, str]) -
 
     Args:
         devices: everything that NVML lists, MIG instances included.
-        environ: environment variables, of which CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER count.
+        environ: environment variables; CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are read.
 
     Returns:
         One match for each CUDA ordinal.

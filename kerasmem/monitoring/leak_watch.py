@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass, replace
 
-from kerasmem.devices.heap import held_bytes
+from kerasmem.devices.host import held_bytes
 from kerasmem.errors import UsageError
 from kerasmem.monitoring.evidence import Census, Evidence, compare, take_census
 from kerasmem.monitoring.growth import Growth, iterations_to_rise, judge_growth

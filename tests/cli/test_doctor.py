@@ -22,6 +22,7 @@ DONE = {
     "keras": {"version": "3", "backend": "tensorflow"},
 }
 SEEN = {**DONE, "gpus": [{"name": "/physical_device:GPU:0", "card": "Tesla T4", "visible": True, "growth": True}]}
+BORROWED = {"package": "keras", "feature": "kerasmem.fit", "missing": None}
 MISSING = "dso_loader.cc:144] Could not load dynamic library '{}'; dlerror: not found\n"
 STEP = "kerasmem: the step begins\n"
 PLACED = "I0000 placer.cc:162] dense/MatMul: (MatMul): /job:localhost/replica:0/task:0/device:CPU:0\n"
@@ -91,6 +92,14 @@ def sentences(facts, machine, environ=None, log="", ended=None):
         ({**SEEN, "keras": {"version": "3", "backend": "jax"}}, WITH_CARD, {}, "", "note: Keras runs on jax"),
         (SEEN, WITH_CARD, {}, "", "fine: XLA is on by default"),
         (
+            {**SEEN, "borrowed": [BORROWED, {**BORROWED, "missing": "keras.src:part is gone"}]},
+            WITH_CARD,
+            {},
+            "",
+            "note: off or unsure: kerasmem.fit (keras.src:part is gone) | install a version of keras that has it",
+        ),
+        ({**SEEN, "borrowed": [BORROWED]}, WITH_CARD, {}, "", "fine: all 1 private parts of other packages"),
+        (
             {"stage": "import tensorflow"},
             WITH_CARD,
             {},
@@ -115,6 +124,7 @@ def test_the_real_tensorflow(cli):
     assert done.code == 0 and found["works"] and not found["sees_gpu"], done.err
     assert found["tensorflow"]["failure"] is None and found["tensorflow"]["jit_compile"] is False
     assert found["tensorflow"]["log"]["placed"]["CPU:0"] > 10, "where the operations of a step ran"
+    assert {"package": "keras", "feature": "kerasmem.recompute", "missing": None} in found["tensorflow"]["borrowed"]
     assert found["environment"]["CUDA_VISIBLE_DEVICES"] == "-1"
     assert any("CUDA_VISIBLE_DEVICES" in f["what"] or "no GPU" in f["what"] for f in found["findings"])
 

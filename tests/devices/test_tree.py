@@ -5,17 +5,18 @@ import sys
 import pytest
 from recorded_nvml import RecordedNvml
 
+from kerasmem.devices.host import parse_status
 from kerasmem.devices.nvml import Nvml
 from kerasmem.devices.sharing import card_processes
-from kerasmem.devices.tree import TreeReader, parse_status
+from kerasmem.devices.tree import TreeReader
 
 MIB = 2**20
 STATUS = b"Name:\tVmRSS:  9 kB\nVmPeak:\t  500 kB\nVmHWM:\t  300 kB\nVmRSS:\t  200 kB\nVmSwap:\t   4 kB\nThreads:\t9\n"
 
 
 def test_the_kernels_status_is_read():
-    assert parse_status(STATUS) == (200 * 1024, 300 * 1024, 4 * 1024)
-    assert parse_status(b"Name:\tkthreadd\n") == (None, None, None)
+    assert parse_status(STATUS) == {"VmRSS": 200 * 1024, "VmHWM": 300 * 1024, "VmSwap": 4 * 1024}
+    assert parse_status(b"Name:\tkthreadd\n") == {}
 
 
 @pytest.fixture
