@@ -58,6 +58,18 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
     if not os.fspath(path):
         raise ModelFileError("the path of the model file is empty")
     path = Path(path)
+    head = _read_head(path)
+    if head.startswith(_HDF5_SIGNATURE):
+        return _read_h5(path)
+    if head.startswith(b"PK"):
+        return _read_keras_archive(path)
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+        return _read_json(path)
+    raise ModelFileError(f"{path}: {_describe_unknown(path, head)}")
+
+
+def _read_head(path: Path) -> bytes:
+    """Return the first bytes of a file, at least one."""
     try:
         if path.is_dir():
             raise ModelFileError(_describe_folder(path))
@@ -71,13 +83,7 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
         raise ModelFileError(f"{path}: cannot be read ({_reason(error)})") from error
     if not head:
         raise ModelFileError(f"{path}: the file is empty")
-    if head.startswith(_HDF5_SIGNATURE):
-        return _read_h5(path)
-    if head.startswith(b"PK"):
-        return _read_keras_archive(path)
-    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
-        return _read_json(path)
-    raise ModelFileError(f"{path}: {_describe_unknown(path, head)}")
+    return head
 
 
 def _describe_folder(path: Path) -> str:
@@ -196,13 +202,17 @@ def _read_keras_archive(path: Path) -> ModelDocument:
         raise ModelFileError(
             f"{path}: the .keras archive is damaged or cut short ({_reason(error)}); copy or save it again"
         ) from error
-    document = _parse(config, path, "config.json")
     version = _parse(metadata, path, "metadata.json").get("keras_version")
+    return _document(path, "keras", _parse(config, path, "config.json"), version)
+
+
+def _document(path: Path, kind: Literal["keras", "json"], config: dict[str, Any], version: object) -> ModelDocument:
+    training = config.get("compile_config")
     return ModelDocument(
         path=path,
-        kind="keras",
-        config=document,
-        training=_dictionary(document.get("compile_config")),
+        kind=kind,
+        config=config,
+        training=training if isinstance(training, dict) else None,
         keras_version=version if isinstance(version, str) else None,
     )
 
@@ -228,14 +238,7 @@ def _read_json(path: Path) -> ModelDocument:
         raise ModelFileError(
             f"{path}: JSON, but not a Keras architecture (no class_name and config); model.to_json() writes one"
         )
-    version = document.get("keras_version")
-    return ModelDocument(
-        path=path,
-        kind="json",
-        config=document,
-        training=_dictionary(document.get("compile_config")),
-        keras_version=version if isinstance(version, str) else None,
-    )
+    return _document(path, "json", document, document.get("keras_version"))
 
 
 def _parse(text: str, path: Path, field: str) -> dict[str, Any]:
@@ -248,10 +251,6 @@ def _parse(text: str, path: Path, field: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelFileError(f"{path}: {field} holds a {type(value).__name__}, not a model's configuration")
     return value
-
-
-def _dictionary(value: Any) -> dict[str, Any] | None:
-    return value if isinstance(value, dict) else None
 
 
 def _reason(error: BaseException) -> str:

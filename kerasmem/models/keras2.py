@@ -250,10 +250,7 @@ class _Node:
         index = value[1] - (1 if value[0] in self._nested else 0)
         history = [_slashless(value[0]), index, value[2]]
         # The shape and dtype are placeholders: Keras replaces the tensor by the one the history names.
-        return {
-            "class_name": "__keras_tensor__",
-            "config": {"shape": [], "dtype": "float32", "keras_history": history},
-        }
+        return {"class_name": "__keras_tensor__", "config": {"shape": [], "dtype": "float32", "keras_history": history}}
 
 
 def _is_tensor(value: Any, names: set[str]) -> bool:

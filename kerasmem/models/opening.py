@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.compat.keras_state import safe_mode
-from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UnknownLayerError, UsageError
+from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
 from kerasmem.models.keras2 import RECURRENT, is_keras2, translate
@@ -120,28 +120,8 @@ def _open_document(
     keras = import_keras()
     where = os.fspath(document.path)
     try:
-        register_own_classes(document.config)
-        vocabulary = Vocabulary(custom_objects)
-        config = copy.deepcopy(document.config)
-        for key in ("compile_config", "keras_version", "backend"):
-            config.pop(key, None)
-        if not trust:
-            check_trust(config, where)
-        if is_keras2(document.keras_version, config):
-            config = translate(config, vocabulary)
-        config = _with_modules(config, vocabulary)
-        if not trust:
-            check_trust(config, where)  # of what will be built, after all translation
-        check_names(config, vocabulary, where)
-        check_graph(config, where)
-        if dtype_policy is not None:
-            config = with_dtype_policy(config, dtype_policy)
-        objects = {**tensorflow_call_classes(), **vocabulary.custom_objects}
-        with _quiet_keras(), safe_mode(not trust):  # also where it is switched off globally
-            model = keras.saving.deserialize_keras_object(config, custom_objects=objects, safe_mode=not trust)
+        model = _build(document, custom_objects, trust, dtype_policy)
         training = training_of_document(document)
-    except UnknownLayerError as error:
-        raise UnknownLayerError(str(error) if where in str(error) else f"{where}: {error}") from error
     except ModelFileError as error:
         raise type(error)(str(error) if where in str(error) else f"{where}: {error}") from error
     except KerasmemError:
@@ -153,6 +133,32 @@ def _open_document(
     if not isinstance(model, keras.Model):
         raise ModelFileError(f"{where}: describes a {type(model).__name__}, not a model")
     return OpenedModel(model, str(model.name), where, training, tuple(_compare_weights(model, document)))
+
+
+def _build(
+    document: ModelDocument, custom_objects: Mapping[str, Any] | None, trust: bool, dtype_policy: str | None
+) -> Any:
+    """Translate a configuration, check it and hand it to Keras."""
+    where = os.fspath(document.path)
+    register_own_classes(document.config)
+    vocabulary = Vocabulary(custom_objects)
+    config = copy.deepcopy(document.config)
+    for key in ("compile_config", "keras_version", "backend"):
+        config.pop(key, None)
+    if not trust:
+        check_trust(config, where)
+    if is_keras2(document.keras_version, config):
+        config = translate(config, vocabulary)
+    config = _with_modules(config, vocabulary)
+    if not trust:
+        check_trust(config, where)  # of what will be built, after all translation
+    check_names(config, vocabulary, where)
+    check_graph(config, where)
+    if dtype_policy is not None:
+        config = with_dtype_policy(config, dtype_policy)
+    objects = {**tensorflow_call_classes(), **vocabulary.custom_objects}
+    with _quiet_keras(), safe_mode(not trust):  # also where it is switched off globally
+        return import_keras().saving.deserialize_keras_object(config, custom_objects=objects, safe_mode=not trust)
 
 
 def _with_modules(value: Any, vocabulary: Vocabulary) -> Any:

@@ -95,13 +95,9 @@ class RecomputedFunctional(Functional):
 
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any) -> None:
         carried = next(
-            (getattr(each, _MARK) for each in keras.tree.flatten(outputs) if hasattr(each, _MARK)),
-            ((), None),
+            (getattr(each, _MARK) for each in keras.tree.flatten(outputs) if hasattr(each, _MARK)), ((), None)
         )
-        cuts, recomputed = (
-            kwargs.pop("cuts", carried[0]),
-            kwargs.pop("recomputed", carried[1]),
-        )
+        cuts, recomputed = (kwargs.pop("cuts", carried[0]), kwargs.pop("recomputed", carried[1]))
         super().__init__(inputs, outputs, name=name, **kwargs)
         self._cuts = tuple(cuts)
         self._recomputed = (True,) * len(self._cuts) + (False,) if recomputed is None else tuple(map(bool, recomputed))
@@ -137,11 +133,7 @@ class RecomputedFunctional(Functional):
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration of the Functional model, and the cuts."""
-        return {
-            **super().get_config(),
-            "cuts": list(self._cuts),
-            "recomputed": list(self._recomputed),
-        }
+        return {**super().get_config(), "cuts": list(self._cuts), "recomputed": list(self._recomputed)}
 
 
 def _runner(segment: Segment, operation_fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:

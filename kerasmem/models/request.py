@@ -12,22 +12,23 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
-from kerasmem.errors import InputError, UsageError
+from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import GivenShape, normalise_input_shapes
 from kerasmem.models.opening import OpenedModel, open_model
 from kerasmem.models.vocabulary import import_user_module
+from kerasmem.records import Record
 
 _WAY_OUT = "put the code that builds the model into a function of a module and give 'module:function'"
 
 
 @dataclass(frozen=True)
-class ModelRequest:
+class ModelRequest(Record, what="model request"):
     """A model and its training step, in words that another process understands.
 
     Attributes:
@@ -60,26 +61,6 @@ class ModelRequest:
     jit_compile: bool | str = "auto"
     paths: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the request as JSON-ready data."""
-        return {**asdict(self), "input_shape": list(self.input_shape), "paths": list(self.paths)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ModelRequest:
-        """Read what `to_dict` gave.
-
-        Raises:
-            InputError: it is no such request.
-        """
-        try:
-            known = {each.name for each in fields(cls)}
-            values = {key: value for key, value in data.items() if key in known}
-            values["input_shape"] = tuple(values.get("input_shape", ()))
-            values["paths"] = tuple(values.get("paths", ()))
-            return cls(**values)
-        except (TypeError, AttributeError) as error:
-            raise InputError(f"model request: not what kerasmem writes ({error})") from error
-
     def input_shapes(self) -> dict[str, GivenShape]:
         """Return the shapes given, by the name of the input ("" for the only one)."""
         return normalise_input_shapes(list(self.input_shape) or None)
@@ -89,17 +70,11 @@ class ModelRequest:
 def request_for(
     source: Any,
     *,
-    factory: str | None = None,
     factory_args: Mapping[str, Any] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     trust: bool = False,
-    dtype_policy: str | None = None,
     input_shape: Any = None,
-    optimizer: str | None = None,
-    loss: str | None = None,
-    batch_size: int = 32,
-    mode: str = "train",
-    jit_compile: bool | str = "auto",
+    **settings: Any,
 ) -> Iterator[ModelRequest]:
     """Put a model into a `ModelRequest`, valid for as long as the context lasts.
 
@@ -108,33 +83,18 @@ def request_for(
 
     Args:
         source: what `open_model` takes: a path, "module:function", a function, a Keras model.
-        factory: as for `open_model`.
         factory_args: as for `open_model`; values that JSON has.
         custom_objects: as for `open_model`; classes and functions of importable modules.
         trust: as for `open_model`.
-        dtype_policy: as for `open_model`.
         input_shape: open dimensions of the inputs, as `normalise_input_shapes` takes them.
-        optimizer: a Keras optimizer's name in place of the model's own.
-        loss: a loss's name in place of the model's own.
-        batch_size: samples in a batch.
-        mode: "train", "evaluate" or "inference".
-        jit_compile: True, False or "auto".
+        **settings: other attributes of `ModelRequest`, as they are.
 
     Raises:
         UsageError: the model, or something that it is made of, exists in this process only.
     """
     shapes = normalise_input_shapes(input_shape)
-    common: dict[str, Any] = {
-        "factory": factory,
-        "dtype_policy": dtype_policy,
-        "input_shape": tuple(_shape_text(name, shape) for name, shape in shapes.items()),
-        "optimizer": optimizer,
-        "loss": loss,
-        "batch_size": batch_size,
-        "mode": mode,
-        "jit_compile": jit_compile,
-        "paths": (os.getcwd(),),
-    }
+    texts = tuple(_shape_text(name, shape) for name, shape in shapes.items())
+    common: dict[str, Any] = {**settings, "input_shape": texts, "paths": (os.getcwd(),)}
     given = {name: reference(value, f"custom object {name!r}") for name, value in (custom_objects or {}).items()}
     if isinstance(source, import_keras().Model):
         with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
@@ -223,7 +183,7 @@ def load_references(references: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _module_text(module: str) -> str:
-    """Return the name that imports a module anew, or the file it was read from."""
+    """Return the name under which another process imports a module, or the file it was read from."""
     file = getattr(sys.modules[module], "__file__", None)
     if "." in module or not file or not file.endswith(".py"):
         return module

@@ -7,6 +7,7 @@ a configuration is opened only if every name in it is a building block of Keras 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from kerasmem.errors import ModelFileError, UnknownLayerError, UntrustedModelError
@@ -75,27 +76,28 @@ def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> N
         class_name = node.get("class_name")
         if "class_name" in node and not isinstance(class_name, str):
             raise ModelFileError(f"{where}: class_name is {class_name!r}, not the name of a class")
-        if class_name is None or "config" not in node or class_name in _DATA:
-            continue
-        if class_name == "function":
-            name = node["config"]
-            if not vocabulary.is_custom(name, node.get("registered_name")) and not vocabulary.keras_function(str(name)):
-                unknown[f"function {name}"] = None
-            continue
-        if class_name == "__lambda__":
-            continue
-        if class_name in TENSORFLOW_CALLS:
-            check_function(node["config"].get("function"))
-            continue
-        if class_name == "Lambda" and isinstance(node["config"].get("function"), str):
-            unknown[f"function {node['config']['function']}"] = None
-        if vocabulary.is_custom(class_name, node.get("registered_name")):
-            continue
-        if vocabulary.keras_class(class_name, node.get("module")) is None:
-            unknown[class_name] = None
+        if class_name is not None and "config" in node and class_name not in _DATA:
+            unknown.update(dict.fromkeys(_unknown_names(node, vocabulary)))
     if unknown:
         shown = ", ".join(list(unknown)[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
         raise UnknownLayerError(f"{where}: uses classes or functions that Keras does not have: {shown}; {_NAME_THEM}")
+
+
+def _unknown_names(node: dict[str, Any], vocabulary: Vocabulary) -> Iterator[str]:
+    """Yield what an object in a configuration names and nobody knows."""
+    class_name, config, registered = node["class_name"], node["config"], node.get("registered_name")
+    if class_name == "function":
+        if not vocabulary.is_custom(config, registered) and not vocabulary.keras_function(str(config)):
+            yield f"function {config}"
+    elif class_name in TENSORFLOW_CALLS:
+        check_function(config.get("function"))
+    elif class_name != "__lambda__":
+        if class_name == "Lambda" and isinstance(config.get("function"), str):
+            yield f"function {config['function']}"
+        if not vocabulary.is_custom(class_name, registered) and (
+            vocabulary.keras_class(class_name, node.get("module")) is None
+        ):
+            yield class_name
 
 
 def check_graph(config: dict[str, Any], where: str) -> None:

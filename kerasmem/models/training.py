@@ -145,7 +145,7 @@ def optimizer_slot_bytes(settings: TrainingSettings, variables: list[Any]) -> in
 
 
 def make_optimizer(name: str, config: dict[str, Any]) -> Any:
-    """Return an optimizer of Keras's from its name and a configuration, of which what this Keras knows is kept.
+    """Return an optimizer of Keras's from its name and those settings in a configuration that this Keras knows.
 
     Raises:
         ValueError: a setting that is not read from files.

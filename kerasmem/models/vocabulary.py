@@ -45,10 +45,7 @@ class Vocabulary:
 
     def __init__(self, custom_objects: Mapping[str, Any] | None = None) -> None:
         self._keras = import_keras()
-        self.custom_objects: dict[str, Any] = {
-            **self._keras.saving.get_custom_objects(),
-            **(custom_objects or {}),
-        }
+        self.custom_objects: dict[str, Any] = {**self._keras.saving.get_custom_objects(), **(custom_objects or {})}
 
     def is_custom(self, *names: object) -> bool:
         """Return whether one of the names was given or registered by the user."""

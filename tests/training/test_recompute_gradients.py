@@ -28,12 +28,7 @@ def gradients(model, x, y, mode):
         with tf.GradientTape() as tape:
             outputs = tf.nest.flatten(model(x, training=True))
             pairs = zip(outputs, tf.nest.flatten(y), strict=True)
-            loss = tf.add_n(
-                [
-                    *(tf.reduce_mean((a - tf.cast(b, a.dtype)) ** 2) for a, b in pairs),
-                    *model.losses,
-                ]
-            )
+            loss = tf.add_n([*(tf.reduce_mean((a - tf.cast(b, a.dtype)) ** 2) for a, b in pairs), *model.losses])
         return loss, tape.gradient(loss, [each.value for each in model.trainable_variables])
 
     run = step if mode == "eager" else tf.function(step, jit_compile=mode == "xla")

@@ -30,23 +30,14 @@ def recomputations(model, x):
 
 
 class TestTraining:
-    @pytest.mark.parametrize(
-        "options",
-        [{"jit_compile": False}, {"jit_compile": True}, {"run_eagerly": True}],
-        ids=str,
-    )
+    @pytest.mark.parametrize("options", [{"jit_compile": False}, {"jit_compile": True}, {"run_eagerly": True}], ids=str)
     def test_fit_is_the_same_run(self, options):
         weights = []
         for again in (False, True):
             model, x, y, cuts = make("skips")
             if again:
                 model = kerasmem.recompute(model, cuts=cuts)
-            model.compile(
-                keras.optimizers.SGD(1e-3, momentum=0.9),
-                "mse",
-                metrics=["mae"],
-                **options,
-            )
+            model.compile(keras.optimizers.SGD(1e-3, momentum=0.9), "mse", metrics=["mae"], **options)
             model.fit(x, y, epochs=2, batch_size=6, shuffle=False, verbose=0)
             scores = model.evaluate(x, y, verbose=0)
             weights.append([*model.get_weights(), np.array(scores), model.predict(x, verbose=0)])
@@ -148,12 +139,7 @@ class TestModel:
         assert kerasmem.estimate(tmp_path / "model.keras", method="graph").bytes.total > 0
         for each in (model, loaded):
             each.fit(x, y, shuffle=False, verbose=0)
-        np.testing.assert_allclose(
-            model.predict(x, verbose=0),
-            loaded.predict(x, verbose=0),
-            rtol=1e-4,
-            atol=1e-6,
-        )
+        np.testing.assert_allclose(model.predict(x, verbose=0), loaded.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
 
     @pytest.mark.parametrize("name", ["weights.weights.h5", "whole.keras", "whole.h5"])
     def test_weights_are_interchangeable_both_ways(self, tmp_path, name):
@@ -212,10 +198,7 @@ class TestRefusals:
                 return {}
 
         inputs = keras.Input((2,))
-        with pytest.raises(
-            UsageError,
-            match=r"kerasmem.recompute\(keras.Model\(model.inputs, model.outputs\)\)",
-        ):
+        with pytest.raises(UsageError, match=r"kerasmem.recompute\(keras.Model\(model.inputs, model.outputs\)\)"):
             kerasmem.recompute(Stepping(inputs, keras.layers.Dense(1)(inputs)))
 
     @pytest.mark.parametrize(
@@ -225,10 +208,7 @@ class TestRefusals:
             ({"segments": 99}, "whole number from 1 to 7"),
             ({"segments": "some"}, "segments 'some'"),
             ({"cuts": ["nowhere"]}, "no layer of that name; it calls dense_0"),
-            (
-                {"cuts": ["dense_3", "dense_1"]},
-                "in the order in which the model calls them",
-            ),
+            ({"cuts": ["dense_3", "dense_1"]}, "in the order in which the model calls them"),
             ({"cuts": ["dense_1"], "segments": 2}, "the one or the other"),
             ({"batch_size": 0}, "batch_size:? 0"),
             ({"memory": "2MB", "batch_size": 65536}, "take a smaller batch"),

@@ -22,15 +22,7 @@ def chain(count, seed):
         kept = [Kept(draw.randint(1, 90), None, None, True) for _ in range(draw.randint(0, 2))]
         first = number + 1
         last = min(count, first + draw.choice([0, 0, 0, 2, 4]))
-        kept.append(
-            Kept(
-                draw.randint(1, 50),
-                first,
-                last,
-                draw.random() < 0.8,
-                draw.random() < 0.5,
-            )
-        )
+        kept.append(Kept(draw.randint(1, 50), first, last, draw.random() < 0.8, draw.random() < 0.5))
         steps.append(
             Step(
                 f"s{number}",
@@ -84,13 +76,7 @@ def test_no_partition_is_better(seed):
 
 def dense(count=24, inside=30, crossing=10, working=5):
     return [
-        Step(
-            f"d{n}",
-            1.0,
-            100,
-            working,
-            (Kept(inside, None, None, True), Kept(crossing, n + 1, n + 1, True)),
-        )
+        Step(f"d{n}", 1.0, 100, working, (Kept(inside, None, None, True), Kept(crossing, n + 1, n + 1, True)))
         for n in range(count)
     ]
 

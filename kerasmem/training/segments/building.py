@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from kerasmem.checks import whole
 from kerasmem.compat.keras_compile import compile_arguments
 from kerasmem.compat.keras_functional import functional_class, graph_of
 from kerasmem.devices.catalogue import resolve_device
@@ -44,7 +45,7 @@ def recompute(
         model: a Sequential or Functional Keras model, built.
         segments: how many; "auto": those of the lowest peak or, with `memory`, those that cost the least time.
         memory: what a training step may take: bytes, a size ("8GB") or a card ("t4"). What the planner chooses is
-            estimated as `kerasmem.estimate` does, and chosen anew where it needs more.
+            estimated as `kerasmem.estimate` does, and other cuts are chosen where it needs more.
         batch_size: samples in a batch, for which the cuts are chosen; other batches run too.
         cuts: names of the layers after which a segment ends, in place of all that.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
@@ -65,14 +66,7 @@ def recompute(
         ('dense_2', 'dense_5', 'dense_8')
     """
     source = _functional(model)
-    plan = plan_recompute(
-        source,
-        segments,
-        memory=memory,
-        batch_size=batch_size,
-        cuts=cuts,
-        input_shape=input_shape,
-    )
+    plan = plan_recompute(source, segments, memory=memory, batch_size=batch_size, cuts=cuts, input_shape=input_shape)
     if memory is None or cuts is not None:
         return build_recomputed(model, plan)
     return _estimated_within(model, plan, segments, input_shape)
@@ -94,8 +88,7 @@ def plan_recompute(
         ModelError: as `kerasmem.recompute`.
     """
     source = _functional(model)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise UsageError(f"batch_size {batch_size!r}: must be a whole number from 1")
+    batch_size = whole("batch_size", batch_size)
     if cuts is not None and segments != AUTO:
         raise UsageError("cuts and segments: give the one or the other")
     target = None if memory is None else resolve_device(str(memory)).available_bytes
@@ -103,11 +96,7 @@ def plan_recompute(
     persistent = _persistent_bytes(model, source, batch_size, input_shape)
     if cuts is None:
         return plan_segments(
-            steps,
-            segments=segments,
-            batch_size=batch_size,
-            persistent_bytes=persistent,
-            target_bytes=target,
+            steps, segments=segments, batch_size=batch_size, persistent_bytes=persistent, target_bytes=target
         )
     from kerasmem.models.recomputed import split
 
@@ -123,11 +112,7 @@ def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
 
     source = _functional(model)
     made = RecomputedFunctional(
-        source.input,
-        source.output,
-        name=model.name,
-        cuts=plan.cuts,
-        recomputed=plan.recomputed,
+        source.input, source.output, name=model.name, cuts=plan.cuts, recomputed=plan.recomputed
     )
     made.plan = plan
     if model.compiled:

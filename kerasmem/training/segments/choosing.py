@@ -81,10 +81,7 @@ def lowest_peak(table: Table, segments: int | None = None) -> list[Cut]:
         if found is None:
             low = middle
         else:
-            best, high = (
-                found,
-                min(middle, max(peak for _, peak in table.peak_of(found))),
-            )
+            best, high = (found, min(middle, max(peak for _, peak in table.peak_of(found))))
     return best or [(int(table.places[-1]), False)]
 
 
@@ -96,11 +93,7 @@ def _least_held(table: Table, limit: float, segments: int | None) -> list[Cut] |
         rows[0][0] = 0.0
         froms = []
         for _ in range(segments - 1):
-            total = np.where(
-                rows[-1][:, None] + table.peak <= limit,
-                rows[-1][:, None] + table.held,
-                np.inf,
-            )
+            total = np.where(rows[-1][:, None] + table.peak <= limit, rows[-1][:, None] + table.held, np.inf)
             total[np.tril_indices(size)] = np.inf
             froms.append(np.argmin(total, axis=0))
             rows.append(np.min(total, axis=0))
@@ -116,9 +109,7 @@ def _least_held(table: Table, limit: float, segments: int | None) -> list[Cut] |
     held[0] = 0.0
     for place in range(1, size - 1):
         total = np.where(
-            held[:place] + table.peak[:place, place] <= limit,
-            held[:place] + table.held[:place, place],
-            np.inf,
+            held[:place] + table.peak[:place, place] <= limit, held[:place] + table.held[:place, place], np.inf
         )
         origin[place] = int(np.argmin(total))
         held[place] = total[origin[place]]
@@ -146,10 +137,7 @@ def _swept(steps: Sequence[Step], at: Any, again: bool) -> tuple[Any, Any]:
     """
     size = len(at)
     held, peak = np.zeros((size, size)), np.zeros((size, size))
-    holds, tops = (
-        np.zeros(size),
-        np.zeros(size),
-    )  # of the segments from here to each place
+    holds, tops = (np.zeros(size), np.zeros(size))  # of the segments from here to each place
     for number in range(len(steps) - 1, -1, -1):
         own, leaving = np.zeros(size), np.zeros(size)
         for each in steps[number].kept:
@@ -173,19 +161,13 @@ def _swept(steps: Sequence[Step], at: Any, again: bool) -> tuple[Any, Any]:
 def cheapest(table: Table, limit: float) -> list[Cut] | None:
     """Return the partition that computes least a second time while all peaks stay within the limit; None: none does."""
     size = len(table.places)
-    # At each place a few partitions up to there, none of which another beats in both: what they hold and have spent.
-    held, spent = (
-        np.full((size, MOST_LABELS), np.inf),
-        np.full((size, MOST_LABELS), np.inf),
-    )
+    # At each place a few partitions up to there, each better than the others in what it holds or in what it has spent.
+    held, spent = (np.full((size, MOST_LABELS), np.inf), np.full((size, MOST_LABELS), np.inf))
     origin = np.zeros((size, MOST_LABELS, 3), int)  # the place before, which partition there, whether recomputed
     held[0, 0], spent[0, 0] = 0.0, 0.0
     for end in range(1, size):
         found = []
-        for again, own, peak in (
-            (0, table.held_kept, table.peak_kept),
-            (1, table.held, table.peak),
-        ):
+        for again, own, peak in ((0, table.held_kept, table.peak_kept), (1, table.held, table.peak)):
             if again and end == size - 1:
                 continue
             fits = held[:end] + peak[:end, end, None] <= limit

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from kerasmem.errors import InputError
-
-FORMAT_VERSION = 1
+from kerasmem.records import Record
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class PlannedSegment:
 
 
 @dataclass(frozen=True)
-class RecomputePlan:
+class RecomputePlan(Record, what="recomputation plan", version=1, also=("predicted_bytes",)):
     """Where a model is cut, and what that is predicted to save and to cost.
 
     Attributes:
@@ -74,26 +70,3 @@ class RecomputePlan:
     def predicted_bytes(self) -> int:
         """Predicted peak of a training step; `kerasmem.estimate` of the recomputed model says it more exactly."""
         return self.activation_bytes + self.persistent_bytes
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON-ready data."""
-        data = {**asdict(self), "segments": [asdict(each) for each in self.segments]}
-        return {
-            "format_version": FORMAT_VERSION,
-            **data,
-            "predicted_bytes": self.predicted_bytes,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RecomputePlan:
-        """Read what `to_dict` gave.
-
-        Raises:
-            InputError: it is no such plan.
-        """
-        try:
-            values = {each.name: data[each.name] for each in fields(cls) if each.name in data}
-            values["segments"] = tuple(PlannedSegment(**each) for each in data["segments"])
-            return cls(**values)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise InputError(f"recomputation plan: not what kerasmem writes ({error})") from error

@@ -28,7 +28,7 @@ def plan_segments(
         steps: the chain.
         segments: how many; "auto": those of the lowest peak or, with a target, those that cost the least time and
             meet it.
-        batch_size: samples in a batch, of which the steps speak.
+        batch_size: samples in a batch, for which the steps were traced.
         persistent_bytes: what is in memory besides activations.
         target_bytes: the memory to stay within, `persistent_bytes` included.
 

@@ -51,9 +51,7 @@ def trace_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[S
     try:
         with with_stand_ins(handle_only):
             graph, begins, tensors = _traced(
-                model,
-                calls,
-                list(zip(shapes, (each.dtype for each in inputs), strict=True)),
+                model, calls, list(zip(shapes, (each.dtype for each in inputs), strict=True))
             )
     except KerasmemError:
         raise
@@ -79,13 +77,7 @@ def _traced(
                 begins.append(len(graph.get_operations()))
                 args, kwargs = node.arguments.fill_in(tensors)
                 outputs = for_training(node.operation)(*args, **kwargs)
-                tensors.update(
-                    zip(
-                        map(id, node.outputs),
-                        import_keras().tree.flatten(outputs),
-                        strict=False,
-                    )
-                )
+                tensors.update(zip(map(id, node.outputs), import_keras().tree.flatten(outputs), strict=False))
             begins.append(len(graph.get_operations()))
             ends = [tensors[id(each)] for each in model.outputs]
             losses = [tf.reduce_sum(tf.cast(each, "float32")) for each in (*ends, *model.losses)]
@@ -101,12 +93,7 @@ class _Reader:
     """Reads steps off the graph."""
 
     def __init__(
-        self,
-        graph: Any,
-        begins: Sequence[int],
-        tensors: Mapping[int, Any],
-        model: Any,
-        calls: Sequence[Any],
+        self, graph: Any, begins: Sequence[int], tensors: Mapping[int, Any], model: Any, calls: Sequence[Any]
     ) -> None:
         self._operations = graph.get_operations()
         self._place = {each.name: number for number, each in enumerate(self._operations)}
@@ -161,13 +148,7 @@ class _Reader:
                 inside = self._taken_inside(tensor, number, backward)
                 size = _bytes(tensor) if tensor.dtype.name != "variant" else _list_bytes(operation, tensor)
                 own = operation.type in _GRADIENT_FROM_OUTPUT or inside
-                yield Kept(
-                    size,
-                    min(later, default=None),
-                    max(later, default=None),
-                    for_gradient,
-                    own,
-                )
+                yield Kept(size, min(later, default=None), max(later, default=None), for_gradient, own)
 
     def _taken_after(self, tensor: Any, place: int) -> bool:
         """Return whether an operation from that place on takes the tensor's values, by whatever name."""
@@ -209,7 +190,7 @@ def _bytes(tensor: Any) -> int:
 def _list_bytes(operation: Any, tensor: Any) -> int:
     """Return what a list holds in the end: that of a loop its elements' size, times the turns of the loop.
 
-    What each turn adds anew counts; a weight that every turn reads is in the list many times and in memory once.
+    What each turn computes counts; a weight that every turn reads is in the list many times and in memory once.
     """
     import tensorflow as tf
 
