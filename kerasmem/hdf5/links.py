@@ -23,6 +23,18 @@ def encoded(name: str) -> str | bytes:
     return name.encode("utf-8", "surrogateescape") if not name.isascii() else name
 
 
+def walk_objects(file: h5py.File, most: int) -> tuple[dict[str, Any], bool]:
+    """Return the groups and datasets of a file by name, so many at most, and whether these are all."""
+    found: dict[str, Any] = {}
+
+    def note(path: str | bytes, item: Any) -> bool | None:
+        name = path if isinstance(path, str) else path.decode("utf-8", "surrogateescape")  # not UTF-8
+        found[name] = item
+        return True if len(found) >= most else None
+
+    return found, file.visititems(note) is None
+
+
 def refuse_other_files(file: h5py.File, name: str, dataset: h5py.Dataset, seen: set[str], depth: int) -> None:
     """Refuse data that lies in other files, also at the end of a row of virtual datasets."""
     here = f"{shown(file.filename)}: dataset {shown(name)}"

@@ -16,7 +16,7 @@ import numpy as np
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.direct.codecs import EXTRA, register_filters
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
-from kerasmem.hdf5.links import DAMAGED, encoded, refuse_external_links, refuse_other_files
+from kerasmem.hdf5.links import DAMAGED, encoded, refuse_external_links, refuse_other_files, walk_objects
 from kerasmem.hdf5.remote.file import RemoteHdf5, open_remote
 from kerasmem.hdf5.remote.listing import ask_for_info
 from kerasmem.hdf5.remote.objects import ObjectInfo
@@ -303,22 +303,11 @@ def _refuse_dtype(here: str, dtype: np.dtype[Any]) -> None:
 
 
 def _what_exists(file: h5py.File, name: str) -> str:
-    found: list[tuple[str, tuple[int, ...] | None, str]] = []
-    seen = 0
-
-    def note(path: str | bytes, item: Any) -> bool | None:
-        nonlocal seen
-        path = path if isinstance(path, str) else path.decode("utf-8", "surrogateescape")  # not UTF-8
-        seen += 1
-        if isinstance(item, h5py.Dataset):
-            try:
-                found.append((path, item.shape, str(item.dtype)))
-            except TypeError:
-                found.append((path, item.shape, "of a type that NumPy lacks"))
-        return True if seen >= _VISITED else None
-
     try:
-        file.visititems(note)
+        objects, _ = walk_objects(file, _VISITED)
+        found = [
+            (path, item.shape, _dtype_text(item)) for path, item in objects.items() if isinstance(item, h5py.Dataset)
+        ]
     except DAMAGED:
         return "Its list of datasets cannot be read"
     if not found:
@@ -331,3 +320,10 @@ def _what_exists(file: h5py.File, name: str) -> str:
     near = difflib.get_close_matches(name.strip("/").lower(), by_name, n=1, cutoff=0.6)
     hint = f"Did you mean {shown(by_name[near[0]])}? " if near else ""
     return f"{hint}It holds: {listed}{more}"
+
+
+def _dtype_text(dataset: h5py.Dataset) -> str:
+    try:
+        return str(dataset.dtype)
+    except TypeError:
+        return "of a type that NumPy lacks"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kerasmem import checks
@@ -76,82 +75,53 @@ def bench_data(
     per_row = sum(layout.stored_bytes / layouts[0].rows for layout in layouts)
     count = _sample_rows(layouts, per_row, parse_size(sample, field="sample"), batch_size)
     given = {"batch_size": batch_size, "shuffle": y is not None, **({"scale": 1 / 255} if "scale=" in line else {})}
-    times = _time_all(contents.path, layouts, count, round(count * per_row), tell, x, y, {**given, **settings})
-    stages = _stages(times)
+    times, threads = _time_all(contents.path, x, y, (layouts, count, per_row), tell, {**given, **settings})
+    columns = _columns(layouts, {**given, **settings})
+    stored, delivered = round(count * per_row), count * sum(column.row_bytes for column in columns)
+    packed, converts = any(layout.filters for layout in layouts), any(column.converts for column in columns)
+    stages = _stages(times, {"stored": stored, "delivered": delivered}, threads, packed=packed, converts=converts)
     warm_limit = _slowest(stages[1:])
-    limit = _slowest(stages) if times.disk is not None else warm_limit
+    limit = _slowest(stages) if times["disk"] is not None else warm_limit
     return Bench(
-        contents.path, line, count, batch_size, times.stored, times.delivered, times.cold, times.warm, stages, limit,
-        warm_limit, _advice(limit, times.threads, packed=times.packed),
+        contents.path, line, count, batch_size, stored, delivered, times["cold"], times["warm"] or 0.0, stages, limit,
+        warm_limit, _advice(limit, threads, packed=packed),
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Times:
-    """Seconds for the rows of the sample; None where that cannot be measured, or does not occur.
-
-    Args:
-        disk: to read its bytes, the system's cache of the file emptied before.
-        memory: the same with the file in the cache.
-        unpacked: to read and unpack the rows.
-        converted: to read, unpack and convert them.
-        cold: an epoch, the cache emptied before.
-        warm: the same with the file in the cache.
-        stored: bytes in the file.
-        delivered: bytes in batches.
-        threads: that read.
-        packed: whether chunks pass through filters.
-        converts: whether rows change on their way.
-    """
-
-    disk: float | None
-    memory: float
-    unpacked: float
-    converted: float
-    cold: float | None
-    warm: float
-    stored: int
-    delivered: int
-    threads: int
-    packed: bool
-    converts: bool
+_Times = dict[str, float | None]
+"""Seconds for the rows of the sample; None where that cannot be measured."""
 
 
 def _time_all(
     path: str,
-    layouts: Sequence[DatasetLayout],
-    rows: int,
-    stored: int,
-    tell: Callable[[str, int, int], None],
     x: str,
     y: str | None,
+    sample: tuple[Sequence[DatasetLayout], int, float],
+    tell: Callable[[str, int, int], None],
     settings: Mapping[str, Any],
-) -> _Times:
-    """Time an epoch of a sequence, and the steps of the way one by one."""
+) -> tuple[_Times, int]:
+    """Time an epoch of a sequence, and the steps of the way one by one; return the threads that read, too."""
     from kerasmem.streaming.sequence import H5ChunkSequence
 
+    layouts, rows, per_row = sample
+    names, stored = [layout.name for layout in layouts], round(rows * per_row)
     steps = 3 + 2 * _REPEATS
-    names = [layout.name for layout in layouts]
     with H5ChunkSequence(path, x, y, rows=(0, rows), **settings) as sequence:
-        tell("disk", 1, steps)
-        disk = _time_raw(path, stored) if _forget(path) else None
-        memory = min(_time_raw(path, stored) for _ in range(_REPEATS))
-        tell("unpacking and conversion", 2, steps)
         threads = sequence.plan.threads
-        unpacked, converted = (_time_rows(path, names, rows, kind, threads) for kind in ("stored", "float32"))
+        tell("disk", 1, steps)
+        times: _Times = {"disk": _time_raw(path, stored) if _forget(path) else None}
+        times["memory"] = min(_time_raw(path, stored) for _ in range(_REPEATS))
+        tell("unpacking and conversion", 2, steps)
+        times |= {kind: _time_rows(path, names, rows, kind, threads) for kind in ("stored", "float32")}
         tell("cold", 3, steps)
-        cold = _time_epoch(sequence) if _forget(path) else None
+        times["cold"] = _time_epoch(sequence) if _forget(path) else None
         sequence.close()
         warm = []
         for repeat in range(_REPEATS):
             tell("warm", 4 + repeat, steps)
             warm.append(_time_epoch(sequence))
             sequence.close()
-    columns = _columns(layouts, settings)
-    return _Times(
-        disk, memory, unpacked, converted, cold, min(warm), stored, rows * sum(column.row_bytes for column in columns),
-        threads, any(layout.filters for layout in layouts), any(column.converts for column in columns),
-    )  # fmt: skip
+    return {**times, "warm": min(warm)}, threads
 
 
 def _columns(layouts: Sequence[DatasetLayout], settings: Mapping[str, Any]) -> set[Column]:
@@ -163,21 +133,24 @@ def _columns(layouts: Sequence[DatasetLayout], settings: Mapping[str, Any]) -> s
     return {column for part in parts for column in make_columns(part, by_name, dtype, scale)}
 
 
-def _stages(times: _Times) -> tuple[Stage, ...]:
-    unpacking = max(times.unpacked - times.memory, 0.0) if times.packed else None
-    conversion = max(times.converted - times.unpacked, 0.0) if times.converts else None
-    copying = max(times.warm - times.memory - (unpacking or 0.0) - (conversion or 0.0), 0.0)
-    measured: tuple[tuple[str, float | None, str, int], ...] = (
-        ("disk", times.disk, "stored", 1),
-        ("memory", times.memory, "stored", 1),
-        ("unpacking", unpacking, "stored", times.threads),
-        ("conversion", conversion, "delivered", times.threads),
-        ("copying", copying, "delivered", 1),
-    )
-    sizes = {"stored": times.stored, "delivered": times.delivered}
-    return tuple(
-        Stage(name, seconds, sizes[of] / seconds if seconds else None, of, threads)
-        for name, seconds, of, threads in measured
+def _stages(
+    times: _Times, sizes: Mapping[str, int], threads: int, *, packed: bool, converts: bool
+) -> tuple[Stage, ...]:
+    """Return how long each step takes by itself: what one way takes longer than another that does a step less."""
+    memory, stored, converted, warm = (times[name] or 0.0 for name in ("memory", "stored", "float32", "warm"))
+    unpacking = max(stored - memory, 0.0) if packed else None
+    conversion = max(converted - stored, 0.0) if converts else None
+    copying = max(warm - memory - (unpacking or 0.0) - (conversion or 0.0), 0.0)
+
+    def stage(name: str, seconds: float | None, of: str, threads: int = 1) -> Stage:
+        return Stage(name, seconds, sizes[of] / seconds if seconds else None, of, threads)
+
+    return (
+        stage("disk", times["disk"], "stored"),
+        stage("memory", memory, "stored"),
+        stage("unpacking", unpacking, "stored", threads),
+        stage("conversion", conversion, "delivered", threads),
+        stage("copying", copying, "delivered"),
     )
 
 

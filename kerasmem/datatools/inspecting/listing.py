@@ -11,7 +11,7 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import DatasetLayout, one_line, shown
-from kerasmem.hdf5.links import DAMAGED, encoded
+from kerasmem.hdf5.links import DAMAGED, encoded, walk_objects
 from kerasmem.hdf5.scan import close_file, open_file, scan_file
 from kerasmem.hdf5.settings import Access
 
@@ -120,24 +120,12 @@ def text_of(value: Any) -> str:
 
 
 def _walk(file: h5py.File) -> tuple[list[str], dict[str, str], bool]:
-    names: list[str] = []
-    sparse: dict[str, str] = {}
-    seen = 0
-
-    def note(path: str | bytes, item: Any) -> bool | None:
-        nonlocal seen
-        name = path if isinstance(path, str) else path.decode("utf-8", "surrogateescape")
-        seen += 1
-        if isinstance(item, h5py.Dataset):
-            names.append(name)
-        elif isinstance(item, h5py.Group) and "indptr" in item:
-            kind = _attribute(item, "encoding-type")
-            if kind in _SPARSE:
-                sparse[name] = kind
-        return True if seen >= MOST_LISTED else None
-
-    stopped = file.visititems(note)
-    return names, sparse, stopped is None
+    """Return the names of datasets, the sparse matrices and their kinds, and whether these are all."""
+    objects, complete = walk_objects(file, MOST_LISTED)
+    names = [name for name, item in objects.items() if isinstance(item, h5py.Dataset)]
+    groups = {name: item for name, item in objects.items() if isinstance(item, h5py.Group) and "indptr" in item}
+    kinds = {name: _attribute(item, "encoding-type") for name, item in groups.items()}
+    return names, {name: kind for name, kind in kinds.items() if kind in _SPARSE}, complete
 
 
 def _attribute(item: Any, name: str) -> str:
