@@ -73,7 +73,7 @@ ONLY_IN = {
 }
 # Modules that a user reaches only through a public name that needs Keras anyway.
 KERAS_AT_THE_TOP = {
-    "training/callbacks.py", "training/ordered.py", "training/running.py",
+    "training/saving.py", "training/dataset_sources.py", "training/trainer.py",
     "monitoring/logger.py", "monitoring/step_profiler.py", "training/resume.py", "streaming/sequence.py",
     "training/best_weights.py", "models/recomputed.py",
 }  # fmt: skip

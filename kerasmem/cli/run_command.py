@@ -8,7 +8,7 @@ EXAMPLES = """\b
 Examples:
   kerasmem run train.py
   kerasmem run train.py --epochs 20 --data images/
-  kerasmem run --every 20 --keep runs/first train.py
+  kerasmem run --save-freq 20 --keep runs/first train.py
 
 \b
 The exit code is the script's own; 1 where it ran out of memory with one row at a time too;
@@ -23,9 +23,8 @@ The exit code is the script's own; 1 where it ran out of memory with one row at 
 @click.option(
     "--micro-batches", type=click.IntRange(min=1), metavar="K", help="Train in K pieces a batch from the start."
 )
-@click.option(
-    "--every", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Save every N batches."
-)
+@click.option("--save-freq", type=click.IntRange(min=1), metavar="N", help="Save every N batches.  [default: 100]")
+@click.option("--every", type=click.IntRange(min=1), hidden=True)
 @click.option("--restarts", type=click.IntRange(min=0), default=50, show_default=True, help="Restart so often at most.")
 @click.option(
     "--keep",
@@ -34,7 +33,13 @@ The exit code is the script's own; 1 where it ran out of memory with one row at 
     help="Keep the checkpoints; a later run goes on from them.",
 )
 def command(
-    script: str, arguments: tuple[str, ...], micro_batches: int | None, every: int, restarts: int, keep: str | None
+    script: str,
+    arguments: tuple[str, ...],
+    micro_batches: int | None,
+    save_freq: int | None,
+    every: int | None,
+    restarts: int,
+    keep: str | None,
 ) -> int:
     """Run SCRIPT with its ARGUMENTS, and go on where it runs out of memory or is killed.
 
@@ -49,6 +54,14 @@ def command(
     def say(sentence: str) -> None:
         click.echo(f"kerasmem run: {printable(sentence)}", err=True)
 
+    if every is not None:
+        click.echo("kerasmem run: --every is called --save-freq now", err=True)
     return supervise(
-        script, arguments, say=say, micro_batches=micro_batches, every=every, restarts=restarts, folder=keep
+        script,
+        arguments,
+        say=say,
+        micro_batches=micro_batches,
+        save_freq=save_freq or every or 100,
+        restarts=restarts,
+        folder=keep,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from kerasmem import checks
 from kerasmem.errors import UsageError
 from kerasmem.training.steps.checks import check_model
 from kerasmem.training.steps.packing import refuse_in_worker
@@ -34,17 +35,18 @@ def fit(
     *,
     micro_batches: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    every: int = 100,
+    save_freq: int | None = None,
     keep: bool = False,
     isolated: bool | None = None,
+    every: int | None = None,
 ) -> Any:
     """Train a model as `model.fit` does, and go on where a step runs out of memory.
 
     The step that ran out is undone (weights, optimizer, random generators, metrics), and taken again in micro-batches
     whose gradients are added up: one update for the whole batch, as without. Sample weights, class weights, masks,
     penalties, clipping, loss scaling and a last micro-batch that is smaller count as they do in the whole batch,
-    so that results differ by rounding only; except with layers such as BatchNormalization and Dropout, of which a
-    warning names those there are. Later batches are taken in pieces of the same size, halved where that runs out too.
+    so that results differ by rounding only; except with layers such as BatchNormalization and Dropout, which a warning
+    names. Later batches are taken in pieces of the same size, halved where that runs out too.
 
     A failed step may leave weights half updated, so there is always a copy on the host to go back to, taken before
     each step of new shapes and then from time to time; the batches since (at most 1 GiB) are trained on once more.
@@ -60,6 +62,8 @@ def fit(
     again up to the place, and must be the same. Not saved is what callbacks remember; see `ResumeTraining`. With
     deterministic operations the result is the same bit for bit.
 
+    Under `kerasmem run` each call goes on after a kill in any case; with `checkpoint` it does so from this file.
+
     Args:
         model: a compiled Keras model with Keras's own `train_step`.
         x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
@@ -67,9 +71,10 @@ def fit(
             for `model.fit`. `steps_per_execution` is heeded as to callbacks; steps are taken one by one.
         micro_batches: pieces of a batch from the start; None for whole batches until one runs out.
         checkpoint: file in which to save where training stands; removed when training is over.
-        every: batches from one saving to the next; each epoch's end is saved too.
+        save_freq: batches from one saving to the next, 100 by default; each epoch's end is saved too.
         keep: leave the file where it is at the end.
-        isolated: run steps in a process of their own; None: where XLA compiles them.
+        isolated: run steps in a process of their own; None: where XLA compiles them, except under `kerasmem run`.
+        every: the former name of `save_freq`.
 
     Returns:
         Keras's `History`, also of the epochs before it was gone on with; its attribute `recoveries` has a `Recovery`
@@ -91,173 +96,155 @@ def fit(
     arguments = {name: value for name, value in locals().items() if name not in _OWN}
     refuse_in_worker()
     check_model(model)
-    supervised = sys.modules.get("kerasmem.training.script")  # `kerasmem run` has begun this process
-    if supervised is not None and supervised.SESSION is not None:
-        return supervised.SESSION.fit(model, type(model).fit, arguments, micro_batches=micro_batches)
-    return train(
-        model,
-        arguments,
-        micro_batches=_whole("micro_batches", micro_batches),
-        path=None if checkpoint is None else os.path.abspath(os.fsdecode(os.fspath(checkpoint))),
-        every=_whole("every", every) or 1,
-        keep=keep,
-        isolated=bool(model.jit_compile) if isolated is None else bool(isolated),
+    options = _read_options(micro_batches, checkpoint, save_freq, every, keep, isolated)
+    script = sys.modules.get("kerasmem.training.script")
+    if script is not None and script.SESSION is not None:  # `kerasmem run` has begun this process
+        return script.SESSION.fit(model, arguments, options)
+    if isolated is None:
+        options = replace(options, isolated=bool(model.jit_compile))
+    return train(model, arguments, options)
+
+
+_OWN = ("model", "micro_batches", "checkpoint", "save_freq", "keep", "isolated", "every")
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What `kerasmem.fit` is told beyond `model.fit`, checked.
+
+    Attributes:
+        micro_batches: pieces of a batch from the start; None for whole batches.
+        checkpoint: absolute path; None for none.
+        save_freq: batches from one saving to the next; None where the caller leaves it open.
+        keep: whether the file stays at the end.
+        isolated: whether steps run in a process of their own.
+    """
+
+    micro_batches: int | None = None
+    checkpoint: str | None = None
+    save_freq: int | None = None
+    keep: bool = False
+    isolated: bool = False
+
+
+def _read_options(
+    micro_batches: Any, checkpoint: Any, save_freq: Any, every: Any, keep: Any, isolated: Any
+) -> FitOptions:
+    from kerasmem.training.saving import read_save_freq
+
+    return FitOptions(
+        micro_batches=None if micro_batches is None else checks.whole("micro_batches", micro_batches),
+        checkpoint=None if checkpoint is None else os.path.abspath(checks.path("checkpoint", checkpoint)),
+        save_freq=None if save_freq is None and every is None else read_save_freq(save_freq, every),
+        keep=bool(keep),
+        isolated=bool(isolated),
     )
-
-
-_OWN = ("model", "micro_batches", "checkpoint", "every", "keep", "isolated")
 
 
 def train(
-    model: Any,
-    arguments: dict[str, Any],
-    *,
-    micro_batches: int | None,
-    path: str | None,
-    every: int,
-    keep: bool,
-    isolated: bool,
-    source: Any = None,
-    progress: Any = None,
+    model: Any, arguments: dict[str, Any], options: FitOptions, *, source: Any = None, supervisor: Any = None
 ) -> Any:
-    """Train; `arguments` are those of `model.fit`, by name.
+    """Train a model that was checked.
 
     Args:
-        model: checked.
-        arguments: of `fit`.
-        source: what `make_source` made of them, if it was called.
-        micro_batches, every, keep, isolated: as for `fit`.
-        path: of the checkpoint, or None.
-        progress: for `kerasmem run`: told of each step; then a failure that costs the process is not dealt with here.
+        model: to be trained.
+        arguments: of `model.fit`, by name.
+        options: those beyond.
+        source: what `make_source` made of the arguments, if it was called.
+        supervisor: for `kerasmem run`, see `trainer.Supervisor`.
+
+    Returns:
+        Keras's `History`.
     """
-    import keras
+    from kerasmem.training.checkpoint import Checkpoint
+    from kerasmem.training.run_state import RunState
+    from kerasmem.training.saving import SAVE_FREQ
+    from kerasmem.training.sources import make_source
+    from kerasmem.training.trainer import SaveCallback, StepCallback, Trainer
 
-    from kerasmem.training.running import Run
-    from kerasmem.training.saving import Checkpoint
-
-    callbacks = arguments.get("callbacks")
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
-    if isolated:
-        _check_callbacks(callbacks)
-    saved = None
     arguments = dict(arguments)
-    if path is not None:
+    callbacks = _callback_list(arguments.get("callbacks"))
+    if options.isolated:
+        _check_callbacks(callbacks)
+    first_epoch = arguments.get("initial_epoch") or 0
+    checkpoint, run = None, RunState()
+    if options.checkpoint is not None:
         source = source or make_source(arguments)
-        arguments.update(source.arguments)
-        saved = Checkpoint(path, every, source)
-    run = Run(
+        checkpoint = Checkpoint(options.checkpoint, source)
+        saved = checkpoint.read()
+        if saved is not None:
+            run = saved.run
+            run.resume()
+            arguments["initial_epoch"] = max(run.epoch, first_epoch)
+    trainer = Trainer(
         model,
-        isolated=isolated,
-        micro_batches=micro_batches,
-        source=source,
-        checkpoint=saved,
-        may_stay=progress is None,
+        run,
+        isolated=options.isolated,
+        micro_batches=options.micro_batches,
+        source=source if checkpoint is not None else None,
+        checkpoint=checkpoint,
+        supervisor=supervisor,
     )
-    run.progress, run.initial_epoch = progress, arguments.get("initial_epoch") or 0
-    if progress is not None:
-        run.size = progress.size
-    arguments["callbacks"] = [run.first, *callbacks, run.last]
-    run.install(callbacks)
-    try:
+    own = (StepCallback(trainer, first_epoch), SaveCallback(trainer, options.save_freq or SAVE_FREQ))
+    arguments["callbacks"] = [own[0], *callbacks, own[1]]
+    with trainer.in_place(callbacks):
         history = model.fit(**arguments)
-    except BaseException:
-        run.rescue()
-        raise
-    finally:
-        run.uninstall()
-    found = _history(history, saved, run)
-    if saved is not None and not keep:
-        saved.remove()
-    elif saved is not None:
-        _finish(saved, model, found, arguments)
-    return found
+    if history is None or (checkpoint is not None and checkpoint.saved is not None):
+        history = _history_of(model, run)
+    history.recoveries = [] if trainer.driver is None else trainer.driver.recoveries
+    if checkpoint is not None and options.keep:
+        _write_end(checkpoint, model, history, run, arguments.get("epochs") or 1)
+    elif checkpoint is not None:
+        checkpoint.remove()
+    return history
 
 
 def finished(model: Any, source: Any, path: str) -> Any:
     """Return the history of a run that was over when its checkpoint was written, its state in the model; or None."""
-    import keras
+    from kerasmem.training.checkpoint import Checkpoint
+    from kerasmem.training.trainer import load_saved
 
-    from kerasmem.training.running import load_saved
-    from kerasmem.training.saving import Checkpoint
-
-    if not os.path.exists(path):
+    checkpoint = Checkpoint(path, source)
+    saved = checkpoint.read()
+    if saved is None or not saved.run.is_over:
         return None
-    saved = Checkpoint(path, 1, source)
-    if not saved.more.get("done"):
-        return None
-    saved.check(steps=None, at_once=1)
-    load_saved(model, saved)
-    history = keras.callbacks.History()
-    history.set_model(model)
-    history.history, history.epoch = saved.more["history"], saved.more["epochs"]
-    model.history, history.recoveries = history, []
+    checkpoint.check(steps=None, at_once=1)
+    load_saved(model, checkpoint, source)
+    history = _history_of(model, saved.run)
+    history.recoveries = []
     return history
 
 
-def pass_again(model: Any, arguments: Mapping[str, Any], source: Any, epochs: int) -> None:
-    """Bring data to where it was after a run that is over, for a later one on the same data.
+def _history_of(model: Any, run: Any) -> Any:
+    """Return Keras's `History` with the epochs of earlier processes, too."""
+    import keras
 
-    Args:
-        model: which the run trained.
-        arguments: of `fit`.
-        source: what `make_source` made of them.
-        epochs: that it trained for.
-    """
-    from keras.src.backend.tensorflow.trainer import TFEpochIterator
-
-    walk = TFEpochIterator(
-        x=arguments["x"],
-        steps_per_epoch=arguments.get("steps_per_epoch"),
-        steps_per_execution=model.steps_per_execution,
-        distribute_strategy=model.distribute_strategy,
-    )
-    walk.reset()  # as `fit` does before it begins
-    source.pass_over(epochs, walk, model.steps_per_execution)
+    history = keras.callbacks.History()
+    history.set_model(model)
+    history.history, history.epoch = run.history, run.epochs
+    model.history = history
+    return history
 
 
-def _finish(saved: Any, model: Any, history: Any, arguments: dict[str, Any]) -> None:
+def _write_end(checkpoint: Any, model: Any, history: Any, run: Any, epochs: int) -> None:
     """Save what training came to, with what callbacks did at its end."""
-    from kerasmem.training.callbacks import plain
-    from kerasmem.training.steps.state import read_state
+    from kerasmem.training.model_state import read_state
+    from kerasmem.training.run_state import plain
 
-    values = {name: [plain(each) for each in some] for name, some in history.history.items()}
-    more = {**saved.more, "history": values, "epochs": list(history.epoch), "done": True}
-    epoch = max(arguments.get("epochs") or 1, *history.epoch, 0) if history.epoch else arguments.get("epochs") or 1
-    saved.write(read_state(model), epoch=epoch, done=0, steps=None, logs={}, more=more)
+    run.history = {name: [plain(each) for each in some] for name, some in history.history.items()}
+    run.epochs = list(history.epoch)
+    run.epoch, run.batch, run.steps, run.logs = max(epochs, *run.epochs, 0) if run.epochs else epochs, 0, None, {}
+    run.is_over = True
+    checkpoint.write(run, read_state(model))
 
 
-def make_source(arguments: dict[str, Any]) -> Any:
-    """Return the data of a call of `fit` as a source; takes what it uses up out of the arguments.
+def _callback_list(given: Any) -> list[Any]:
+    """Return the user's callbacks as a list."""
+    import keras
 
-    Raises:
-        UsageError: it is nothing whose place could be found again.
-    """
-    from kerasmem.training import ordered
-    from kerasmem.training.sources import ArraySource, StreamSource
-
-    x: Any = arguments.get("x")
-    y, weight = arguments.get("y"), arguments.get("sample_weight")
-    steps = arguments.get("steps_per_epoch")
-    if ordered.is_sequence(x):
-        return ordered.SequenceSource(x)
-    if ordered.is_dataset(x):
-        return ordered.DatasetSource(x, bool(arguments.get("shuffle", True)), steps)
-    if hasattr(x, "element_spec") or hasattr(x, "__next__"):
-        return StreamSource(x, steps)
-    if arguments.get("validation_split") and arguments.get("validation_data") is None:
-        from keras.src.trainers.data_adapters import array_slicing
-
-        split = array_slicing.train_validation_split((x, y, weight), validation_split=arguments["validation_split"])
-        (x, y, weight), arguments["validation_data"] = split
-    if arguments.get("validation_data") is not None and not arguments.get("validation_batch_size"):
-        arguments["validation_batch_size"] = arguments.get("batch_size")
-    source = ArraySource(x, y, weight, arguments.get("batch_size"), arguments.get("shuffle", True), steps)
-    for name in ("y", "sample_weight", "batch_size"):
-        arguments[name] = None
-    arguments["validation_split"] = 0.0
-    return source
+    if isinstance(given, keras.callbacks.CallbackList):
+        given = given.callbacks
+    return list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
 
 
 def _check_callbacks(callbacks: list[Any]) -> None:
@@ -276,25 +263,3 @@ def _check_callbacks(callbacks: list[Any]) -> None:
                 RuntimeWarning,
                 stacklevel=4,
             )
-
-
-def _history(history: Any, saved: Any, run: Any) -> Any:
-    import keras
-
-    if history is None:
-        history = keras.callbacks.History()
-        history.history, history.epoch = {}, []
-    if saved is not None and saved.more.get("history"):
-        before = saved.more["history"]
-        history.history = {
-            name: [*before.get(name, []), *history.history.get(name, [])] for name in {**before, **history.history}
-        }
-        history.epoch = [*saved.more["epochs"], *history.epoch]
-    history.recoveries = [] if run.driver is None else run.driver.recoveries
-    return history
-
-
-def _whole(name: str, value: int | None) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise UsageError(f"{name}: {value!r} is not a whole number from 1")
-    return value

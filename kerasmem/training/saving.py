@@ -1,149 +1,74 @@
-"""The checkpoint of a run: the file of `ResumeTraining`, with the run's data, history and micro-batches beside it."""
+"""A callback that follows Keras's `fit` and saves where it stands."""
 
 from __future__ import annotations
 
-import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+import keras
 
-from kerasmem.errors import DataError, UsageError
-from kerasmem.training.resume import SavedPoint, read_point, write_point
+from kerasmem import checks
+from kerasmem.training.checkpoint import Checkpoint
+from kerasmem.training.run_state import RunState
 from kerasmem.training.sources import Source
-from kerasmem.training.steps.state import GROUPS, State, as_array, describe, variables
+
+SAVE_FREQ = 100  # batches
 
 
-class Checkpoint:
-    """Where a run stands, on disk.
+class SavingCallback(keras.callbacks.Callback):
+    """Keeps a run's state up to date, and saves it every few batches and at each epoch's end.
 
     Args:
-        path: of the file.
-        every: batches from one writing to the next; each epoch's end is written too.
-        source: the run's data.
+        run: the state.
+        source: the data; None where nothing is saved.
+        checkpoint: where to save; None where nothing is.
+        save_freq: batches from one saving to the next.
     """
 
-    def __init__(self, path: str, every: int, source: Source) -> None:
-        self.path, self.every, self.source = path, every, source
-        self.point: SavedPoint | None = None
-        self.arrays: State = {}
-        if os.path.exists(path):
-            self.point, self.arrays = self._read()
+    def __init__(self, run: RunState, source: Source | None, checkpoint: Checkpoint | None, save_freq: int) -> None:
+        super().__init__()
+        self.run, self.source, self.checkpoint, self.save_freq = run, source, checkpoint, save_freq
 
-    @property
-    def more(self) -> dict[str, Any]:
-        """What else was saved: `history`, `epochs`, `size`, `done`."""
-        return {} if self.point is None else self.point.more
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Note how many batches an epoch has."""
+        self.run.steps = (self.params or {}).get("steps")
 
-    def check(self, *, steps: int | None, at_once: int) -> None:
-        """Refuse to go on with other data or settings than before.
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Count the epoch's batches from 0."""
+        self.run.begin_epoch(epoch)
+        if self.source is not None:
+            self.source.begin_epoch(epoch)
 
-        Raises:
-            UsageError: the message names what differs.
-        """
-        point, kind = self.point, self.source.kind
-        if point is None:
-            return
-        if point.sequence["kind"] != kind:
-            raise UsageError(f"checkpoint: {self.path} is of a run on {point.sequence['kind']}, and x is now {kind}")
-        for name, now in self.source.describe().items():
-            before = point.sequence["agrees"].get(name)
-            if before != now:
-                raise UsageError(
-                    f"checkpoint: {name} was {before!r} in the run that {self.path} was saved in and is {now!r} now; "
-                    "give fit the data and settings of that run, or delete the file to start over"
-                )
-        if point.batch and point.steps != steps:
-            raise UsageError(
-                f"steps_per_epoch: {self.path} was saved within an epoch of {point.steps} batches, and fit now has "
-                f"{steps}; give fit the same data and steps_per_epoch, or delete the file to start over"
-            )
-        if point.batch % at_once:
-            raise UsageError(
-                f"steps_per_execution: {self.path} was saved after {point.batch} batches of an epoch, and fit now "
-                f"takes {at_once} at a time; compile with the same steps_per_execution"
-            )
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Save, if it is time."""
+        if self.run.count(batch + 1) and self.run.unsaved >= self.save_freq and self.can_save():
+            self.run.keep_logs(logs)
+            self.save()
 
-    def restored(self, model: Any, *, groups: tuple[str, ...] = GROUPS) -> State:
-        """Return what was saved as arrays for a model's variables.
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Save the start of the next epoch."""
+        if self.source is not None:
+            self.source.end_epoch(self.run)
+        self.run.end_epoch(logs)
+        self.save()
 
-        Raises:
-            UsageError: the model is another; the message names the first variable that differs.
-        """
-        assert self.point is not None
-        own = variables(model)
-        for group in groups:
-            here, saved = describe(own[group]), self.point.variables.get(group)
-            if group == "metrics" and (self.point.batch == 0 or here != saved):
-                continue  # begun anew with the epoch, and other ones are no reason not to go on
-            if here != saved:
-                raise UsageError(_difference(self.path, group, own[group], here, saved or []))
-        state = {group: self.arrays.get(group, []) for group in (*groups, "random")}
-        if self.point.batch == 0 or describe(own["metrics"]) != self.point.variables.get("metrics"):
-            state["metrics"] = [as_array(variable) for variable in own["metrics"]]
-        return state
+    def can_save(self) -> bool:
+        """Return whether a run can go on from here."""
+        return True
 
-    def write(
-        self, state: State, *, epoch: int, done: int, steps: int | None, logs: Mapping[str, Any], more: dict[str, Any]
-    ) -> None:
-        """Write where training stands, by way of another name."""
-        point = SavedPoint(
-            epoch=epoch,
-            batch=done,
-            steps=steps,
-            sequence={
-                "kind": self.source.kind,
-                "agrees": self.source.describe(),
-                "at": self.source.position(epoch, done, steps),
-            },
-            logs={name: float(value) for name, value in logs.items() if np.ndim(value) == 0},
-            variables={group: describe(some) for group, some in state.items()},
-            more=more,
-        )
-        write_point(self.path, point, state)
-
-    def remove(self) -> None:
-        """Remove the file, if there is one."""
-        if os.path.exists(self.path):
-            os.unlink(self.path)
-
-    def _read(self) -> tuple[SavedPoint, State]:
-        point, raw = read_point(self.path)
-        try:
-            for name in ("epoch", "batch"):
-                value = getattr(point, name)
-                if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                    raise ValueError(f"{name} {value!r}")
-            if not isinstance(point.sequence["agrees"], dict) or not isinstance(point.sequence["at"], dict):
-                raise ValueError("sequence")
-            if not isinstance(point.more, dict) or not isinstance(point.logs, dict):
-                raise ValueError("more")
-            state = {
-                group: [_decoded(data, *kind) for data, kind in zip(raw[group], some, strict=True)]
-                for group, some in point.variables.items()
-            }
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"checkpoint: {self.path} is not a file that kerasmem.fit saved, or a damaged one ({error}); delete it "
-                "to start over"
-            ) from error
-        return point, state
+    def save(self) -> None:
+        """Write where the run stands, if there is anywhere to write it."""
+        raise NotImplementedError
 
 
-def _decoded(data: np.ndarray, name: str, shape: list[int]) -> np.ndarray:
-    import tensorflow as tf
+def read_save_freq(save_freq: int | None, every: int | None) -> int:
+    """Return the batches between two savings; `every` is the former name.
 
-    kind = tf.as_dtype("bool" if name == "bool" else name).as_numpy_dtype
-    return np.frombuffer(data.tobytes(), kind).reshape(shape)
-
-
-def _difference(path: str, group: str, own: list[Any], here: list[Any], saved: list[Any]) -> str:
-    what = f"{len(saved)} variables and the one given has {len(here)}"
-    for variable, now, before in zip(own, here, saved, strict=False):
-        if now != before:
-            what = f"{before[0]} {tuple(before[1])} where the one given has {variable.path}, {now[0]} {tuple(now[1])}"
-            break
-    return (
-        f"model: the {group} saved in {path} has {what}; build and compile the model as before, or delete the file to "
-        "start over"
-    )
+    Raises:
+        UsageError: it is no whole number above 0.
+    """
+    if every is not None:
+        warnings.warn("every is called save_freq now, as in Keras", FutureWarning, stacklevel=3)
+        save_freq = checks.whole("every", every) if save_freq is None else save_freq
+    return SAVE_FREQ if save_freq is None else checks.whole("save_freq", save_freq)

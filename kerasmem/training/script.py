@@ -6,6 +6,7 @@ Started by `supervising`, as `python -m kerasmem.training.script SCRIPT ARGUMENT
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.abc
 import importlib.machinery
@@ -13,134 +14,160 @@ import importlib.util
 import inspect
 import os
 import runpy
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from kerasmem.compat.keras_fit import new_epoch_iterator
 from kerasmem.errors import UsageError
-from kerasmem.training.progress import FOLDER, RAN_OUT, Record, Standing, read_json, write_json
+from kerasmem.training.run_folder import RAN_OUT, VARIABLE, RunFolder, ScriptPosition
+
+if TYPE_CHECKING:
+    from kerasmem.training.fitting import FitOptions
+    from kerasmem.training.run_state import RunState
+    from kerasmem.training.sources import Source
+    from kerasmem.training.steps.engine import RanOut
 
 
 class Session:
     """The calls of `fit` of one run of the script, numbered from 1.
 
     Args:
-        folder: where the run keeps its checkpoints.
+        folder: of the run.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.record = Record(folder)
-        self.record.write(Standing(0, 0, 0, 0, 0, in_fit=False))
-        self._settings = read_json(folder, "settings")
+        self.folder.note(ScriptPosition())
+        self._settings = folder.read("settings")
         self._count = 0
-        self._within = False
-        self._behind: list[tuple[Any, Callable[[], None]]] = []  # data of calls that were over, and what they did to it
+        self.keras_fit: Any = None  # of `keras.Model`, before it was replaced
+        self._is_inside = False
+        self._to_pass_over: list[tuple[Any, Callable[[], None]]] = []  # data of calls that were over, and how to
 
     def covers(self) -> bool:
         """Return whether a call of `fit` is one of the script's, not one that we make."""
-        return not self._within
+        return not self._is_inside
 
-    def fit(self, model: Any, original: Any, arguments: dict[str, Any], *, micro_batches: int | None = None) -> Any:
-        """Train as `fit` would, going on where an earlier run of the script was."""
-        from kerasmem.training.fitting import make_source
+    def fit(self, model: Any, arguments: dict[str, Any], options: FitOptions | None = None) -> Any:
+        """Train as `fit` would, going on where an earlier run of the script was.
+
+        Args:
+            model: to be trained.
+            arguments: of `model.fit`, by name.
+            options: of `kerasmem.fit`; None where the script calls `model.fit`.
+        """
+        from kerasmem.training.fitting import FitOptions, train
+        from kerasmem.training.sources import make_source
         from kerasmem.training.steps.checks import check_model
 
         self._count += 1
-        number = self._count
+        given, arguments = dict(arguments), dict(arguments)
         with self._inside():
-            arguments = dict(arguments)
             try:
                 check_model(model)
                 source = make_source(arguments)
             except UsageError as error:
+                if options is not None and options.checkpoint is not None:
+                    raise
                 warnings.warn(
-                    f"kerasmem run: fit number {number} of the script cannot be gone on with, and begins anew if the "
-                    f"script dies in it: {error}",
+                    f"kerasmem run: fit number {self._count} of the script cannot be gone on with, and starts over if "
+                    f"the script dies in it: {error}",
                     RuntimeWarning,
                     stacklevel=3,
                 )
-                return original(model, **arguments)
-            return self._train(number, model, arguments, source, micro_batches)
+                return self.keras_fit(model, **given) if options is None else train(model, given, options)
+            return self._train(model, arguments, source, options or FitOptions())
 
-    def _train(self, number: int, model: Any, arguments: dict[str, Any], source: Any, micro_batches: int | None) -> Any:
+    def _train(self, model: Any, arguments: dict[str, Any], source: Source, options: FitOptions) -> Any:
         from kerasmem.diagnosis.explaining import explain_oom
-        from kerasmem.training.fitting import finished, pass_again, train
+        from kerasmem.training.fitting import finished, train
 
-        path = os.path.join(self.folder, f"fit-{number}")
-        history = finished(model, source, path)
+        number, end = self._count, os.path.join(self.folder.path, f"fit-{self._count}")
+        history = finished(model, source, end)
         if history is not None:
             if source.kind in ("stream", "dataset"):
                 epochs = len(history.epoch)
-                self._behind.append((arguments["x"], functools.partial(pass_again, model, arguments, source, epochs)))
+                again = functools.partial(_pass_over, model, arguments, source, epochs)
+                self._to_pass_over.append((arguments["x"], again))
             return history
-        for data, again in self._behind:
+        for data, pass_over in self._to_pass_over:
             if data is arguments.get("x"):
-                again()
-        self._behind = [each for each in self._behind if each[0] is not arguments.get("x")]
-        progress = _Progress(self, number, read_json(self.folder, "plan"))
+                pass_over()
+        self._to_pass_over = [each for each in self._to_pass_over if each[0] is not arguments.get("x")]
+        chosen = dataclasses.replace(
+            options,
+            micro_batches=options.micro_batches or self._settings.get("micro_batches"),
+            save_freq=options.save_freq or self._settings.get("save_freq"),
+            checkpoint=options.checkpoint or end,
+            keep=True,
+        )
         try:
-            history = train(
-                model,
-                arguments,
-                micro_batches=micro_batches or self._settings.get("micro_batches"),
-                path=path,
-                every=self._settings.get("every", 100),
-                keep=True,
-                isolated=False,
-                source=source,
-                progress=progress,
-            )
+            history = train(model, arguments, chosen, source=source, supervisor=_Supervised(self.folder, number))
         except Exception as error:
             found = explain_oom(error)
             if not found.out_of_memory:
                 raise
-            self.die({"diagnosis": found.to_dict(), "certain": False})
-        self.record.write(Standing(number, 0, 0, 0, 0, in_fit=False))
+            die(self.folder, {"diagnosis": found.to_dict(), "certain": False})
+        if options.checkpoint is not None:  # the script's own; the end of this fit is for a later run of the script
+            shutil.copyfile(options.checkpoint, end + ".part")
+            os.replace(end + ".part", end)
+            if not options.keep:
+                os.unlink(options.checkpoint)
+        self.folder.note(ScriptPosition(number))
         return history
-
-    def die(self, failure: dict[str, Any]) -> None:
-        """End the process at once, saving nothing that it holds."""
-        write_json(self.folder, "failure", failure)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(RAN_OUT)
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        self._within = True
+        self._is_inside = True
         try:
             yield
         finally:
-            self._within = False
+            self._is_inside = False
 
 
-class _Progress:
-    """Told of each step of one `fit`."""
+class _Supervised:
+    """Tells the watching process of each step of one `fit`, see `trainer.Supervisor`."""
 
-    def __init__(self, session: Session, number: int, plan: dict[str, Any]) -> None:
-        self._session, self._number = session, number
-        self.size, self.test_size = plan.get(f"{number} train"), plan.get(f"{number} test")
+    def __init__(self, folder: RunFolder, number: int) -> None:
+        self._folder, self._number = folder, number
+        plan = folder.read("plan")
+        self.sizes = {kind: plan[f"{number} {kind}"] for kind in ("train", "test") if f"{number} {kind}" in plan}
 
-    def before(self, run: Any, driver: Any, rows: int) -> None:
+    def before_step(self, run: RunState, rows: int) -> None:
         """Note the step that comes."""
-        standing = Standing(self._number, run.last.epoch, run.last.done, rows, driver.size or 0, in_fit=True)
-        self._session.record.write(standing)
+        size = run.micro_batch_rows or 0
+        self._folder.note(ScriptPosition(self._number, run.epoch, run.batch, rows, size, in_fit=True))
 
-    def die(self, failure: Any, kind: str, rows: int, size: int) -> None:
-        """A step on so many rows, in pieces of `size`, cost the process."""
+    def die(self, failure: RanOut, kind: str, rows: int, size: int) -> None:
+        """End the process: a step on so many rows, in pieces of `size`, ran out."""
         told = {"diagnosis": failure.diagnosis.to_dict(), "certain": failure.is_certain}
-        self._session.die({**told, "kind": kind, "rows": rows, "size": min(rows, size)})
+        die(self._folder, {**told, "kind": kind, "rows": rows, "size": min(rows, size)})
+
+
+def die(folder: RunFolder, failure: dict[str, Any]) -> NoReturn:
+    """End the process at once, saving nothing that it holds."""
+    folder.write("failure", failure)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(RAN_OUT)
+
+
+def _pass_over(model: Any, arguments: dict[str, Any], source: Source, epochs: int) -> None:
+    """Bring data to where a `fit` that is over left it, for a later one on the same data."""
+    walk = new_epoch_iterator(model, arguments["x"], arguments.get("steps_per_epoch"))
+    source.pass_over(epochs, walk, model.steps_per_execution)
 
 
 SESSION: Session | None = None
 
 
-def routed(session: Session, keras: ModuleType) -> None:
+def route_fit(session: Session, keras: ModuleType) -> None:
     """Have `fit` of every Keras model go through the session."""
-    original = keras.Model.fit
+    session.keras_fit = original = keras.Model.fit
     signature = inspect.signature(original)
 
     def fit(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -148,7 +175,7 @@ def routed(session: Session, keras: ModuleType) -> None:
             return original(self, *arguments, **named)
         bound = signature.bind(self, *arguments, **named).arguments
         bound.pop("self")
-        return session.fit(self, original, dict(bound))
+        return session.fit(self, dict(bound))
 
     fit.__doc__ = original.__doc__
     keras.Model.fit = fit
@@ -177,13 +204,13 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        routed(self._session, module)
+        route_fit(self._session, module)
 
 
 def main(arguments: list[str]) -> None:
     """Run the script as Python would."""
     global SESSION
-    SESSION = Session(os.environ[FOLDER])
+    SESSION = Session(RunFolder(os.environ[VARIABLE]))
     sys.modules["kerasmem.training.script"] = sys.modules[__name__]  # one session, whoever imports this
     sys.meta_path.insert(0, _AfterImport(SESSION))
     path, sys.argv = arguments[0], list(arguments)

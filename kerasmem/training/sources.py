@@ -1,8 +1,8 @@
-"""Where training stands in its data, and how it gets there again: arrays, H5ChunkSequence, PyDataset, tf.data.
+"""Where training stands in its data, and how it gets there again.
 
 A source gives Keras the data and can say, as plain data, what comes after so many batches of an epoch of Keras's.
-Keras shuffles arrays by a generator whose state is not to be had; here the order of an epoch depends on a seed and the
-epoch's number alone, so that any process can go on in its middle.
+The state of the generator by which Keras shuffles arrays is out of reach; here the order of an epoch depends on a seed
+and the epoch's number alone, so that any process can go on in its middle.
 """
 
 from __future__ import annotations
@@ -10,45 +10,56 @@ from __future__ import annotations
 import contextlib
 import random
 import zlib
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from kerasmem.compat.keras_fit import read_epoch
 from kerasmem.errors import UsageError
+from kerasmem.training.run_state import RunState
 from kerasmem.training.steps.batches import without_optionals
 
 _SAMPLED = 64  # rows of each array that tell one data set from another
 
 
-class Source(Protocol):
-    """Data that a run can go on with."""
+class Source:
+    """Data that a run can go on with.
 
-    kind: str
-    reads_skipped: bool  # whether batches trained on before are read once more, and passed over
-    arguments: dict[str, Any]  # for `fit`
+    Attributes:
+        kind: what it is.
+        reads_skipped: whether batches trained on before are read once more, and passed over.
+        arguments: for `fit`.
+    """
+
+    kind = ""
+    reads_skipped = False
+    arguments: dict[str, Any]
 
     def describe(self) -> dict[str, Any]:
         """Return what must agree between the run that was saved and the one that goes on, as JSON has it."""
+        return {}
 
-    def position(self, epoch: int, done: int, steps: int | None) -> dict[str, Any]:
-        """Return what `go_to` wants after `done` batches of Keras's epoch."""
+    def position(self, run: RunState) -> dict[str, Any]:
+        """Return what `go_to` wants for the batch that comes next."""
+        raise NotImplementedError
 
-    def go_to(self, position: dict[str, Any], epoch: int, done: int) -> None:
-        """Have Keras's epoch go on after `done` batches that Keras counts and does not ask for."""
+    def go_to(self, position: dict[str, Any], run: RunState) -> None:
+        """Have Keras's epoch go on after the batches of it that Keras counts and does not ask for."""
+        raise NotImplementedError
 
-    def pass_over(self, epochs: int, walk: Any, at_once: int) -> None:
+    def pass_over(self, epochs: int, epoch_iterator: Any, at_once: int) -> None:
         """Bring the data to where it was after whole epochs that an earlier process has trained on.
 
         Args:
             epochs: how many.
-            walk: Keras's, epoch by epoch through the data; one that is to be read stands behind them then.
+            epoch_iterator: by which Keras goes through the data; where that is read, it stands behind them then.
             at_once: batches between two returns to Keras.
         """
 
     def begin_epoch(self, epoch: int) -> None:
         """Note that Keras begins an epoch."""
 
-    def end_epoch(self, done: int, steps: int | None) -> None:
+    def end_epoch(self, run: RunState) -> None:
         """Note that it is over."""
 
     def seen(self, batch: Any) -> None:
@@ -59,10 +70,15 @@ class Source(Protocol):
 
     def peek(self) -> Any:
         """Return a batch, for its shapes, where no more are to be trained on."""
+        raise NotImplementedError
 
 
-class CountedSource:
-    """Data whose batches are counted from its own beginning, as Keras's epochs need not be the data's."""
+class CountedSource(Source):
+    """Data whose batches are counted from its own beginning, as Keras's epochs need not be the data's.
+
+    Args:
+        steps: of an epoch, where `fit` was given them.
+    """
 
     def __init__(self, steps: int | None) -> None:
         self._steps = steps
@@ -70,136 +86,38 @@ class CountedSource:
         self._epoch = self._place = 0
         self._first: int | None = None  # batches taken before Keras's epoch 0, where its epochs are not the data's
 
-    def position(self, epoch: int, done: int, steps: int | None) -> dict[str, Any]:
-        """See `Source`."""
-        return {"seed": self.seed, "passed": epoch * self._steps + done + (self._first or 0) if self._steps else 0}
+    def position(self, run: RunState) -> dict[str, Any]:
+        """Return the seed, and how many batches were taken where Keras's epochs are not the data's."""
+        passed = run.epoch * self._steps + run.batch + (self._first or 0) if self._steps else 0
+        return {"seed": self.seed, "passed": passed}
 
-    def pass_over(self, epochs: int, walk: Any, at_once: int) -> None:
-        """See `Source`; where an epoch's number says all there is nothing to do."""
+    def go_to(self, position: dict[str, Any], run: RunState) -> None:
+        """Take over the seed and the place."""
+        self.seed, passed = int(position["seed"]), int(position["passed"])
+        self._epoch, self._place = run.epoch, run.batch
+        if self._steps:
+            self._first = passed - run.epoch * self._steps - run.batch
+            self._epoch, self._place = self._divided(passed)
+
+    def _divided(self, passed: int) -> tuple[int, int]:
+        """Return the data's epoch and the batch of it after so many batches."""
+        raise NotImplementedError
 
     def begin_epoch(self, epoch: int) -> None:
-        """See `Source`."""
+        """Begin at the data's beginning, except in the epoch that is gone on with."""
         if not self._steps:
             self._place = self._place if epoch == self._epoch else 0
             self._epoch = epoch
         elif self._first is None:
             self._first = -epoch * self._steps
 
-    def end_epoch(self, done: int, steps: int | None) -> None:
-        """See `Source`."""
+    def end_epoch(self, run: RunState) -> None:
+        """Have the next epoch begin at the data's beginning."""
         if not self._steps:
             self._place = 0
 
-    def seen(self, batch: Any) -> None:
-        """See `Source`."""
 
-    def check(self) -> None:
-        """See `Source`."""
-
-
-class ArraySource(CountedSource):
-    """Arrays in memory, in an order that depends on the seed and the epoch alone.
-
-    Args:
-        x, y, sample_weight: as for `fit`.
-        batch_size: rows a batch; None as Keras does.
-        shuffle: as for `fit`.
-        steps: of an epoch, where `fit` was given them.
-    """
-
-    kind = "arrays"
-    reads_skipped = False
-
-    def __init__(
-        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: Any, steps: int | None
-    ) -> None:
-        import keras
-
-        parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-        parts = keras.tree.map_structure(_array, parts)
-        leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
-        self._rows = len(leaves[0])
-        for leaf in leaves:
-            if len(leaf) != self._rows:
-                raise UsageError(f"x, y: arrays of {self._rows} and {len(leaf)} rows; they must have as many")
-        self._batch_size = batch_size or (-(-self._rows // steps) if steps else 32)
-        self._shuffle = shuffle
-        super().__init__(steps)
-        self._batches = -(-self._rows // self._batch_size)
-        self._digest = _digest(leaves)
-        self.arguments = {"x": self._dataset(parts), "shuffle": False}
-
-    def describe(self) -> dict[str, Any]:
-        """See `Source`."""
-        return {"rows": self._rows, "batch_size": self._batch_size, "shuffle": str(self._shuffle), "data": self._digest}
-
-    def go_to(self, position: dict[str, Any], epoch: int, done: int) -> None:
-        """See `Source`."""
-        self.seed = int(position["seed"])
-        if self._steps:
-            passed = int(position["passed"])
-            self._epoch, self._place = divmod(passed, self._batches)
-            self._first = passed - epoch * self._steps - done
-        else:
-            self._epoch, self._place = epoch, done
-
-    def peek(self) -> Any:
-        """See `Source`."""
-        return next(iter(self.arguments["x"]))
-
-    def order(self, epoch: int) -> np.ndarray:
-        """Return the rows of an epoch."""
-        rows = np.arange(self._rows)
-        if not self._shuffle:
-            return rows
-        generator = np.random.default_rng((self.seed, epoch))
-        if self._shuffle != "batch":
-            return generator.permutation(rows)
-        for start in range(0, self._rows, self._batch_size):
-            generator.shuffle(rows[start : start + self._batch_size])
-        return rows
-
-    def _next_order(self) -> tuple[np.ndarray, np.int64]:
-        """Return the rows, and the first batch, for an iterator that Keras makes now."""
-        epoch, place = self._epoch, self._place
-        if self._steps:
-            self._epoch, self._place = epoch + 1, 0
-        return self.order(epoch), np.int64(place)
-
-    def _dataset(self, parts: Any) -> Any:
-        import keras
-        import tensorflow as tf
-
-        with tf.device("CPU:0"):
-            held = keras.tree.map_structure(
-                lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), keras.tree.lists_to_tuples(parts)
-            )
-
-        def take(rows: Any) -> Any:
-            return keras.tree.map_structure(lambda leaf: None if leaf is None else tf.gather(leaf, rows, axis=0), held)
-
-        def order(_: Any) -> Any:
-            rows, place = tf.numpy_function(self._next_order, [], (tf.int64, tf.int64))
-            rows.set_shape([self._rows])
-            place.set_shape([])
-            return rows, place
-
-        def cut(rows: Any, place: Any) -> Any:
-            numbers = tf.data.Dataset.range(place, self._batches)
-            if not self._steps:  # Keras counts those before too; it does not come to them
-                numbers = numbers.concatenate(tf.data.Dataset.range(place))
-            size = self._batch_size
-            return numbers.map(lambda number: rows[number * size : (number + 1) * size])
-
-        once = tf.data.Dataset.range(1)
-        batches = (once.repeat() if self._steps else once).map(order).flat_map(cut)
-        dataset = batches.map(take, num_parallel_calls=tf.data.AUTOTUNE)
-        if not self._steps:
-            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self._batches))
-        return dataset.prefetch(tf.data.AUTOTUNE)
-
-
-class StreamSource:
+class StreamSource(Source):
     """A tf.data pipeline or a generator: what was trained on is read once more, and compared at the place."""
 
     kind = "stream"
@@ -212,47 +130,40 @@ class StreamSource:
         self.arguments = {"x": x}
 
     def describe(self) -> dict[str, Any]:
-        """See `Source`."""
+        """Return the steps of an epoch."""
         return {"steps": self._steps}
 
-    def position(self, epoch: int, done: int, steps: int | None) -> dict[str, Any]:
-        """See `Source`."""
+    def position(self, run: RunState) -> dict[str, Any]:
+        """Return what tells the last batch from others."""
         return {"last": self._last}
 
-    def go_to(self, position: dict[str, Any], epoch: int, done: int) -> None:
-        """See `Source`."""
+    def go_to(self, position: dict[str, Any], run: RunState) -> None:
+        """Note what the last batch was, to be compared when it is read again."""
         self._expected = int(position["last"])
 
-    def pass_over(self, epochs: int, walk: Any, at_once: int) -> None:
-        """See `Source`.
+    def pass_over(self, epochs: int, epoch_iterator: Any, at_once: int) -> None:
+        """Read whole epochs as Keras does.
 
-        How often the data is begun anew is Keras's affair (one more time an epoch, where it knows the number of
-        batches), and each time a pipeline that shuffles draws another order.
+        Keras chooses how often it begins the data (one more time an epoch, where it knows the number of batches), and
+        each time a pipeline that shuffles draws another order.
         """
         batch = None
         for _ in range(epochs):
-            with walk.catch_stop_iteration():
-                for _, _, iterator in walk:
-                    batch = last_of(iterator, at_once)
+            found = read_epoch(epoch_iterator, lambda iterator: last_of(iterator, at_once))
+            batch = batch if found is None else found
         if batch is not None:
             self.seen(batch)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """See `Source`."""
-
-    def end_epoch(self, done: int, steps: int | None) -> None:
-        """See `Source`."""
-
     def seen(self, batch: Any) -> None:
-        """See `Source`."""
+        """Note what tells the batch from others."""
         import keras
 
-        self._last = _digest(
+        self._last = digest(
             [np.asarray(leaf[:1]) for leaf in keras.tree.flatten(batch) if leaf is not None and hasattr(leaf, "numpy")]
         )
 
     def peek(self) -> Any:
-        """See `Source`; a pipeline is not begun for it where its description will do, since it may shuffle anew."""
+        """Return a batch; the pipeline is not begun where its description will do, since it may shuffle once more."""
         import keras
         import tensorflow as tf
 
@@ -285,24 +196,7 @@ def last_of(iterator: Any, count: int) -> Any:
     return without_optionals(batch)
 
 
-def _array(leaf: Any) -> Any:
-    """Return an array as Keras would have it: floats as the default float."""
-    import keras
-
-    if leaf is None:
-        return None
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
-        raise UsageError(
-            f"x, y: {type(leaf).__name__} is no array; for a run that can be gone on with give arrays, a PyDataset, "
-            "H5ChunkSequence or tf.data"
-        )
-    array = np.asarray(leaf)
-    if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx():
-        array = array.astype(keras.config.floatx())
-    return array
-
-
-def _digest(arrays: list[Any]) -> int:
+def digest(arrays: list[Any]) -> int:
     """Return a number that tells data sets apart by shapes, types and some rows."""
     found = 0
     for array in arrays:
@@ -310,3 +204,31 @@ def _digest(arrays: list[Any]) -> int:
         found = zlib.crc32(f"{array.shape[1:]}{array.dtype}{len(array)}".encode(), found)
         found = zlib.crc32(rows.astype("U").tobytes() if rows.dtype.kind == "O" else rows.tobytes(), found)
     return found
+
+
+def make_source(arguments: dict[str, Any]) -> Source:
+    """Return the data of a call of `fit` as a source.
+
+    Args:
+        arguments: of `fit`, by name; those that the source takes the place of are changed.
+
+    Raises:
+        UsageError: it is nothing whose place could be found again.
+    """
+    from kerasmem.training.array_source import ArraySource, split_rows
+    from kerasmem.training.dataset_sources import dataset_source
+
+    x, y, weight = (arguments.get(name) for name in ("x", "y", "sample_weight"))
+    steps, shuffle = arguments.get("steps_per_epoch"), arguments.get("shuffle", True)
+    source = dataset_source(x, shuffle, steps)
+    if source is None and (hasattr(x, "element_spec") or hasattr(x, "__next__")):
+        source = StreamSource(x, steps)
+    if source is None:
+        if arguments.get("validation_split") and arguments.get("validation_data") is None:
+            (x, y, weight), arguments["validation_data"] = split_rows((x, y, weight), arguments["validation_split"])
+        if arguments.get("validation_data") is not None and not arguments.get("validation_batch_size"):
+            arguments["validation_batch_size"] = arguments.get("batch_size")
+        source = ArraySource(x, y, weight, arguments.get("batch_size"), shuffle, steps)
+        arguments.update(y=None, sample_weight=None, batch_size=None, validation_split=0.0)
+    arguments.update(source.arguments)
+    return source

@@ -94,21 +94,22 @@ def lost(mode: str, size: str = "") -> dict[str, Any]:
 
 def checkpoint() -> dict[str, Any]:
     """What one writing takes."""
-    from kerasmem.training.saving import Checkpoint
-    from kerasmem.training.sources import ArraySource
-    from kerasmem.training.steps.state import byte_count, read_state
+    from kerasmem.training.array_source import ArraySource
+    from kerasmem.training.checkpoint import Checkpoint
+    from kerasmem.training.model_state import byte_count, read_state
+    from kerasmem.training.run_state import RunState
 
     model = wide()
     x, y = data(model, 64)
     model.fit(x, y, verbose=0)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        saved = Checkpoint(f"{folder}/run.ckpt", 1, ArraySource(x, y, None, 32, True, None))
+        saved = Checkpoint(f"{folder}/run.ckpt", ArraySource(x, y, None, 32, True, None))
         for _ in range(10):
             start = time.perf_counter()
             state = read_state(model)
             copied = time.perf_counter()
-            saved.write(state, epoch=0, done=1, steps=2, logs={}, more={})
+            saved.write(RunState(batch=1, steps=2), state)
             rows.append((copied - start, time.perf_counter() - copied))
         size = os.path.getsize(f"{folder}/run.ckpt")
     return {

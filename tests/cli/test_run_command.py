@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kerasmem.training.progress import RAN_OUT, Record, Standing, read_json, write_json
-from kerasmem.training.supervising import _Supervisor
+from kerasmem.training.run_folder import RAN_OUT, RunFolder, ScriptPosition
+from kerasmem.training.supervising import Supervisor
 
 SCRIPT = Path(__file__).parent / "trained.py"
 ROOT = SCRIPT.parent.parent.parent
@@ -22,7 +22,7 @@ LIMITED = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "18
 def run(folder, what, *options, **env):
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "kerasmem", "run", "--every", "3", *options, str(SCRIPT), str(folder), what],
+        [sys.executable, "-m", "kerasmem", "run", "--save-freq", "3", *options, str(SCRIPT), str(folder), what],
         capture_output=True,
         text=True,
         timeout=600,
@@ -71,30 +71,28 @@ def test_wrong_usage(cli, tmp_path):
 
 @pytest.fixture
 def supervisor(tmp_path):
-    told = []
-    made = _Supervisor("train.py", [], str(tmp_path), told.append, restarts=5)
-    return made, str(tmp_path), told
+    told, folder = [], RunFolder(str(tmp_path))
+    return lambda restarts=5: Supervisor("train.py", [], folder, told.append, restarts), folder, told
 
 
 def test_pieces_are_halved_where_it_is_known_or_comes_again(supervisor):
-    made, folder, told = supervisor
-    at = Standing(2, 0, 5, 64, 0, in_fit=True)
-    assert made._why_not(-9, at, {}) is None and read_json(folder, "plan") == {}
-    assert made._why_not(-9, at, {}) is None and read_json(folder, "plan") == {"2 train": 32}
+    make, folder, told = supervisor
+    made, at = make(), ScriptPosition(2, 0, 5, 64, 0, in_fit=True)
+    assert made.plan(-9, at, {}) is None and folder.read("plan") == {}
+    assert made.plan(-9, at, {}) is None and folder.read("plan") == {"2 train": 32}
     known = {"certain": True, "diagnosis": {"summary": "It ran out."}}
-    assert made._why_not(RAN_OUT, Standing(2, 0, 6, 64, 32, in_fit=True), known) is None
-    assert read_json(folder, "plan") == {"2 train": 16}
-    assert "one row at a time too" in made._why_not(RAN_OUT, Standing(2, 0, 6, 64, 1, in_fit=True), known)
-    made._left = 0
-    assert "as many restarts" in made._why_not(-9, Standing(2, 1, 0, 64, 16, in_fit=True), {})
+    assert made.plan(RAN_OUT, ScriptPosition(2, 0, 6, 64, 32, in_fit=True), known) is None
+    assert folder.read("plan") == {"2 train": 16}
+    assert "one row at a time too" in made.plan(RAN_OUT, ScriptPosition(2, 0, 6, 64, 1, in_fit=True), known)
+    assert "as many restarts" in make(restarts=0).plan(-9, ScriptPosition(2, 1, 0, 64, 16, in_fit=True), {})
     assert len(told) == 3
 
 
-def test_the_record_survives_and_reads_back(tmp_path):
-    at = Standing(3, 1, 7, 64, 16, in_fit=True)
-    Record(str(tmp_path)).write(at)
-    assert Record(str(tmp_path)).read() == at
-    write_json(str(tmp_path), "plan", {"1": 2})
-    assert read_json(str(tmp_path), "plan") == {"1": 2}
+def test_the_position_survives_and_reads_back(tmp_path):
+    at, folder = ScriptPosition(3, 1, 7, 64, 16, in_fit=True), RunFolder(str(tmp_path))
+    folder.note(at)
+    assert RunFolder(str(tmp_path)).position() == at
+    folder.write("plan", {"1": 2})
+    assert folder.read("plan") == {"1": 2}
     (tmp_path / "plan").write_text(json.dumps([1]))
-    assert read_json(str(tmp_path), "plan") == {} == read_json(str(tmp_path), "none")
+    assert folder.read("plan") == {} == folder.read("none")

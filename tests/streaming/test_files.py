@@ -218,7 +218,7 @@ def test_training_goes_on_over_several_files(parts, tmp_path):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Rescaling(0.01), keras.layers.Dense(1)])
         model.compile("adam", "mse")
         with H5ChunkSequence(parts, batch_size=16, memory_budget="4kB") as stream:
-            saver = ResumeTraining(tmp_path / "run.resume", stream, every=2)
+            saver = ResumeTraining(tmp_path / "run.resume", stream, save_freq=2)
             stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: fail_at(batch, epochs))
             model.fit(stream, epochs=2, verbose=0, callbacks=[saver, stop])
         return model.get_weights()

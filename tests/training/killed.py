@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasmem import H5ChunkSequence, ResumeTraining
-from kerasmem.training import resume
+from kerasmem.training import checkpoint
 
 
 def make_model(seed, compiled):
@@ -46,7 +46,7 @@ def make_model(seed, compiled):
     return model
 
 
-def run(file, folder, name, kill, *, sequence, fit, compiled, every, dataset, valid):
+def run(file, folder, name, kill, *, sequence, fit, compiled, save_freq, dataset, valid):
     """Train; `kill` is the number of the training step after which to die, with a moment, or None."""
     tf.config.experimental.enable_op_determinism()
     sequence = {key: tuple(value) if isinstance(value, list) else value for key, value in sequence.items()}
@@ -54,7 +54,7 @@ def run(file, folder, name, kill, *, sequence, fit, compiled, every, dataset, va
     # What a model is made of is other in each run; all of it comes from the file when training goes on.
     first = not (folder / f"{name}.resume").exists()
     model = make_model(0 if first else 99, compiled)
-    saver = ResumeTraining(folder / f"{name}.resume", stream, every=every)
+    saver = ResumeTraining(folder / f"{name}.resume", stream, save_freq=save_freq)
     log = open(folder / f"{name}.steps", "a")  # noqa: SIM115
     steps = 0
 
@@ -68,7 +68,7 @@ def run(file, folder, name, kill, *, sequence, fit, compiled, every, dataset, va
 
         def on_train_batch_end(self, batch, logs=None):
             nonlocal steps
-            if batch + 1 <= saver._skipped:
+            if batch + 1 <= saver.run.skipped:
                 return
             steps = int(model.optimizer.iterations)
             log.write(f"{steps} {batch} {float(logs['loss'])!r}\n")
@@ -90,7 +90,7 @@ def run(file, folder, name, kill, *, sequence, fit, compiled, every, dataset, va
         replace(*names)
         die("saved")
 
-    resume.os.replace = replace_or_die
+    checkpoint.os.replace = replace_or_die
     data = stream
     if dataset:
         data = stream.as_tf_dataset(endless="steps_per_epoch" in fit)
@@ -136,7 +136,7 @@ def result(folder, name):
 def main(file, folder, settings):
     given = json.loads(settings)
     kills = given.pop("kills")
-    settings = {"sequence": {}, "fit": {}, "compiled": None, "every": 3, "dataset": False, "valid": False, **given}
+    settings = {"sequence": {}, "fit": {}, "compiled": None, "save_freq": 3, "dataset": False, "valid": False, **given}
     folder = Path(folder)
     ended = [in_process(file, folder, "whole", None, **settings)]
     ended += [in_process(file, folder, "killed", kill, **settings) for kill in [*kills, None]]

@@ -19,7 +19,7 @@ SMALL = {"model": "small", "rows": 1000, "size": 64}  # 16 batches an epoch, the
 
 
 def saving(name, **more):
-    return {"checkpoint": f"{name}.ckpt", "every": 4, **more}
+    return {"checkpoint": f"{name}.ckpt", "save_freq": 4, **more}
 
 
 def run_all(folder, runs):
@@ -117,8 +117,8 @@ def test_killed_at_random_points(tmp_path, data):
     whole = {"name": "whole", **SMALL, "data": data, "fit": saving("w")}
     runs = [whole]
     for place in places:
-        runs.append({"name": "killed", **SMALL, "data": data, "fit": saving("k", every=2), "kill": int(place)})
-    runs.append({"name": "killed", **SMALL, "data": data, "fit": saving("k", every=2)})
+        runs.append({"name": "killed", **SMALL, "data": data, "fit": saving("k", save_freq=2), "kill": int(place)})
+    runs.append({"name": "killed", **SMALL, "data": data, "fit": saving("k", save_freq=2)})
     ended, found = run_all(tmp_path, runs)
     assert ended[0] == ended[-1] == 0
     assert found["killed"]["digest"] == found["whole"]["digest"]

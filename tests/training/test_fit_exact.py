@@ -162,7 +162,7 @@ def test_what_cannot_work_is_refused_before_training():
         (keras.Sequential([keras.Input((8,)), L.Dense(1)]), {}, "call model.compile"),
         ("model.keras", {}, "give a compiled Keras model"),
         (small(), {"micro_batches": 0}, "micro_batches: 0"),
-        (small(), {"every": "often"}, "every: 'often'"),
+        (small(), {"save_freq": "often"}, "save_freq: 'often'"),
         (small(), {"isolated": True, "callbacks": [keras.callbacks.SwapEMAWeights()]}, "SwapEMAWeights"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -250,7 +250,7 @@ def test_a_stream_goes_on_in_a_later_epoch(tmp_path, stream, at_once):
         kerasmem.fit(model, make(), epochs=4, verbose=0, **options, **more)
         return model.get_weights()
 
-    whole, saving = run(), {"checkpoint": tmp_path / "run.ckpt", "every": 2}
+    whole, saving = run(), {"checkpoint": tmp_path / "run.ckpt", "save_freq": 2}
     with pytest.raises(KeyboardInterrupt):
         run(**saving, callbacks=[Stopped(9 // at_once)])
     for here, there in zip(run(**saving), whole, strict=True):

@@ -43,7 +43,7 @@ def run(path, folder, **settings):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def check(result, kills, every=3, counted=True):
+def check(result, kills, save_freq=3, counted=True):
     assert result["ended"] == [0, *[signal.SIGKILL] * kills, 0]
     whole, killed = result["whole"], result["killed"]
     assert killed["digest"] == whole["digest"], "weights, statistics, random states and optimizer, bit for bit"
@@ -51,7 +51,7 @@ def check(result, kills, every=3, counted=True):
     assert killed["logs"] == whole["logs"], "the last epoch's logs too, the metrics of all its batches"
     if counted:
         assert killed["epoch"] == whole["epoch"]
-    assert killed["repeated"] <= kills * every
+    assert killed["repeated"] <= kills * save_freq
     assert killed["left"] == whole["left"] == [], "the file is gone when fit has ended"
 
 
@@ -89,7 +89,7 @@ def test_killed_in_every_kind_of_fit(numbered, tmp_path, settings):
         assert [step[0] for step in result["killed"]["steps"]] == list(range(1, 79)), "and each goes on with its own"
         return
     ahead = "dataset" in settings  # the last epoch begun may have been begun by TensorFlow's reading ahead
-    check(result, len(kills), every=3 if "compiled" not in settings else 4, counted=not ahead)
+    check(result, len(kills), save_freq=3 if "compiled" not in settings else 4, counted=not ahead)
 
 
 # ---- states, without a model
@@ -215,7 +215,7 @@ class Stop(keras.callbacks.Callback):
 def interrupt(path, saved, **fit):
     sequence = stream(path, y="label")
     with pytest.raises(KeyboardInterrupt):
-        small_model().fit(sequence, verbose=0, callbacks=[ResumeTraining(saved, sequence, every=2), Stop()], **fit)
+        small_model().fit(sequence, verbose=0, callbacks=[ResumeTraining(saved, sequence, save_freq=2), Stop()], **fit)
     assert saved.exists()
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.compat.keras_losses import has_added_losses
+from kerasmem.compat.keras_random import draws_numbers
 from kerasmem.errors import UsageError
 
 _SHARES = ("rate", "dropout", "recurrent_dropout")
@@ -51,8 +54,9 @@ def check_model(model: Any) -> None:
 def _reductions(model: Any) -> list[tuple[str, Any]]:
     import keras
 
-    given = [] if model._compile_loss is None else keras.tree.flatten(model._compile_loss._user_loss)
-    return [(each.name, each.reduction) for each in given if isinstance(each, keras.losses.Loss)]
+    return [
+        (each.name, each.reduction) for each in keras.tree.flatten(model.loss) if isinstance(each, keras.losses.Loss)
+    ]
 
 
 def uneven_layers(model: Any) -> str | None:
@@ -60,15 +64,15 @@ def uneven_layers(model: Any) -> str | None:
     import keras
 
     statistics, random, added = [], [], []
-    for layer in model._flatten_layers(include_self=False):
+    for layer in flatten_layers(model, include_self=False):
         if isinstance(layer, (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)):
             if layer.trainable:
                 statistics.append(layer.name)
-        elif getattr(layer, "_seed_generators", None):
+        elif draws_numbers(layer):
             shares = [getattr(layer, name) for name in _SHARES if hasattr(layer, name)]
             if any(shares) or not shares:  # a GRU has a generator also where it drops nothing
                 random.append(layer.name)
-        elif layer._losses and layer.activity_regularizer is None:
+        elif has_added_losses(layer) and layer.activity_regularizer is None:
             added.append(layer.name)
     parts = []
     if statistics:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import ModelError
+from kerasmem.records import Record
+from kerasmem.training.model_state import ModelState
+from kerasmem.training.model_state import byte_count as state_bytes
 from kerasmem.training.steps.batches import byte_count, on_host, row_count, signature
 from kerasmem.training.steps.engine import Engine, RanOut
-from kerasmem.training.steps.state import State
 from kerasmem.units import GIB, format_size
 
 WHOLE = sys.maxsize
@@ -26,7 +29,7 @@ _MOST_DEATHS = 40  # halving a batch of a billion rows takes 30
 
 
 @dataclass(frozen=True)
-class Recovery:
+class Recovery(Record, what="recovery"):
     """One time that a step ran out and was repeated.
 
     Attributes:
@@ -45,10 +48,6 @@ class Recovery:
     replayed: int
     summary: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
-
 
 class _Entry(NamedTuple):
     kind: str  # "train", "test" or "reset"
@@ -62,11 +61,11 @@ class Driver:
     Args:
         engine: where the steps run.
         micro_batches: pieces from the first batch on; None for whole batches until one runs out.
-        size: rows of a piece, where an earlier run knows them; comes before `micro_batches`.
+        sizes: rows of a piece in training ("train") and validation ("test"), where an earlier process knows them; for
+            training they come before `micro_batches`.
         uneven: what to say, once, of layers for which pieces are not the same as the whole.
         may_stay: whether a failure that costs the process is dealt with here; else it is raised.
         good: a copy to go back to from the start.
-        test_size: rows of a piece in validation, where an earlier run knows them.
     """
 
     def __init__(
@@ -74,17 +73,17 @@ class Driver:
         engine: Engine,
         *,
         micro_batches: int | None = None,
-        size: int | None = None,
+        sizes: Mapping[str, int | None] | None = None,
         uneven: str | None = None,
         may_stay: bool = True,
-        good: State | None = None,
-        test_size: int | None = None,
+        good: ModelState | None = None,
     ) -> None:
         self.engine = engine
-        self.sizes = {"train": size or WHOLE, "test": test_size or WHOLE}
+        known = dict(sizes or {})
+        self.sizes = {kind: known.get(kind) or WHOLE for kind in ("train", "test")}
         self.recoveries: list[Recovery] = []
         self.steps = 0
-        self._micro_batches = None if size else micro_batches
+        self._micro_batches = None if known.get("train") else micro_batches
         self._uneven = uneven
         self._may_stay = may_stay
         self._good = good
@@ -120,7 +119,7 @@ class Driver:
         return self._step(_Entry("test", batch, None))
 
     def reset_metrics(self, *, has_happened: bool) -> None:
-        """Note that an epoch or an evaluation begins, for which the metrics begin anew."""
+        """Note that an epoch or an evaluation begins, which resets the metrics."""
         if not has_happened:
             self._safely(_Entry("reset", None, None))
         self._journal.append(_Entry("reset", None, None))
@@ -131,7 +130,7 @@ class Driver:
         return None if self.sizes["train"] == WHOLE else self.sizes["train"]
 
     @property
-    def last_good(self) -> State | None:
+    def last_good(self) -> ModelState | None:
         """The last good copy."""
         return self._good
 
@@ -139,7 +138,7 @@ class Driver:
         """Have the next step begin with a copy: something else has changed the weights."""
         self._good = None
 
-    def keep(self) -> State:
+    def keep(self) -> ModelState:
         """Take a good copy now, and return it."""
         if self._good is None or self._journal:
             for _ in range(3):
@@ -216,27 +215,24 @@ class Driver:
             return {}
         if entry.rate is not None:
             self.engine.set_rate(entry.rate)
-        run = self.engine.train if entry.kind == "train" else self.engine.test
-        return run(entry.batch, self.sizes[entry.kind])
+        return self.engine.step(entry.kind, entry.batch, self.sizes[entry.kind])
 
     def _split(self, entry: _Entry, failure: RanOut) -> None:
         """Choose smaller pieces; the same once more where it is not known that memory was short."""
         self._deaths_here += 1
         if self._deaths_here > _MOST_DEATHS:
-            raise ModelError(f"the same step failed {self._deaths_here} times: {out_of_ways(failure)}")
+            raise ModelError(f"the same step failed {self._deaths_here} times: {_nothing_fits(failure)}")
         if entry.batch is None or (not failure.is_certain and self._deaths_here == 1):
             return
         rows = row_count(entry.batch)
         now = min(self.sizes[entry.kind], rows)
         if now == 1:
-            raise ModelError(out_of_ways(failure))
+            raise ModelError(_nothing_fits(failure))
         self.sizes[entry.kind] = -(-now // 2)
-        state = self._good or {}
-        held = sum(array.nbytes for some in state.values() for array in some)
         warnings.warn(
             f"a {'training' if entry.kind == 'train' else 'validation'} step on {rows} rows ran out of memory "
             f"({failure.diagnosis.summary.rstrip('.')}); it is repeated from a copy of the state before it "
-            f"({format_size(held)}), in micro-batches of {self.sizes[entry.kind]} rows",
+            f"({format_size(state_bytes(self._good or {}))}), in micro-batches of {self.sizes[entry.kind]} rows",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -249,7 +245,7 @@ class Driver:
         self._uneven = None
 
 
-def out_of_ways(failure: RanOut) -> str:
+def _nothing_fits(failure: RanOut) -> str:
     """Return the message where smaller pieces cannot help any more."""
     found = failure.diagnosis
     ways = "".join(f"\n  - {each.what}: {each.why}" for each in found.suggestions)

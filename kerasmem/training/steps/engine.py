@@ -6,11 +6,12 @@ import gc
 import traceback
 from typing import Any, Protocol
 
+from kerasmem.compat.keras_fit import step_on_data
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import explain_oom
+from kerasmem.training.model_state import ModelState, load_state, read_state
 from kerasmem.training.steps.batches import row_count
 from kerasmem.training.steps.micro import MicroStep
-from kerasmem.training.steps.state import State, load_state, read_state
 
 
 class RanOut(Exception):
@@ -30,20 +31,17 @@ class RanOut(Exception):
 class Engine(Protocol):
     """What takes steps."""
 
-    def train(self, batch: Any, size: int) -> dict[str, Any]:
-        """Train on a batch in pieces of `size` rows, or whole where it has no more."""
+    def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
+        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole where it has no more."""
 
-    def test(self, batch: Any, size: int) -> dict[str, Any]:
-        """Evaluate a batch likewise."""
-
-    def state(self) -> State:
+    def state(self) -> ModelState:
         """Return a copy of all that steps change."""
 
-    def load(self, state: State) -> None:
+    def load(self, state: ModelState) -> None:
         """Go back to a copy, in a new process where the old one is gone."""
 
     def reset_metrics(self) -> None:
-        """Begin the metrics anew."""
+        """Reset the metrics."""
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate."""
@@ -58,54 +56,30 @@ class LocalEngine:
     Args:
         model: compiled and built.
         any_rows: whether Keras's pipeline leaves open how many rows a batch has.
+
+    Attributes:
+        whole: Keras's functions that train and test a whole batch.
     """
 
     def __init__(self, model: Any, *, any_rows: bool = False) -> None:
         self.model = model
-        self.whole_train = _keras_function(model, "train")
-        self.whole_test = _keras_function(model, "test")
+        self.whole = {kind: _keras_function(model, kind) for kind in ("train", "test")}
         self._micro = MicroStep(model, any_rows=any_rows)
         self._open = {"train", "test"} if any_rows and not model.run_eagerly else set()
 
-    def train(self, batch: Any, size: int) -> dict[str, Any]:
+    def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
         """See `Engine`."""
         try:
-            if size >= row_count(batch):
-                self._leave_open("train", batch)
-                return self.whole_train(iter((batch,)))
-            return self._micro.train(batch, size)
+            if size < row_count(batch):
+                logs: dict[str, Any] = getattr(self._micro, kind)(batch, size)
+                return logs
+            if kind in self._open:
+                self._open.discard(kind)
+                _trace_for_any_rows(self.whole[kind], batch)
+            return dict(self.whole[kind](iter((batch,))))
         except Exception as error:
             found = self._explained(error)
         raise found
-
-    def test(self, batch: Any, size: int) -> dict[str, Any]:
-        """See `Engine`."""
-        try:
-            if size >= row_count(batch):
-                self._leave_open("test", batch)
-                return self.whole_test(iter((batch,)))
-            return self._micro.test(batch, size)
-        except Exception as error:
-            found = self._explained(error)
-        raise found
-
-    def _leave_open(self, kind: str, batch: Any) -> None:
-        """Trace Keras's function for any number of rows, as Keras does; it would otherwise take that of this batch."""
-        if kind not in self._open:
-            return
-        self._open.discard(kind)
-        import keras
-        import tensorflow as tf
-
-        function = self.whole_train if kind == "train" else self.whole_test
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
-        step: Any = getattr(cells.get("one_step_on_data"), "cell_contents", None)
-        step = getattr(step, "__wrapped__", step)
-        if not hasattr(step, "get_concrete_function") or not all(map(tf.is_tensor, keras.tree.flatten(batch))):
-            return  # another version of Keras; or None, sparse and ragged parts
-        step.get_concrete_function(
-            keras.tree.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), batch)
-        )
 
     def _explained(self, error: Exception) -> RanOut:
         """Return what ran out, with nothing left that holds tensors of the failed step; or raise what it was."""
@@ -120,11 +94,11 @@ class LocalEngine:
         gc.collect()
         return RanOut(diagnosis, is_dead=bool(self.model.jit_compile))
 
-    def state(self) -> State:
+    def state(self) -> ModelState:
         """See `Engine`."""
         return read_state(self.model)
 
-    def load(self, state: State) -> None:
+    def load(self, state: ModelState) -> None:
         """See `Engine`."""
         self._micro.release()
         gc.collect()
@@ -153,3 +127,15 @@ def _keras_function(model: Any, kind: str) -> Any:
     made = getattr(model, name)
     setattr(model, name, present)
     return made
+
+
+def _trace_for_any_rows(function: Any, batch: Any) -> None:
+    """Trace Keras's function for any number of rows, as Keras does; it would otherwise take that of this batch."""
+    import keras
+    import tensorflow as tf
+
+    step = step_on_data(function)
+    if step is not None and all(map(tf.is_tensor, keras.tree.flatten(batch))):  # not None, sparse or ragged parts
+        step.get_concrete_function(
+            keras.tree.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), batch)
+        )

@@ -15,6 +15,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from kerasmem.compat.keras_losses import masked_weights, reduction_replaced
+
 PLAIN = "rows"  # a mean over rows; pieces count by their rows, which is how they are weighted anyway
 SUM = "sum"
 COUNTED = "counted"  # the divisor is known only from the piece: its mask, or its sample weights
@@ -42,7 +44,7 @@ class Divisors:
             found.append(divisor)
             return reduce(values, **how)
 
-        with _standing_in(note):
+        with reduction_replaced(note):
             yield found
 
     @contextlib.contextmanager
@@ -60,7 +62,7 @@ class Divisors:
             place += 1
             return value
 
-        with _standing_in(weigh):
+        with reduction_replaced(weigh):
             yield
 
     @property
@@ -88,30 +90,9 @@ class Divisors:
         return found
 
 
-@contextlib.contextmanager
-def _standing_in(function: Callable[..., Any]) -> Iterator[None]:
-    from keras.src.losses import loss as module
-
-    original = module.reduce_weighted_values
-
-    def reduce_weighted_values(
-        values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "sum_over_batch_size",
-        dtype: Any = None,
-    ) -> Any:  # fmt: skip
-        how = {"sample_weight": sample_weight, "mask": mask, "reduction": reduction, "dtype": dtype}
-        return function(original, values, **how)
-
-    module.reduce_weighted_values = reduce_weighted_values
-    try:
-        yield
-    finally:
-        module.reduce_weighted_values = original
-
-
 def _divisor(values: Any, *, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> tuple[str, Any]:
     """Return the kind of a reduction and what Keras divides by there."""
     from keras import ops
-    from keras.src.losses import loss as module
 
     values = ops.convert_to_tensor(values, dtype=dtype)
     one = ops.ones((), "float32")
@@ -125,7 +106,7 @@ def _divisor(values: Any, *, sample_weight: Any, mask: Any, reduction: Any, dtyp
     if weighted:
         if sample_weight is not None:
             sample_weight = ops.convert_to_tensor(sample_weight, dtype=dtype)
-        weight = module.apply_mask(sample_weight, mask, dtype=values.dtype, reduction=reduction)
+        weight = masked_weights(sample_weight, mask, dtype=values.dtype, reduction=reduction)
         return COUNTED, ops.cast(ops.sum(weight), "float32")
     mask = ops.convert_to_tensor(mask)
     valid = ops.sum(ops.cast(mask, "float32"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from kerasmem.compat.keras_losses import compiled_loss, loss_tracker
 from kerasmem.training.steps.batches import part, row_count
 from kerasmem.training.steps.losses import Divisors
 
@@ -28,6 +30,8 @@ class MicroStep:
 
     def __init__(self, model: Any, *, any_rows: bool = False) -> None:
         self.model = model
+        self._is_told_of_training = "training" in inspect.signature(model.call).parameters
+        self._loss, self._loss_tracker = compiled_loss(model), loss_tracker(model)
         self._any_rows = any_rows
         self._divisors = Divisors()
         self._is_known = False
@@ -110,7 +114,7 @@ class MicroStep:
         return self._functions[key]
 
     def _forward(self, x: Any, training: bool) -> Any:
-        return self.model(x, training=training) if self.model._call_has_training_arg else self.model(x)
+        return self.model(x, training=training) if self._is_told_of_training else self.model(x)
 
     def _count(self, data: Any) -> list[Any]:
         """Return the divisor of each loss, changing nothing."""
@@ -118,8 +122,8 @@ class MicroStep:
 
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with keras.StatelessScope(), self._divisors.reading() as found:
-            if self.model._compile_loss is not None:
-                self.model._compile_loss(y, self._forward(x, training=False), weight)
+            if self._loss is not None:
+                self._loss(y, self._forward(x, training=False), weight)
         return found
 
     def _accumulate(self, data: Any, share: Any, factors: Any) -> tuple[Any, list[Any]]:
@@ -131,7 +135,7 @@ class MicroStep:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             predicted = self._forward(x, training=True)
-            loss = self._loss(x, y, predicted, weight, share, factors, training=True)
+            loss = self._compute_loss(x, y, predicted, weight, share, factors, training=True)
             scaled = model.optimizer.scale_loss(loss)
             scaled = scaled * tf.cast(share, scaled.dtype)
         trainable = model.trainable_variables
@@ -140,21 +144,22 @@ class MicroStep:
             slices = self._add(tape.gradient(scaled, [_native(variable) for variable in trainable]), trainable)
         return model.compute_metrics(x, y, predicted, sample_weight=weight), slices
 
-    def _loss(self, x: Any, y: Any, predicted: Any, weight: Any, share: Any, factors: Any, *, training: bool) -> Any:
+    def _compute_loss(
+        self, x: Any, y: Any, predicted: Any, weight: Any, share: Any, factors: Any, *, training: bool
+    ) -> Any:
         import keras
         import tensorflow as tf
 
         with self._divisors.weighing(factors), self._counting_batches(share):
-            loss = self.model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
+            loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
         rows = tf.shape(next(each for each in keras.tree.flatten(x) if each is not None))[0]
-        self.model._loss_tracker.update_state(loss, sample_weight=rows)
+        self._loss_tracker.update_state(loss, sample_weight=rows)
         return loss
 
     @contextlib.contextmanager
     def _counting_batches(self, share: Any) -> Iterator[None]:
         """Have the losses of single outputs count a batch as one, of which this is a share."""
-        compiled = self.model._compile_loss
-        metrics = compiled.metrics if self._any_rows and compiled is not None else ()
+        metrics = self._loss.metrics if self._any_rows and self._loss is not None else ()
         for metric in metrics:
 
             def update(value: Any, sample_weight: Any = None, own: Any = metric.update_state) -> Any:
@@ -172,7 +177,7 @@ class MicroStep:
 
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         predicted = self._forward(x, training=False)
-        self._loss(x, y, predicted, weight, share, factors, training=False)
+        self._compute_loss(x, y, predicted, weight, share, factors, training=False)
         return self.model.compute_metrics(x, y, predicted, sample_weight=weight)
 
     def _add(self, gradients: list[Any], trainable: list[Any]) -> list[Any]:

@@ -9,6 +9,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.compat.tensorflow_runtime import operations_are_deterministic
 from kerasmem.errors import UsageError
 
 WORKER = "KERASMEM_FIT_WORKER"  # set in the environment of a process that takes steps for another
@@ -21,7 +23,6 @@ def pack(model: Any) -> dict[str, Any]:
         UsageError: the model cannot be described; the message has the way out.
     """
     import keras
-    from tensorflow.python.framework.config import is_op_determinism_enabled
 
     try:
         config = keras.saving.serialize_keras_object(model)
@@ -44,14 +45,14 @@ def pack(model: Any) -> dict[str, Any]:
         "main": _main_file() if any(each.__module__ == "__main__" for each in found.values()) else None,
         "floatx": keras.config.floatx(),
         "image_data_format": keras.config.image_data_format(),
-        "deterministic": is_op_determinism_enabled(),
+        "deterministic": operations_are_deterministic(),
         "run_eagerly": bool(model.run_eagerly),
         "jit_compile": bool(model.jit_compile),
     }
 
 
 def unpack(packed: dict[str, Any]) -> Any:
-    """Return the model, compiled, its weights drawn anew. In the other process."""
+    """Return the model, compiled, with newly drawn weights. In the other process."""
     import keras
     import tensorflow as tf
 
@@ -73,13 +74,8 @@ def _own_objects(model: Any) -> Iterator[tuple[str, Any]]:
     import keras
 
     yield from keras.saving.get_custom_objects().items()
-    parts = [model, model.optimizer, *model._flatten_layers(), *model.metrics]
-    if model._compile_loss is not None:
-        parts += keras.tree.flatten(model._compile_loss._user_loss)
-    if model._compile_metrics is not None:
-        parts += keras.tree.flatten(
-            [model._compile_metrics._user_metrics, model._compile_metrics._user_weighted_metrics]
-        )
+    metrics = [inner for each in model.metrics for inner in (each, *getattr(each, "metrics", ()))]
+    parts = [model, model.optimizer, *flatten_layers(model), *metrics, *keras.tree.flatten(model.loss)]
     for part in list(parts):
         parts += [each for each in getattr(part, "__dict__", {}).values() if _is_candidate(each)]
     for part in parts:

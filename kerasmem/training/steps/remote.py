@@ -11,17 +11,17 @@ from kerasmem.diagnosis.explaining import explain_stream
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.processes.channel import ChannelChild, ChildEnded
 from kerasmem.processes.children import exit_reason
+from kerasmem.training.model_state import ModelState, describe, read_state, variables
 from kerasmem.training.steps.batches import on_host
 from kerasmem.training.steps.engine import RanOut
 from kerasmem.training.steps.packing import WORKER, pack
-from kerasmem.training.steps.state import State, describe, read_state, variables
 
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 _TAIL = 2**16  # bytes of the dead process's messages that are read
 
 
 class RemoteEngine:
-    """Steps in a process of their own, made anew when it is gone.
+    """Steps in a process of their own; a new one is started when it is gone.
 
     Args:
         model: compiled; it stands still here until `load_state` brings it what the other process has.
@@ -42,20 +42,17 @@ class RemoteEngine:
         """The other process."""
         return None if self._child is None else self._child.pid
 
-    def train(self, batch: Any, size: int) -> dict[str, Any]:
+    def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
         """See `Engine`."""
-        return self._ask("train", on_host(batch), size)
+        logs: dict[str, Any] = self._ask("step", kind, on_host(batch), size)
+        return logs
 
-    def test(self, batch: Any, size: int) -> dict[str, Any]:
+    def state(self) -> ModelState:
         """See `Engine`."""
-        return self._ask("test", on_host(batch), size)
-
-    def state(self) -> State:
-        """See `Engine`."""
-        found: State = self._ask("state")
+        found: ModelState = self._ask("state")
         return found
 
-    def load(self, state: State) -> None:
+    def load(self, state: ModelState) -> None:
         """See `Engine`."""
         if self._child is None:
             self._start()

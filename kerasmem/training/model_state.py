@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from kerasmem.compat.keras_random import global_generator
+
 # group -> arrays, in the order of the variables; "random" is Keras's generator for those who name none.
-State = dict[str, list[np.ndarray]]
-GROUPS = ("model", "optimizer", "metrics")
+ModelState = dict[str, list[np.ndarray]]
+WEIGHTS = ("model", "optimizer")
+GROUPS = (*WEIGHTS, "metrics")
 
 
 def variables(model: Any) -> dict[str, list[Any]]:
     """Return the variables that a step may change, by group; those of random generators are among the model's."""
+    generator = global_generator()
     return {
         "model": list(model.variables),
         "optimizer": list(model.optimizer.variables) if model.optimizer is not None else [],
         "metrics": list(model.metrics_variables),
-        "random": _global_generator(),
+        "random": [] if generator is None else [generator.state],
     }
 
 
-def read_state(model: Any) -> State:
+def read_state(model: Any) -> ModelState:
     """Return a copy of everything a step may change."""
     return {group: [as_array(variable) for variable in some] for group, some in variables(model).items()}
 
 
-def load_state(model: Any, state: State, groups: tuple[str, ...] = (*GROUPS, "random")) -> None:
+def load_state(model: Any, state: ModelState, groups: Sequence[str] = (*GROUPS, "random")) -> None:
     """Assign what `read_state` returned; the generator's part where there is one."""
     for group, some in variables(model).items():
-        if group not in groups:
-            continue
         arrays = state.get(group, [])
-        if group == "random" and len(arrays) != len(some):
+        if group not in groups or (group == "random" and len(arrays) != len(some)):
             continue
         for variable, array in zip(some, arrays, strict=True):
             variable.assign(array)
@@ -45,7 +48,7 @@ def describe(arrays: list[Any]) -> list[list[Any]]:
     return [[keras.backend.standardize_dtype(each.dtype), [int(size) for size in each.shape]] for each in arrays]
 
 
-def byte_count(state: State) -> int:
+def byte_count(state: ModelState) -> int:
     """Return what a state takes."""
     return sum(array.nbytes for some in state.values() for array in some)
 
@@ -53,10 +56,3 @@ def byte_count(state: State) -> int:
 def as_array(variable: Any) -> np.ndarray:
     """Return a variable's value as an array of its own."""
     return np.asarray(getattr(variable, "value", variable).numpy())
-
-
-def _global_generator() -> list[Any]:
-    from keras.src.backend.common import global_state
-
-    generator = global_state.get_global_attribute("global_seed_generator")
-    return [] if generator is None else [generator.state]

@@ -1,4 +1,4 @@
-"""A PyDataset of the user's, and an H5ChunkSequence, as sources whose place in an epoch can be found again."""
+"""A PyDataset of the user's, and an H5ChunkSequence, as sources."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import keras
 import numpy as np
 
 from kerasmem.streaming.sequence import H5ChunkSequence
-from kerasmem.training.place import Place
-from kerasmem.training.sources import CountedSource
+from kerasmem.training.run_state import RunState
+from kerasmem.training.sources import CountedSource, Source
 
 
 class _Ordered(keras.utils.PyDataset):
@@ -51,9 +51,8 @@ class DatasetSource(CountedSource):
     """
 
     kind = "dataset"
-    reads_skipped = False
 
-    def __init__(self, dataset: Any, shuffle: bool, steps: int | None) -> None:
+    def __init__(self, dataset: Any, shuffle: bool | str, steps: int | None) -> None:
         super().__init__(steps)
         self._dataset, self._shuffle = dataset, bool(shuffle)
         self._batches = dataset.num_batches
@@ -66,26 +65,20 @@ class DatasetSource(CountedSource):
         return None if self._steps else self._batches
 
     def describe(self) -> dict[str, Any]:
-        """See `Source`."""
+        """Return what decides the order, and the dataset's class."""
         return {"batches": self._batches, "shuffle": self._shuffle, "class": type(self._dataset).__qualname__}
 
-    def go_to(self, position: dict[str, Any], epoch: int, done: int) -> None:
-        """See `Source`."""
-        self.seed = int(position["seed"])
-        if self._steps:
-            self._place = int(position["passed"])
-            self._first = self._place - epoch * self._steps - done
-            return
-        self._epoch, self._place = epoch, done
+    def _divided(self, passed: int) -> tuple[int, int]:
+        return 0, passed
 
-    def pass_over(self, epochs: int, walk: Any, at_once: int) -> None:
-        """See `Source`; a dataset may change with its epochs."""
+    def pass_over(self, epochs: int, epoch_iterator: Any, at_once: int) -> None:
+        """Tell the dataset of the epochs: it may change with them."""
         for _ in range(epochs):
             self._dataset.on_epoch_begin()
             self._dataset.on_epoch_end()
 
     def peek(self) -> Any:
-        """See `Source`."""
+        """Return the first batch."""
         return self._dataset[0]
 
     def index(self, asked: int) -> int:
@@ -102,63 +95,63 @@ class DatasetSource(CountedSource):
         return int(order[1][place])
 
 
-class SequenceSource:
-    """An H5ChunkSequence, which knows its place itself."""
+class SequenceSource(Source):
+    """An H5ChunkSequence, which knows its place itself.
+
+    Keras asks for batches ahead of training, so the place is counted from what was trained on.
+
+    Args:
+        sequence: given to `fit`, itself or through `as_tf_dataset()`.
+    """
 
     kind = "sequence"
-    reads_skipped = False
 
     def __init__(self, sequence: H5ChunkSequence) -> None:
         self._sequence = sequence
-        self._place = Place(sequence)
-        self._skipped = 0
-        self._begun = False
+        self._first: tuple[int, int] | None = None  # the sequence's epoch and place where Keras's epoch began
         self.arguments = {"x": sequence}
 
-    def describe(self) -> dict[str, Any]:
-        """See `Source`; the sequence's own state says the rest."""
-        return {}
+    def position(self, run: RunState) -> dict[str, Any]:
+        """Return the sequence's own state for the next batch."""
+        epoch, batch = self._next(run)
+        return self._sequence.state_dict(epoch=epoch, batch=batch)
 
-    def position(self, epoch: int, done: int, steps: int | None) -> dict[str, Any]:
-        """See `Source`."""
-        at = self._place.after(max(done - self._skipped, 0), steps)
-        return self._sequence.state_dict(epoch=at[0], batch=at[1])
-
-    def go_to(self, position: dict[str, Any], epoch: int, done: int) -> None:
-        """See `Source`."""
-        self._sequence._resume(position, skipped=done)
-        self._skipped = done
-
-    def pass_over(self, epochs: int, walk: Any, at_once: int) -> None:
-        """See `Source`; its state says it."""
-
-    def check(self) -> None:
-        """See `Source`."""
+    def go_to(self, position: dict[str, Any], run: RunState) -> None:
+        """Have the sequence go on there."""
+        self._sequence._resume(position, skipped=run.skipped)
 
     def begin_epoch(self, epoch: int) -> None:
-        """See `Source`."""
-        if not self._begun:
-            self._place.begin()
-        self._begun = True
+        """Note where the sequence stands when `fit` begins."""
+        if self._first is None:
+            self._first = self._sequence._passes.upcoming
 
-    def end_epoch(self, done: int, steps: int | None) -> None:
-        """See `Source`."""
-        self._place.end_epoch(max(done - self._skipped, 0), steps)
-        self._skipped = 0
+    def end_epoch(self, run: RunState) -> None:
+        """Note where the next epoch begins."""
+        epoch, batch = self._next(run)
+        # A `fit` of whole epochs that was stopped within one goes on with the next one.
+        self._first = (epoch + 1, 0) if batch and not self._goes_on(run) else (epoch, batch)
 
-    def seen(self, batch: Any) -> None:
-        """See `Source`."""
+    def _next(self, run: RunState) -> tuple[int, int]:
+        """Return the sequence's epoch and place of the batch that comes after those trained on."""
+        assert self._first is not None
+        epoch, place = self._first
+        batches, trained = len(self._sequence), run.trained
+        if not self._goes_on(run):
+            trained = min(trained, batches - place)  # several steps in one execution count past the end
+        further, place = divmod(place + trained, batches)
+        return epoch + further, place
+
+    def _goes_on(self, run: RunState) -> bool:
+        """Return whether Keras's epochs are others than the data's."""
+        return self._sequence._passes.endless or run.steps != len(self._sequence)
 
     def peek(self) -> Any:
-        """See `Source`."""
+        """Return a batch of the first epoch."""
         return self._sequence.batch(0)
 
 
-def is_sequence(data: Any) -> bool:
-    """Return whether it is an H5ChunkSequence."""
-    return isinstance(data, H5ChunkSequence)
-
-
-def is_dataset(data: Any) -> bool:
-    """Return whether it is a PyDataset."""
-    return isinstance(data, keras.utils.PyDataset)
+def dataset_source(data: Any, shuffle: bool | str, steps: int | None) -> Source | None:
+    """Return the source for an H5ChunkSequence or another PyDataset; None for other data."""
+    if isinstance(data, H5ChunkSequence):
+        return SequenceSource(data)
+    return DatasetSource(data, shuffle, steps) if isinstance(data, keras.utils.PyDataset) else None

@@ -1,4 +1,4 @@
-"""Workers of a strategy that were started again agree on the point that all of them go on from.
+"""Workers of a strategy that were started again find the last point that all of them have saved.
 
 They save at the same batches, but one may die before it has saved what another has. As each step takes all of them,
 none is ahead by more than one point: with the last two of each there is one that all have.
@@ -19,7 +19,7 @@ BEGINNING = 0
 _KEPT = 2
 
 
-def agree(strategy: Any, points: Sequence[int], path: str) -> int:
+def find_common_point(strategy: Any, points: Sequence[int], path: str) -> int:
     """Return the last point that all workers have; every worker has to ask.
 
     Args:
@@ -33,7 +33,7 @@ def agree(strategy: Any, points: Sequence[int], path: str) -> int:
     Raises:
         UsageError: there is none that all have.
     """
-    common = latest_common(everyones(strategy, points))
+    common = latest_common(points_of_all(strategy, points))
     if common is None:
         raise UsageError(
             f"{shown(path)}: the workers' files have no point of training in common; give each worker the file that "
@@ -49,17 +49,17 @@ def latest_common(points: Sequence[Sequence[int]]) -> int | None:
     return max(common) if common else None
 
 
-def everyones(strategy: Any, points: Sequence[int]) -> list[list[int]]:
+def points_of_all(strategy: Any, points: Sequence[int]) -> list[list[int]]:
     """Return the points of every worker."""
     import tensorflow as tf
 
     index, count = place_of(strategy)
-    mine = np.zeros((count, _KEPT), np.int64)
-    mine[index, : len(points)] = points
+    own = np.zeros((count, _KEPT), np.int64)
+    own[index, : len(points)] = points
     replicas = strategy.num_replicas_in_sync // count
 
     def exchange() -> Any:
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(mine))
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(own))
 
     found = strategy.experimental_local_results(strategy.run(exchange))[0].numpy() // replicas
     return [[int(point) for point in some if point] for some in found]

@@ -1,0 +1,99 @@
+"""How Keras's `fit` goes through epochs and data, for runs that go on in the middle of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+
+_STREAMS = "kerasmem.fit(checkpoint=…) on tf.data and generators"
+EPOCH_ITERATOR = Borrowed(
+    "keras.src.backend.tensorflow.trainer",
+    "TFEpochIterator",
+    feature=_STREAMS,
+    parameters=("x", "steps_per_epoch", "steps_per_execution", "distribute_strategy"),
+)
+CATCH_STOP = Borrowed("keras.src.backend.tensorflow.trainer", "TFEpochIterator.catch_stop_iteration", feature=_STREAMS)
+MAYBE_BUILD = Borrowed("keras", "Model._maybe_symbolic_build", feature=_STREAMS, parameters=("iterator", "data_batch"))
+STEP_LOGS = Borrowed(
+    "keras", "Model._get_metrics_result_or_logs", feature="kerasmem.fit(isolated=True)", parameters=("logs",)
+)
+
+
+def initial_epoch(model: Any) -> Any:
+    """Return the epoch at which every `fit` of the model begins, whatever `fit` is told; None for no such epoch."""
+    return getattr(model, "_initial_epoch", None)
+
+
+def set_initial_epoch(model: Any, epoch: Any) -> None:
+    """Have a `fit` that has called `on_train_begin`, and all later ones, begin at an epoch, as `BackupAndRestore` does.
+
+    Raises:
+        NotAvailableError: Keras does not look at it.
+    """
+    if not hasattr(model, "_initial_epoch"):
+        raise NotAvailableError("ResumeTraining does not work with this Keras: a callback cannot choose the epoch")
+    model._initial_epoch = epoch
+
+
+@contextlib.contextmanager
+def logs_from_steps(model: Any) -> Iterator[None]:
+    """Have an epoch's logs be what its last step returned, not what the model's own metrics say."""
+    STEP_LOGS.get()
+    model.__dict__["_get_metrics_result_or_logs"] = lambda logs: logs
+    try:
+        yield
+    finally:
+        del model.__dict__["_get_metrics_result_or_logs"]
+
+
+@contextlib.contextmanager
+def noted_epoch_iterator(model: Any) -> Iterator[list[Any]]:
+    """Yield a list that gets the object by which the next `fit` goes through its data, epoch by epoch."""
+    found: list[Any] = []
+    build = MAYBE_BUILD.get()
+
+    def note(iterator: Any = None, data_batch: Any = None) -> None:
+        found.append(iterator)
+        build(model, iterator=iterator, data_batch=data_batch)
+
+    model.__dict__["_maybe_symbolic_build"] = note
+    try:
+        yield found
+    finally:
+        del model.__dict__["_maybe_symbolic_build"]
+
+
+def new_epoch_iterator(model: Any, data: Any, steps: int | None) -> Any:
+    """Return an object that goes through data as a `fit` of the model would, having begun it as often as `fit` has."""
+    found = EPOCH_ITERATOR.get()(
+        x=data,
+        steps_per_epoch=steps,
+        steps_per_execution=model.steps_per_execution,
+        distribute_strategy=model.distribute_strategy,
+    )
+    found.reset()
+    return found
+
+
+def read_epoch(epoch_iterator: Any, read: Callable[[Any], Any]) -> Any:
+    """Go through one epoch, with `read` called with TensorFlow's iterator in place of each execution of steps.
+
+    Returns:
+        What `read` returned last; None where there was nothing to read.
+    """
+    found = None
+    with epoch_iterator.catch_stop_iteration():
+        for _, _, iterator in epoch_iterator:
+            found = read(iterator)
+    return found
+
+
+def step_on_data(function: Any) -> Any:
+    """Return the `tf.function` that takes one batch inside a function that Keras trains or tests with; None without."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    step: Any = getattr(cells.get("one_step_on_data"), "cell_contents", None)
+    step = getattr(step, "__wrapped__", step)
+    return step if hasattr(step, "get_concrete_function") else None

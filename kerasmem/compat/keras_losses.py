@@ -1,0 +1,76 @@
+"""Keras's reduction of losses to one number, and the trackers that show losses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+
+_FEATURE = "training in micro-batches"
+_MODULE = "keras.src.losses.loss"
+REDUCE = Borrowed(
+    _MODULE,
+    "reduce_weighted_values",
+    feature=_FEATURE,
+    parameters=("values", "sample_weight", "mask", "reduction", "dtype"),
+)
+APPLY_MASK = Borrowed(
+    _MODULE, "apply_mask", feature=_FEATURE, parameters=("sample_weight", "mask", "dtype", "reduction")
+)
+
+
+@contextlib.contextmanager
+def reduction_replaced(function: Callable[..., Any]) -> Iterator[None]:
+    """Have Keras's losses reduce their values by another function.
+
+    Args:
+        function: called with Keras's own function, the values, and by name `sample_weight`, `mask`, `reduction` and
+            `dtype`.
+    """
+    original = REDUCE.get()
+
+    def reduce_weighted_values(
+        values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:  # fmt: skip
+        return function(original, values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+
+    with mock.patch(f"{_MODULE}.reduce_weighted_values", reduce_weighted_values):
+        yield
+
+
+def masked_weights(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
+    """Return the weights that Keras divides a mean by, after a mask."""
+    return APPLY_MASK.get()(sample_weight, mask, dtype=dtype, reduction=reduction)
+
+
+def compiled_loss(model: Any) -> Any:
+    """Return what computes the losses of `compile()` and tracks those of single outputs; None without.
+
+    Raises:
+        NotAvailableError: Keras has it elsewhere.
+    """
+    return _own(model, "_compile_loss")
+
+
+def loss_tracker(model: Any) -> Any:
+    """Return the metric that shows the loss.
+
+    Raises:
+        NotAvailableError: Keras has it elsewhere.
+    """
+    return _own(model, "_loss_tracker")
+
+
+def _own(model: Any, name: str) -> Any:
+    if not hasattr(model, name):
+        raise NotAvailableError(f"{_FEATURE} does not work with this Keras: a model has no {name}")
+    return getattr(model, name)
+
+
+def has_added_losses(layer: Any) -> bool:
+    """Return whether `add_loss` of the layer itself was called."""
+    return bool(getattr(layer, "_losses", None))

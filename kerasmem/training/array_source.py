@@ -1,0 +1,142 @@
+"""Arrays in memory as a source: in an order that depends on a seed and the epoch's number alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from kerasmem.errors import UsageError
+from kerasmem.training.sources import CountedSource, digest
+
+
+class ArraySource(CountedSource):
+    """Arrays in memory, in an order that depends on the seed and the epoch alone.
+
+    Args:
+        x, y, sample_weight: as for `fit`.
+        batch_size: rows a batch; None as Keras does.
+        shuffle: as for `fit`.
+        steps: of an epoch, where `fit` was given them.
+    """
+
+    kind = "arrays"
+
+    def __init__(
+        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: Any, steps: int | None
+    ) -> None:
+        import keras
+
+        parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+        parts = keras.tree.map_structure(_array, parts)
+        leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
+        self._rows = len(leaves[0])
+        for leaf in leaves:
+            if len(leaf) != self._rows:
+                raise UsageError(f"x, y: arrays of {self._rows} and {len(leaf)} rows; they must have as many")
+        self._batch_size = batch_size or (-(-self._rows // steps) if steps else 32)
+        self._shuffle = shuffle
+        super().__init__(steps)
+        self._batches = -(-self._rows // self._batch_size)
+        self._digest = digest(leaves)
+        self.arguments = {"x": self._dataset(parts), "shuffle": False}
+
+    def describe(self) -> dict[str, Any]:
+        """Return what decides the order, and what tells the data from other data."""
+        return {"rows": self._rows, "batch_size": self._batch_size, "shuffle": str(self._shuffle), "data": self._digest}
+
+    def _divided(self, passed: int) -> tuple[int, int]:
+        return divmod(passed, self._batches)
+
+    def peek(self) -> Any:
+        """Return the first batch."""
+        return next(iter(self.arguments["x"]))
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Return the rows of an epoch."""
+        rows = np.arange(self._rows)
+        if not self._shuffle:
+            return rows
+        generator = np.random.default_rng((self.seed, epoch))
+        if self._shuffle != "batch":
+            return generator.permutation(rows)
+        for start in range(0, self._rows, self._batch_size):
+            generator.shuffle(rows[start : start + self._batch_size])
+        return rows
+
+    def _next_order(self) -> tuple[np.ndarray, np.int64]:
+        """Return the rows, and the first batch, for an iterator that Keras makes now."""
+        epoch, place = self._epoch, self._place
+        if self._steps:
+            self._epoch, self._place = epoch + 1, 0
+        return self.order(epoch), np.int64(place)
+
+    def _dataset(self, parts: Any) -> Any:
+        import keras
+        import tensorflow as tf
+
+        with tf.device("CPU:0"):
+            held = keras.tree.map_structure(
+                lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), keras.tree.lists_to_tuples(parts)
+            )
+
+        def take(rows: Any) -> Any:
+            return keras.tree.map_structure(lambda leaf: None if leaf is None else tf.gather(leaf, rows, axis=0), held)
+
+        def order(_: Any) -> Any:
+            rows, place = tf.numpy_function(self._next_order, [], (tf.int64, tf.int64))
+            rows.set_shape([self._rows])
+            place.set_shape([])
+            return rows, place
+
+        def cut(rows: Any, place: Any) -> Any:
+            numbers = tf.data.Dataset.range(place, self._batches)
+            if not self._steps:  # Keras counts those before too; it does not come to them
+                numbers = numbers.concatenate(tf.data.Dataset.range(place))
+            size = self._batch_size
+            return numbers.map(lambda number: rows[number * size : (number + 1) * size])
+
+        once = tf.data.Dataset.range(1)
+        batches = (once.repeat() if self._steps else once).map(order).flat_map(cut)
+        dataset = batches.map(take, num_parallel_calls=tf.data.AUTOTUNE)
+        if not self._steps:
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self._batches))
+        return dataset.prefetch(tf.data.AUTOTUNE)
+
+
+def split_rows(parts: Any, share: float) -> tuple[Any, Any]:
+    """Return arrays without their last rows, and those rows, as `fit(validation_split=…)` cuts them.
+
+    Raises:
+        UsageError: one of the two would be empty.
+    """
+    import keras
+
+    parts = keras.tree.map_structure(_array, parts)
+    rows = next((len(leaf) for leaf in keras.tree.flatten(parts) if leaf is not None), 0)
+    at = math.floor(rows * (1.0 - share))
+    if not 0 < at < rows:
+        raise UsageError(f"validation_split: {share!r} of {rows} rows leaves none for training or none to validate on")
+
+    def part(start: int, stop: int) -> Any:
+        return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], parts)
+
+    return part(0, at), part(at, rows)
+
+
+def _array(leaf: Any) -> Any:
+    """Return an array as Keras would have it: floats as the default float."""
+    import keras
+
+    if leaf is None:
+        return None
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
+        raise UsageError(
+            f"x, y: {type(leaf).__name__} is no array; for a run that can be gone on with give arrays, a PyDataset, "
+            "H5ChunkSequence or tf.data"
+        )
+    array = np.asarray(leaf)
+    if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx():
+        array = array.astype(keras.config.floatx())
+    return array

@@ -1,0 +1,209 @@
+"""The file that says where a run stands, written so that at any moment there is a whole one."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kerasmem.errors import DataError, InputError, UsageError
+from kerasmem.hdf5.layout import shown
+from kerasmem.records import Record
+from kerasmem.training.model_state import GROUPS, ModelState, as_array, describe, variables
+from kerasmem.training.run_state import RunState
+from kerasmem.training.sources import Source
+
+BEFORE = ".before"  # the file before the last, where there are several workers
+
+
+@dataclass(frozen=True)
+class SavedRun(Record, what="checkpoint", version=1):
+    """What a checkpoint says beside the arrays.
+
+    Attributes:
+        run: where the run stands.
+        data: the kind of its data.
+        agrees: what must be the same of the data and its settings when the run goes on.
+        position: where the data goes on.
+        variables: type and shape of every variable, by group.
+    """
+
+    run: RunState
+    data: str
+    agrees: dict[str, Any]
+    position: dict[str, Any]
+    variables: dict[str, list[list[Any]]]
+
+
+class Checkpoint:
+    """Where a run stands, on disk.
+
+    Args:
+        path: of the file.
+        source: the run's data.
+        keeps_before: whether the file before the last is kept as well.
+
+    Attributes:
+        saved: what was read last; None where nothing was.
+    """
+
+    def __init__(self, path: str, source: Source, *, keeps_before: bool = False) -> None:
+        self.path, self._source, self._keeps_before = path, source, keeps_before
+        self.saved: SavedRun | None = None
+        self._arrays: ModelState = {}
+
+    def read(self, path: str | None = None) -> SavedRun | None:
+        """Read the file; return what it says, or None where there is none.
+
+        Args:
+            path: another file than the one that is written.
+
+        Raises:
+            DataError: the file is none of that kind, or damaged.
+        """
+        if not os.path.exists(path or self.path):
+            return None
+        with _opened(path or self.path) as (saved, content):
+            self._arrays = {
+                group: [_decoded(content[f"{group}{number}"], *kind) for number, kind in enumerate(some)]
+                for group, some in saved.variables.items()
+            }
+        self.saved = saved
+        return saved
+
+    def points(self) -> dict[int, str]:
+        """Return the files that can be gone on from, by the order of what they say."""
+        found = {}
+        for path in (self.path, self.path + BEFORE):
+            if os.path.exists(path):
+                with _opened(path) as (saved, _):
+                    found[saved.run.order] = path
+        return found
+
+    def check(self, *, steps: int | None, at_once: int) -> None:
+        """Refuse to go on with other data or settings than before.
+
+        Args:
+            steps: batches of an epoch now; None where Keras does not know.
+            at_once: steps in one execution.
+
+        Raises:
+            UsageError: the message names what differs.
+        """
+        assert self.saved is not None
+        saved, run, kind, path = self.saved, self.saved.run, self._source.kind, shown(self.path)
+        if saved.data != kind:
+            raise UsageError(f"checkpoint: {path} is of a run on {saved.data}, and x is now {kind}")
+        for name, now in self._source.describe().items():
+            before = saved.agrees.get(name)
+            if before != now:
+                raise UsageError(
+                    f"checkpoint: {name} was {before!r} in the run that {path} was saved in and is {now!r} now; "
+                    "give fit the data and settings of that run, or delete the file to start over"
+                )
+        if run.batch and run.steps != steps:
+            raise UsageError(
+                f"steps_per_epoch: {path} was saved within an epoch of {run.steps} batches, and fit now has {steps}; "
+                "give fit the same data and steps_per_epoch, or delete the file to start over"
+            )
+        if run.batch % at_once:
+            raise UsageError(
+                f"steps_per_execution: {path} was saved after {run.batch} batches of an epoch, and fit now takes "
+                f"{at_once} at a time; compile with the same steps_per_execution"
+            )
+
+    def restored(self, model: Any, groups: Sequence[str] = GROUPS) -> ModelState:
+        """Return what was saved as arrays for a model's variables.
+
+        Metrics begin with the epoch, and other ones are no reason not to go on: theirs are then the model's own.
+
+        Raises:
+            UsageError: the model is another; the message names the first variable that differs.
+        """
+        assert self.saved is not None
+        own, state = variables(model), dict(self._arrays)
+        for group in groups:
+            here, saved = describe(own[group]), self.saved.variables.get(group, [])
+            if group == "metrics" and (self.saved.run.batch == 0 or here != saved):
+                state[group] = [as_array(variable) for variable in own[group]]
+            elif here != saved:
+                raise UsageError(_difference(self.path, group, own[group], here, saved))
+        return state
+
+    def write(self, run: RunState, state: ModelState) -> None:
+        """Write where training stands."""
+        saved = SavedRun(
+            run=run,
+            data=self._source.kind,
+            agrees=self._source.describe(),
+            position=self._source.position(run),
+            variables={group: describe(some) for group, some in state.items()},
+        )
+        content = {"saved": np.frombuffer(json.dumps(saved.to_dict()).encode(), np.uint8)}
+        for group, some in state.items():
+            for number, array in enumerate(some):  # as bytes: NumPy's files know no bfloat16
+                content[f"{group}{number}"] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+        _replace_file(self.path, content, keep_before=self._keeps_before)
+        run.unsaved = 0
+
+    def remove(self) -> None:
+        """Remove what was written."""
+        for path in (self.path, self.path + BEFORE):
+            if os.path.exists(path):
+                os.unlink(path)
+
+
+def _replace_file(path: str, content: Mapping[str, np.ndarray], *, keep_before: bool) -> None:
+    """Write a file by way of another name, so that at any moment there is a whole one, this or the one before."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path + ".part", "wb") as file:
+        np.savez(file, allow_pickle=False, **content)
+        file.flush()
+        os.fsync(file.fileno())
+    if keep_before and os.path.exists(path):
+        os.replace(path, path + BEFORE)
+    os.replace(path + ".part", path)
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            yield SavedRun.from_dict(json.loads(content["saved"].tobytes())), content
+    except InputError as error:
+        raise DataError(f"{shown(path)}: {error}; delete it to start over") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{shown(path)}: not a checkpoint of kerasmem, or a damaged one ({type(error).__name__}); delete it to "
+            "start over"
+        ) from error
+
+
+def _decoded(data: np.ndarray, name: str, shape: list[int]) -> np.ndarray:
+    import tensorflow as tf
+
+    return np.frombuffer(data.tobytes(), tf.as_dtype(name).as_numpy_dtype).reshape(shape)
+
+
+def _difference(path: str, group: str, own: list[Any], here: list[Any], saved: list[Any]) -> str:
+    what = f"{len(saved)} variables and the one given has {len(here)}"
+    for variable, now, before in zip(own, here, saved, strict=False):
+        if now != before:
+            given = f"{shown(variable.path)}, {now[0]} {tuple(now[1])}"
+            what = f"{before[0]} {tuple(before[1])} where the one given has {given}"
+            break
+    return (
+        f"model: the {group} saved in {shown(path)} has {what}; build and compile the model as before, or delete the "
+        "file to start over"
+    )

@@ -1,0 +1,390 @@
+"""What Keras's `fit` calls in place of its own functions for a step, and the callbacks around those of the user."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from kerasmem.compat.keras_fit import logs_from_steps, noted_epoch_iterator
+from kerasmem.compat.keras_layers import symbolic_build
+from kerasmem.errors import ModelError, UsageError
+from kerasmem.training.checkpoint import Checkpoint
+from kerasmem.training.model_state import WEIGHTS, load_state, read_state
+from kerasmem.training.run_state import RunState
+from kerasmem.training.saving import SavingCallback
+from kerasmem.training.sources import Source, last_of
+from kerasmem.training.steps.batches import has_any_rows, row_count, without_optionals
+from kerasmem.training.steps.checks import uneven_layers
+from kerasmem.training.steps.driver import Driver
+from kerasmem.training.steps.engine import Engine, LocalEngine, RanOut
+from kerasmem.training.steps.remote import RemoteEngine
+
+# Callbacks of Keras's that change nothing of a model but its learning rate, before training ends.
+_HARMLESS = (
+    keras.callbacks.History, keras.callbacks.ProgbarLogger, keras.callbacks.EarlyStopping,
+    keras.callbacks.ModelCheckpoint, keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.TerminateOnNaN,
+    keras.callbacks.RemoteMonitor,
+)  # fmt: skip
+_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+class Supervisor(Protocol):
+    """Told of each step by a trainer in a process that another one watches.
+
+    Attributes:
+        sizes: rows of a micro-batch of training ("train") and validation ("test"), where an earlier process knows them.
+    """
+
+    sizes: dict[str, int]
+
+    def before_step(self, run: RunState, rows: int) -> None:
+        """Note the step that comes."""
+
+    def die(self, failure: RanOut, kind: str, rows: int, size: int) -> None:
+        """End the process: a step ran out, and this process cannot go on."""
+
+
+class Trainer:
+    """Takes the steps of one call of `kerasmem.fit`.
+
+    Args:
+        model: compiled.
+        run: where the run stands; the trainer's callback that saves keeps it up to date.
+        isolated: whether steps run in a process of their own.
+        micro_batches: pieces from the first batch on, or None.
+        source: the data, where a checkpoint is written.
+        checkpoint: where it is written.
+        supervisor: told of each step; a failure that costs the process is then not dealt with here.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        run: RunState,
+        *,
+        isolated: bool,
+        micro_batches: int | None,
+        source: Source | None = None,
+        checkpoint: Checkpoint | None = None,
+        supervisor: Supervisor | None = None,
+    ) -> None:
+        self.model, self.run, self.isolated, self.source, self.checkpoint = model, run, isolated, source, checkpoint
+        self.driver: Driver | None = None
+        self._micro_batches, self._supervisor = micro_batches, supervisor
+        self._keras_train = model.train_function  # traced already, where the model was trained before
+        self._keras_test = model.test_function
+        self._epoch_iterator: list[Any] = []
+        self._to_restore = checkpoint is not None and checkpoint.saved is not None
+        self._is_epochs_first = True
+        self._any_rows = False
+        self._callbacks_may_change_weights = self._callbacks_watch_batches = False
+        self._rate: float | None = None
+
+    # ---- around `fit`
+
+    @contextlib.contextmanager
+    def in_place(self, callbacks: list[Any]) -> Iterator[None]:
+        """Stand in for Keras's functions of the model; afterwards it has its own, and the weights trained last.
+
+        Args:
+            callbacks: the user's.
+        """
+        for callback in callbacks:
+            own, base = type(callback), keras.callbacks.Callback
+            if own not in _HARMLESS and not own.__module__.startswith("kerasmem."):
+                self._callbacks_may_change_weights = True
+                self._callbacks_watch_batches |= any(getattr(own, name) is not getattr(base, name) for name in _HOOKS)
+        with contextlib.ExitStack() as stack:
+            if self.isolated:  # the metrics are in the other process
+                stack.enter_context(logs_from_steps(self.model))
+            if self.source is not None and self.source.reads_skipped:
+                self._epoch_iterator = stack.enter_context(noted_epoch_iterator(self.model))
+            self.model.train_function = StandIn(self.train)
+            try:
+                yield
+            except BaseException:
+                self._rescue()
+                raise
+            finally:
+                self._hand_back()
+
+    def _rescue(self) -> None:
+        """After an error or Ctrl-C: bring the model the other process's weights, or those of the last good copy."""
+        if self.driver is not None and self.isolated:
+            state = self.driver.last_good
+            with contextlib.suppress(RanOut):
+                state = self.driver.engine.state()
+            if state is not None:
+                load_state(self.model, state, WEIGHTS)
+
+    def _hand_back(self) -> None:
+        """Give Keras its functions back, traced ones too."""
+        engine = None if self.driver is None else self.driver.engine
+        if isinstance(engine, LocalEngine):
+            self._keras_train, self._keras_test = engine.whole["train"], engine.whole["test"]
+        self.model.train_function, self.model.test_function = self._keras_train, self._keras_test
+        if engine is not None:
+            engine.close()
+
+    # ---- steps
+
+    def train(self, iterator: Any) -> dict[str, Any]:
+        """Stand in for Keras's training function."""
+        if self.run.batch < self.run.skipped:
+            return self._skip(iterator)
+        return self._execute(iterator, self._train)
+
+    def test(self, iterator: Any) -> dict[str, Any]:
+        """Stand in for Keras's function that evaluates, within the validation of this `fit`."""
+        assert self.driver is not None
+        return self._execute(iterator, self._supervised("test", self.driver.test))
+
+    def _execute(self, iterator: Any, take: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Take the steps of one execution."""
+        logs = None
+        for _ in range(self.model.steps_per_execution):
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                if logs is None:
+                    raise
+                break
+            if self.driver is None:
+                self._any_rows = has_any_rows(iterator)
+            logs = take(without_optionals(batch))
+        assert logs is not None
+        return logs
+
+    def _skip(self, iterator: Any) -> dict[str, Any]:
+        """Count batches that an earlier process has trained on."""
+        run, source = self.run, self.source
+        count = min(run.skipped - run.batch, self.model.steps_per_execution)
+        if source is not None and source.reads_skipped:
+            source.seen(last_of(iterator, count))
+            if run.batch + count == run.skipped:
+                source.check()
+        return dict(run.logs)
+
+    def _train(self, batch: Any) -> dict[str, Any]:
+        driver = self.driver or self._begin(batch)
+        if self._is_epochs_first:
+            self._look_for_changes(driver)
+        rate = self._new_rate() if self._is_epochs_first or self._callbacks_watch_batches else None
+        self._is_epochs_first = False
+        if self._supervisor is not None:
+            self.run.micro_batch_rows = driver.size
+            self._supervisor.before_step(self.run, row_count(batch))
+        logs = self._supervised("train", lambda each: driver.train(each, rate))(batch)
+        if self.source is not None:
+            self.source.seen(batch)
+        return logs
+
+    def _supervised(self, kind: str, take: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+        """Return a step that tells the supervisor where this process cannot go on."""
+
+        def step(batch: Any) -> dict[str, Any]:
+            try:
+                return take(batch)
+            except RanOut as failure:
+                if self._supervisor is not None and self.driver is not None:
+                    self._supervisor.die(failure, kind, row_count(batch), self.driver.sizes[kind])
+                raise
+
+        return step
+
+    def _begin(self, batch: Any) -> Driver:
+        """Make all variables there will be, and what takes the steps."""
+        model = self.model
+        try:
+            symbolic_build(model, batch)
+        except Exception as error:
+            if not model.built:
+                raise UsageError(
+                    f"model: it cannot be built from a batch's shapes ({error}); call it on a batch before fit"
+                ) from error
+            raise
+        if self._to_restore and self.checkpoint is not None:
+            load_state(model, self.checkpoint.restored(model))
+            self._to_restore = False
+        supervisor = self._supervisor
+        self.driver = Driver(
+            self._engine(batch),
+            micro_batches=self._micro_batches,
+            sizes={"train": self.run.micro_batch_rows, **(supervisor.sizes if supervisor is not None else {})},
+            uneven=uneven_layers(model),
+            may_stay=supervisor is None or self.isolated,
+            good=read_state(model) if self.isolated else None,
+        )
+        if self.checkpoint is not None and self.checkpoint.saved is None:
+            self.save()  # so that weights and order are those of this run from its first step
+        return self.driver
+
+    def _engine(self, batch: Any) -> Engine:
+        """Return what takes the steps."""
+        model = self.model
+        if self.isolated:
+            try:
+                return RemoteEngine(model, batch, any_rows=self._any_rows)
+            except RanOut as failure:
+                raise ModelError(f"the process that is to take the steps does not start: {failure}") from None
+        ours, model.train_function = model.train_function, self._keras_train
+        try:
+            return LocalEngine(model, any_rows=self._any_rows)
+        finally:
+            model.train_function = ours
+
+    def _new_rate(self) -> float | None:
+        """Return the learning rate, where it is a number and not what it was."""
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        if not isinstance(optimizer.learning_rate, keras.Variable):
+            return None
+        rate, before = float(keras.ops.convert_to_numpy(optimizer.learning_rate)), self._rate
+        self._rate = rate
+        return rate if rate != before else None
+
+    def _look_for_changes(self, driver: Driver) -> None:
+        """An epoch begins: see what callbacks may have changed between the epochs."""
+        if not self._callbacks_may_change_weights:
+            return
+        if not self.isolated:
+            driver.forget()
+            return
+        here, there = read_state(self.model), driver.keep()
+        if any(
+            not np.array_equal(mine, theirs, equal_nan=mine.dtype.kind == "f")
+            for group in WEIGHTS
+            for mine, theirs in zip(here[group], there[group], strict=True)
+        ):
+            driver.engine.load({**here, "metrics": there["metrics"]})
+            driver.forget()
+
+    # ---- between steps
+
+    def begin(self, steps: int | None, first_epoch: int) -> None:
+        """`fit` begins: go to where an earlier process was.
+
+        Args:
+            steps: batches of an epoch; None where Keras does not know.
+            first_epoch: that the whole run began with.
+        """
+        checkpoint, source, run = self.checkpoint, self.source, self.run
+        if checkpoint is None or checkpoint.saved is None or source is None:
+            return
+        at_once = self.model.steps_per_execution
+        checkpoint.check(steps=steps, at_once=at_once)
+        source.go_to(checkpoint.saved.position, run)
+        source.pass_over(run.epoch - first_epoch, next(iter(self._epoch_iterator), None), at_once)
+        if not run.batch:
+            source.check()
+
+    def begin_epoch(self) -> None:
+        """Keras has just reset its metrics."""
+        self._is_epochs_first = True
+        self.reset_metrics()
+
+    def reset_metrics(self) -> None:
+        """Keras has reset the model's metrics; reset those of the other process, too."""
+        if self.driver is not None:
+            self.driver.reset_metrics(has_happened=not self.isolated)
+
+    def end_epoch(self) -> None:
+        """Bring the model what callbacks expect it to have."""
+        if self.driver is not None and self.isolated:
+            load_state(self.model, self.driver.keep(), WEIGHTS)
+
+    def begin_test(self) -> None:
+        """Take over the steps of this `fit`'s validation."""
+        if self.driver is None:
+            return
+        engine = self.driver.engine
+        self._keras_test = engine.whole["test"] if isinstance(engine, LocalEngine) else self.model.test_function
+        self.model.test_function = StandIn(self.test)
+        self.reset_metrics()
+
+    def end_test(self) -> None:
+        """What else evaluates uses Keras's own function."""
+        self.model.test_function = self._keras_test
+
+    def end(self) -> None:
+        """`fit` ends: where nothing was left to train, the model gets what was saved."""
+        if self._to_restore and self.checkpoint is not None and self.source is not None:
+            load_saved(self.model, self.checkpoint, self.source)
+
+    def save(self) -> None:
+        """Write where the run stands."""
+        if self.checkpoint is not None and self.driver is not None:
+            self.run.micro_batch_rows = self.driver.size
+            self.checkpoint.write(self.run, self.driver.keep())
+
+
+class StepCallback(keras.callbacks.Callback):
+    """Comes before the user's callbacks, and tells the trainer what Keras begins and ends."""
+
+    def __init__(self, trainer: Trainer, first_epoch: int) -> None:
+        super().__init__()
+        self._trainer, self._first_epoch = trainer, first_epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Go to where an earlier process was."""
+        self._trainer.begin((self.params or {}).get("steps"), self._first_epoch)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note that metrics were reset."""
+        self._trainer.begin_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Bring the model what later callbacks look at."""
+        self._trainer.end_epoch()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Take over the validation's steps."""
+        self._trainer.begin_test()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Give them back."""
+        self._trainer.end_test()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Load what was saved where nothing was left to train."""
+        self._trainer.end()
+
+
+class SaveCallback(SavingCallback):
+    """Comes after the user's callbacks, and saves what they have left."""
+
+    def __init__(self, trainer: Trainer, save_freq: int) -> None:
+        super().__init__(trainer.run, trainer.source, trainer.checkpoint, save_freq)
+        self._trainer = trainer
+
+    def can_save(self) -> bool:
+        """Return whether the epoch goes on: its end is saved anyway, after the validation."""
+        return self.run.batch != self.run.steps
+
+    def save(self) -> None:
+        """Write where the run stands."""
+        self._trainer.save()
+
+
+def load_saved(model: Any, checkpoint: Checkpoint, source: Source) -> None:
+    """Load weights and optimizer of a run that has nothing left to train."""
+    if not model.built or not model.optimizer.built:
+        symbolic_build(model, source.peek())
+    load_state(model, checkpoint.restored(model, WEIGHTS), WEIGHTS)
+
+
+class StandIn:
+    """A function that Keras calls in place of its own."""
+
+    is_kerasmem = True
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, iterator: Any) -> Any:
+        """Call it."""
+        return self._function(iterator)

@@ -1,0 +1,66 @@
+"""Keras's `fit` goes through epochs and data as before."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasmem.compat.keras_fit import (
+    initial_epoch,
+    logs_from_steps,
+    new_epoch_iterator,
+    noted_epoch_iterator,
+    read_epoch,
+    set_initial_epoch,
+    step_on_data,
+)
+
+
+def small():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def rows():
+    return tf.data.Dataset.from_tensor_slices((np.ones((8, 3)), np.ones((8, 1)))).batch(2)
+
+
+def test_a_callback_chooses_the_first_epoch():
+    class Begin(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            set_initial_epoch(self.model, 2)
+
+    model = small()
+    assert initial_epoch(model) is None
+    history = model.fit(rows(), epochs=4, verbose=0, callbacks=[Begin()])
+    assert history.epoch == [2, 3]
+
+
+def test_logs_of_an_epoch_are_those_of_its_last_step():
+    model = small()
+    with logs_from_steps(model):
+        model.make_train_function()
+        model.train_function = lambda iterator: {"loss": float(len(list(iterator)))}
+        assert model.fit(rows(), verbose=0).history["loss"] == [4.0]
+    assert "_get_metrics_result_or_logs" not in vars(model)
+
+
+def test_the_way_through_epochs_is_that_of_fit():
+    model = small()
+    with noted_epoch_iterator(model) as found:
+        model.fit(rows(), verbose=0)
+    assert len(found) == 1
+    again = new_epoch_iterator(model, rows(), None)
+    assert type(again) is type(found[0])
+    batches = []
+    for _ in range(2):
+        assert read_epoch(again, lambda iterator: batches.append(next(iterator)) or len(batches)) == len(batches)
+    assert len(batches) == 8
+
+
+def test_the_step_on_one_batch_is_found():
+    model = small()
+    model.make_train_function()
+    assert step_on_data(model.train_function) is not None
