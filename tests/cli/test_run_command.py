@@ -19,10 +19,10 @@ ROOT = SCRIPT.parent.parent.parent
 LIMITED = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "18"}
 
 
-def run(folder, what, *options, **env):
+def run(folder, what, *options, script=SCRIPT, **env):
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "kerasmem", "run", "--save-freq", "3", *options, str(SCRIPT), str(folder), what],
+        [sys.executable, "-m", "kerasmem", "run", "--save-freq", "3", *options, str(script), str(folder), what],
         capture_output=True,
         text=True,
         timeout=600,
@@ -61,6 +61,21 @@ def test_a_loop_of_ones_own_is_told(tmp_path):
     assert code == 128 + 9
     assert said == ["begun"], "it is not run again for nothing"
     assert "outside of model.fit" in told[0] and "train_on_batch" in told[0]
+
+
+def test_what_a_script_asks_of_kerasmem_fit_is_done(tmp_path):
+    asked = SCRIPT.parent / "asked.py"
+    code, said, told, errors = run(tmp_path / "killed", "kill", "--every", "100", script=asked)
+    assert code == 0 and "--every is called --save-freq" in errors and len(told) == 2
+    first, again = said[:5], said[5:]
+    assert [line.split(",")[0] for line in first] == [f"batch {n}: step {n + 1}" for n in range(5)]
+    assert [line.split(",")[0] for line in again[:-1]] == [
+        *(f"batch {n}: step 0" for n in range(4)), *(f"batch {n}: step {n + 1}" for n in range(4, 8)),
+    ], "gone on with from its own checkpoint, which was written every other batch"  # fmt: skip
+    assert first[0].endswith("0 other process, True") and again[-1] == "left: True"
+    code, said, _, errors = run(tmp_path / "isolated", "isolated", script=asked)
+    assert code == 0, errors
+    assert said[-2].endswith("1 other process, True") and said[-1] == "left: False"
 
 
 def test_wrong_usage(cli, tmp_path):
