@@ -119,3 +119,8 @@ def replace_losses(layer: Any, loss: Any) -> None:
 
     layer._loss_ids.clear()
     keras.Layer.add_loss(layer, loss)  # a model's own refuses
+
+
+def draws_numbers(layer: Any) -> bool:
+    """Return whether a layer has a random generator of its own."""
+    return bool(getattr(layer, "_seed_generators", None))

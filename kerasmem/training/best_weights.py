@@ -123,7 +123,7 @@ class BestWeights(keras.callbacks.Callback):
         return model
 
     def build(self, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
-        """Return the best model, made anew from its configuration, with its weights; it is not compiled.
+        """Return the best model, rebuilt from its configuration, with its weights; it is not compiled.
 
         Args:
             custom_objects: name to class or function, for what it uses beyond Keras.
@@ -143,16 +143,17 @@ class BestWeights(keras.callbacks.Callback):
                 config, custom_objects=dict(custom_objects or {}), safe_mode=False
             )
         except (TypeError, ValueError, ImportError) as error:
-            raise UsageError(f"the best model cannot be made anew ({error}); name its classes in custom_objects") from (
+            raise UsageError(f"the best model cannot be rebuilt ({error}); name its classes in custom_objects") from (
                 error
             )
         return self.restore(model)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Look at an epoch's score."""
-        self._look(self.model, epoch, logs, {})
+        self.look(self.model, epoch, logs, {})
 
-    def _look(self, model: Any, epoch: int, logs: Mapping[str, Any] | None, config: Mapping[str, Any]) -> None:
+    def look(self, model: Any, epoch: int, logs: Mapping[str, Any] | None, config: Mapping[str, Any]) -> None:
+        """Look at an epoch's score of a model with its configuration."""
         if self.monitor not in (logs or {}):
             known = ", ".join(sorted(logs or {}))
             raise UsageError(f"BestWeights: logs have no {self.monitor!r}; monitor one of these: {known}")
@@ -186,7 +187,7 @@ class _Trial(keras.callbacks.Callback):
         self._best, self._config = best, dict(config)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._best._look(self.model, epoch, logs, self._config)
+        self._best.look(self.model, epoch, logs, self._config)
 
 
 def _dtype(value: Any) -> np.dtype:

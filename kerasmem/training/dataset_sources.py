@@ -1,4 +1,4 @@
-"""A PyDataset of the user's, and an H5ChunkSequence, as sources."""
+"""A PyDataset of the user's, and an H5ChunkSequence, as sources; and the choice of a source for any data."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import keras
 import numpy as np
 
 from kerasmem.streaming.sequence import H5ChunkSequence
+from kerasmem.training.array_source import ArraySource, split_rows
 from kerasmem.training.run_state import RunState
-from kerasmem.training.sources import CountedSource, Source
+from kerasmem.training.sources import CountedSource, Source, StreamSource
 
 
 class _Ordered(keras.utils.PyDataset):
@@ -150,8 +151,30 @@ class SequenceSource(Source):
         return self._sequence.batch(0)
 
 
-def dataset_source(data: Any, shuffle: bool | str, steps: int | None) -> Source | None:
-    """Return the source for an H5ChunkSequence or another PyDataset; None for other data."""
-    if isinstance(data, H5ChunkSequence):
-        return SequenceSource(data)
-    return DatasetSource(data, shuffle, steps) if isinstance(data, keras.utils.PyDataset) else None
+def make_source(arguments: dict[str, Any]) -> Source:
+    """Return the data of a call of `fit` as a source.
+
+    Args:
+        arguments: of `fit`, by name; those that the source takes the place of are changed.
+
+    Raises:
+        UsageError: it is nothing whose place could be found again.
+    """
+    x, y, weight = (arguments.get(name) for name in ("x", "y", "sample_weight"))
+    steps, shuffle = arguments.get("steps_per_epoch"), arguments.get("shuffle", True)
+    source: Source
+    if isinstance(x, H5ChunkSequence):
+        source = SequenceSource(x)
+    elif isinstance(x, keras.utils.PyDataset):
+        source = DatasetSource(x, shuffle, steps)
+    elif hasattr(x, "element_spec") or hasattr(x, "__next__"):
+        source = StreamSource(x, steps)
+    else:
+        if arguments.get("validation_split") and arguments.get("validation_data") is None:
+            (x, y, weight), arguments["validation_data"] = split_rows((x, y, weight), arguments["validation_split"])
+        if arguments.get("validation_data") is not None and not arguments.get("validation_batch_size"):
+            arguments["validation_batch_size"] = arguments.get("batch_size")
+        source = ArraySource(x, y, weight, arguments.get("batch_size"), shuffle, steps)
+        arguments.update(y=None, sample_weight=None, batch_size=None, validation_split=0.0)
+    arguments.update(source.arguments)
+    return source

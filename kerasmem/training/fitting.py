@@ -16,30 +16,15 @@ from kerasmem.training.steps.packing import refuse_in_worker
 
 def fit(
     model: Any,
-    x: Any = None,
-    y: Any = None,
-    batch_size: int | None = None,
-    epochs: int = 1,
-    verbose: str | int = "auto",
-    callbacks: Any = None,
-    validation_split: float = 0.0,
-    validation_data: Any = None,
-    shuffle: bool | str = True,
-    class_weight: Any = None,
-    sample_weight: Any = None,
-    initial_epoch: int = 0,
-    steps_per_epoch: int | None = None,
-    validation_steps: int | None = None,
-    validation_batch_size: int | None = None,
-    validation_freq: Any = 1,
+    # as those of Keras's `Model.fit`
+    x: Any = None, y: Any = None, batch_size: int | None = None, epochs: int = 1, verbose: str | int = "auto",
+    callbacks: Any = None, validation_split: float = 0.0, validation_data: Any = None, shuffle: bool | str = True,
+    class_weight: Any = None, sample_weight: Any = None, initial_epoch: int = 0, steps_per_epoch: int | None = None,
+    validation_steps: int | None = None, validation_batch_size: int | None = None, validation_freq: Any = 1,
     *,
-    micro_batches: int | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    save_freq: int | None = None,
-    keep: bool = False,
-    isolated: bool | None = None,
-    every: int | None = None,
-) -> Any:
+    micro_batches: int | None = None, checkpoint: str | os.PathLike[str] | None = None, save_freq: int | None = None,
+    keep: bool = False, isolated: bool | None = None, every: int | None = None,
+) -> Any:  # fmt: skip
     """Train a model as `model.fit` does, and go on where a step runs out of memory.
 
     The step that ran out is undone (weights, optimizer, random generators, metrics), and taken again in micro-batches
@@ -157,9 +142,9 @@ def train(
         Keras's `History`.
     """
     from kerasmem.training.checkpoint import Checkpoint
+    from kerasmem.training.dataset_sources import make_source
     from kerasmem.training.run_state import RunState
     from kerasmem.training.saving import SAVE_FREQ
-    from kerasmem.training.sources import make_source
     from kerasmem.training.trainer import SaveCallback, StepCallback, Trainer
 
     arguments = dict(arguments)

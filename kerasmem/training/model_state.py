@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compat.keras_random import global_generator
+from kerasmem.compat.keras_state import global_seed_state
 
 # group -> arrays, in the order of the variables; "random" is Keras's generator for those who name none.
 ModelState = dict[str, list[np.ndarray]]
@@ -17,12 +17,12 @@ GROUPS = (*WEIGHTS, "metrics")
 
 def variables(model: Any) -> dict[str, list[Any]]:
     """Return the variables that a step may change, by group; those of random generators are among the model's."""
-    generator = global_generator()
+    seed = global_seed_state()
     return {
         "model": list(model.variables),
         "optimizer": list(model.optimizer.variables) if model.optimizer is not None else [],
         "metrics": list(model.metrics_variables),
-        "random": [] if generator is None else [generator.state],
+        "random": [] if seed is None else [seed],
     }
 
 

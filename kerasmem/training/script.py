@@ -60,8 +60,8 @@ class Session:
             arguments: of `model.fit`, by name.
             options: of `kerasmem.fit`; None where the script calls `model.fit`.
         """
+        from kerasmem.training.dataset_sources import make_source
         from kerasmem.training.fitting import FitOptions, train
-        from kerasmem.training.sources import make_source
         from kerasmem.training.steps.checks import check_model
 
         self._count += 1

@@ -204,31 +204,3 @@ def digest(arrays: list[Any]) -> int:
         found = zlib.crc32(f"{array.shape[1:]}{array.dtype}{len(array)}".encode(), found)
         found = zlib.crc32(rows.astype("U").tobytes() if rows.dtype.kind == "O" else rows.tobytes(), found)
     return found
-
-
-def make_source(arguments: dict[str, Any]) -> Source:
-    """Return the data of a call of `fit` as a source.
-
-    Args:
-        arguments: of `fit`, by name; those that the source takes the place of are changed.
-
-    Raises:
-        UsageError: it is nothing whose place could be found again.
-    """
-    from kerasmem.training.array_source import ArraySource, split_rows
-    from kerasmem.training.dataset_sources import dataset_source
-
-    x, y, weight = (arguments.get(name) for name in ("x", "y", "sample_weight"))
-    steps, shuffle = arguments.get("steps_per_epoch"), arguments.get("shuffle", True)
-    source = dataset_source(x, shuffle, steps)
-    if source is None and (hasattr(x, "element_spec") or hasattr(x, "__next__")):
-        source = StreamSource(x, steps)
-    if source is None:
-        if arguments.get("validation_split") and arguments.get("validation_data") is None:
-            (x, y, weight), arguments["validation_data"] = split_rows((x, y, weight), arguments["validation_split"])
-        if arguments.get("validation_data") is not None and not arguments.get("validation_batch_size"):
-            arguments["validation_batch_size"] = arguments.get("batch_size")
-        source = ArraySource(x, y, weight, arguments.get("batch_size"), shuffle, steps)
-        arguments.update(y=None, sample_weight=None, batch_size=None, validation_split=0.0)
-    arguments.update(source.arguments)
-    return source

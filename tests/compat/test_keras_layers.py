@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from kerasmem.compat.keras_functional import is_functional
-from kerasmem.compat.keras_layers import flatten_layers, supports_jit, without_name_scopes
+from kerasmem.compat.keras_layers import draws_numbers, flatten_layers, supports_jit, without_name_scopes
 
 
 def test_layers_at_any_depth():
@@ -36,3 +36,8 @@ def test_names_that_tensorflow_refuses():
     with without_name_scopes():
         traced = tf.function(layer).get_concrete_function(tf.TensorSpec((1, 3)))
     assert traced.structured_outputs.shape == (1, 2)
+
+
+def test_layers_with_a_generator_of_their_own():
+    assert draws_numbers(keras.layers.Dropout(0.5))
+    assert not draws_numbers(keras.layers.Dense(1))

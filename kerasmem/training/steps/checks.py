@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.compat.keras_layers import draws_numbers, flatten_layers
 from kerasmem.compat.keras_losses import has_added_losses
-from kerasmem.compat.keras_random import draws_numbers
 from kerasmem.errors import UsageError
 
 _SHARES = ("rate", "dropout", "recurrent_dropout")
