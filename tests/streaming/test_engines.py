@@ -15,10 +15,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerasmem.training.common_point import latest_common
 
 from kerasmem import H5ChunkSequence
 from kerasmem.streaming.engines import place_of, share_batches
+from kerasmem.training.common_point import latest_common
 
 HERE = Path(__file__).parent
 ROWS, WIDTH, BATCH, EPOCHS = 8192, 1024, 32, 2
