@@ -150,11 +150,11 @@ def _declared_inputs(model: Any) -> tuple[Any, list[ModelInput]] | None:
         return None
     if not tensors:
         return None
-    flat = [ModelInput(_input_name(each), tuple(each.shape), str(each.dtype)) for each in tensors]
+    flat = [ModelInput(input_name(each), tuple(each.shape), str(each.dtype)) for each in tensors]
     return (model.input if isinstance(model, functional_class()) else tensors[0]), flat
 
 
-def _input_name(tensor: Any) -> str:
+def input_name(tensor: Any) -> str:
     """Return the name of the input layer; the tensor's own is a number where the user gave none."""
     history = getattr(tensor, "_keras_history", None)
     return str(history.operation.name if history else tensor.name)

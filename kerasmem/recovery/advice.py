@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
-from kerasmem.errors import InputError, check_format
 from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
-
-FORMAT_VERSION = 1
+from kerasmem.records import Record
 
 
 @dataclass(frozen=True)
-class Remedy:
+class Remedy(Record, what="remedy", also=("saving", "saving_percent")):
     """One change, or several together, and what the estimator says of the changed model and step.
 
     Attributes:
         name: what is changed, in a few words.
-        changes: kinds and values, as `Change.to_dict` gives them.
+        changes: kinds and values, as `Change.to_data` gives them.
         result: what becomes of the result: "same training trajectory", "same network, other rounding", "same network,
             other training", "other optimizer" or "other network".
         cost: what it costs in time, hardware or quality, in words.
@@ -53,25 +51,13 @@ class Remedy:
 
     @property
     def saving_percent(self) -> float:
-        """The same as a share of the peak without the change, in per cent."""
-        return 100 * self.saving / self.before if self.before else 0.0
+        """The same as a share of the peak without the change, in per cent with two digits."""
+        return round(100 * self.saving / self.before, 2) if self.before else 0.0
 
     @property
     def worth(self) -> float:
         """Bytes saved for each unit of arithmetic that a step then takes: what remedies are ranked by."""
         return self.saving / self.compute
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the remedy as JSON-ready data."""
-        data = asdict(self)
-        data["changes"] = [dict(each) for each in self.changes]
-        return {**data, "saving": self.saving, "saving_percent": round(self.saving_percent, 2)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Remedy:
-        """Read what `to_dict` gave."""
-        names = ("name", "result", "cost", "compute", "total", "low", "high", "before", "verdict", "method", "code")
-        return cls(changes=tuple(dict(each) for each in data["changes"]), **{name: data[name] for name in names})
 
 
 @dataclass(frozen=True)
@@ -83,7 +69,7 @@ class Considered:
 
 
 @dataclass(frozen=True)
-class Advice(Sequence[Remedy]):
+class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict",)):
     """What to do so that a model's training fits a device, or takes less: a sequence of remedies, the best first.
 
     Attributes:
@@ -100,7 +86,7 @@ class Advice(Sequence[Remedy]):
 
     model: ModelFacts
     settings: Settings
-    need: Bytes
+    need: Bytes = field(metadata={"json": "bytes"})
     device: DeviceVerdict
     remedies: tuple[Remedy, ...] = ()
     plans: tuple[Remedy, ...] = ()
@@ -130,43 +116,6 @@ class Advice(Sequence[Remedy]):
     def __iter__(self) -> Iterator[Remedy]:
         """Iterate over the remedies, the best first."""
         return iter(self.remedies)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the advice as JSON-ready data, sizes in integer bytes."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "model": asdict(self.model),
-            "settings": asdict(self.settings),
-            "bytes": asdict(self.need),
-            "device": asdict(self.device),
-            "verdict": self.verdict,
-            "remedies": [each.to_dict() for each in self.remedies],
-            "plans": [each.to_dict() for each in self.plans],
-            "considered": [asdict(each) for each in self.considered],
-            "notes": list(self.notes),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Advice:
-        """Read what `to_dict` gave.
-
-        Raises:
-            InputError: it is no such result, or of a later format.
-        """
-        check_format("advice", data, FORMAT_VERSION)
-        try:
-            return cls(
-                ModelFacts(**data["model"]),
-                Settings(**data["settings"]),
-                Bytes(**data["bytes"]),
-                DeviceVerdict(**data["device"]),
-                tuple(Remedy.from_dict(each) for each in data["remedies"]),
-                tuple(Remedy.from_dict(each) for each in data["plans"]),
-                tuple(Considered(**each) for each in data["considered"]),
-                tuple(data["notes"]),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"advice: not a kerasmem result ({type(error).__name__}: {error})") from error
 
 
 def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:

@@ -7,7 +7,7 @@ remedy are those of the model and the step that the user would train, not of a r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,8 +18,8 @@ from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.opening import OpenedModel, open_model
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.training import TrainingSettings, training_of_copy, with_replaced
-from kerasmem.recovery.accumulating import with_micro_batches
-from kerasmem.recovery.changes import Change, ordered
+from kerasmem.recovery.changes import Change, change_of, ordered
+from kerasmem.recovery.micro_step import with_micro_batches
 from kerasmem.recovery.transforms import transformed
 from kerasmem.training.segments.building import recompute
 
@@ -37,7 +37,7 @@ class Origin:
     """The model as the user gave it: the arguments of `open_model`, and what replaces its optimizer and loss.
 
     Attributes:
-        source: a path, a name, a function or a Keras model.
+        source: a path, a name, a function or a Keras model; or, in another process, the `ModelRequest` for it.
         options: `factory`, `factory_args`, `custom_objects`, `trust`, `dtype_policy`.
         optimizer: a Keras optimizer's name in place of the model's own.
         loss: a loss's name in place of the model's own.
@@ -50,30 +50,36 @@ class Origin:
     loss: str | None = None
     input_shape: Any = None
 
-    @contextlib.contextmanager
-    def opened(self, dtype_policy: str | None = None) -> Iterator[OpenedModel]:
-        """Open the model without weights, with another dtype policy where one is given."""
-        options = {**self.options, **({} if dtype_policy is None else {"dtype_policy": dtype_policy})}
-        with open_model(self.source, **options, shapes_only=True) as opened:
-            yield opened
+    @classmethod
+    def of_request(cls, data: Mapping[str, Any]) -> Origin:
+        """Return the origin that `ModelRequest.to_dict` described."""
+        request = ModelRequest.from_dict(data)
+        return cls(request, {}, request.optimizer, request.loss, request.input_shapes() or None)
+
+    def opened(self, dtype_policy: str | None = None) -> contextlib.AbstractContextManager[OpenedModel]:
+        """Return a context with the model without weights, with another dtype policy where one is given."""
+        policy = {} if dtype_policy is None else {"dtype_policy": dtype_policy}
+        if isinstance(self.source, ModelRequest):
+            return open_request(replace(self.source, **policy))  # type: ignore[arg-type]
+        return open_model(self.source, **{**self.options, **policy}, shapes_only=True)
 
 
 def build(origin: Origin | Mapping[str, Any], changes: Sequence[Mapping[str, Any]], rows: int = 32) -> Any:
     """Return the model with the changes, compiled as it will be trained; called inside `open_model`.
 
     Args:
-        origin: the model, as an `Origin` or, from another process, as a `ModelRequest` gave it.
-        changes: as `Change.to_dict` gave them.
+        origin: the model, as an `Origin` or, in another process, as `ModelRequest.to_dict` gave it.
+        changes: as `Change.to_data` gave them.
         rows: samples that a step takes at once, for which recomputation is planned.
 
     Raises:
         KerasmemError: the model cannot be opened or changed.
     """
-    made = ordered(Change.from_dict(each) for each in changes)
+    made = ordered(map(change_of, changes))
     policy = next((str(each.value) for each in made if each.kind == "dtype_policy"), None)
     is_resized = any(each.kind == "input_size" for each in made)
-    own = _origin(origin)
-    with _opened(own, policy) as opened:
+    own = origin if isinstance(origin, Origin) else Origin.of_request(origin)
+    with own.opened(policy) as opened:
         model = opened.model
         training = _training(opened, own, made)
         for each in made:
@@ -88,35 +94,7 @@ def build(origin: Origin | Mapping[str, Any], changes: Sequence[Mapping[str, Any
     return model
 
 
-@dataclass(frozen=True)
-class _FromRequest:
-    request: ModelRequest
-
-    @property
-    def optimizer(self) -> str | None:
-        return self.request.optimizer
-
-    @property
-    def loss(self) -> str | None:
-        return self.request.loss
-
-    @property
-    def input_shape(self) -> Any:
-        return self.request.input_shapes() or None
-
-
-def _origin(origin: Origin | Mapping[str, Any]) -> Origin | _FromRequest:
-    return origin if isinstance(origin, Origin) else _FromRequest(ModelRequest.from_dict(origin))
-
-
-def _opened(origin: Origin | _FromRequest, policy: str | None) -> contextlib.AbstractContextManager[OpenedModel]:
-    if isinstance(origin, Origin):
-        return origin.opened(policy)
-    request = origin.request
-    return open_request(request if policy is None else replace(request, dtype_policy=policy))
-
-
-def _training(opened: OpenedModel, origin: Origin | _FromRequest, changes: Sequence[Change]) -> TrainingSettings:
+def _training(opened: OpenedModel, origin: Origin, changes: Sequence[Change]) -> TrainingSettings:
     """Return the settings of the changed model's `compile`: a copy has none of its own."""
     training = opened.training
     is_changed = any(each.kind in _NEW_MODEL for each in changes)

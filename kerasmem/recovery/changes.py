@@ -7,9 +7,9 @@ orders changes from what leaves the training as it is to what trains another net
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from kerasmem.errors import InputError
 
@@ -43,7 +43,7 @@ class Change:
     result: str
     cost: str
     compute: float = 1.0
-    steps: float = field(default=1.0)
+    steps: float = 1.0
 
     @property
     def group(self) -> str:
@@ -60,25 +60,9 @@ class Change:
         """What tells it from others."""
         return self.kind, repr(self.value)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the change as JSON-ready data."""
+    def to_data(self) -> dict[str, Any]:
+        """Return the kind and the value, from which `change_of` makes the change again."""
         return {"kind": self.kind, "value": self.value}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], **known: Any) -> Change:
-        """Read what `to_dict` gave.
-
-        Args:
-            data: of one change.
-            **known: what `change` takes beside, for words that depend on the model.
-
-        Raises:
-            InputError: it is no change.
-        """
-        kind = data.get("kind")
-        if kind not in _MAKERS:
-            raise InputError(f"change: kind is {kind!r}; there are {', '.join(_MAKERS)}")
-        return change(str(kind), data.get("value"), **known)
 
 
 _GROUPS = {"micro_batches": "batch", "batch_size": "batch", "replicas": "batch", "freeze": "trained", "lora": "trained"}
@@ -97,12 +81,25 @@ def change(kind: str, value: Any, *, has_batch_norm: bool = False, batch_size: i
         >>> change("micro_batches", 4).result
         'same training trajectory'
     """
-    return _MAKERS[kind](kind, value, has_batch_norm, batch_size)
+    name, result, cost, *more = _DESCRIPTIONS[kind](value, _Step(has_batch_norm, batch_size))
+    return Change(kind, value, name, result, cost, **(more[0] if more else {}))
+
+
+def change_of(data: Mapping[str, Any]) -> Change:
+    """Return the change that `Change.to_data` described.
+
+    Raises:
+        InputError: it is no change.
+    """
+    kind = data.get("kind")
+    if kind not in _DESCRIPTIONS:
+        raise InputError(f"change: kind is {kind!r}; there are {', '.join(_DESCRIPTIONS)}")
+    return change(str(kind), data.get("value"))
 
 
 def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
     """Return changes in the order in which they are applied and told: the model first, then its step."""
-    order = list(_MAKERS)
+    order = list(_DESCRIPTIONS)
     return tuple(sorted(changes, key=lambda each: order.index(each.kind)))
 
 
@@ -112,75 +109,75 @@ def worst_result(changes: Iterable[Change]) -> str:
     return max((each.result for each in changes), key=order.index, default=SAME)
 
 
-def _float32(kind: str, value: Any, has_batch_norm: bool, batch_size: int | None) -> Change:
-    return Change(kind, value, "float32 in place of float64", ROUNDING, "none: float32 is faster on every card")
+class _Step(NamedTuple):
+    """What words on a change depend on: BatchNorm in the model, and samples in a batch where known."""
+
+    has_batch_norm: bool
+    batch_size: int | None
 
 
-def _policy(kind: str, value: Any, has_batch_norm: bool, batch_size: int | None) -> Change:
-    scaled = " with loss scaling" if value == "mixed_float16" else ""
-    cost = f"none or faster{scaled} from compute capability {'7.0' if value == 'mixed_float16' else '8.0'} on"
-    return Change(kind, value, f"half precision ({value})", ROUNDING, f"{cost} (NVIDIA's Tensor Cores)")
+# A name, what becomes of the result, the cost, and other fields of the `Change`.
+_Description = tuple[Any, ...]
 
 
-def _separable(kind: str, value: Any, has_batch_norm: bool, batch_size: int | None) -> Change:
-    return Change(kind, value, "separable convolutions", NETWORK, "less arithmetic; train anew, accuracy may fall")
+def _policy(value: str, step: _Step) -> _Description:
+    scaled, least = (" with loss scaling", "7.0") if value == "mixed_float16" else ("", "8.0")
+    cost = f"none or faster{scaled} from compute capability {least} on (NVIDIA's Tensor Cores)"
+    return f"half precision ({value})", ROUNDING, cost
 
 
-def _input_size(kind: str, value: Any, has_batch_norm: bool, batch_size: int | None) -> Change:
+def _input_size(value: Any, step: _Step) -> _Description:
     sizes = ", ".join(" × ".join(map(str, shape)) for shape in value)
     cost = "less arithmetic; the network sees coarser or shorter samples"
-    return Change(kind, value, f"smaller input ({sizes})", TRAINING, cost, steps=3.0)
+    return f"smaller input ({sizes})", TRAINING, cost, {"steps": 3.0}
 
 
-def _freeze(kind: str, value: Any, has_batch_norm: bool, batch_size: int | None) -> Change:
+def _freeze(value: Any, step: _Step) -> _Description:
     cost = "less arithmetic: no gradients of frozen weights; needs a pretrained backbone"
-    return Change(kind, value, "frozen backbone", TRAINING, cost, steps=5.0)
+    return "frozen backbone", TRAINING, cost, {"steps": 5.0}
 
 
-def _lora(kind: str, value: Any, has_batch_norm: bool, batch_size: int | None) -> Change:
+def _lora(value: int, step: _Step) -> _Description:
     cost = f"two thin products more a layer (rank {value}); needs pretrained weights (Hu et al. 2021)"
-    return Change(kind, value, f"LoRA of rank {value}", TRAINING, cost, steps=4.0)
+    return f"LoRA of rank {value}", TRAINING, cost, {"steps": 4.0}
 
 
-def _recompute(kind: str, value: Any, has_batch_norm: bool, batch_size: int | None) -> Change:
+def _recompute(value: Any, step: _Step) -> _Description:
     # Of a step's arithmetic a third is the forward pass, and no more than that is done twice.
     cost = "at most a third more arithmetic: one more forward pass (Chen et al. 2016)"
-    return Change(kind, value, "recomputation", SAME, cost, compute=4 / 3)
+    return "recomputation", SAME, cost, {"compute": 4 / 3}
 
 
-def _optimizer(kind: str, value: Any, has_batch_norm: bool, batch_size: int | None) -> Change:
-    words, keeps = OPTIMIZERS[value]
-    return Change(kind, value, words, OPTIMIZER, f"its learning rate must be found anew; keeps {keeps}",
-                  steps=list(OPTIMIZERS).index(value))  # fmt: skip
+def _optimizer(value: str, step: _Step) -> _Description:
+    name, keeps = OPTIMIZERS[value]
+    cost = f"its learning rate must be found anew; keeps {keeps}"
+    return name, OPTIMIZER, cost, {"steps": list(OPTIMIZERS).index(value)}
 
 
-def _jit(kind: str, value: Any, has_batch_norm: bool, batch_size: int | None) -> Change:
-    name = "compiled by XLA" if value else "not compiled by XLA"
+def _jit_compile(value: bool, step: _Step) -> _Description:
     cost = "compiles before the first step, then usually faster" if value else "a slower step on most networks"
-    return Change(kind, value, name, ROUNDING, cost, steps=0.0)
+    return "compiled by XLA" if value else "not compiled by XLA", ROUNDING, cost, {"steps": 0.0}
 
 
-def _micro(kind: str, value: Any, has_batch_norm: bool, batch_size: int | None) -> Change:
-    samples = "" if batch_size is None else f" of {-(-batch_size // int(value)):,}"
-    statistics = "; BatchNorm sees micro-batches" if has_batch_norm else ""
-    return Change(
-        kind, value, f"{value} micro-batches{samples}", TRAINING if has_batch_norm else SAME,
-        f"same arithmetic in smaller pieces, which may use the card less{statistics}", steps=math.log2(value),
-    )  # fmt: skip
+def _micro_batches(value: int, step: _Step) -> _Description:
+    samples = "" if step.batch_size is None else f" of {-(-step.batch_size // int(value)):,}"
+    statistics = "; BatchNorm sees micro-batches" if step.has_batch_norm else ""
+    cost = f"same arithmetic in smaller pieces, which may use the card less{statistics}"
+    result = TRAINING if step.has_batch_norm else SAME
+    return f"{value} micro-batches{samples}", result, cost, {"steps": math.log2(value)}
 
 
-def _batch(kind: str, value: Any, has_batch_norm: bool, batch_size: int | None) -> Change:
-    halvings = 1.0 if not batch_size else max(math.log2(batch_size / value), 0.0)
+def _batch_size(value: int, step: _Step) -> _Description:
+    halvings = max(math.log2(step.batch_size / value), 0.0) if step.batch_size else 1.0
     cost = "more steps an epoch, of noisier gradients; the learning rate may have to change"
-    return Change(kind, value, f"batches of {value:,}", TRAINING, cost, steps=halvings)
+    return f"batches of {value:,}", TRAINING, cost, {"steps": halvings}
 
 
-def _replicas(kind: str, value: Any, has_batch_norm: bool, batch_size: int | None) -> Change:
-    statistics = "; BatchNorm sees a card's part" if has_batch_norm else ""
-    return Change(
-        kind, value, f"{value} cards", TRAINING if has_batch_norm else SAME,
-        f"{value} cards, and the exchange of gradients in each step{statistics}", compute=float(value), steps=value,
-    )  # fmt: skip
+def _replicas(value: int, step: _Step) -> _Description:
+    statistics = "; BatchNorm sees a card's part" if step.has_batch_norm else ""
+    cost = f"{value} cards, and the exchange of gradients in each step{statistics}"
+    result = TRAINING if step.has_batch_norm else SAME
+    return f"{value} cards", result, cost, {"compute": float(value), "steps": value}
 
 
 # value -> (words, what it keeps beside the weights); from the nearest to Adam to the farthest
@@ -190,8 +187,10 @@ OPTIMIZERS = {
     "sgd_momentum": ("SGD with momentum", "one value a weight"),
     "sgd": ("plain SGD", "nothing"),
 }
-_MAKERS = {
-    "float32": _float32, "dtype_policy": _policy, "separable": _separable, "input_size": _input_size,
-    "freeze": _freeze, "lora": _lora, "recompute": _recompute, "optimizer": _optimizer, "jit_compile": _jit,
-    "micro_batches": _micro, "batch_size": _batch, "replicas": _replicas,
+_DESCRIPTIONS: dict[str, Callable[[Any, _Step], _Description]] = {
+    "float32": lambda *_: ("float32 in place of float64", ROUNDING, "none: float32 is faster on every card"),
+    "dtype_policy": _policy,
+    "separable": lambda *_: ("separable convolutions", NETWORK, "less arithmetic; train anew, accuracy may fall"),
+    "input_size": _input_size, "freeze": _freeze, "lora": _lora, "recompute": _recompute, "optimizer": _optimizer,
+    "jit_compile": _jit_compile, "micro_batches": _micro_batches, "batch_size": _batch_size, "replicas": _replicas,
 }  # fmt: skip

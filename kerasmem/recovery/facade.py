@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kerasmem.checks import number
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.report import Bytes
+from kerasmem.estimation.verdict import FITS
 from kerasmem.recovery.advice import Advice, Considered, Remedy, ranked
-from kerasmem.recovery.asking import Asker, check_budget
 from kerasmem.recovery.building import Origin
-from kerasmem.recovery.inspecting import Facts, inspect_model
-from kerasmem.recovery.planning import find_plans
-from kerasmem.recovery.reviewing import review
+from kerasmem.recovery.estimator import StepEstimator
+from kerasmem.recovery.plans import find_plans
+from kerasmem.recovery.remedies import RemedySearch
+from kerasmem.recovery.traits import traits_of
 from kerasmem.units import format_size
 
 DEFAULT_BUDGET_SECONDS = 300.0
@@ -43,7 +45,7 @@ def advise(
 ) -> Advice:
     """Return what to do so that training a model fits a device: remedies, each with the saving that is predicted.
 
-    Every remedy is estimated anew, on the changed model or step; what cannot be estimated is not offered, and
+    Every remedy is estimated on the changed model or step; what cannot be estimated is not offered, and
     `considered` says why. Where no single one is enough, combinations are searched for, the least harmful first.
 
     Args:
@@ -69,44 +71,49 @@ def advise(
         >>> advice = kerasmem.advise("keras.applications:ResNet50", device="4GB", batch_size=64)  # doctest: +SKIP
         >>> print(advice.plans[0].code)  # doctest: +SKIP
     """
-    check_budget(budget_seconds)
+    if budget_seconds is not None:
+        number("budget_seconds", budget_seconds)
     target = resolve_device(str(device))
     options = {
         "factory": factory, "factory_args": factory_args, "custom_objects": custom_objects, "trust": trust,
         "dtype_policy": dtype_policy,
     }  # fmt: skip
     origin = Origin(model, options, optimizer, loss, input_shape)
-    asker = Asker(
-        origin, target, batch_size=batch_size, mode=mode, jit_compile=jit_compile, method=method, cache=cache,
-        budget_seconds=budget_seconds, progress=progress,
+    estimator = StepEstimator(
+        origin, target, batch_size, mode, jit_compile, method, cache, budget_seconds, progress
     )  # fmt: skip
-    base = asker.first()
-    notes = list(base.notes)
-    remedies: list[Remedy] = []
-    plans: list[Remedy] = []
-    considered: list[Considered] = []
+    current = estimator.estimate_current()
     try:
-        facts: Facts | None = inspect_model(origin, base.settings.batch_size, jit_compile, mode)
+        traits = traits_of(origin, current.settings.batch_size, jit_compile, mode)
     except KerasmemError as error:
-        facts = None
-        notes.append(f"no remedy can be estimated: {error}")
-    if facts is not None:
-        if base.device is not None and base.device.verdict != "fits" and budget_seconds is not None:
-            asker.reserved = _FOR_COMBINATIONS * budget_seconds
-        found = review(asker, facts)
-        asker.reserved = 0.0
-        remedies, considered = found.remedies, found.considered
-        plans = find_plans(asker, facts, found)
-        notes += found.notes
-    assert base.device is not None  # one was named
-    if unsure := [each.name for each in ranked(remedies) if _may_save_nothing(each, base.bytes)]:
-        notes.append(f"the interval overlaps that of the step as it is, so the saving is not sure: {', '.join(unsure)}")
-    if base.device.verdict != "fits" and not any(each.verdict == "fits" for each in (*remedies, *plans)):
+        return _advice(estimator, notes=[f"no remedy can be estimated: {error}"])
+    search = RemedySearch(estimator, traits)
+    if budget_seconds is not None and not estimator.fits_now:
+        estimator.reserved = _FOR_COMBINATIONS * budget_seconds
+    search.run()
+    estimator.reserved = 0.0
+    plans = find_plans(search)
+    return _advice(estimator, search.remedies, plans, search.considered, search.notes)
+
+
+def _advice(
+    estimator: StepEstimator,
+    remedies: Sequence[Remedy] = (),
+    plans: Sequence[Remedy] = (),
+    considered: Sequence[Considered] = (),
+    notes: Sequence[str] = (),
+) -> Advice:
+    current, target = estimator.current, estimator.target
+    assert current.device is not None  # one was named
+    best_first, every = ranked(remedies), [*current.notes, *notes]
+    if unsure := [each.name for each in best_first if _may_save_nothing(each, current.bytes)]:
+        every.append(f"the interval overlaps that of the step as it is, so the saving is not sure: {', '.join(unsure)}")
+    if not estimator.fits_now and not any(each.verdict == FITS for each in (*remedies, *plans)):
         room = f"{format_size(target.available_bytes)} of {target.name}"
-        notes.append(f"nothing that was estimated surely fits the {room}")
+        every.append(f"nothing that was estimated surely fits the {room}")
     return Advice(
-        base.model, base.settings, base.bytes, base.device, ranked(remedies), tuple(plans), tuple(considered),
-        tuple(notes),
+        current.model, current.settings, current.bytes, current.device, best_first, tuple(plans), tuple(considered),
+        tuple(every),
     )  # fmt: skip
 
 

@@ -6,40 +6,81 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kerasmem.models.backend import import_keras
+from kerasmem.models.inputs import input_name
+from kerasmem.recovery.building import Origin
 from kerasmem.recovery.changes import Change
+from kerasmem.recovery.source_text import (
+    arrays_text,
+    loss_text,
+    metrics_text,
+    nested_text,
+    opening_lines,
+    optimizer_text,
+)
+from kerasmem.recovery.transforms import packed_inputs
 
 _HEAD = "model.layers[:{}]"
+Sizes = list[list[int]]  # a shape for each input, without the batch
 
 
 @dataclass(frozen=True)
 class ScriptParts:
-    """What of a script does not depend on the changes but for the policy, as Python.
+    """What a script is made of, read from the model.
 
     Attributes:
-        opening: for a dtype policy or None: the imports, and the lines that make `model`.
-        optimizer: for an optimizer of `changes.OPTIMIZERS` or None: the optimizer.
-        loss: the loss; "model.loss" where only the model knows it.
-        metrics: a list of names, or None.
-        inputs: for shapes or None, and whether float64 is made float32: the input arrays.
-        targets: for shapes or None: the targets; None where the step takes none.
-        input_layers: for shapes, or None for float32 in place of float64: `keras.Input`s in the model's structure.
+        origin: how the user gave the model.
+        model: without weights.
+        training: the settings of its `compile`.
+        structure: of its inputs.
+        inputs: flat.
+        targets: as Python, for the model as it is and for smaller inputs; None where the step takes none.
         head_start: where the head begins in `model.layers`.
         batch_size: samples in a batch.
         jit_compile: as the user gave it, "auto" to leave it to Keras.
         mode: "train", "evaluate" or "inference".
     """
 
-    opening: Any
-    optimizer: Any
-    loss: str
-    metrics: str | None
-    inputs: Any
-    targets: Any
-    input_layers: Any
+    origin: Origin
+    model: Any
+    training: Any
+    structure: Any
+    inputs: tuple[Any, ...]
+    targets: tuple[str | None, str | None]
     head_start: int
     batch_size: int
     jit_compile: bool | str
     mode: str = "train"
+
+    def opening(self, policy: str | None) -> tuple[list[str], list[str]]:
+        """Return the imports, and the lines that make `model` with a dtype policy."""
+        return opening_lines(self.origin.source, self.origin.options, policy)
+
+    def input_arrays(self, sizes: Sizes | None, is_single: bool) -> str:
+        """Return the input arrays; `is_single` makes float64 float32."""
+        tensors = batch_tensors(self.inputs, self.batch_size, sizes)
+        if is_single:
+            singles = {"float64": "float32"}
+            tensors = [import_keras().KerasTensor(each.shape, singles.get(each.dtype, each.dtype)) for each in tensors]
+        return arrays_text(self.structure, tensors, str(2 * self.batch_size))
+
+    def input_layers(self, sizes: Sizes | None) -> str:
+        """Return `keras.Input`s in the model's structure: of other sizes, or float32 in place of float64."""
+        texts = []
+        shapes = sizes or [each.shape[1:] for each in self.inputs]
+        for tensor, each, shape in zip(self.model.inputs, self.inputs, shapes, strict=True):
+            dtype = "float32" if sizes is None and each.dtype == "float64" else each.dtype
+            name = input_name(tensor)  # one that Keras gave it says nothing
+            named = "" if name.startswith("input_layer") else f", name={name!r}"
+            texts.append(f"keras.Input({tuple(shape)!r}, dtype={str(dtype)!r}{named})")
+        return nested_text(packed_inputs(self.model, texts))
+
+
+def batch_tensors(inputs: Sequence[Any], batch_size: int, sizes: Sizes | None = None) -> list[Any]:
+    """Return a batch of the inputs, or of inputs of other sizes, as Keras's symbolic tensors."""
+    shapes = sizes or [each.shape[1:] for each in inputs]
+    make = import_keras().KerasTensor
+    return [make((batch_size, *shape), str(each.dtype)) for each, shape in zip(inputs, shapes, strict=True)]
 
 
 def script(parts: ScriptParts, changes: Sequence[Change], heading: str) -> str:
@@ -56,7 +97,7 @@ def script(parts: ScriptParts, changes: Sequence[Change], heading: str) -> str:
     batch = int(by_kind.get("batch_size", parts.batch_size))
     rows = -(-batch // int(by_kind.get("micro_batches", 1)))
     body = [*opening]
-    loss = parts.loss
+    loss, metrics = loss_text(parts.model.loss), metrics_text(parts.model)
     if loss == "model.loss" and is_rebuilt:
         body.append("loss = model.loss")
         loss = "loss"
@@ -65,8 +106,8 @@ def script(parts: ScriptParts, changes: Sequence[Change], heading: str) -> str:
     if any(each.kind in _CLONED for each in changes):
         body.append("gc.collect()   # the first model's weights")
     jit = by_kind.get("jit_compile", None if parts.jit_compile == "auto" else parts.jit_compile)
-    words = [f"optimizer={parts.optimizer(by_kind.get('optimizer'))}", f"loss={loss}"]
-    words += [f"metrics={parts.metrics}"] if parts.metrics else []
+    words = [f"optimizer={optimizer_text(parts.training, by_kind.get('optimizer'))}", f"loss={loss}"]
+    words += [f"metrics={metrics}"] if metrics else []
     words += [f"jit_compile={jit}"] if jit is not None else []
     body.append(f"model.compile({', '.join(words)})")
     if "replicas" in by_kind:
@@ -78,11 +119,11 @@ def script(parts: ScriptParts, changes: Sequence[Change], heading: str) -> str:
             *("    " + line for line in body),
         ]
     sizes = by_kind.get("input_size")
-    targets = parts.targets(sizes)
+    targets = parts.targets[0 if sizes is None else 1]
     data = [
         "",
         "# Put your own data here; these are arrays of the right shapes.",
-        f"x = {parts.inputs(sizes, 'float32' in by_kind)}",
+        f"x = {parts.input_arrays(sizes, 'float32' in by_kind)}",
     ]
     data += [f"y = {targets}"] if targets else []
     arrays = "x, y" if targets else "x"

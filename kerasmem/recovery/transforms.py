@@ -6,11 +6,15 @@ anew (another input, other layers), otherwise the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from kerasmem.compat.keras_functional import functional_class
+from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.inputs import input_name
 from kerasmem.recovery.changes import Change
 
 
@@ -34,7 +38,7 @@ def transformed(model: Any, change: Change) -> Any:
 
 def with_policy(model: Any, policy: str) -> Any:
     """Let every layer that computes in float32 compute by another policy; weights stay float32."""
-    for layer in model._flatten_layers():
+    for layer in flatten_layers(model):
         if layer.dtype_policy.name == "float32":
             layer.dtype_policy = policy
     return model
@@ -43,8 +47,11 @@ def with_policy(model: Any, policy: str) -> Any:
 def with_float32(model: Any, value: Any = None) -> Any:
     """Build a model of float64 inputs or layers anew in float32."""
     keras = import_keras()
-    inputs = [keras.Input(tuple(each.shape[1:]), dtype=_single(each.dtype), name=input_name(each))
-              for each in model.inputs]  # fmt: skip
+    dtypes = {"float64": "float32"}
+    inputs = [
+        keras.Input(tuple(each.shape[1:]), dtype=dtypes.get(str(each.dtype), each.dtype), name=input_name(each))
+        for each in model.inputs
+    ]
 
     def single(layer: Any) -> Any:
         config = layer.get_config()
@@ -52,7 +59,7 @@ def with_float32(model: Any, value: Any = None) -> Any:
             config["dtype"] = "float32"
         return layer.__class__.from_config(config)
 
-    return _cloned(model, clone_function=single, input_tensors=_packed(model, inputs))
+    return _cloned(model, clone_function=single, input_tensors=packed_inputs(model, inputs))
 
 
 def with_separable(model: Any, value: Any = None) -> Any:
@@ -78,9 +85,11 @@ def with_input_size(model: Any, shapes: Sequence[Sequence[int]]) -> Any:
         UsageError: they do not: the model is bound to its input's size.
     """
     keras = import_keras()
-    inputs = [keras.Input(tuple(shape), dtype=each.dtype, name=input_name(each))
-              for each, shape in zip(model.inputs, shapes, strict=True)]  # fmt: skip
-    smaller = _cloned(model, input_tensors=_packed(model, inputs))
+    inputs = [
+        keras.Input(tuple(shape), dtype=each.dtype, name=input_name(each))
+        for each, shape in zip(model.inputs, shapes, strict=True)
+    ]
+    smaller = _cloned(model, input_tensors=packed_inputs(model, inputs))
     if [tuple(each.shape) for each in smaller.weights] != [tuple(each.shape) for each in model.weights]:
         raise UsageError("the model's weights depend on its input's size")
     return smaller
@@ -96,10 +105,10 @@ def with_frozen_backbone(model: Any, value: Any = None) -> Any:
 def with_lora(model: Any, rank: int) -> Any:
     """Train thin factors beside the kernels of the backbone, and the head as it was."""
     for layer in model.layers[: head_start(model)]:
-        for inner in layer._flatten_layers():
+        for inner in flatten_layers(layer):
             if takes_lora(inner, rank):
                 inner.enable_lora(rank)
-            elif not list(inner._flatten_layers(include_self=False)):
+            elif not flatten_layers(inner, include_self=False):
                 inner.trainable = False
     return model
 
@@ -112,9 +121,7 @@ def takes_lora(layer: Any, rank: int) -> bool:
     shape = tuple(getattr(kernel, "shape", ()))
     if len(shape) < 2:
         return False
-    numbers = 1
-    for size in shape:
-        numbers *= size
+    numbers = math.prod(shape)
     return rank * (numbers // shape[-1] + shape[-1]) < numbers
 
 
@@ -145,19 +152,11 @@ def is_mixing(layer: Any) -> bool:
     )
 
 
-def input_name(tensor: Any) -> str:
-    """Return the name of the input layer."""
-    history = getattr(tensor, "_keras_history", None)
-    return str(history.operation.name if history else tensor.name)
-
-
 def is_rebuilt(model: Any) -> bool:
     """Return whether `clone_model` gives the same model: a graph of layers without code of its own."""
-    from keras.src.models.functional import Functional
-
-    return type(model) in (import_keras().Sequential, import_keras().Model, Functional) and bool(
-        getattr(model, "inputs", None)
-    )
+    keras = import_keras()
+    kinds = (keras.Sequential, keras.Model, functional_class())
+    return type(model) in kinds and bool(getattr(model, "inputs", None))
 
 
 def _cloned(model: Any, **options: Any) -> Any:
@@ -168,14 +167,10 @@ def _cloned(model: Any, **options: Any) -> Any:
     return keras.models.clone_model(model, **options, **recursive)
 
 
-def _packed(model: Any, inputs: list[Any]) -> Any:
+def packed_inputs(model: Any, inputs: list[Any]) -> Any:
     """Return new inputs in the structure in which the model takes them."""
-    struct = getattr(model, "_inputs_struct", None)
-    return inputs[0] if struct is None and len(inputs) == 1 else import_keras().tree.pack_sequence_as(struct, inputs)
-
-
-def _single(dtype: Any) -> str:
-    return "float32" if str(dtype) == "float64" else str(dtype)
+    is_graph = isinstance(model, functional_class())  # a Sequential model takes one
+    return import_keras().tree.pack_sequence_as(model.input, inputs) if is_graph else inputs[0]
 
 
 _TRANSFORMS: dict[str, Any] = {

@@ -12,24 +12,26 @@ from advice_scripts import measured
 
 import kerasmem
 from kerasmem.devices.catalogue import resolve_device
-from kerasmem.recovery.asking import Asker
 from kerasmem.recovery.building import Origin, build
-from kerasmem.recovery.inspecting import inspect_model
-from kerasmem.recovery.reviewing import remedy
+from kerasmem.recovery.estimator import StepEstimator
+from kerasmem.recovery.remedies import RemedySearch
 from kerasmem.recovery.script import script
+from kerasmem.recovery.traits import traits_of
 
 MODELS = Path(advised_models.__file__)
 RESIDUAL = f"{MODELS}:residual"
 BATCH = 1024
 
 
-def asker_for(name, *, device="16GB", batch_size=BATCH, **options):
-    """What `advise` asks through, with the step as it is asked."""
+def search_for(name, *, device="16GB", batch_size=BATCH, **options):
+    """A search for remedies, with the step as it is estimated."""
     origin = Origin(f"{MODELS}:{name}", options)
-    asker = Asker(origin, resolve_device(device), batch_size=batch_size, mode="train", jit_compile=False,
-                  method="graph", cache=False, budget_seconds=None)  # fmt: skip
-    asker.first()
-    return asker, inspect_model(origin, batch_size, "auto")
+    estimator = StepEstimator(
+        origin, resolve_device(device), batch_size, "train", jit_compile=False, method="graph", cache=False,
+        budget_seconds=None,
+    )  # fmt: skip
+    estimator.estimate_current()
+    return RemedySearch(estimator, traits_of(origin, batch_size, "auto"))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +88,7 @@ def test_results_to_and_from_data(advice):
     assert data["remedies"][0]["saving"] == advice[0].before - advice[0].total
     with pytest.raises(kerasmem.KerasmemError, match="format_version is 99"):
         kerasmem.Advice.from_dict({**data, "format_version": 99})
-    with pytest.raises(kerasmem.KerasmemError, match="not a kerasmem result"):
+    with pytest.raises(kerasmem.KerasmemError, match="not a kerasmem advice"):
         kerasmem.Advice.from_dict({"format_version": 1})
     assert advice[:2] == advice.remedies[:2]
 
@@ -101,15 +103,15 @@ def test_the_script_of_a_plan_trains_within_what_is_predicted(advice, tmp_path):
 
 
 def test_the_script_of_a_combination(tmp_path):
-    asker, facts = asker_for("residual")
+    search = search_for("residual")
     kinds = {
         "recompute": "auto",
         "batch_size": BATCH // 2,
         "dtype_policy": "mixed_float16",
         "optimizer": "sgd_momentum",
     }
-    changes = tuple(facts.change(kind, value) for kind, value in kinds.items())
-    found = remedy(asker, facts, changes, asker.ask(changes))
+    changes = tuple(search.traits.change(kind, value) for kind, value in kinds.items())
+    found = search.remedy(changes, search.estimator.estimate(changes))
     assert found.result == "other optimizer"
     (peaks,) = measured([found.code], folder=tmp_path)
     assert isinstance(peaks, list), peaks
@@ -126,9 +128,9 @@ def test_scripts_of_all_kinds_run(tmp_path):
         ("two_headed", 8, {"separable": True, "replicas": 2}),
         ("tagger", 4, {"input_size": [[32]], "micro_batches": 2}),
     ):
-        facts = inspect_model(Origin(f"{MODELS}:{name}"), batch, "auto")
-        changes = [facts.change(kind, value) for kind, value in kinds.items()]
-        codes[(name, *kinds)] = script(facts.parts, changes, "A heading.")
+        traits = traits_of(Origin(f"{MODELS}:{name}"), batch, "auto")
+        changes = [traits.change(kind, value) for kind, value in kinds.items()]
+        codes[(name, *kinds)] = script(traits.parts, changes, "A heading.")
     for key, answer in zip(codes, measured(codes.values(), folder=tmp_path), strict=True):
         assert isinstance(answer, list), (key, answer, codes[key])
 
@@ -154,8 +156,10 @@ def test_every_source(kind, tmp_path, monkeypatch):
     else:
         source = advised_models.double
     origin = Origin(source, options)
-    facts = inspect_model(origin, 16, "auto")
-    code = script(facts.parts, [facts.change("optimizer", "sgd_momentum"), facts.change("batch_size", 8)], "Heading.")
+    traits = traits_of(origin, 16, "auto")
+    code = script(
+        traits.parts, [traits.change("optimizer", "sgd_momentum"), traits.change("batch_size", 8)], "Heading."
+    )
     compile(code, "script", "exec")
     exec(code, names)
     assert names["model"].optimizer.momentum == 0.9
@@ -219,8 +223,8 @@ def test_predicted_and_measured_savings_of_odd_models(name, batch, tmp_path):
     source = f"{MODELS}:{name}"
     base = kerasmem.estimate(source, batch_size=batch, method="graph")
     found = kerasmem.advise(source, device=base.bytes.low // 2, batch_size=batch, method="graph", budget_seconds=None)
-    facts = inspect_model(Origin(source), batch, "auto")
-    (now,) = measured([script(facts.parts, [], "As it is.")], folder=tmp_path)
+    traits = traits_of(Origin(source), batch, "auto")
+    (now,) = measured([script(traits.parts, [], "As it is.")], folder=tmp_path)
     rows = [each for each in {each.name: each for each in (*found, *found.plans)}.values() if "cards" not in each.name]
     wrong = []
     for each in rows:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from kerasmem.recovery.searching import Answer, Option, combinations, guess, search_combinations
+from kerasmem.recovery.combinations import Answer, Option, combinations, guess, search_combinations
 
 BASE = frozenset()
 

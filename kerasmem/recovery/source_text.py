@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kerasmem.compat.keras_compile import user_metrics
 from kerasmem.models.backend import import_keras
 from kerasmem.models.inputs import ByKeyword
 from kerasmem.models.opening import is_factory_name
@@ -83,8 +84,7 @@ def loss_text(loss: Any) -> str:
 
 def metrics_text(model: Any) -> str | None:
     """Return the metrics that have a name as Python, None where there are none."""
-    compiled = getattr(model, "_compile_metrics", None)
-    given = None if compiled is None else compiled._user_metrics
+    given = user_metrics(model)
     names = [each for each in given if isinstance(each, str)] if isinstance(given, (list, tuple)) else []
     return repr(names) if names else None
 
@@ -103,14 +103,15 @@ def arrays_text(structure: Any, flat: list[Any], samples: str) -> str:
         return "{" + ", ".join(f"{name!r}: {text}" for name, text in zip(structure, texts, strict=True)) + "}"
     if not isinstance(structure, (list, tuple, dict)):
         return texts[0]
-    return _written(keras.tree.pack_sequence_as(structure, texts))
+    return nested_text(keras.tree.pack_sequence_as(structure, texts))
 
 
-def _written(nested: Any) -> str:
+def nested_text(nested: Any) -> str:
+    """Return a structure of Python expressions as Python."""
     if isinstance(nested, dict):
-        return "{" + ", ".join(f"{name!r}: {_written(each)}" for name, each in nested.items()) + "}"
+        return "{" + ", ".join(f"{name!r}: {nested_text(each)}" for name, each in nested.items()) + "}"
     if isinstance(nested, (list, tuple)):
-        return "[" + ", ".join(map(_written, nested)) + "]"
+        return "[" + ", ".join(map(nested_text, nested)) + "]"
     return str(nested)
 
 

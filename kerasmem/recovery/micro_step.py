@@ -6,14 +6,17 @@ everything else of it is done, so that one estimate covers the larger of the two
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+from kerasmem.compat.keras_compile import compute_loss
+from kerasmem.compat.keras_variables import give_value, has_value
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 from kerasmem.models.compiling import has_own_step
 
 
-def with_micro_batches(model: Any, value: Any = None) -> Any:
+def with_micro_batches(model: Any) -> Any:
     """Let a compiled model's `train_step` take a micro-batch, add up its gradients, and then update.
 
     Raises:
@@ -31,13 +34,14 @@ def with_micro_batches(model: Any, value: Any = None) -> Any:
         import tensorflow as tf
 
         for each in accumulators:
-            if each._value is None:  # a step that really runs
+            if not has_value(each):  # a step that really runs
                 with tf.init_scope():
-                    each._deferred_initialize()
+                    give_value(each)
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
-            predicted = model(x, training=True) if model._call_has_training_arg else model(x)
-            loss = model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=True)
+            takes_training = "training" in inspect.signature(model.call).parameters
+            predicted = model(x, training=True) if takes_training else model(x)
+            loss = compute_loss(model, x=x, y=y, y_pred=predicted, sample_weight=weight, training=True)
             scaled = model.optimizer.scale_loss(loss)
         trainable = model.trainable_variables
         gradients = tape.gradient(scaled, [each.value for each in trainable])

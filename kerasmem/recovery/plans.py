@@ -1,0 +1,98 @@
+"""Changes that fit together, each combination estimated as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kerasmem.errors import KerasmemError
+from kerasmem.estimation.verdict import FITS
+from kerasmem.recovery.advice import Considered, Remedy
+from kerasmem.recovery.changes import Change
+from kerasmem.recovery.combinations import Answer, Combination, Option, search_combinations
+from kerasmem.recovery.estimator import Need, OutOfTimeError
+from kerasmem.recovery.remedies import RemedySearch
+
+MOST_PIECES = 64
+_NOT_COMBINED = {"replicas"}  # more hardware is another answer than fitting this device
+
+
+def find_plans(search: RemedySearch) -> list[Remedy]:
+    """Return the least harmful changes that fit, alone or combined; where none does, what comes nearest."""
+    estimator = search.estimator
+    if estimator.fits_now or not search.changes:
+        return []
+    changes: dict[str, Change] = {}
+    options: list[Option] = []
+    needs: dict[Combination, Need] = {}
+    known: dict[Combination, Answer] = {frozenset(): _answer(estimator.baseline([]))}
+    for change, ratio, need in _options(search):
+        key = f"{change.kind}={change.value!r}"
+        changes[key] = change
+        options.append(Option(key, change.group, change.harm, ratio, change.kind))
+        if need is not None:
+            needs[frozenset([key])] = need
+            known[frozenset([key])] = _answer(need)
+    is_out_of_time = False
+
+    def ask(keys: Combination) -> Answer | None:
+        nonlocal is_out_of_time
+        if is_out_of_time:
+            return None
+        try:
+            needs[keys] = estimator.estimate([changes[key] for key in keys])
+        except OutOfTimeError:
+            is_out_of_time = True
+            return None
+        except KerasmemError as error:
+            name = " + ".join(changes[key].name for key in sorted(keys))
+            search.considered.append(Considered(name, f"it cannot be estimated: {error}"))
+            return None
+        return _answer(needs[keys])
+
+    chosen = search_combinations(options, known, ask, estimator.target.available_bytes)
+    if is_out_of_time:
+        search.notes.append("the time was over before all combinations were asked (--budget-seconds, budget_seconds)")
+    return [search.remedy([changes[key] for key in keys], needs[keys]) for keys in chosen]
+
+
+def _options(search: RemedySearch) -> Iterator[tuple[Change, float, Need | None]]:
+    """Yield what may be combined, with the share of the peak that is left and the answer where it was estimated.
+
+    Micro-batches and batches come in all powers of two: what those between need is guessed on the line through those
+    that were estimated, and estimated before it is told.
+    """
+    batch_size = search.estimator.batch_size
+    lines: dict[str, list[tuple[float, float]]] = {}
+    estimated = set()
+    for change, need in search.changes:
+        before = search.estimator.baseline([change]).bytes
+        ratio = (need.bytes.high or need.bytes.total) / max(before.high or before.total, 1)
+        if change.kind in ("micro_batches", "batch_size"):
+            share = 1 / change.value if change.kind == "micro_batches" else change.value / batch_size
+            lines.setdefault(change.kind, [(1.0, 1.0)]).append((share, ratio))
+        if change.kind not in _NOT_COMBINED and ratio < 1:
+            estimated.add(change.key)
+            yield change, ratio, need
+    for kind, points in lines.items():
+        pieces = 2
+        while pieces <= min(MOST_PIECES, batch_size):
+            change = search.traits.change(kind, pieces if kind == "micro_batches" else batch_size // pieces)
+            ratio = _on_the_line(points, 1 / pieces)
+            if change.key not in estimated and ratio < 1:
+                yield change, ratio, None
+            pieces *= 2
+
+
+def _on_the_line(points: list[tuple[float, float]], share: float) -> float:
+    """Return the ratio for a share of the batch on the line through its smallest and largest known.
+
+    Example:
+        >>> _on_the_line([(1.0, 1.0), (0.25, 0.4)], 0.5)
+        0.6
+    """
+    (x0, y0), (x1, y1) = min(points), max(points)
+    return y1 if x1 == x0 else round(y0 + (share - x0) * (y1 - y0) / (x1 - x0), 9)
+
+
+def _answer(need: Need) -> Answer:
+    return Answer(need.bytes.high, need.verdict == FITS)

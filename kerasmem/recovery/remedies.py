@@ -1,0 +1,264 @@
+"""Single remedies: which are worth an estimate, and what it says of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from kerasmem.devices.catalogue import find_card
+from kerasmem.errors import KerasmemError
+from kerasmem.estimation.outcome import SPREAD
+from kerasmem.estimation.report import Bytes
+from kerasmem.estimation.sizing import max_batch_size
+from kerasmem.estimation.verdict import FITS
+from kerasmem.recovery.advice import Considered, Remedy
+from kerasmem.recovery.changes import OPTIMIZERS, Change, ordered, worst_result
+from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
+from kerasmem.recovery.script import script
+from kerasmem.recovery.traits import LORA_RANK, Traits
+from kerasmem.units import format_size
+
+MOST_REPLICAS = 8
+# Where steps race, identical ones differ by so much of their peak; a saving within that cannot be told from noise.
+LEAST_SAVING = SPREAD["graph"]
+LEAST_EXACT = SPREAD["xla"]  # and so much where the plan is exact
+_EXACT = ("xla", "gpu-target")
+_ESTIMATES_OF_A_SEARCH = 5  # about as many sizes are asked for the largest batch
+_SLOW_FLOAT16 = (7, 0)  # the first compute capability with Tensor Cores
+_HAS_BFLOAT16 = (8, 0)
+_NOT_REBUILT = "Keras cannot build this model anew from its layers"
+_ON_HOST = "the estimate is of one device; what crosses between host and card in a step is not modelled"
+_GPU_KERNELS = (
+    "half precision was estimated with this machine's kernels, which convert to float32 and back; for the "
+    "card's own: pip install 'kerasmem[gpu-targets]'"
+)
+
+
+@dataclass
+class RemedySearch:
+    """Estimates every single remedy that the model allows, the least harmful first.
+
+    Attributes:
+        estimator: of the step, whose step as it is was estimated.
+        traits: of the model.
+        remedies: that save memory.
+        changes: the change behind each remedy and what it needs, for combinations; all that were estimated.
+        considered: what is not offered.
+        notes: for the reader.
+    """
+
+    estimator: StepEstimator
+    traits: Traits
+    remedies: list[Remedy] = field(default_factory=list)
+    changes: list[tuple[Change, Need]] = field(default_factory=list)
+    considered: list[Considered] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _largest_batch: int | None = None  # that fits, where the whole one does not
+
+    def run(self) -> None:
+        """Estimate them all."""
+        estimator = self.estimator
+        if estimator.method == "formula":
+            self._reject("all but the batch", "the formula, which answers here, knows nothing else")
+            self._batches()
+            return
+        for change in self._candidates():
+            self._try(change)
+        if estimator.mode == "train":
+            if self.traits.has_embedding:
+                self._reject("embedding on the host", _ON_HOST)
+            is_half_rejected = any(each.name.split(" (")[0] == "half precision" for each in self.considered)
+            if is_half_rejected and estimator.target.source == "catalogue" and estimator.method != "gpu-target":
+                self.notes.append(_GPU_KERNELS)
+
+    def _reject(self, name: str, why: str) -> None:
+        self.considered.append(Considered(name, why))
+
+    def _candidates(self) -> Iterator[Change]:
+        """Yield changes worth an estimate; the others are put among the considered."""
+        traits, is_training = self.traits, self.estimator.mode == "train"
+        yield self._execution()
+        if traits.is_double:
+            yield from self._rebuilt("float32", "float32 in place of float64")
+        if is_training:
+            if traits.is_graph:
+                yield traits.change("recompute", "auto")
+            else:
+                self._reject("recomputation", "the model is not a graph of layers that can be cut into segments")
+        self._batches()
+        if is_training:
+            self._micro_batches()
+        yield from self._half_precision()
+        if is_training:
+            yield from self._optimizers()
+            yield from self._fewer_trained()
+        if traits.smaller_inputs:
+            yield traits.change("input_size", traits.smaller_inputs)
+        else:
+            self._reject("smaller input", traits.why_not_smaller)
+        if traits.has_mixing:
+            yield from self._rebuilt("separable", "separable convolutions")
+        if is_training:
+            self._replicas()
+
+    def _rebuilt(self, kind: str, name: str) -> Iterator[Change]:
+        if self.traits.is_graph:
+            yield self.traits.change(kind, True)
+        else:
+            self._reject(name, _NOT_REBUILT)
+
+    def _execution(self) -> Change:
+        current = self.estimator.current
+        other = self.traits.change("jit_compile", current.settings.execution != "xla")
+        for each in current.alternatives:
+            if each.execution != current.settings.execution and each.total is not None:  # came with the step as it is
+                need = Bytes(each.total, each.low, each.high, *[None] * 7)
+                self.estimator.add([other], need, self.estimator.method_for([other]))
+        return other
+
+    def _half_precision(self) -> Iterator[Change]:
+        """Yield the policy that suits the card: bfloat16 needs no loss scaling, where the card has it."""
+        policy, target = self.estimator.current.settings.dtype_policy, self.estimator.target
+        if policy != "float32":
+            self._reject("half precision", f"most layers compute in {policy} already")
+            return
+        capability = find_card(target.name).compute_capability if target.source == "catalogue" else _SLOW_FLOAT16
+        kind = "mixed_bfloat16" if capability >= _HAS_BFLOAT16 else "mixed_float16"
+        change = self.traits.change("dtype_policy", kind)
+        if capability < _SLOW_FLOAT16:
+            version = "{}.{}".format(*capability)
+            slow = f"compute capability {version} has no Tensor Cores: float16 saves memory, not time, or is slower"
+            change = replace(change, cost=slow)
+        yield change
+
+    def _optimizers(self) -> Iterator[Change]:
+        current = self.estimator.current
+        own = current.settings.optimizer or "adam"
+        kept, weights = current.bytes.optimizer or 0, current.bytes.weights or 1
+        if self.traits.has_own_step:
+            self._reject("a leaner optimizer", "the model has a training step of its own, which may hold others")
+        elif current.bytes.optimizer is not None and kept < LEAST_EXACT * weights:
+            self._reject("a leaner optimizer", f"{own} keeps next to nothing already")
+        else:
+            for name in OPTIMIZERS:
+                if name.split("_")[0] != own or name == "sgd":
+                    yield self.traits.change("optimizer", name)
+
+    def _fewer_trained(self) -> Iterator[Change]:
+        if not self.traits.head_start:
+            self._reject("frozen backbone and LoRA", "there are no weights before the last layer that has some")
+            return
+        yield self.traits.change("freeze", True)
+        if self.traits.can_lora:
+            yield self.traits.change("lora", LORA_RANK)
+        else:
+            self._reject("LoRA", f"no kernel of the backbone is larger than its factors of rank {LORA_RANK} would be")
+
+    def _batches(self) -> None:
+        """Try the largest batch that fits; half of it where the whole one does."""
+        estimator, now, name = self.estimator, self.estimator.batch_size, "a smaller batch"
+        if now == 1:
+            self._reject(name, "it is 1 already")
+            return
+        if estimator.fits_now:
+            self._try(self.traits.change("batch_size", now // 2))
+            return
+        if not estimator.has_time(_ESTIMATES_OF_A_SEARCH):
+            self._reject(name, "there was no time for the search")
+            return
+        options = estimator.estimate_options()
+        options |= {"method": estimator.method, "maximum": now - 1, "cache": estimator.cache}
+        options.pop("batch_size")
+        try:
+            search = max_batch_size(estimator.origin.source, **options)
+        except KerasmemError as error:
+            self._reject(name, str(error))
+            return
+        for each in search.evaluations:
+            need = Bytes(each.total, each.low, each.high, *[None] * 7)
+            if each.size == search.report.settings.batch_size:
+                need = search.report.bytes
+            estimator.add([self.traits.change("batch_size", each.size)], need, estimator.method)
+        self._largest_batch = max((each.size for each in search.evaluations if each.verdict == FITS), default=1)
+        smallest = search.evaluations[0].size
+        self._try(self.traits.change("batch_size", smallest if search.largest is None else search.largest))
+
+    def _micro_batches(self) -> None:
+        """Try the fewest micro-batches that fit, counted in powers of two; two where the whole batch fits."""
+        now = self.estimator.batch_size
+        if now < 2:
+            self._reject("micro-batches", "a batch of 1 cannot be divided")
+            return
+        pieces = 2
+        while self._largest_batch is not None and pieces * self._largest_batch < now:
+            pieces *= 2  # a piece must be no larger than the largest batch that fits
+        sizes = [pieces]
+        while sizes[-1] < now:
+            sizes.append(2 * sizes[-1])
+        self._try_sizes("micro_batches", [min(size, now) for size in sizes])
+
+    def _replicas(self) -> None:
+        """Try the fewest cards that fit, counted in powers of two; two where one is enough."""
+        most = min(MOST_REPLICAS, self.estimator.batch_size)
+        self._try_sizes("replicas", [cards for cards in (2, 4, 8) if cards <= most])
+
+    def _try_sizes(self, kind: str, sizes: list[int]) -> None:
+        """Try sizes one by one until one fits; only the first where the step as it is fits."""
+        for size in sizes:
+            need = self._try(self.traits.change(kind, size), is_last=size == sizes[-1])
+            if need is None or need.verdict == FITS or self.estimator.fits_now:
+                return
+
+    def _try(self, change: Change, is_last: bool = True) -> Need | None:
+        """Estimate a change; offer it where it saves something and, of several sizes of it, is the one that counts."""
+        try:
+            need = self.estimator.estimate([change])
+            before = self.estimator.baseline([change])
+        except KerasmemError as error:
+            out_of_time = isinstance(error, OutOfTimeError)
+            self._reject(change.name, str(error) if out_of_time else f"it cannot be estimated: {error}")
+            return None
+        saving = before.bytes.total - need.bytes.total
+        if saving < (LEAST_EXACT if need.method in _EXACT else LEAST_SAVING) * before.bytes.total:
+            if is_last:
+                self._reject(change.name, f"by the estimate ({need.method}) it {_too_little(saving)}")
+            return need
+        self.changes.append((change, need))
+        if is_last or FITS in (before.verdict, need.verdict):
+            self.remedies.append(self.remedy([change], need))
+        return need
+
+    def remedy(self, changes: Iterable[Change], need: Need) -> Remedy:
+        """Return some changes and what they need as a remedy."""
+        made = ordered(changes)
+        before = self.estimator.baseline(made).bytes.total
+        name, result = " + ".join(each.name for each in made), worst_result(made)
+        heading = (
+            f"{name[:1].upper()}{name[1:]}: {result}.\n"
+            f"Predicted peak {format_size(need.bytes.total)}{_interval(need.bytes)}, now {format_size(before)}."
+        )
+        return Remedy(
+            name=name,
+            changes=tuple(each.to_data() for each in made),
+            result=result,
+            cost="; ".join(each.cost if len(made) == 1 else f"{each.name}: {each.cost}" for each in made),
+            compute=math.prod(each.compute for each in made),
+            total=need.bytes.total,
+            low=need.bytes.low,
+            high=need.bytes.high,
+            before=before,
+            verdict=need.verdict,
+            method=need.method,
+            code=script(self.traits.parts, made, heading),
+        )
+
+
+def _interval(need: Bytes) -> str:
+    return "" if need.low is None or need.high is None else f" ({format_size(need.low)} to {format_size(need.high)})"
+
+
+def _too_little(saving: int) -> str:
+    if saving < 0:
+        return f"takes {format_size(-saving)} more"
+    return f"saves {format_size(saving)}, less than identical steps may differ by" if saving else "saves nothing"
