@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,6 +17,7 @@ from kerasmem.cli.options import (
     model_options,
     worst,
 )
+from kerasmem.cli.saved_files import json_object
 from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_result, spinner
 from kerasmem.errors import InputError, UsageError
 
@@ -34,7 +33,6 @@ Exit codes: 0 done, and within the limits · 1 a model failed · 2 wrong usage o
 unreadable input · 3 B exceeds a limit, or does not fit · 4 too close to call"""
 
 _MOST_ON_A_SCREEN = 25  # layers
-_LARGEST_REPORT = 64 * 2**20
 _SAME = ("batch_size", "method", "mode")  # settings of a saved report that the other side takes over
 
 
@@ -117,17 +115,11 @@ def _saved_report(path: str) -> Any:
     """Return the report in a file, or None where it is something else (a model, say)."""
     from kerasmem.estimation.report import MemoryReport
 
-    file = Path(path)
     try:
-        if not file.is_file() or file.stat().st_size > _LARGEST_REPORT:
-            return None
-        with file.open("rb") as opened:
-            if not opened.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
-                return None
-        data = json.loads(file.read_text("utf-8-sig"))
-    except (OSError, ValueError, RecursionError):
+        data = json_object(path)
+    except RecursionError:
         return None  # the opening of models says what is wrong with it
-    if not isinstance(data, dict) or "formula" not in data or "format_version" not in data:
+    if data is None or "formula" not in data or "format_version" not in data:
         return None
     try:
         return MemoryReport.from_dict(data)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.options import WRITING, all_of, read_columns
+from kerasmem.cli.options import WRITING, all_of, choice_option, read_columns, repeatable_option
 from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result
 
 EXAMPLES = """\b
@@ -26,28 +26,20 @@ Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'"""
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
 @all_of(*WRITING)
 @click.option("--split", metavar="SHARES", help="0.8,0.2 or 0.8,0.1,0.1 or train=0.9,dev=0.1; drawn at random.")
-@click.option(
-    "--split-as",
-    type=click.Choice(["files", "groups"]),
-    default="files",
-    show_default=True,
-    help="A file for each part (out-train.h5), or groups of one file (train/x).",
+@choice_option(
+    "--split-as", ["files", "groups"], "A file for each part (out-train.h5), or groups of one file (train/x)."
 )
 @click.option("--stratify", metavar="COLUMN", help="Every part gets its share of each class in COLUMN.")
 @click.option("--group", metavar="COLUMN", help="Rows with the same value in COLUMN stay in one part.")
 @click.option("--keep-float64", is_flag=True, help="Write float64 as it is, not as float32.")
 @click.option("--narrow-integers", is_flag=True, help="Write whole numbers in as few bytes as their values allow.")
 @click.option("--image-size", metavar="WxH", help="Resize images; without it all have to have one size.")
-@click.option(
-    "--color", type=click.Choice(["rgb", "rgba", "gray"]), default="rgb", show_default=True, help="Of images."
-)
+@choice_option("--color", ["rgb", "rgba", "gray"], "Of images.")
 @click.option("--accept-mislabelled", is_flag=True, help="Accept images of another format than their names say.")
 @click.option("--follow-links", is_flag=True, help="Follow links in folders of images.")
 @click.option("--no-header", is_flag=True, help="The first row of CSV is data.")
 @click.option("--delimiter", metavar="CHARACTER", help="Between the values of CSV [default: comma; tab in .tsv].")
-@click.option(
-    "--text", multiple=True, metavar="COLUMN", help="A column of CSV that is text, also where it looks like numbers."
-)
+@repeatable_option("--text", metavar="COLUMN", help="A column of CSV that is text, also where it looks like numbers.")
 def command(sources: tuple[str, ...], columns: tuple[str, ...], no_header: bool, as_json: bool, **options: Any) -> None:
     """Write SRC as HDF5 that H5ChunkSequence streams, in bounded memory, whatever its size.
 

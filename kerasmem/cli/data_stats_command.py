@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kerasmem.cli.options import allow_external_option, json_option
+from kerasmem.cli.options import allow_external_option, json_option, repeatable_option
 from kerasmem.cli.terminal import progress_bar, show_result
 
 EXAMPLES = """\b
@@ -16,7 +16,7 @@ Examples:
 
 @click.command("stats", epilog=EXAMPLES)
 @click.argument("file", type=click.Path())
-@click.option("--dataset", "names", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
+@repeatable_option("--dataset", "names", metavar="NAME", help="Only this one; may be given several times.")
 @click.option("--scale", default="1", show_default=True, help="What the features are multiplied by, such as 1/255.")
 @allow_external_option
 @json_option

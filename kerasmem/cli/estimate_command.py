@@ -12,8 +12,10 @@ from kerasmem.cli.options import (
     cache_option,
     call_arguments,
     check_options,
+    choice_option,
     method_option,
     model_options,
+    repeatable_option,
 )
 from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_json, show_text, spinner
 
@@ -46,18 +48,11 @@ _LARGEST = 25
         show_default=True,
         help="Devices that train together; the answer is for one of them.",
     ),
-    click.option(
-        "--parallel",
-        type=click.Choice(["data", "model"]),
-        default="data",
-        show_default=True,
-        help="What replicas divide: each batch, or the weights (Keras on JAX).",
-    ),
+    choice_option("--parallel", ["data", "model"], "What replicas divide: each batch, or the weights (Keras on JAX)."),
     click.option("--shard-optimizer", is_flag=True, help="Replicas divide the optimizer's slots too (Keras on JAX)."),
-    click.option(
+    repeatable_option(
         "--layout",
         "layouts",
-        multiple=True,
         metavar="REGEX=,model",
         help="With --parallel model: the dimension to divide of variables with such a path; repeatable.",
     ),

@@ -16,6 +16,17 @@ _SEVERITY = (0, 4, 3)
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+
+def choice_option(name: str, choices: Sequence[str], help: str) -> Decorator:
+    """Return an option that takes one of some words, the first where it is not given."""
+    return click.option(name, type=click.Choice(choices), default=choices[0], show_default=True, help=help)
+
+
+def repeatable_option(*names: str, metavar: str, help: str) -> Decorator:
+    """Return an option that may be given several times."""
+    return click.option(*names, multiple=True, metavar=metavar, help=help)
+
+
 METHODS = ("auto", "formula", "graph", "xla", "gpu-target", "probe")
 COUNT = click.IntRange(min=1)
 SECONDS = click.FloatRange(min=0, min_open=True)
@@ -24,13 +35,7 @@ allow_external_option: Decorator = click.option(
     "--allow-external", is_flag=True, help="Read other files that FILE names."
 )
 ONE_MODEL: tuple[Decorator, ...] = (click.argument("model", required=False),)
-method_option: Decorator = click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default="auto",
-    show_default=True,
-    help="How to estimate; auto: as Keras would run the step.",
-)
+method_option: Decorator = choice_option("--method", METHODS, "How to estimate; auto: as Keras would run the step.")
 cache_option: Decorator = click.option(
     "--no-cache", is_flag=True, help="Compute anew what was answered before (KERASMEM_CACHE=off: always)."
 )
@@ -51,10 +56,9 @@ batch_size_option: Decorator = click.option(
 _MODEL: tuple[Decorator, ...] = (
     click.option("--batch-size", type=COUNT, default=32, show_default=True, help="Samples in a batch."),
     click.option("--device", help="A card (t4, a100-40, …: `kerasmem devices`) or a size (16GB): adds the verdict."),
-    click.option(
+    repeatable_option(
         "--input-shape",
         "input_shapes",
-        multiple=True,
         metavar="NAME=224,224,3",
         help="An open input, without the batch (ids=128:int32 sets a dtype); repeatable.",
     ),
@@ -70,29 +74,19 @@ _TRAINING: tuple[Decorator, ...] = (
         metavar="PACKAGE.MODULE:FUNCTION",
         help="Code that builds the model, where the file does not say how.",
     ),
-    click.option(
+    repeatable_option(
         "--factory-arg",
         "factory_args",
-        multiple=True,
         metavar="NAME=VALUE",
         help="An argument for the function that builds the model; repeatable.",
     ),
-    click.option(
-        "--custom-objects",
-        multiple=True,
-        metavar="PACKAGE.MODULE",
-        help="A module with the model's own layers; repeatable.",
+    repeatable_option(
+        "--custom-objects", metavar="PACKAGE.MODULE", help="A module with the model's own layers; repeatable."
     ),
     click.option("--trust-model", is_flag=True, help="Allow Python code stored in the file to run."),
 )
 _OUTPUT: tuple[Decorator, ...] = (
-    click.option(
-        "--sort",
-        type=click.Choice(["order", "size"]),
-        default="order",
-        show_default=True,
-        help="Layers as called, or largest first.",
-    ),
+    choice_option("--sort", ["order", "size"], "Layers as called, or largest first."),
     click.option("--top", type=click.IntRange(min=0), metavar="N", help=TOP_HELP),
     json_option,
     click.option("--csv", "as_csv", is_flag=True, help="Print a row a layer as CSV."),
@@ -109,13 +103,12 @@ FILE: tuple[Decorator, ...] = (
 # How a file is written.
 WRITING: tuple[Decorator, ...] = (
     click.option("-o", "--output", required=True, metavar="FILE", help="The HDF5 file to write."),
-    click.option(
+    repeatable_option(
         "--columns",
-        multiple=True,
         metavar="NAME=COLUMN,...",
         help="Write dataset NAME from these columns, side by side; names, patterns, or * for the rest.",
     ),
-    click.option("--drop", multiple=True, metavar="COLUMN", help="Leave columns out; a name or a pattern."),
+    repeatable_option("--drop", metavar="COLUMN", help="Leave columns out; a name or a pattern."),
     click.option("--batch-size", type=COUNT, default=32, show_default=True, help="Rows a batch, for the chunks."),
     click.option("--shuffle", is_flag=True, help="Write the rows in random order."),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of what is random."),

@@ -15,6 +15,7 @@ from kerasmem.cli.options import (
     cache_option,
     call_arguments,
     check_options,
+    choice_option,
     json_option,
     model_options,
     timeout_option,
@@ -43,13 +44,7 @@ _LARGEST = 25  # layers that are listed, where no other number is asked for
     click.option("--compare/--no-compare", default=True, show_default=True, help="Show the estimate beside it."),
     cache_option,
     output=(
-        click.option(
-            "--sort",
-            type=click.Choice(["size", "order"]),
-            default="size",
-            show_default=True,
-            help="Layers largest first, or as called.",
-        ),
+        choice_option("--sort", ["size", "order"], "Layers largest first, or as called."),
         click.option(
             "--top", type=click.IntRange(min=0), default=_LARGEST, show_default=True, metavar="N", help=TOP_HELP
         ),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kerasmem.cli.saved_files import json_object
 from kerasmem.cli.terminal import show_json, show_text
 from kerasmem.errors import InputError, UsageError
 
@@ -24,7 +25,6 @@ Examples:
 \b
 Logs whose paths differ in a rank alone (run.rank0.jsonl, rank1/run.csv) are merged."""
 
-_LARGEST_REPORT = 64 * 2**20
 _LARGEST_LOG = 2 * 2**30
 _DRAWN_POINTS = 120_000  # of all lines of a page together: some 3 MB
 
@@ -122,44 +122,39 @@ def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
 
 def _saved_report(path: str) -> dict[str, Any] | None:
     """Return the object in a file of one JSON object that is no log; None for what may be a log."""
-    import json
-
     from kerasmem.rendering.contents import is_report
 
+    _check_readable(path)
+    try:
+        data = json_object(path)
+    except RecursionError as error:
+        raise InputError(f"{path}: its JSON is nested too deeply for a report; write it again") from error
+    if data is None or is_report(data):
+        return data
+    if "kind" in data:
+        return None
+    raise InputError(
+        f"{path}: a JSON object without the field bytes, so no kerasmem estimate or profile; "
+        "write one: kerasmem estimate MODEL --json > estimate.json"
+    )
+
+
+def _check_readable(path: str) -> None:
     file = Path(path)
     try:
         if file.is_dir():
             raise InputError(f"{path}: is a folder; name the files in it: kerasmem report {path}/*.jsonl")
         if not file.is_file() and file.exists():
             raise InputError(f"{path}: is no regular file; give a log or a saved report")
-        length = file.stat().st_size
-        if length > _LARGEST_LOG:
-            raise InputError(f"{path}: larger than 2 GiB; log fewer batches: MemoryLogger(update_freq=100)")
-        if length == 0:
-            raise InputError(f"{path}: is empty; give a log of MemoryLogger or a saved estimate")
-        with file.open("rb") as opened:
-            start = opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+        with file.open("rb"):
+            length = file.stat().st_size
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot be read: {reason}; check the name") from error
-    if not start.startswith(b"{") or start.startswith((b'{"kind"', b'{"kind ')):
-        return None
-    if length > _LARGEST_REPORT:
-        return None
-    try:
-        data = json.loads(file.read_text("utf-8-sig", errors="replace"))
-    except RecursionError as error:
-        raise InputError(f"{path}: its JSON is nested too deeply for a report; write it anew") from error
-    except ValueError:
-        return None
-    if is_report(data):
-        return dict(data)
-    if isinstance(data, dict) and "kind" in data:
-        return None
-    raise InputError(
-        f"{path}: a JSON object without the field bytes, so no kerasmem estimate or profile; "
-        "write one: kerasmem estimate MODEL --json > estimate.json"
-    )
+    if length > _LARGEST_LOG:
+        raise InputError(f"{path}: larger than 2 GiB; log fewer batches: MemoryLogger(update_freq=100)")
+    if length == 0:
+        raise InputError(f"{path}: is empty; give a log of MemoryLogger or a saved estimate")
 
 
 def _timeline(path: str) -> Any:
