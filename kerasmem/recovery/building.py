@@ -18,18 +18,10 @@ from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.opening import OpenedModel, open_model
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.training import TrainingSettings, training_of_copy, with_replaced
-from kerasmem.recovery.changes import Change, change_of, ordered
+from kerasmem.recovery.changes import OPTIMIZERS, Change, change_of, ordered
 from kerasmem.recovery.micro_step import with_micro_batches
 from kerasmem.recovery.transforms import transformed
 from kerasmem.training.segments.building import recompute
-
-# name -> (Keras's name, the configuration)
-OPTIMIZER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "adafactor": ("adafactor", {}),
-    "lion": ("lion", {}),
-    "sgd_momentum": ("sgd", {"momentum": 0.9}),
-    "sgd": ("sgd", {}),
-}
 
 
 @dataclass(frozen=True)
@@ -103,8 +95,9 @@ def _training(opened: OpenedModel, origin: Origin, changes: Sequence[Change]) ->
     training = with_replaced(training, origin.optimizer, origin.loss)
     for each in changes:
         if each.kind == "optimizer":
-            name, config = OPTIMIZER_CONFIGS[each.value]
-            training = replace(training, optimizer=name, optimizer_config=config, keeps_optimizer=False)
+            lean = OPTIMIZERS[each.value]
+            own = {"optimizer": lean.class_name.lower(), "optimizer_config": lean.config, "keeps_optimizer": False}
+            training = replace(training, **own)  # type: ignore[arg-type]
     return training
 
 

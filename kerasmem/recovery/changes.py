@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kerasmem.errors import InputError
@@ -20,6 +20,34 @@ OPTIMIZER = "other optimizer"
 NETWORK = "other network"
 # From the least to the most that a change does to the result, and how far apart these lie in `Change.harm`.
 RESULTS = {SAME: 1.0, ROUNDING: 10.0, TRAINING: 100.0, OPTIMIZER: 100.0, NETWORK: 1000.0}
+
+
+@dataclass(frozen=True)
+class LeanOptimizer:
+    """An optimizer that keeps less than Adam.
+
+    Attributes:
+        title: in words.
+        keeps: what it keeps beside the weights.
+        class_name: Keras's.
+        learning_rate: to begin with.
+        config: other settings.
+    """
+
+    title: str
+    keeps: str
+    class_name: str
+    learning_rate: float
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+# From the nearest to Adam to the farthest.
+OPTIMIZERS = {
+    "adafactor": LeanOptimizer("Adafactor", "a row and a column of a matrix", "Adafactor", 0.001),
+    "lion": LeanOptimizer("Lion", "one value a weight", "Lion", 0.0001),
+    "sgd_momentum": LeanOptimizer("SGD with momentum", "one value a weight", "SGD", 0.01, {"momentum": 0.9}),
+    "sgd": LeanOptimizer("plain SGD", "nothing", "SGD", 0.01),
+}
 
 
 @dataclass(frozen=True)
@@ -149,9 +177,8 @@ def _recompute(value: Any, step: _Step) -> _Description:
 
 
 def _optimizer(value: str, step: _Step) -> _Description:
-    name, keeps = OPTIMIZERS[value]
-    cost = f"its learning rate must be found anew; keeps {keeps}"
-    return name, OPTIMIZER, cost, {"steps": list(OPTIMIZERS).index(value)}
+    cost = f"its learning rate must be found anew; keeps {OPTIMIZERS[value].keeps}"
+    return OPTIMIZERS[value].title, OPTIMIZER, cost, {"steps": list(OPTIMIZERS).index(value)}
 
 
 def _jit_compile(value: bool, step: _Step) -> _Description:
@@ -180,13 +207,6 @@ def _replicas(value: int, step: _Step) -> _Description:
     return f"{value} cards", result, cost, {"compute": float(value), "steps": value}
 
 
-# value -> (words, what it keeps beside the weights); from the nearest to Adam to the farthest
-OPTIMIZERS = {
-    "adafactor": ("Adafactor", "a row and a column of a matrix"),
-    "lion": ("Lion", "one value a weight"),
-    "sgd_momentum": ("SGD with momentum", "one value a weight"),
-    "sgd": ("plain SGD", "nothing"),
-}
 _DESCRIPTIONS: dict[str, Callable[[Any, _Step], _Description]] = {
     "float32": lambda *_: ("float32 in place of float64", ROUNDING, "none: float32 is faster on every card"),
     "dtype_policy": _policy,

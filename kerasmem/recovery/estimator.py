@@ -15,8 +15,8 @@ from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import Bytes, MemoryReport
 from kerasmem.estimation.verdict import FITS, verdict
 from kerasmem.models.request import request_for
-from kerasmem.recovery.building import OPTIMIZER_CONFIGS, Origin, build
-from kerasmem.recovery.changes import Change, ordered
+from kerasmem.recovery.building import Origin, build
+from kerasmem.recovery.changes import OPTIMIZERS, Change, ordered
 
 Keys = frozenset[tuple[str, str]]
 
@@ -156,7 +156,7 @@ class StepEstimator:
             if "dtype_policy" in made:
                 options["dtype_policy"] = made["dtype_policy"]
             if "optimizer" in made:
-                options["optimizer"] = OPTIMIZER_CONFIGS[made["optimizer"]][0]
+                options["optimizer"] = OPTIMIZERS[made["optimizer"]].class_name.lower()
             return (cached_estimate if self.cache else estimate)(self.origin.source, **options)
         origin = self.origin
         of_model = {**origin.options, "optimizer": origin.optimizer, "loss": origin.loss}

@@ -127,17 +127,18 @@ def script(parts: ScriptParts, changes: Sequence[Change], heading: str) -> str:
     ]
     data += [f"y = {targets}"] if targets else []
     arrays = "x, y" if targets else "x"
+    train = f"model.fit({arrays}, batch_size={batch}, epochs=1)"
     if "micro_batches" in by_kind:
-        fit = f"kerasmem.fit(model, {arrays}, batch_size={batch}, micro_batches={by_kind['micro_batches']}, epochs=1)"
-    elif parts.mode == "inference":
-        fit = f"model.predict(x, batch_size={batch})"
-    elif parts.mode == "evaluate":
-        fit = f"model.evaluate({arrays}, batch_size={batch})"
-    else:
-        fit = f"model.fit({arrays}, batch_size={batch}, epochs=1)"
+        pieces = by_kind["micro_batches"]
+        train = f"kerasmem.fit(model, {arrays}, batch_size={batch}, micro_batches={pieces}, epochs=1)"
+    others = {
+        "inference": f"model.predict(x, batch_size={batch})",
+        "evaluate": f"model.evaluate({arrays}, batch_size={batch})",
+    }
+    run = train if "micro_batches" in by_kind else others.get(parts.mode, train)
     imports += [line.strip() for line in body if line.strip().startswith("from ")]
     lines = [line for line in body if not line.strip().startswith("from ")]
-    lines += [*data, "", fit]
+    lines += [*data, "", run]
     return "\n".join([*(f"# {line}" for line in heading.splitlines()), *_imports(lines, imports), "", *lines]) + "\n"
 
 

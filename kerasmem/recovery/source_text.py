@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +15,9 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.inputs import ByKeyword
 from kerasmem.models.opening import is_factory_name
 from kerasmem.models.training import TrainingSettings, make_optimizer
+from kerasmem.recovery.changes import OPTIMIZERS
 
 THE_MODEL = "# `model` is the model that was given to kerasmem.advise."
-_RATES = {"adafactor": 0.001, "lion": 0.0001, "sgd_momentum": 0.01, "sgd": 0.01}
-_CLASSES = {"adafactor": "Adafactor", "lion": "Lion", "sgd_momentum": "SGD", "sgd": "SGD"}
 
 
 def opening_lines(source: Any, options: Mapping[str, Any], policy: str | None) -> tuple[list[str], list[str]]:
@@ -54,8 +54,8 @@ def opening_lines(source: Any, options: Mapping[str, Any], policy: str | None) -
 def optimizer_text(training: TrainingSettings, replacement: str | None) -> str:
     """Return the optimizer as Python: the one that replaces it, or the model's own with its settings."""
     if replacement is not None:
-        momentum = ", momentum=0.9" if replacement == "sgd_momentum" else ""
-        return f"keras.optimizers.{_CLASSES[replacement]}({_RATES[replacement]}{momentum})"
+        lean = OPTIMIZERS[replacement]
+        return f"keras.optimizers.{lean.class_name}({', '.join([str(lean.learning_rate), *_keywords(lean.config)])})"
     name, config = training.optimizer, dict(training.optimizer_config or {})
     if name == "lossscaleoptimizer" and isinstance(config.get("inner_optimizer"), dict):
         inner = config["inner_optimizer"]
@@ -125,24 +125,25 @@ def _zeros(tensor: Any, samples: str) -> str:
 def _of_name(text: str, arguments: dict[str, Any]) -> tuple[list[str], str]:
     module, _, function = text.rpartition(":")
     if module.startswith("keras."):
-        arguments = {"weights": None, **arguments} if module == "keras.applications" else arguments
-        return [], f"{module}.{function}({_keywords(arguments)})"
-    imports = [f"from {module} import {function}"]
-    if module.endswith(".py"):
-        path = Path(module).absolute()
-        imports = ["import sys", f"sys.path.insert(0, {os.fspath(path.parent)!r})",
-                   f"from {path.stem} import {function}"]  # fmt: skip
-    return imports, f"{function}({_keywords(arguments)})"
+        return [], f"{module}.{_call(function, arguments, module == 'keras.applications')}"
+    if not module.endswith(".py"):
+        return [f"from {module} import {function}"], _call(function, arguments)
+    path = Path(module).absolute()
+    lines = ["import sys", f"sys.path.insert(0, {os.fspath(path.parent)!r})", f"from {path.stem} import {function}"]
+    return lines, _call(function, arguments)
 
 
 def _of_function(build: Any, arguments: dict[str, Any]) -> tuple[list[str], str]:
     module, name = str(getattr(build, "__module__", "__main__")), str(build.__qualname__)
+    call = _call(build.__name__, arguments, module.startswith("keras.") and "applications" in module)
     if module == "__main__" or "." in name:
-        return [], f"{build.__name__}({_keywords(arguments)})   # the function that was given to kerasmem.advise"
-    if module.startswith("keras."):
-        given = {"weights": None, **arguments} if "applications" in module else arguments
-        return [f"from {module} import {name}"], f"{name}({_keywords(given)})"
-    return [f"from {module} import {name}"], f"{name}({_keywords(arguments)})"
+        return [], f"{call}   # the function that was given to kerasmem.advise"
+    return [f"from {module} import {name}"], call
+
+
+def _call(function: str, arguments: dict[str, Any], without_weights: bool = False) -> str:
+    given = {"weights": None, **arguments} if without_weights else arguments
+    return f"{function}({', '.join(_keywords(given))})"
 
 
 def _of_file(path: str, options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -193,14 +194,13 @@ def _loss_text(loss: Any) -> str | None:
     return repr(name) if name is not None and getattr(keras.losses, name, None) is loss else None
 
 
-def _keywords(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+def _keywords(arguments: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value!r}" for name, value in arguments.items()]
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= 1e-6 * abs(other)
-    return bool(one == other)
+    is_float = isinstance(one, float) and isinstance(other, float)
+    return math.isclose(one, other, rel_tol=1e-6) if is_float else bool(one == other)
 
 
 def _number(value: Any) -> Any:
