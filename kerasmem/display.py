@@ -15,7 +15,7 @@ from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.facade import estimate
 from kerasmem.monitoring.tracking import Span, Tracker
 from kerasmem.rendering.layout import plain_text
-from kerasmem.rendering.summary_table import DEFAULT_WIDTH, print_summary
+from kerasmem.rendering.summary_table import DEFAULT_WIDTH, summary_table
 from kerasmem.rendering.track_table import track_table
 
 _spans: list[Span] = []
@@ -58,23 +58,19 @@ def summary(
         ... # doctest: +SKIP
     """
     report = estimate(model, batch_size=batch_size, **{"method": "formula", **options})  # at once, as Keras's own is
-    look = {"emoji": False, "markup": False, "highlight": False}
-    if print_fn is None:
-        console = Console(**look)  # type: ignore[arg-type]
-    else:
-        console = Console(**look, color_system=None, width=line_length or DEFAULT_WIDTH)  # type: ignore[arg-type]
-        console.begin_capture()
-    print_summary(
+    console = Console(emoji=False, markup=False, highlight=False)
+    table = summary_table(
         report,
-        console,
-        line_length=line_length,
+        line_length or (min(DEFAULT_WIDTH, console.width) if print_fn is None else DEFAULT_WIDTH),
         positions=positions,
         expand_nested=expand_nested,
         show_trainable=show_trainable,
         layer_range=layer_range,
     )
-    if print_fn is not None:
-        print_fn(console.end_capture())
+    if print_fn is None:
+        console.print(table)
+    else:
+        print_fn(plain_text(table, line_length or DEFAULT_WIDTH))
 
 
 def track(label: str, *, show: bool = True) -> Tracker:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +23,9 @@ from kerasmem.cli.options import (
 )
 from kerasmem.cli.terminal import quiet_tensorflow, show_json, show_text, spinner
 from kerasmem.errors import UsageError
+
+if TYPE_CHECKING:
+    from kerasmem.estimation.report import DeviceVerdict, MemoryReport
 
 EXAMPLES = """\b
 Examples:
@@ -70,13 +74,19 @@ def command(
         arguments = call_arguments(options)
         found = profile(model, steps=steps, timeout=timeout, **arguments)
         estimate, why = predicted(model, found, is_cached=not no_cache, **arguments) if compare else (None, None)
-    device = _device(found, options["device"])
-    data = {**found.to_dict(), "device": device, "estimate": _beside(estimate)}
+    device = _verdict_on(options["device"], found)
+    data = {**found.to_dict(), "device": device and asdict(device), "estimate": _fields_beside(estimate)}
     if why is not None:
         data["notes"].append(f"no estimate beside it: {why}")
-    _write(output, data)
-    _show(found, estimate, why, data, options)
-    return 0 if device is None else EXIT_CODES[device["verdict"]]
+    if output is not None:
+        from kerasmem.rendering.data import to_json
+
+        Path(output).write_text(to_json(data) + "\n", encoding="utf-8")
+    if options["as_json"]:
+        show_json(data)
+    else:
+        _show_text(found, estimate, why, device, options)
+    return 0 if device is None else EXIT_CODES[device.verdict]
 
 
 def _check_output(output: str | None) -> None:
@@ -90,21 +100,19 @@ def _check_output(output: str | None) -> None:
         raise UsageError(f"-o {output}: may not be written")
 
 
-def _device(found: Any, name: str | None) -> dict[str, Any] | None:
+def _verdict_on(name: str | None, found: Any) -> DeviceVerdict | None:
     if name is None:
         return None
-    from dataclasses import asdict
-
     from kerasmem.devices.catalogue import resolve_device
     from kerasmem.estimation.report import DeviceVerdict
     from kerasmem.estimation.verdict import verdict
 
     card = resolve_device(name)
     said = verdict(found.bytes, card.available_bytes)
-    return asdict(DeviceVerdict(card.name, card.memory_bytes, card.available_bytes, said, card.note))
+    return DeviceVerdict(card.name, card.memory_bytes, card.available_bytes, said, card.note)
 
 
-def _beside(estimate: Any) -> dict[str, Any] | None:
+def _fields_beside(estimate: MemoryReport | None) -> dict[str, Any] | None:
     """Return what the estimate says of the same step, in the fields that the profile has too."""
     if estimate is None:
         return None
@@ -113,19 +121,9 @@ def _beside(estimate: Any) -> dict[str, Any] | None:
     return {"settings": data["settings"], "bytes": data["bytes"], "layers": layers}
 
 
-def _write(output: str | None, data: dict[str, Any]) -> None:
-    if output is None:
-        return
-    from kerasmem.rendering.data import to_json
-
-    Path(output).write_text(to_json(data) + "\n", encoding="utf-8")
-
-
-def _show(found: Any, estimate: Any, why: str | None, data: dict[str, Any], options: dict[str, Any]) -> None:
-    if options["as_json"]:
-        show_json(data)
-        return
-    from kerasmem.estimation.report import DeviceVerdict
+def _show_text(
+    found: Any, estimate: MemoryReport | None, why: str | None, device: DeviceVerdict | None, options: Any
+) -> None:
     from kerasmem.rendering.escape import printable
     from kerasmem.rendering.peak_text import verdict_line
     from kerasmem.rendering.profile_table import profile_table
@@ -134,5 +132,5 @@ def _show(found: Any, estimate: Any, why: str | None, data: dict[str, Any], opti
     show_text(lambda terminal: profile_table(found, terminal, **look))
     if why is not None:
         click.echo(f"Note: no estimate beside it: {printable(why)}.")
-    if data["device"] is not None:
-        click.echo(verdict_line(DeviceVerdict(**data["device"]), found.bytes).plain)
+    if device is not None:
+        click.echo(verdict_line(device, found.bytes).plain)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,9 +67,17 @@ def command(
         else:
             _write("--prometheus", prometheus, text.encode())
     if as_json:
-        _print_json(contents)
+        from kerasmem.monitoring.rank_logs import trainings_to_dict
+
+        reports = [{**asdict(each), "categories": dict(each.categories)} for each in contents.compositions]
+        show_json({**trainings_to_dict(contents.trainings), "reports": reports})
     elif output is None and plot is None and prometheus is None:
-        _print_tables(contents)
+        from kerasmem.rendering.runs_table import compositions_table, runs_table
+
+        if contents.trainings:
+            show_text(lambda terminal: runs_table(contents.trainings, terminal))
+        if contents.compositions:
+            show_text(lambda terminal: compositions_table(contents.compositions, terminal))
 
 
 def _check_outputs(
@@ -84,16 +94,16 @@ def _check_outputs(
         if place in inputs:
             raise UsageError(f"{path}: given twice; give each file once")
         inputs[place] = path
+    targets = [("--output", output), ("--plot", plot), ("--prometheus", None if prometheus == "-" else prometheus)]
     written: set[str] = set()
-    for option, target in (("--output", output), ("--plot", plot), ("--prometheus", prometheus)):
-        if target is None or (option == "--prometheus" and target == "-"):
-            continue
-        place = os.path.realpath(target)
-        if place in inputs:
-            raise UsageError(f"{option}: {target} is one of the files to read; choose another name")
-        if place in written:
-            raise UsageError(f"{option}: {target} is written by another option too; choose another name")
-        written.add(place)
+    for option, target in targets:
+        if target is not None:
+            place = os.path.realpath(target)
+            if place in inputs:
+                raise UsageError(f"{option}: {target} is one of the files to read; choose another name")
+            if place in written:
+                raise UsageError(f"{option}: {target} is written by another option too; choose another name")
+            written.add(place)
 
 
 def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
@@ -175,17 +185,12 @@ def _timeline(path: str) -> Any:
 
 def _write(option: str, path: str, data: bytes) -> None:
     """Write a file whole or not at all."""
-    import tempfile
-
     target = Path(path)
-    if target.exists() and not target.is_file():  # a pipe or a device takes it as it comes; a folder refuses
-        try:
-            target.write_bytes(data)
-        except OSError as error:
-            raise UsageError(f"{option}: {path} cannot be written: {error.strerror or error}") from error
-        return
     temporary: str | None = None
     try:
+        if target.exists() and not target.is_file():  # a pipe or a device takes it as it comes; a folder refuses
+            target.write_bytes(data)
+            return
         handle, temporary = tempfile.mkstemp(dir=os.path.realpath(target.parent), prefix=".kerasmem-")
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -196,24 +201,5 @@ def _write(option: str, path: str, data: bytes) -> None:
     except OSError as error:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
-        raise UsageError(
-            f"{option}: {path} cannot be written: {error.strerror or error}; choose another place"
-        ) from error
-
-
-def _print_json(contents: PageContents) -> None:
-    from dataclasses import asdict
-
-    from kerasmem.monitoring.rank_logs import trainings_to_dict
-
-    reports = [{**asdict(each), "categories": dict(each.categories)} for each in contents.compositions]
-    show_json({**trainings_to_dict(contents.trainings), "reports": reports})
-
-
-def _print_tables(contents: PageContents) -> None:
-    from kerasmem.rendering.runs_table import compositions_table, runs_table
-
-    if contents.trainings:
-        show_text(lambda terminal: runs_table(contents.trainings, terminal))
-    if contents.compositions:
-        show_text(lambda terminal: compositions_table(contents.compositions, terminal))
+        reason = error.strerror or error
+        raise UsageError(f"{option}: {path} cannot be written: {reason}; choose another place") from error

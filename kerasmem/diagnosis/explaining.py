@@ -131,16 +131,13 @@ def _diagnose(collector: Collector) -> Diagnosis:
     stopped = [place for place, finding, _ in collector.others if finding.family == "stopped"]
     weak = collector.weak
     if collector.failures:
-        failure = collector.failures[0]
-        later = len(collector.failures) - 1 + collector.later
-        return _failure(failure, later)
+        return _failure(collector.failures[0], len(collector.failures) - 1 + collector.later)
     refused = [each for each in weak if each.what == "driver"]
     sizes = [each.facts.get("requested_bytes") or 0 for each in refused]
     if len(refused) > 1 and all(0.8 * a <= b < a for a, b in pairwise(sizes)):
         weak = [each for each in weak if each.what != "driver"]
         if not weak:
-            first = refused[0]
-            return _other("notice", "shrinking", first.first, first.evidence)
+            return _other("notice", "shrinking", refused[0].first, refused[0].evidence)
     if weak and not any(abs(place - weak[0].first) < 200 for place in stopped):
         return _failure(weak[0], 0)
     if collector.others:
@@ -151,13 +148,8 @@ def _diagnose(collector: Collector) -> Diagnosis:
 
 
 def _other(family: str, what: str, place: int, text: str) -> Diagnosis:
-    return Diagnosis(
-        False,
-        family=family,
-        summary=other_sentence(family, what),
-        lines=(place, place),
-        evidence=text.strip()[:_EVIDENCE],
-    )
+    summary, evidence = other_sentence(family, what), text.strip()[:_EVIDENCE]
+    return Diagnosis(False, family=family, summary=summary, lines=(place, place), evidence=evidence)
 
 
 def _failure(failure: Failure, later: int) -> Diagnosis:

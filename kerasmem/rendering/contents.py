@@ -134,89 +134,84 @@ def read_composition(data: Mapping[str, Any], source: str) -> Composition:
     Raises:
         InputError: a field is missing or not of its kind, or the format is a later one.
     """
-    reader = _Reader(source)
+    top = _Fields(source, data)
     if data.get("format_version") != FORMAT_VERSION:
-        raise reader.refusal(f"format_version is {_short(data.get('format_version'))}, not {FORMAT_VERSION}")
-    model, settings, sizes = (reader.mapping(data, field) for field in ("model", "settings", "bytes"))
-    total = reader.size(sizes, "total", "bytes.")
+        raise top.refusal(f"format_version is {_short(data.get('format_version'))}, not {FORMAT_VERSION}")
+    model, settings, sizes = top.inside("model"), top.inside("settings"), top.inside("bytes")
+    total = sizes.size("total")
     if total is None:
-        raise reader.refusal("bytes.total is not known")
-    named = [*Bytes.CATEGORIES, *(name for name in sizes if name not in (*Bytes.CATEGORIES, "total", "low", "high"))]
-    categories = [(str(name), value) for name in named if (value := reader.size(sizes, name, "bytes.")) is not None]
+        raise top.refusal("bytes.total is not known")
+    named = dict.fromkeys((*Bytes.CATEGORIES, *sizes.data))
+    categories = [(name, sizes.size(name)) for name in named if name not in ("total", "low", "high")]
     rows = data.get("layers") or []
     if not isinstance(rows, list) or len(rows) > _MOST_LAYERS:
-        raise reader.refusal(f"layers is not a list of at most {_MOST_LAYERS:,} layers")
-    for place, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise reader.refusal(f"layers[{place}] is not an object")
+        raise top.refusal(f"layers is not a list of at most {_MOST_LAYERS:,} layers")
+    layers = [top.inside(f"layers[{place}]", row) for place, row in enumerate(rows)]
     is_at_peak = any(row.get("bytes_at_peak") is not None for row in rows)
-    field = "bytes_at_peak" if is_at_peak else "bytes"
-    layers = [
-        LayerShare(
-            name=str(row.get("name", "")),
-            class_name=str(row.get("class", "")),
-            bytes=reader.size(row, field, f"layers[{place}]."),
-        )
-        for place, row in enumerate(rows)
-    ]
-    method = str(settings.get("method") or "not said")
+    layer_bytes = "bytes_at_peak" if is_at_peak else "bytes"
+    method = settings.text("method") or "not said"
     device = data.get("device")
     return Composition(
         source=source,
-        model=str(model.get("name") or "model"),
-        batch_size=reader.size(settings, "batch_size", "settings."),
-        mode=_text(settings.get("mode")),
+        model=model.text("name") or "model",
+        batch_size=settings.size("batch_size"),
+        mode=settings.text("mode"),
         method=method,
-        execution=_text(settings.get("execution")),
-        optimizer=_text(settings.get("optimizer")),
+        execution=settings.text("execution"),
+        optimizer=settings.text("optimizer"),
         is_measured=method in _MEASURED or data.get("measured") is True,
         total=total,
-        low=reader.size(sizes, "low", "bytes."),
-        high=reader.size(sizes, "high", "bytes."),
-        categories=tuple(categories),
-        layers=tuple(layers),
+        low=sizes.size("low"),
+        high=sizes.size("high"),
+        categories=tuple((str(name), size) for name, size in categories if size is not None),
+        layers=tuple(
+            LayerShare(each.text("name") or "", each.text("class") or "", each.size(layer_bytes)) for each in layers
+        ),
         is_at_peak=is_at_peak,
         device=(str(device.get("name")), str(device.get("verdict"))) if isinstance(device, dict) else None,
         unmodelled=tuple(
-            f"{item.get('what')}: {item.get('why')}" for item in _list(data.get("unmodelled")) if isinstance(item, dict)
+            f"{item.get('what')}: {item.get('why')}" for item in top.items("unmodelled") if isinstance(item, dict)
         ),
-        notes=tuple(str(note) for note in _list(data.get("notes"))),
+        notes=tuple(map(str, top.items("notes"))),
     )
 
 
-class _Reader:
-    """Reads fields of one file, and says what is wrong with them."""
+@dataclass(frozen=True)
+class _Fields:
+    """Reads the fields of an object in a file, and says what is wrong with them."""
 
-    def __init__(self, source: str) -> None:
-        self._source = source
+    source: str
+    data: Mapping[str, Any]
+    path: str = ""
 
     def refusal(self, what: str) -> InputError:
         return InputError(
-            f"{self._source}: no kerasmem estimate or profile: {what}; "
-            "write it anew: kerasmem estimate MODEL --json > estimate.json"
+            f"{self.source}: no kerasmem estimate or profile: {what}; "
+            "write it again: kerasmem estimate MODEL --json > estimate.json"
         )
 
-    def mapping(self, data: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-        value = data.get(field)
+    def inside(self, name: str, *found: Any) -> _Fields:
+        value = found[0] if found else self.data.get(name)
         if not isinstance(value, dict):
-            raise self.refusal(f"{field} is {_short(value)}, not an object")
-        return value
+            problem = "is not an object" if found else f"is {_short(value)}, not an object"
+            raise self.refusal(f"{name} {problem}")
+        return _Fields(self.source, value, f"{name}.")
 
-    def size(self, data: Mapping[str, Any], field: str, path: str) -> int | None:
-        value = data.get(field)
+    def size(self, name: str) -> int | None:
+        value = self.data.get(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_BYTES:
-            raise self.refusal(f"{path}{field} is {_short(value)}, not a whole number from 0 to 2**60")
+            raise self.refusal(f"{self.path}{name} is {_short(value)}, not a whole number from 0 to 2**60")
         return value
 
+    def text(self, name: str) -> str | None:
+        value = self.data.get(name)
+        return None if value is None else str(value)
 
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+    def items(self, name: str) -> list[Any]:
+        value = self.data.get(name)
+        return value if isinstance(value, list) else []
 
 
 def _short(value: object) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import Console
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -43,24 +43,27 @@ class _Entry:
         return ", ".join(printable(name) for name in names) or "-"
 
 
-def print_summary(
+def summary_table(
     report: MemoryReport,
-    console: Console,
+    width: int,
     *,
-    line_length: int | None = None,
     positions: Sequence[float] | None = None,
     expand_nested: bool = False,
     show_trainable: bool = False,
     layer_range: Sequence[str] | None = None,
-) -> None:
-    """Print the table and the totals, with the options of `model.summary()`.
+) -> RenderableType:
+    """Return the table and the totals, with the options of `model.summary()`.
+
+    Args:
+        report: an estimate.
+        width: columns of a line.
+        positions, expand_nested, show_trainable, layer_range: as for `kerasmem.summary`.
 
     Raises:
         UsageError: `positions` or `layer_range` do not fit the table.
     """
     entries = _in_range(_entries(report, expand_nested), layer_range)
     chain = all(len(row.inputs) <= 1 and row.uses <= 1 for row in report.layers)
-    width = line_length or min(DEFAULT_WIDTH, console.width)
     headers = ["Layer (type)", "Output Shape", "Param #", "Activations", "Memory"]
     headers += ([] if chain else ["Connected to"]) + (["Trainable"] if show_trainable else [])
     columns = [
@@ -77,10 +80,8 @@ def print_summary(
         cells = _cells(entry)
         cells += ([] if chain else [entry.connections(shown_name)]) + ([entry.trainable] if show_trainable else [])
         table.add_row(*(Text(cell) for cell in cells))
-    console.print(Text(f'Model: "{printable(report.model.name)}"', style="bold"))
-    console.print(table)
-    for name, value in _totals(report):
-        console.print(Text.assemble((f" {name}: ", "bold"), value))
+    title = Text(f'Model: "{printable(report.model.name)}"', style="bold")
+    return Group(title, table, *(Text.assemble((f" {name}: ", "bold"), value) for name, value in _totals(report)))
 
 
 def _cells(entry: _Entry) -> list[str]:
@@ -153,17 +154,13 @@ def _widths(positions: Sequence[float] | None, count: int, line_length: int) -> 
 
 
 def _totals(report: MemoryReport) -> list[tuple[str, str]]:
-    layers, batch, formula = report.layers, report.settings.batch_size, report.formula
-    weights = sum(row.weight_bytes for row in layers)
-    frozen = report.model.parameters - report.model.trainable_parameters
+    model, formula = report.model, report.formula
+    weights = format_size(sum(row.weight_bytes for row in report.layers))
+    copies = "values and their gradients" if formula.copies == 2 else "values"
     return [
-        ("Total params", f"{report.model.parameters:,} ({format_size(weights)})"),
-        ("Trainable params", f"{report.model.trainable_parameters:,}"),
-        ("Non-trainable params", f"{frozen:,}"),
+        ("Total params", f"{model.parameters:,} ({weights})"),
+        ("Trainable params", f"{model.trainable_parameters:,}"),
+        ("Non-trainable params", f"{model.parameters - model.trainable_parameters:,}"),
         ("Activations", f"{formula.activation_elements_per_sample:,} a sample"),
-        (
-            f"Memory at batch {batch:,}",
-            f"{format_size(report.bytes.total)} (formula: "
-            + ("values and their gradients)" if formula.copies == 2 else "values)"),
-        ),
+        (f"Memory at batch {report.settings.batch_size:,}", f"{format_size(report.bytes.total)} (formula: {copies})"),
     ]
