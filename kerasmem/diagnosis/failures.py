@@ -36,7 +36,7 @@ class Failure:
     pieces: int = 0
     closed: bool = False
     exception: bool = False
-    told: tuple[Any, ...] = ()
+    identity: tuple[Any, ...] = ()
 
     def add(self, facts: dict[str, Any], number: int) -> None:
         """Take over what is not yet known; the first word counts."""
@@ -77,10 +77,10 @@ class Collector:
         for number, text in lines:
             self._exception(number, text)
             if self._any.search(text):
-                for finding in self._clues(text):
+                for finding in self._findings(text):
                     self._take(number, text, finding)
 
-    def _clues(self, text: str) -> list[Finding]:
+    def _findings(self, text: str) -> list[Finding]:
         """Return what a line says: one thing that happened at most, and any details."""
         found: list[Finding] = []
         decided = False
@@ -124,42 +124,30 @@ class Collector:
             del self.others[:-2000]
 
     def _failure(self, number: int, text: str, finding: Finding) -> None:
-        told = (
-            finding.family,
-            finding.what,
-            *(finding.facts.get(key) for key in ("requested_bytes", "tensor_shape", "free_bytes")),
-        )
-        current = self._current
-        if (
-            current
-            and finding.facts.get("in_use_bytes")
-            and current.facts.get("in_use_bytes")
-            and finding.family == "host"
-        ):
+        facts, current = finding.facts, self._current
+        identity = (finding.family, finding.what, *map(facts.get, ("requested_bytes", "tensor_shape", "free_bytes")))
+        if current and finding.family == "host" and facts.get("in_use_bytes") and current.facts.get("in_use_bytes"):
             current.closed = True  # the kernel names each process that it kills
-            told = (*told, finding.facts["in_use_bytes"])
-        if current and (
-            number - current.last > _FAR or (current.closed and told != current.told and self._new(finding))
-        ):
-            current = None
+            identity = (*identity, facts["in_use_bytes"])
+        if current:
+            is_other = current.closed and identity != current.identity and self._is_another(finding)
+            if is_other or number - current.last > _FAR:
+                current = None
         if current is None:
-            current = Failure("failure", finding.family, finding.what, number, number, text, told=told)
+            current = Failure("failure", finding.family, finding.what, number, number, text, identity=identity)
             self._current, self._dump_over = current, False
             if len(self.failures) < 4:
                 self.failures.append(current)
             else:
                 self.later += 1
-        elif (_RANKS.get(finding.family, 0), _SPECIFIC.get(finding.what, 2)) > (
-            _RANKS.get(current.family, 0),
-            _SPECIFIC.get(current.what, 2),
-        ):
+        elif _rank(finding) > _rank(current):
             current.family, current.what = finding.family, finding.what
-        current.add(finding.facts, number)
+        current.add(facts, number)
         self._join(current, number)
         if _EXCEPTION.match(text) or current.exception:
-            current.closed, current.told = True, told
+            current.closed, current.identity = True, identity
 
-    def _new(self, finding: Finding) -> bool:
+    def _is_another(self, finding: Finding) -> bool:
         """Whether a failure after a closed one is another: what a dying process adds is not."""
         assert self._current is not None
         return not (
@@ -186,3 +174,7 @@ class Collector:
         if current and current.what == "bfc" and number - current.first <= 2 and current in self.failures:
             self.failures.remove(current)
             self._current = None
+
+
+def _rank(found: Finding | Failure) -> tuple[int, int]:
+    return _RANKS.get(found.family, 0), _SPECIFIC.get(found.what, 2)

@@ -10,7 +10,7 @@ from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.monitoring.curves import Curve, Curves
 from kerasmem.rendering.contents import Composition, PageContents
 from kerasmem.rendering.escape import short_name
-from kerasmem.rendering.page.charts import LINE_NAMES, panels_of, unit_for
+from kerasmem.rendering.page.charts import LINES, panels_of, unit_for
 
 _COLOURS = {
     "peak_bytes": "#c8501e", "in_use_bytes": "#2364aa", "reserved_bytes": "#8e6bbf",
@@ -90,7 +90,7 @@ def _draw_stretch(axes: Any, name: str, stretch: Curves, lines: list[Curve]) -> 
     devices = list(dict.fromkeys(line.device for line in stretch.lines if line.device is not None))
     for line in lines:
         place = devices.index(line.device) if line.device in devices else 0
-        title = LINE_NAMES[line.size]
+        title = LINES[line.size][0]
         if line.device is not None and len(devices) > 1:
             title += f", {short_name(line.device, 24)}"
         (drawn,) = axes.plot(line.seconds, [value / factor for value in line.values], _DASHES[place % len(_DASHES)])

@@ -14,18 +14,15 @@ from kerasmem.monitoring.curves import Curve, Curves
 from kerasmem.rendering.escape import chart_label
 from kerasmem.units import GIB, KIB, MIB, TIB
 
-LINE_NAMES = {
-    "peak_bytes": "peak of the batch",
-    "in_use_bytes": "in use after the batch",
-    "reserved_bytes": "reserved by the allocator",
-    "driver_used_bytes": "in use on the card",
-    "rss_bytes": "host process",
-    "swap_bytes": "host process, in swap",
+# size -> (what a line of it is called, the role of its colour)
+LINES = {
+    "peak_bytes": ("peak of the batch", "peak"),
+    "in_use_bytes": ("in use after the batch", "in_use"),
+    "reserved_bytes": ("reserved by the allocator", "reserved"),
+    "driver_used_bytes": ("in use on the card", "driver"),
+    "rss_bytes": ("host process", "host"),
+    "swap_bytes": ("host process, in swap", "swap"),
 }
-_ROLES = {
-    "peak_bytes": "peak", "in_use_bytes": "in_use", "reserved_bytes": "reserved",
-    "driver_used_bytes": "driver", "rss_bytes": "host", "swap_bytes": "swap",
-}  # fmt: skip
 _OF_THE_HOST = ("rss_bytes", "swap_bytes")
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _MOST_MARKS = 60
@@ -109,7 +106,7 @@ def over_time(name: str, caption: str, stretch: Curves) -> Chart:
 def _trace(line: Curve, devices: list[str], axis: str, unit: str, factor: int) -> dict[str, Any]:
     place = devices.index(line.device) if line.device in devices else 0
     device = f", {chart_label(line.device, 24)}" if line.device is not None and len(devices) > 1 else ""
-    title = LINE_NAMES[line.size] + device
+    title = LINES[line.size][0] + device
     return {
         "type": "scatter",
         "mode": "lines" if len(line.values) > 1 else "markers",
@@ -119,24 +116,22 @@ def _trace(line: Curve, devices: list[str], axis: str, unit: str, factor: int) -
         "yaxis": axis,
         "line": {"width": 2 if line.size == "peak_bytes" else 1.6, "dash": _DASHES[place % len(_DASHES)]},
         "hovertemplate": f"%{{y:,.4~r}} {unit}<extra>{title}</extra>",
-        "meta": {"role": _ROLES[line.size]},
+        "meta": {"role": LINES[line.size][1]},
     }
 
 
 def _shapes(stretch: Curves) -> list[dict[str, Any]]:
-    spans = [
-        {
-            "type": "rect", "xref": "x", "yref": "paper", "x0": span.start, "x1": span.end, "y0": 0, "y1": 1,
-            "layer": "below", "line": {"width": 0}, "role": "phase",
-        }
-        for span in (stretch.phases if len(stretch.phases) <= _MOST_SPANS else ())
-    ]  # fmt: skip
-    marks = [
-        {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "layer": "below",
-         "line": {"width": 1, "dash": "dot"}, "role": "mark"}
-        for x in (mark.seconds for mark in stretch.epochs[:: -(-len(stretch.epochs) // _MOST_MARKS) or 1])
-    ]  # fmt: skip
-    return [*spans, *marks]
+    def shape(kind: str, start: float, end: float, role: str, line: dict[str, Any]) -> dict[str, Any]:
+        place = {"xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1, "layer": "below"}
+        return {"type": kind, **place, "line": line, "role": role}
+
+    spans = stretch.phases if len(stretch.phases) <= _MOST_SPANS else ()
+    marks = stretch.epochs[:: -(-len(stretch.epochs) // _MOST_MARKS) or 1]
+    dotted = {"width": 1, "dash": "dot"}
+    return [
+        *(shape("rect", span.start, span.end, "phase", {"width": 0}) for span in spans),
+        *(shape("line", mark.seconds, mark.seconds, "mark", dotted) for mark in marks),
+    ]
 
 
 def _epoch_labels(stretch: Curves) -> list[dict[str, Any]]:
