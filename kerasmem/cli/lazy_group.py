@@ -1,4 +1,4 @@
-"""A group of commands of which each is imported when it is used."""
+"""A group of commands, each imported when it is used."""
 
 from __future__ import annotations
 

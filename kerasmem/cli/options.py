@@ -37,7 +37,7 @@ allow_external_option: Decorator = click.option(
 ONE_MODEL: tuple[Decorator, ...] = (click.argument("model", required=False),)
 method_option: Decorator = choice_option("--method", METHODS, "How to estimate; auto: as Keras would run the step.")
 cache_option: Decorator = click.option(
-    "--no-cache", is_flag=True, help="Compute anew what was answered before (KERASMEM_CACHE=off: always)."
+    "--no-cache", is_flag=True, help="Compute again what was answered before (KERASMEM_CACHE=off: always)."
 )
 
 timeout_option: Decorator = click.option(

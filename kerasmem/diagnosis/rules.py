@@ -76,7 +76,7 @@ def counted(name: str) -> str:
 
 
 def kilobytes(name: str) -> str:
-    """Return a group for a number of kilobytes, whose unit the pattern has beside it."""
+    """Return a group for a number of kilobytes, without their unit."""
     return rf"(?P<{name}__kilobytes>\d{{1,18}})"
 
 

@@ -27,7 +27,7 @@ _EXACT = ("xla", "gpu-target")
 _ESTIMATES_OF_A_SEARCH = 5  # about as many sizes are asked for the largest batch
 _SLOW_FLOAT16 = (7, 0)  # the first compute capability with Tensor Cores
 _HAS_BFLOAT16 = (8, 0)
-_NOT_REBUILT = "Keras cannot build this model anew from its layers"
+_NOT_REBUILT = "Keras cannot rebuild this model from its layers"
 _ON_HOST = "the estimate is of one device; what crosses between host and card in a step is not modelled"
 _GPU_KERNELS = (
     "half precision was estimated with this machine's kernels, which convert to float32 and back; for the "

@@ -165,7 +165,7 @@ def _lines(change: Change, parts: ScriptParts, rows: int) -> list[str]:
             '            "activation", "use_bias", "dtype")',
             '    made = getattr(keras.layers, f"Separable{type(layer).__name__}")',
             "    return made.from_config({key: config[key] for key in kept})",
-            "model = keras.models.clone_model(model, clone_function=separable, recursive=True)   # train it anew",
+            "model = keras.models.clone_model(model, clone_function=separable, recursive=True)   # train it again",
         ]
     if change.kind == "input_size":
         return _clone("", parts.input_layers(change.value))

@@ -35,7 +35,7 @@ class Traits:
     Attributes:
         has_own_step: its class brings a training step.
         has_batch_norm: it normalises by the statistics of a batch.
-        is_graph: Keras can build it anew from its layers.
+        is_graph: Keras can rebuild it from its layers.
         has_embedding: it has an embedding.
         is_double: something in it is float64.
         has_mixing: it has convolutions that separable ones can stand in for.

@@ -1,7 +1,7 @@
 """The model with a change made to it: the same calls of Keras that the code to paste has.
 
-Each takes a Keras model, with or without weights, and returns the changed model: a new one where Keras must build it
-anew (another input, other layers), otherwise the same.
+Each takes a Keras model, with or without weights, and returns the changed model: a new one where Keras must rebuild
+it (another input, other layers), otherwise the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def with_policy(model: Any, policy: str) -> Any:
 
 
 def with_float32(model: Any, value: Any = None) -> Any:
-    """Build a model of float64 inputs or layers anew in float32."""
+    """Rebuild a model of float64 inputs or layers in float32."""
     keras = import_keras()
     dtypes = {"float64": "float32"}
     inputs = [
@@ -63,7 +63,7 @@ def with_float32(model: Any, value: Any = None) -> Any:
 
 
 def with_separable(model: Any, value: Any = None) -> Any:
-    """Build the model anew with separable convolutions in place of those that mix space and channels."""
+    """Rebuild the model with separable convolutions in place of those that mix space and channels."""
     keras = import_keras()
 
     def separable(layer: Any) -> Any:
@@ -79,7 +79,7 @@ def with_separable(model: Any, value: Any = None) -> Any:
 
 
 def with_input_size(model: Any, shapes: Sequence[Sequence[int]]) -> Any:
-    """Build the model anew for inputs of other sizes, one shape an input; its weights keep their shapes.
+    """Rebuild the model for inputs of other sizes, one shape an input; its weights keep their shapes.
 
     Raises:
         UsageError: they do not: the model is bound to its input's size.
@@ -162,7 +162,7 @@ def is_rebuilt(model: Any) -> bool:
 def _cloned(model: Any, **options: Any) -> Any:
     keras = import_keras()
     if not is_rebuilt(model):
-        raise UsageError("the model is not a graph of layers that Keras can build anew (Sequential or functional)")
+        raise UsageError("the model is not a graph of layers that Keras can rebuild (Sequential or functional)")
     recursive = {"recursive": True} if "clone_function" in options else {}
     return keras.models.clone_model(model, **options, **recursive)
 

@@ -181,7 +181,7 @@ def test_nothing_needs_to_be_done():
     assert found.plans == ()
 
 
-def test_a_model_that_cannot_be_built_anew():
+def test_a_model_that_cannot_be_rebuilt():
     class Own(keras.Model):
         def __init__(self, size):
             super().__init__()
