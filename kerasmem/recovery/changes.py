@@ -210,7 +210,7 @@ def _replicas(value: int, step: _Step) -> _Description:
 _DESCRIPTIONS: dict[str, Callable[[Any, _Step], _Description]] = {
     "float32": lambda *_: ("float32 in place of float64", ROUNDING, "none: float32 is faster on every card"),
     "dtype_policy": _policy,
-    "separable": lambda *_: ("separable convolutions", NETWORK, "less arithmetic; to be trained again, accuracy may fall"),
+    "separable": lambda *_: ("separable convolutions", NETWORK, "less arithmetic; train again, accuracy may fall"),
     "input_size": _input_size, "freeze": _freeze, "lora": _lora, "recompute": _recompute, "optimizer": _optimizer,
     "jit_compile": _jit_compile, "micro_batches": _micro_batches, "batch_size": _batch_size, "replicas": _replicas,
 }  # fmt: skip
