@@ -80,9 +80,9 @@ class Session:
                     stacklevel=3,
                 )
                 return self.keras_fit(model, **given) if options is None else train(model, given, options)
-            return self._train(model, arguments, source, options or FitOptions())
+            return self._train(model, given.get("x"), arguments, source, options or FitOptions())
 
-    def _train(self, model: Any, arguments: dict[str, Any], source: Source, options: FitOptions) -> Any:
+    def _train(self, model: Any, data: Any, arguments: dict[str, Any], source: Source, options: FitOptions) -> Any:
         from kerasmem.diagnosis.explaining import explain_oom
         from kerasmem.training.fitting import finished, train
 
@@ -91,13 +91,13 @@ class Session:
         if history is not None:
             if source.kind in ("stream", "dataset"):
                 epochs = len(history.epoch)
-                again = functools.partial(_pass_over, model, arguments, source, epochs)
-                self._to_pass_over.append((arguments["x"], again))
+                again = functools.partial(_pass_over, model, data, arguments.get("steps_per_epoch"), source, epochs)
+                self._to_pass_over.append((data, again))
             return history
-        for data, pass_over in self._to_pass_over:
-            if data is arguments.get("x"):
+        for other, pass_over in self._to_pass_over:
+            if other is data:
                 pass_over()
-        self._to_pass_over = [each for each in self._to_pass_over if each[0] is not arguments.get("x")]
+        self._to_pass_over = [each for each in self._to_pass_over if each[0] is not data]
         chosen = dataclasses.replace(
             options,
             micro_batches=options.micro_batches or self._settings.get("micro_batches"),
@@ -156,10 +156,9 @@ def die(folder: RunFolder, failure: dict[str, Any]) -> NoReturn:
     os._exit(RAN_OUT)
 
 
-def _pass_over(model: Any, arguments: dict[str, Any], source: Source, epochs: int) -> None:
+def _pass_over(model: Any, data: Any, steps: int | None, source: Source, epochs: int) -> None:
     """Bring data to where a `fit` that is over left it, for a later one on the same data."""
-    walk = new_epoch_iterator(model, arguments["x"], arguments.get("steps_per_epoch"))
-    source.pass_over(epochs, walk, model.steps_per_execution)
+    source.pass_over(epochs, new_epoch_iterator(model, data, steps), model.steps_per_execution)
 
 
 SESSION: Session | None = None
