@@ -173,14 +173,14 @@ def host_memory() -> HostMemory:
     )
 
 
-def process_status(pid: int | str) -> dict[str, int]:
+def process_status(folder: Path) -> dict[str, int]:
     """Return the sizes in a process's /proc/PID/status as `parse_status` does; none where it cannot be read.
 
     Args:
-        pid: the process's number, or "self".
+        folder: of the process: /proc/PID.
     """
     try:
-        return parse_status(Path(f"/proc/{pid}/status").read_bytes())
+        return parse_status((folder / "status").read_bytes())
     except OSError:
         return {}
 
@@ -210,7 +210,7 @@ def held_bytes() -> int:
     trim = _trim()
     if trim is not None:
         trim(0)
-    status = process_status("self")
+    status = process_status(Path(_PROC))
     found = [size for name, size in status.items() if name in ("RssAnon", "VmSwap")]
     if found:
         return sum(found)

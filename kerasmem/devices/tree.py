@@ -67,7 +67,7 @@ class TreeReader:
         if now >= self._due:
             self._children = [child.pid for child in self._process.children(recursive=True)]
             self._due = now + max(1.0, 200 * (self._clock() - now))
-        status = process_status(self._process.pid)
+        status = process_status(_PROC / str(self._process.pid))
         rss = status["VmRSS"] if "VmRSS" in status else int(self._process.memory_info().rss)
         sizes = [size for pid in self._children if (size := self._resident(pid)) is not None]
         return TreeReading(rss, rss + sum(sizes), 1 + len(sizes), status.get("VmHWM"), status.get("VmSwap"))
