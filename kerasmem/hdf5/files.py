@@ -4,17 +4,76 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from kerasmem.hdf5.layout import DataLayout
+from kerasmem.hdf5.direct.runs import RowRun
+from kerasmem.hdf5.direct.sources import Source
+from kerasmem.hdf5.layout import DataLayout, FileLayout, JoinedLayout
 from kerasmem.hdf5.opened import OpenFile
 from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
+from kerasmem.hdf5.remote.handle import Claim
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.settings import Access
 
 _MOST_OPEN = 256
 _SHARE = 8  # one part in so many of the file descriptors that the process may have; each file takes two
+
+
+class JoinedFile:
+    """Files whose datasets lie beside one another, with the face of one `OpenFile`.
+
+    Args:
+        files: the files.
+        layout: of all of them.
+    """
+
+    def __init__(self, files: Sequence[OpenFile | JoinedFile], layout: JoinedLayout) -> None:
+        self._files = files
+        parts = zip(files, layout.parts, strict=True)
+        self._by_name = {dataset.name: file for file, part in parts for dataset in part.datasets}
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes taken from the files so far."""
+        return sum(file.bytes_read for file in self._files)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What came of remote files so far."""
+        return sum((file.traffic for file in self._files), Traffic())
+
+    def claims(self, name: str, runs: Sequence[RowRun]) -> Sequence[Claim | None]:
+        """See `OpenFile`."""
+        return self._by_name[name].claims(name, runs)
+
+    def source(self, name: str) -> Source:
+        """Return what reads a dataset of the open files."""
+        return self._by_name[name].source(name)
+
+    def open(self) -> None:
+        """Open the files."""
+        for file in self._files:
+            file.open()
+
+    def check(self) -> None:
+        """Raise if a file is no longer what it was."""
+        for file in self._files:
+            file.check()
+
+    def rest(self) -> None:
+        """Give the file descriptors back."""
+        for file in self._files:
+            file.rest()
+
+    def close(self) -> None:
+        """Close the files and forget them."""
+        for file in self._files:
+            file.close()
+
+
+def _parts(layout: FileLayout) -> tuple[FileLayout, ...]:
+    return layout.parts if isinstance(layout, JoinedLayout) else (layout,)
 
 
 class OpenFiles:
@@ -30,18 +89,22 @@ class OpenFiles:
 
     def __init__(self, layout: DataLayout, access: Access) -> None:
         several = len(layout.files) > 1
-        remote = [is_url(file.path) for file in layout.files]
-        self.remote = any(remote)
+        self.remote = any(is_url(part.path) for file in layout.files for part in _parts(file))
         self._access = access
         self._fetcher: RangeFetcher | None = None
-        self._files = [
-            OpenFile(file, access, first if several else None, self._start_fetcher if far else None)
-            for file, first, far in zip(layout.files, layout.starts, remote, strict=False)
+        self._files: list[OpenFile | JoinedFile] = [
+            self._make(file, first if several else None)
+            for file, first in zip(layout.files, layout.starts, strict=False)
         ]
         self._most = most_open()
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
         self._open: OrderedDict[int, int] = OrderedDict()  # how many tasks read from each, the latest used last
+
+    def _make(self, layout: FileLayout, first: int | None) -> OpenFile | JoinedFile:
+        if isinstance(layout, JoinedLayout):
+            return JoinedFile([self._make(part, first) for part in layout.parts], layout)
+        return OpenFile(layout, self._access, first, self._start_fetcher if is_url(layout.path) else None)
 
     @property
     def bytes_read(self) -> int:
@@ -59,7 +122,7 @@ class OpenFiles:
         return len(self._open)
 
     @contextmanager
-    def use(self, number: int) -> Iterator[OpenFile]:
+    def use(self, number: int) -> Iterator[OpenFile | JoinedFile]:
         """Open a file unless it is, and keep it open meanwhile.
 
         Raises:

@@ -38,7 +38,7 @@ class Arena:
         self._size = max(self._offsets[-1], 1)
         self._lock = threading.Lock()
         # Filled, without the lock, by whichever thread happens to let go of an array or to collect garbage.
-        self._free: deque[mmap.mmap] = deque()
+        self.free: deque[mmap.mmap] = deque()
         self._made = 0
 
     @property
@@ -51,12 +51,12 @@ class Arena:
     @property
     def idle(self) -> bool:
         """Whether a set can be had without going beyond what is kept."""
-        return bool(self._free) or self._made < self._keep
+        return bool(self.free) or self._made < self._keep
 
     def take(self, rows: int) -> list[np.ndarray]:
         """Return one uninitialised array of `rows` rows a shape."""
         with self._lock:
-            memory = self._free.pop() if self._free else self._map()
+            memory = self.free.pop() if self.free else self._map()
             self._drop_surplus()
         lease = np.frombuffer(memory, np.uint8)  # all views refer to this one, the first array there is
         weakref.finalize(lease, _give_back, weakref.ref(self), memory).atexit = False
@@ -73,8 +73,8 @@ class Arena:
             self._drop_surplus()
 
     def _drop_surplus(self) -> None:
-        while self._made > self._keep and self._free:
-            self._free.pop()
+        while self._made > self._keep and self.free:
+            self.free.pop()
             self._made -= 1
 
     def _map(self) -> mmap.mmap:
@@ -89,4 +89,4 @@ class Arena:
 def _give_back(whose: weakref.ref[Arena], memory: mmap.mmap) -> None:
     arena = whose()
     if arena is not None:
-        arena._free.append(memory)
+        arena.free.append(memory)

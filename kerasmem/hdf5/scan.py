@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -15,13 +15,13 @@ import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.direct.codecs import EXTRA, register_filters
-from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
+from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, JoinedLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded, refuse_external_links, refuse_other_files, walk_objects
 from kerasmem.hdf5.remote.file import RemoteHdf5, open_remote
 from kerasmem.hdf5.remote.listing import ask_for_info
 from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.remote.urls import is_url
-from kerasmem.hdf5.settings import Access
+from kerasmem.hdf5.settings import Access, all_files
 
 _STORAGE = {
     h5py.h5d.COMPACT: "compact",
@@ -81,16 +81,35 @@ def _why_not_open(path: str, reason: str) -> str:
     return f"HDF5 cannot open the file: {reason}"
 
 
-def scan_files(paths: Sequence[str], names: list[str], access: Access) -> DataLayout:
-    """Return the layout of the datasets called `names` in all files, as `scan_file` does in one."""
-    remote = [path for path in paths if is_url(path)]
+def scan_files(paths: Sequence[str | Mapping[str, str]], names: list[str], access: Access) -> DataLayout:
+    """Return the layout of the datasets called `names` in all files, as `scan_file` does in one.
+
+    Args:
+        paths: the files; a mapping of dataset name to file where datasets lie beside one another in different files.
+        names: full dataset paths.
+        access: what may be read.
+    """
+    remote = [path for path in all_files(paths) if is_url(path)]
     if remote and access.allow_external:
         raise UsageError(
             "allow_external: whatever a file behind a URL names is never followed; leave the setting out, or download "
             "the file"
         )
     known = ask_for_info(remote, access.remote) if len(remote) > 1 else {}
-    return DataLayout(tuple(scan_file(path, names, access, known.get(path)) for path in paths))
+
+    def scan(path: str | Mapping[str, str]) -> FileLayout:
+        if isinstance(path, str):
+            return scan_file(path, names, access, known.get(path))
+        by_path: dict[str, list[str]] = {}
+        for name in names:
+            if name not in path:
+                listed = ", ".join(map(shown, path))
+                raise UsageError(f"path: names no file for the dataset {shown(name)}; it has files for {listed}")
+            by_path.setdefault(path[name], []).append(name)
+        parts = tuple(scan_file(where, some, access, known.get(where)) for where, some in by_path.items())
+        return JoinedLayout.of(parts, names)
+
+    return DataLayout(tuple(map(scan, paths)))
 
 
 def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | None = None) -> FileLayout:
@@ -201,11 +220,12 @@ def _look(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayou
     storage = _STORAGE.get(creation.get_layout(), "unknown")
     _refuse_filters(here, creation)
     unwritten = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
-    if storage in ("contiguous", "chunked") and unwritten and not dataset.external:
-        raise DataError(
-            f"{here} was declared with shape {shape} and never written; reading it would give nothing but fill values"
-        )
     if not access.allow_missing:
+        if storage in ("contiguous", "chunked") and unwritten and not dataset.external:
+            raise DataError(
+                f"{here} was declared with shape {shape} and never written; reading it would give nothing but fill "
+                "values. Write it, or pass allow_missing_chunks=True if that is meant"
+            )
         missing = _missing(file, dataset)
         if missing:
             raise DataError(

@@ -57,10 +57,7 @@ def _as_range(rows: slice, length: int) -> range:
 def _check_range(rows: range, length: int, ordered: bool) -> range | np.ndarray:
     if not len(rows):
         raise DataError(f"rows: {rows.start:,} to {rows.stop:,} selects no rows; the file has {length:,}")
-    if min(rows) < 0:
-        raise DataError(f"rows: {min(rows)} is negative; count from the first row, 0 to {length - 1:,}")
-    if max(rows) >= length:
-        raise DataError(f"rows: {max(rows):,} is past the end; the file has {length:,} rows")
+    _check_bounds(min(rows), max(rows), length)
     if rows.step < 0 and ordered:
         raise UsageError("rows: with shuffle=False rows come in file order; a falling range cannot be kept")
     if abs(rows.step) == 1:
@@ -80,22 +77,28 @@ def _check_array(rows: Any, length: int, ordered: bool) -> range | np.ndarray:
     if not array.size:
         raise DataError(f"rows: the array is empty; the file has {length:,} rows")
     low, high = int(array.min()), int(array.max())
+    _check_bounds(low, high, length)
+    array = _in_file_order(array.astype(np.int64), ordered)
+    return range(low, high + 1) if high - low + 1 == array.size else array
+
+
+def _check_bounds(low: int, high: int, length: int) -> None:
     if low < 0:
         raise DataError(f"rows: {low} is negative; count from the first row, 0 to {length - 1:,}")
     if high >= length:
         raise DataError(f"rows: {high:,} is past the end; the file has {length:,} rows")
-    array = array.astype(np.int64)
-    rising = bool(np.all(array[1:] > array[:-1]))
-    if not rising:
-        array = np.sort(array)
-        same = np.flatnonzero(array[1:] == array[:-1])
-        if same.size:
-            raise DataError(f"rows: row {int(array[same[0]]):,} is named more than once")
-        if ordered:
-            raise UsageError(
-                "rows: with shuffle=False rows come in file order, and these are not in it; "
-                "pass numpy.sort(rows), and use that order for the results"
-            )
-    if high - low + 1 == array.size:
-        return range(low, high + 1)
-    return array
+
+
+def _in_file_order(rows: np.ndarray, ordered: bool) -> np.ndarray:
+    if np.all(rows[1:] > rows[:-1]):
+        return rows
+    rows = np.sort(rows)
+    same = np.flatnonzero(rows[1:] == rows[:-1])
+    if same.size:
+        raise DataError(f"rows: row {int(rows[same[0]]):,} is named more than once")
+    if ordered:
+        raise UsageError(
+            "rows: with shuffle=False rows come in file order, and these are not in it; "
+            "pass numpy.sort(rows), and use that order for the results"
+        )
+    return rows

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Part, read_part
-from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.layout import plain_name, shown
 from kerasmem.hdf5.remote.access import RemoteAccess
 from kerasmem.hdf5.remote.urls import is_broken_url, is_url, local_path
 
@@ -28,7 +29,7 @@ class Access:
     Args:
         allow_external: follow external links, external storage and virtual datasets, that is: read other files
             which this one names.
-        allow_missing: accept datasets of which parts were never written.
+        allow_missing: accept datasets that were never written, or only in parts.
         locking: as h5py has it.
         remote: how files behind URLs are reached.
     """
@@ -74,6 +75,29 @@ def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]
     return (one,)
 
 
+def read_files(path: Any, remote: RemoteAccess | None = None) -> tuple[str | dict[str, str], ...]:
+    """Return the files as `read_paths` does; for a dict of dataset name to files a dict of name to file for each.
+
+    Raises:
+        DataError: no file matches.
+        UsageError: these are no paths, or datasets have different numbers of files.
+    """
+    if not isinstance(path, Mapping):
+        return read_paths(path, remote)
+    found = {plain_name(str(name)): read_paths(files, remote) for name, files in path.items()}
+    counts = {name: len(files) for name, files in found.items()}
+    if len(set(counts.values())) != 1:
+        listed = ", ".join(f"{count:,} for {shown(name)}" for name, count in counts.items()) or "none"
+        raise UsageError(f"path: each dataset must have as many files as the others, and there are {listed}")
+    return tuple(dict(zip(found, files, strict=True)) for files in zip(*found.values(), strict=True))
+
+
+def all_files(paths: Iterable[str | Mapping[str, str]]) -> tuple[str, ...]:
+    """Return every file once, also those of datasets that lie beside one another in different files."""
+    each = (path.values() if isinstance(path, Mapping) else (path,) for path in paths)
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(each)))
+
+
 def natural_order(path: str) -> tuple[list[tuple[int, str]], str]:
     """Return what sorts names as people count: part-2 before part-10."""
     pieces = re.split(r"([0-9]+)", path)  # text and digits in turn, so that like is compared with like
@@ -113,25 +137,9 @@ def read_place(path: Any) -> str:
     return read_path(path)
 
 
-def read_whole(setting: str, value: Any, least: int) -> int:
-    """Return a whole number that is at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise UsageError(f"{setting}: {value!r} is not a whole number")
-    if value < least:
-        raise UsageError(f"{setting}: {value} is too small; it must be {least} or more")
-    return int(value)
-
-
 def read_size(value: Any) -> Any:
     """Return a size with NumPy's integers made plain; whether it is one is for `parse_size` to say."""
     return int(value) if isinstance(value, np.integer) else value
-
-
-def read_flag(setting: str, value: Any) -> bool:
-    """Return True or False, nothing that merely looks like it."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise UsageError(f"{setting}: {value!r} is neither True nor False")
-    return bool(value)
 
 
 def read_parts(x: Any, y: Any, sample_weight: Any) -> tuple[Part, ...]:

@@ -8,12 +8,45 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.hdf5.layout import one_line
 
 Batch = tuple[Any, ...]
 Transform = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How batches are prepared.
+
+    Args:
+        transform: what is done to each; None for nothing.
+        workers: threads or processes.
+        in_processes: whether `transform` runs in processes.
+        most_ahead: the most batches prepared ahead.
+    """
+
+    transform: Transform | None = None
+    workers: int = 1
+    in_processes: bool = False
+    most_ahead: int = 10
+
+    @property
+    def works_ahead(self) -> bool:
+        """Whether batches are prepared before they are asked for."""
+        return self.workers > 1 or self.in_processes
+
+    @property
+    def depth(self) -> int:
+        """Batches that may be prepared ahead."""
+        return self.most_ahead if self.works_ahead else 0
+
+    def describe(self, ahead: int) -> str:
+        """Return who prepares batches, in words; "" where they are made when they are asked for."""
+        kind = "processes" if self.in_processes and self.transform is not None else "threads"
+        return f"{self.workers} {kind}, {ahead} ahead at most" if self.works_ahead else ""
 
 
 class TransformFailure(Exception):
@@ -95,11 +128,11 @@ class TransformPool:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-class _Run:
-    """Batches `first` and onwards of one pass through an epoch, in preparation."""
+class _Series:
+    """Batches from `first` on of one epoch, in preparation for one reader."""
 
-    def __init__(self, whose: object, epoch: int, first: int) -> None:
-        self.whose = whose
+    def __init__(self, cursor: object, epoch: int, first: int) -> None:
+        self.cursor = cursor
         self.epoch = epoch
         self.next = first  # to be submitted
         self.turn = first  # to be gathered
@@ -112,8 +145,8 @@ class BatchesAhead:
     """Keeps up to `depth` batches ready or in preparation.
 
     Batches are gathered strictly in order, so that every part of the file is read once; what follows, the
-    transform, runs in `workers` threads at a time. There is one run of batches at a time, so that memory is
-    bounded; when passes take turns, each starts anew where it had stopped.
+    transform, runs in `workers` threads at a time. There is one series of batches at a time, so that memory is
+    bounded; when readers take turns, each begins again where it had stopped.
 
     Args:
         gather: returns the raw batch at (epoch, place).
@@ -137,33 +170,33 @@ class BatchesAhead:
         self._depth = depth
         self._batches = batches
         self._lock = threading.Lock()
-        self._run: _Run | None = None
+        self._series: _Series | None = None
         self._closed = False
         self._gathering = 0
         self._gathered = threading.Condition()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="kerasmem-batches")
 
-    def get(self, whose: object, epoch: int, place: int) -> Batch:
-        """Return the batch, and have those that follow it in the pass `whose` prepared."""
+    def get(self, cursor: object, epoch: int, place: int) -> Batch:
+        """Return the batch, and have those that follow it prepared for the same reader."""
         with self._lock:
-            run = self._run
-            if run is None or run.whose is not whose or run.epoch != epoch:
-                run = self._start(whose, epoch, place)
-            if place <= run.next and not self._closed:
-                for following in range(run.next, min(place + self._depth, self._batches)):
-                    run.futures[following] = self._pool.submit(self._prepare, run, following)
-                    run.next = following + 1
-            future = run.futures.pop(place, None)
+            series = self._series
+            if series is None or series.cursor is not cursor or series.epoch != epoch:
+                series = self._start(cursor, epoch, place)
+            if place <= series.next and not self._closed:
+                for following in range(series.next, min(place + self._depth, self._batches)):
+                    series.futures[following] = self._pool.submit(self._prepare, series, following)
+                    series.next = following + 1
+            future = series.futures.pop(place, None)
         try:
             batch = None if future is None else future.result()
         except CancelledError:  # closed meanwhile
             batch = None
         return self._finish(epoch, place, self._gather(epoch, place)) if batch is None else batch
 
-    def stop(self, whose: object = None) -> None:
-        """Drop what is prepared, all of it or only if it is for the pass `whose`."""
+    def stop(self, cursor: object = None) -> None:
+        """Drop what is prepared, all of it or only if it is for the reader `cursor`."""
         with self._lock:
-            if whose is None or (self._run is not None and self._run.whose is whose):
+            if cursor is None or (self._series is not None and self._series.cursor is cursor):
                 self._drop()
 
     def close(self) -> None:
@@ -179,35 +212,35 @@ class BatchesAhead:
                 self._gathered.wait()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, whose: object, epoch: int, place: int) -> _Run:
+    def _start(self, cursor: object, epoch: int, place: int) -> _Series:
         self._drop()
-        self._run = _Run(whose, epoch, place)
-        return self._run
+        self._series = _Series(cursor, epoch, place)
+        return self._series
 
     def _drop(self) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            with run.moved:
-                run.over = True
-                run.moved.notify_all()
-            for future in run.futures.values():
+        series, self._series = self._series, None
+        if series is not None:
+            with series.moved:
+                series.over = True
+                series.moved.notify_all()
+            for future in series.futures.values():
                 future.cancel()
 
-    def _prepare(self, run: _Run, place: int) -> Batch | None:
-        with run.moved:
-            while run.turn != place and not run.over:
-                run.moved.wait()
-            if run.over:
+    def _prepare(self, series: _Series, place: int) -> Batch | None:
+        with series.moved:
+            while series.turn != place and not series.over:
+                series.moved.wait()
+            if series.over:
                 return None
             with self._gathered:
                 self._gathering += 1
         try:
-            batch = self._gather(run.epoch, place)
+            batch = self._gather(series.epoch, place)
         finally:
             with self._gathered:
                 self._gathering -= 1
                 self._gathered.notify_all()
-            with run.moved:
-                run.turn = place + 1
-                run.moved.notify_all()
-        return self._finish(run.epoch, place, batch)
+            with series.moved:
+                series.turn = place + 1
+                series.moved.notify_all()
+        return self._finish(series.epoch, place, batch)

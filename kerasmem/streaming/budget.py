@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -14,7 +14,7 @@ from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.scratch import PIECE_BYTES, PIECE_VALUES, SCATTER_BYTES
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DatasetLayout, shown
-from kerasmem.streaming.order import Blocks
+from kerasmem.streaming.blocks import Blocks
 from kerasmem.units import GIB, KIB, MIB, format_size, parse_size
 
 DEFAULT_BUDGET = 256 * MIB
@@ -109,67 +109,88 @@ def plan_memory(
     Raises:
         UsageError: the budget is too small; the message names the smallest that works.
     """
-    rows = len(selection)
-    batch_bytes = min(batch_size, rows) * sum(column.row_bytes for column in columns)
-    if budget is None:
-        given, room = None, DEFAULT_BUDGET
-    else:
-        given = parse_size(budget, field="memory_budget")
-        reserve = max(given // _QUEUE_SHARE, (KERAS_BATCHES + _LEAST_AHEAD) * batch_bytes)
-        room = given - reserve
-        while ahead and (KERAS_BATCHES + ahead + min(workers, ahead)) * batch_bytes > reserve:
-            ahead -= 1
-    queued = KERAS_BATCHES + ahead + min(workers, ahead)
+    given = None if budget is None else parse_size(budget, field="memory_budget")
+    batches = _plan_batches(columns, min(batch_size, len(selection)), ahead, workers, given)
+    room = DEFAULT_BUDGET if given is None else given - batches.reserve
     row_bytes = sum(column.row_bytes for column in columns) + _PLACE_BYTES
-    stored_row = max(sum(layout.row_bytes for layout in layouts), 1)
-    dense = isinstance(selection, range)
-    small = ordered and dense and all(is_plain(layout) for layout in layouts)
-
+    rows = _Rows(layouts, columns, selection, ordered, row_bytes, grid)
     smallest = []
-    target = max(min(_BLOCK_BYTES // stored_row, room // (_MIX * _WINDOWS * row_bytes)), 1)  # rows of a block
-    for unit, cache in _candidates(layouts, max(room, 0) // 8):
-        if not ordered and all(is_plain(layout) for layout in layouts):
-            # A part of a chunk costs no more than that part, so small blocks are free, and mix better.
-            unit = min(unit, max(target, _LEAST_BLOCK_BYTES // stored_row))
+    for block, cache in _candidates(rows, room):
+        fullest = min(_fullest(selection, grid(block)), len(selection))
+        thread = max(_thread_bytes(layout, columns, block, rows.dense) for layout in layouts)
         fixed = sum(cache.values())
-        for block in (
-            unit * max(1, target // unit),
-            unit,
-        ):
-            fullest = min(_fullest(selection, grid(block)), rows)
-            thread = max(_thread_bytes(d, columns, block, dense) for d in layouts)
-            # For many threads there is a small part of the budget, and for as many as most machines have a larger one.
-            ample = max(thread, min(_MOST_THREADS * thread, room // 8), min(_USUAL_THREADS * thread, room // 4))
-            for scratch in (ample, thread):
-                space = room - fixed - scratch
-                if rows * row_bytes <= space:
-                    windows, window_blocks, window_rows = 1, rows, rows  # there are never more blocks than rows
-                else:
-                    if small:
-                        space = min(space, _WINDOWS * max(_IN_ORDER_BYTES, 2 * batch_bytes))
-                    windows, window_blocks = _WINDOWS, max(space, 0) // (_WINDOWS * fullest * row_bytes)
-                    window_rows = min(window_blocks * fullest, rows)
-                if window_blocks:
-                    window_bytes = window_rows * row_bytes
-                    used = windows * window_bytes + scratch + fixed + queued * batch_bytes
-                    return MemoryPlan(
-                        block_rows=block,
-                        window_blocks=window_blocks,
-                        window_rows=window_rows,
-                        windows=windows,
-                        window_bytes=window_bytes,
-                        batch_bytes=batch_bytes,
-                        ahead=ahead,
-                        queued_batches=queued,
-                        scratch_bytes=scratch,
-                        thread_bytes=thread,
-                        cache_bytes=cache,
-                        total_bytes=used,
-                    )
-        needed = min(_WINDOWS * fullest, rows) * row_bytes + thread + fixed
-        with_batches = needed + (KERAS_BATCHES + _LEAST_AHEAD) * batch_bytes
+        # For many threads there is a small part of the budget, and for as many as most machines have a larger one.
+        ample = max(thread, min(_MOST_THREADS * thread, room // 8), min(_USUAL_THREADS * thread, room // 4))
+        for scratch in (ample, thread):
+            windows = rows.windows(room - fixed - scratch, fullest, batches.each)
+            if windows is not None:
+                count, blocks, window_rows = windows
+                return MemoryPlan(
+                    block_rows=block,
+                    window_blocks=blocks,
+                    window_rows=window_rows,
+                    windows=count,
+                    window_bytes=window_rows * row_bytes,
+                    batch_bytes=batches.each,
+                    ahead=batches.ahead,
+                    queued_batches=batches.queued,
+                    scratch_bytes=scratch,
+                    thread_bytes=thread,
+                    cache_bytes=cache,
+                    total_bytes=count * window_rows * row_bytes + scratch + fixed + batches.queued * batches.each,
+                )
+        needed = min(_WINDOWS * fullest, len(selection)) * row_bytes + thread + fixed
+        with_batches = needed + (KERAS_BATCHES + _LEAST_AHEAD) * batches.each
         smallest.append(max(needed * _QUEUE_SHARE // (_QUEUE_SHARE - 1) + _QUEUE_SHARE, with_batches))
-    raise UsageError(_refusal(layouts, given or DEFAULT_BUDGET, min(smallest), batch_bytes))
+    raise UsageError(_refusal(layouts, given or DEFAULT_BUDGET, min(smallest), batches.each))
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """The part of a budget that is for batches: bytes of each, how many ahead and in all, and the bytes kept free."""
+
+    each: int
+    ahead: int
+    queued: int
+    reserve: int
+
+
+def _plan_batches(columns: Sequence[Column], batch_size: int, ahead: int, workers: int, budget: int | None) -> _Batches:
+    each = batch_size * sum(column.row_bytes for column in columns)
+    reserve = max((budget or 0) // _QUEUE_SHARE, (KERAS_BATCHES + _LEAST_AHEAD) * each)
+    while budget is not None and ahead and (KERAS_BATCHES + ahead + min(workers, ahead)) * each > reserve:
+        ahead -= 1
+    return _Batches(each, ahead, KERAS_BATCHES + ahead + min(workers, ahead), reserve)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows that windows are planned for: arguments of `plan_memory`, and the bytes of a delivered row."""
+
+    layouts: Sequence[DatasetLayout]
+    columns: Sequence[Column]
+    selection: range | np.ndarray
+    ordered: bool
+    row_bytes: int
+    grid: Callable[[int], Grid]
+
+    @property
+    def dense(self) -> bool:
+        return isinstance(self.selection, range)
+
+    @property
+    def plain(self) -> bool:
+        return all(is_plain(layout) for layout in self.layouts)
+
+    def windows(self, space: int, fullest: int, batch_bytes: int) -> tuple[int, int, int] | None:
+        """Return how many windows fit, and the blocks and rows of each; None where there is no room for any."""
+        count = len(self.selection)
+        if count * self.row_bytes <= space:
+            return 1, count, count  # there are never more blocks than rows
+        if self.ordered and self.dense and self.plain:
+            space = min(space, _WINDOWS * max(_IN_ORDER_BYTES, 2 * batch_bytes))
+        blocks = max(space, 0) // (_WINDOWS * fullest * self.row_bytes)
+        return (_WINDOWS, blocks, min(blocks * fullest, count)) if blocks else None
 
 
 def is_plain(layout: DatasetLayout) -> bool:
@@ -227,22 +248,27 @@ def _fullest(selection: range | np.ndarray, grid: Grid) -> int:
     return int(blocks.sizes(np.arange(blocks.count)).max())
 
 
-def _candidates(layouts: Sequence[DatasetLayout], limit: int) -> list[tuple[int, dict[str, int]]]:
-    """Return pairs of a block size and of what stays in memory whole, best first.
+def _candidates(rows: _Rows, room: int) -> Iterator[tuple[int, dict[str, int]]]:
+    """Yield pairs of a block size and of the datasets that stay in memory whole, best first.
 
     Best are blocks that hold the chunks of every heavy dataset, with the light ones kept in memory; then
     blocks for the heaviest dataset alone; then the same with nothing kept.
     """
+    layouts = rows.layouts
     heaviest = max(layouts, key=lambda d: d.row_bytes).chunk_rows
-    light = _caches(layouts, limit)
+    light = _caches(layouts, max(room, 0) // 8)
     aligned = heaviest
     for layout in layouts:
         if layout.name not in light and layout.chunk_rows > aligned:
             aligned = -(-layout.chunk_rows // heaviest) * heaviest
-    candidates = []
-    for unit in (aligned, heaviest):
-        candidates.append((unit, light))
-    return [*candidates, (heaviest, {})]
+    stored_row = max(sum(layout.row_bytes for layout in layouts), 1)
+    target = max(min(_BLOCK_BYTES // stored_row, room // (_MIX * _WINDOWS * rows.row_bytes)), 1)  # rows of a block
+    for unit, cache in ((aligned, light), (heaviest, light), (heaviest, {})):
+        if rows.plain and not rows.ordered:
+            # A part of a chunk costs no more than that part, so small blocks are free, and mix better.
+            unit = min(unit, max(target, _LEAST_BLOCK_BYTES // stored_row))
+        yield unit * max(1, target // unit), cache
+        yield unit, cache
 
 
 def _caches(layouts: Sequence[DatasetLayout], limit: int) -> dict[str, int]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.hdf5.columns import Column, Part
+from kerasmem.streaming.plan import StreamPlan
 
 Batch = tuple[Any, ...]
 
 
 def make_dataset(epoch: Callable[[], Iterator[Batch]], signature: Batch, *, batches: int | None, prefetch: int) -> Any:
-    """Return a data set of which every iteration delivers what `epoch()` does.
+    """Return a data set. Every iteration of it delivers what `epoch()` does.
 
     Args:
         epoch: called at the start of each iteration.
@@ -32,20 +32,13 @@ def make_dataset(epoch: Callable[[], Iterator[Batch]], signature: Batch, *, batc
     return data.prefetch(prefetch).with_options(options)
 
 
-def columns_signature(parts: Sequence[Part], columns: Sequence[Sequence[Column]], rows: int | None) -> Batch:
-    """Return the signature of batches as they are read.
-
-    Args:
-        parts: x, y and sample_weight as far as there are.
-        columns: the columns of each part.
-        rows: rows of every batch, or None where they differ.
-    """
+def plan_signature(plan: StreamPlan) -> Batch:
+    """Return the signature of batches as they are read."""
     import tensorflow as tf
 
-    def spec(column: Column) -> Any:
-        return tf.TensorSpec((rows, *column.row_shape), tf.as_dtype(column.dtype))
-
-    return tuple(part.build([spec(column) for column in used]) for part, used in zip(parts, columns, strict=True))
+    rows = plan.settings.batch_size if plan.all_full else None
+    specs = [tf.TensorSpec((rows, *column.row_shape), tf.as_dtype(column.dtype)) for column in plan.columns]
+    return plan.build(specs)
 
 
 def batches_signature(batches: Sequence[Batch]) -> Batch:

@@ -2,59 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 
-from kerasmem.hdf5.columns import Column, Part
+from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.layout import DatasetLayout, shown
-from kerasmem.streaming.budget import MemoryPlan
+from kerasmem.streaming.plan import StreamPlan
 from kerasmem.streaming.quality import ShuffleQuality
 from kerasmem.units import KIB, MIB, format_count, format_size
 
 
-def describe_stream(
-    *,
-    title: str,
-    parts: Sequence[Part],
-    columns: Sequence[Sequence[Column]],
-    layouts: Mapping[str, DatasetLayout],
-    plan: MemoryPlan,
-    blocks: int,
-    rows: int,
-    batches: int,
-    batch_size: int,
-    seed: int | None,
-    ahead: str,
-) -> str:
-    """Return rows, types, order and memory of a stream, one fact a line."""
-    lines = [f"{title}: {_many(rows, 'row')} in {_many(batches, 'batch')} of {format_count(batch_size)}"]
-    for part, used in zip(parts, columns, strict=True):
+def describe_plan(plan: StreamPlan, prepared_by: str = "") -> str:
+    """Return rows, types, order and memory of a stream, one fact a line.
+
+    Args:
+        plan: what is delivered.
+        prepared_by: who prepares batches ahead; "" for nobody.
+    """
+    memory, batches = plan.memory, _many(plan.num_batches, "batch")
+    layouts = {layout.name: layout for layout in plan.layout.datasets}
+    rows = _many(plan.num_rows, "row")
+    lines = [f"{plan.layout.title}: {rows} in {batches} of {format_count(plan.settings.batch_size)}"]
+    for part, used in zip(plan.parts, plan.part_columns, strict=True):
         for column in used:
             layout = layouts[column.name]
             lines.append(f"  {part.role:<13} {shown(column.name)} {_conversion(column)}, {_storage(layout)}")
-    together = min(plan.window_blocks, blocks)
-    if seed is None:
-        order = "file order"
-    elif together == blocks:
-        order = f"all rows shuffled together, seed {seed}"
-    else:
-        order = (
-            f"blocks in random order, {together:,} of {blocks:,} ({_many(plan.window_rows, 'row')}) shuffled "
-            f"together, seed {seed}"
-        )
-    lines.append(f"  order         {order}; blocks of {_many(plan.block_rows, 'row')}")
-    if ahead:
-        lines.append(f"  prepared by   {ahead}")
-    memory = [f"{_many(plan.queued_batches, 'batch')} of {format_size(plan.batch_bytes)}"]
-    if plan.windows:
-        memory.insert(0, f"{_many(plan.windows, 'window')} of {format_size(plan.window_bytes)}")
-    if plan.scratch_bytes:
-        memory.append(f"{format_size(plan.scratch_bytes)} to read in")
-    if plan.cache_bytes:
-        memory.append(f"{format_size(sum(plan.cache_bytes.values()))} kept whole")
-    lines.append(f"  memory        {format_size(plan.total_bytes)}: {', '.join(memory)}")
+    lines.append(f"  order         {_order(plan)}; blocks of {_many(memory.block_rows, 'row')}")
+    if prepared_by:
+        lines.append(f"  prepared by   {prepared_by}")
+    uses = [f"{_many(memory.queued_batches, 'batch')} of {format_size(memory.batch_bytes)}"]
+    if memory.windows:
+        uses.insert(0, f"{_many(memory.windows, 'window')} of {format_size(memory.window_bytes)}")
+    if memory.scratch_bytes:
+        uses.append(f"{format_size(memory.scratch_bytes)} to read in")
+    if memory.cache_bytes:
+        uses.append(f"{format_size(sum(memory.cache_bytes.values()))} kept whole")
+    lines.append(f"  memory        {format_size(memory.total_bytes)}: {', '.join(uses)}")
     return "\n".join(lines)
+
+
+def _order(plan: StreamPlan) -> str:
+    blocks = plan.blocks.count
+    together = min(plan.memory.window_blocks, blocks)
+    if plan.seed is None:
+        return "file order"
+    if together == blocks:
+        return f"all rows shuffled together, seed {plan.seed}"
+    return (
+        f"blocks in random order, {together:,} of {blocks:,} ({_many(plan.memory.window_rows, 'row')}) shuffled "
+        f"together, seed {plan.seed}"
+    )
 
 
 def describe_quality(quality: ShuffleQuality, *, shuffle: bool) -> str:
@@ -87,7 +83,7 @@ def advise(quality: ShuffleQuality, *, shuffle: bool) -> str:
         f"{wrong}: a block of rows is {_percent(quality.block_purity)} one label, and "
         f"{_many(quality.window_blocks, 'block')} are shuffled together"
     )
-    rewrite = "write the file anew with its rows shuffled, or in smaller chunks"
+    rewrite = "write the file again with its rows shuffled, or in smaller chunks"
     if quality.enough_memory is None:
         return f"{why}; {rewrite}"
     size = quality.enough_memory
@@ -95,7 +91,7 @@ def advise(quality: ShuffleQuality, *, shuffle: bool) -> str:
     return f"{why}; memory_budget={budget!r} is enough for 99 %, or {rewrite}"
 
 
-def name_batch(place: int, epoch: int, rows: np.ndarray) -> str:
+def name_batch(batch: int, epoch: int, rows: np.ndarray) -> str:
     """Return which batch is meant, for a message: its number, epoch and some of its rows."""
     low, high = int(rows.min()), int(rows.max())
     if high - low + 1 == len(rows):
@@ -103,7 +99,7 @@ def name_batch(place: int, epoch: int, rows: np.ndarray) -> str:
     else:
         some = ", ".join(f"{row:,}" for row in rows[:6])
         which = f"rows {some}{', …' if len(rows) > 6 else ''} (within {low:,} to {high:,})"
-    return f"batch {place:,} of epoch {epoch:,}, {which}"
+    return f"batch {batch:,} of epoch {epoch:,}, {which}"
 
 
 def _conversion(column: Column) -> str:

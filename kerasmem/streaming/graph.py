@@ -12,16 +12,15 @@ all workers; rows are shuffled within a window of pieces of whichever worker rea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.layout import shown
-
-if TYPE_CHECKING:
-    from kerasmem.streaming.sequence import H5ChunkSequence
+from kerasmem.hdf5.files import OpenFiles
+from kerasmem.hdf5.layout import JoinedLayout, shown
+from kerasmem.streaming.plan import StreamPlan, dataset_names
 
 _UNSIGNED = {"uint32": "int32", "uint64": "int64"}  # TensorFlow decodes these only as the others
 _KINDS = "fiub"
@@ -42,42 +41,38 @@ class Pieces:
     offsets: dict[str, np.ndarray]
 
 
-def make_graph_dataset(sequence: Any, epochs: int) -> Any:
-    """Return a `tf.data.Dataset` of a sequence's rows that needs no Python of this process.
+def make_graph_dataset(plan: StreamPlan, opened: OpenFiles, epochs: int) -> Any:
+    """Return a `tf.data.Dataset` of a plan's rows, in batches of its size, that needs no Python of this process.
 
     Args:
-        sequence: an `H5ChunkSequence`, whose rows, in batches of its size.
+        plan: the rows.
+        opened: the files that they lie in.
         epochs: how often each row comes.
 
     Raises:
         DataError: a dataset is compressed, or otherwise does not lie in the file as it is.
-        UsageError: the sequence does with rows what only Python can do.
     """
     import tensorflow as tf
 
-    if sequence.transform is not None or sequence._check_finite:
-        which = "nan_policy" if sequence._check_finite else "transform"
-        raise UsageError(f"{which}: another process has no Python to do that; leave it out here, and map the data set")
-    columns = sequence._columns
-    names = list(dict.fromkeys(column.name for column in columns))
-    pieces = find_pieces(sequence, names)
-    paths = tf.constant([file.path for file in sequence.layout.files])
-    sizes = tf.constant([file.size for file in sequence.layout.files], tf.int64)
+    settings = plan.settings
+    pieces = find_pieces(plan, opened)
+    paths = tf.constant([file.path for file in plan.layout.files])
+    sizes = tf.constant([file.size for file in plan.layout.files], tf.int64)
     files, counts = tf.constant(pieces.files, tf.int64), tf.constant(pieces.rows, tf.int64)
     offsets = {name: tf.constant(found, tf.int64) for name, found in pieces.offsets.items()}
-    row_bytes = {layout.name: layout.row_bytes for layout in sequence.layout.datasets}
-    total, window = len(pieces.rows), max(sequence.plan.window_rows, sequence.batch_size)
+    row_bytes = {layout.name: layout.row_bytes for layout in plan.layout.datasets}
+    total, window = len(pieces.rows), max(plan.memory.window_rows, settings.batch_size)
 
     def place(number: Any) -> Any:
-        if not sequence.shuffle or total == 1:
+        if not settings.shuffle or total == 1:
             return number % total
-        seed = tf.stack([tf.constant(sequence.seed % 2**63, tf.int64), number // total])
+        seed = tf.stack([tf.constant(settings.seed % 2**63, tf.int64), number // total])
         return tf.random.experimental.index_shuffle(number % total, seed, tf.constant(total - 1, tf.int64))
 
     def read(piece: Any) -> Any:
         file, rows = files[piece], counts[piece]
         parts = []
-        for column in columns:
+        for column in plan.columns:
             size, start = rows * row_bytes[column.name], offsets[column.name][piece]
             rest = sizes[file] - start - size
             record = tf.data.FixedLengthRecordDataset(paths[file], size, header_bytes=start, footer_bytes=rest)
@@ -88,14 +83,11 @@ def make_graph_dataset(sequence: Any, epochs: int) -> Any:
         order = tf.random.shuffle(tf.range(tf.shape(arrays[0])[0]))
         return tuple(tf.gather(array, order) for array in arrays)
 
-    def build(*arrays: Any) -> Any:
-        used = [[arrays[use] for use in uses] for uses in sequence._uses]
-        return tuple(part.build(some) for part, some in zip(sequence._parts, used, strict=True))
-
     data = tf.data.Dataset.range(total * epochs).map(place).flat_map(read)
-    if sequence.shuffle:
+    if settings.shuffle:
         data = data.rebatch(window).map(mix)
-    return data.rebatch(sequence.batch_size, drop_remainder=sequence.drop_remainder).map(build).prefetch(2)
+    batches = data.rebatch(settings.batch_size, drop_remainder=settings.drop_remainder)
+    return batches.map(lambda *arrays: plan.build(arrays)).prefetch(2)
 
 
 def decode(text: Any, column: Column) -> Any:
@@ -115,18 +107,22 @@ def decode(text: Any, column: Column) -> Any:
     return values
 
 
-def find_pieces(sequence: H5ChunkSequence, names: list[str]) -> Pieces:
-    """Return the runs of rows that lie together in each of some datasets, block by block.
+def find_pieces(plan: StreamPlan, opened: OpenFiles) -> Pieces:
+    """Return the runs of rows that lie together in each of the datasets, block by block.
 
     Raises:
         DataError: the rows of one do not lie in the file as they are.
+        UsageError: datasets lie in different files.
     """
-    layouts = {layout.name: layout for layout in sequence.layout.datasets}
+    layouts = {layout.name: layout for layout in plan.layout.datasets}
+    names = dataset_names(plan.parts)
     for name in names:
         if np.dtype(layouts[name].dtype).kind not in _KINDS:
-            raise DataError(f"{shown(sequence.path)}: dataset {shown(name)} holds {layouts[name].dtype}, not numbers")
-    blocks, starts = sequence._blocks, np.asarray(sequence.layout.starts)
-    opened = sequence._here().reader.files
+            path = plan.layout.files[0].path
+            raise DataError(f"{shown(path)}: dataset {shown(name)} holds {layouts[name].dtype}, not numbers")
+    if any(isinstance(file, JoinedLayout) for file in plan.layout.files):
+        raise UsageError("path: TensorFlow alone reads the datasets of one file, not of several beside one another")
+    blocks, starts = plan.blocks, np.asarray(plan.layout.starts)
     found: list[tuple[int, np.ndarray, dict[str, np.ndarray]]] = []
     for block in range(blocks.count):
         rows = blocks.rows(np.array([block]))
@@ -137,8 +133,8 @@ def find_pieces(sequence: H5ChunkSequence, names: list[str]) -> Pieces:
                 there = file.source(name).offsets(rows - starts[number])
                 if there is None:
                     raise DataError(
-                        f"{shown(sequence.layout.files[number].path)}: dataset {shown(name)} is compressed, or stored "
-                        "in another way that only HDF5 reads; TensorFlow alone cannot. Write it anew without: "
+                        f"{shown(plan.layout.files[number].path)}: dataset {shown(name)} is compressed, or stored "
+                        "in another way that only HDF5 reads; TensorFlow alone cannot. Write it again without: "
                         "kerasmem data repack --compression none"
                     )
                 offsets[name] = np.asarray(there, np.int64)

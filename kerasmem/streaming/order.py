@@ -12,82 +12,13 @@ by class and a window holds few blocks, and all windows are of one size, give or
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from kerasmem.hdf5.grid import Grid, as_grid, ranges
-
-if TYPE_CHECKING:
-    from kerasmem.streaming.sharding import ShardBlocks
+from kerasmem.streaming.blocks import Blocks, ShardBlocks
 
 _BLOCKS, _ROWS = 0, 1  # which of an epoch's random streams
-
-
-class Blocks:
-    """The selected rows, cut along a grid.
-
-    Args:
-        selection: the rows: a `range` of step 1, or a sorted int64 array.
-        grid: the grid, or the rows of its cells; every block lies within one cell, and so within one file.
-
-    Example:
-        >>> blocks = Blocks(range(3, 10), 4)
-        >>> [blocks.span(k) for k in range(blocks.count)]
-        [(3, 4), (4, 8), (8, 10)]
-    """
-
-    def __init__(self, selection: range | np.ndarray, grid: Grid | int) -> None:
-        self.grid = as_grid(grid)
-        self.total = len(selection)
-        self._first = self._last = self._cell = 0
-        self._rows: np.ndarray | None = None
-        if isinstance(selection, range):
-            self._first, self._last = selection.start, selection.stop
-            self._cell = int(self.grid.cell(self._first))
-            self.count = int(self.grid.cell(self._last - 1)) - self._cell + 1
-        else:
-            self._rows = selection
-            cells = self.grid.cell(selection)
-            starts = np.flatnonzero(np.r_[True, cells[1:] != cells[:-1]])
-            self._bounds = np.r_[starts, len(selection)]
-            self.count = len(starts)
-
-    def sizes(self, blocks: np.ndarray) -> np.ndarray:
-        """Return how many selected rows each block has."""
-        if self._rows is not None:
-            return self._bounds[blocks + 1] - self._bounds[blocks]
-        cells = self._cell + blocks
-        return np.minimum(self.grid.high(cells), self._last) - np.maximum(self.grid.low(cells), self._first)
-
-    def span(self, block: int) -> tuple[int, int]:
-        """Return the run of file rows, (start, stop), that covers a block."""
-        if self._rows is not None:
-            inside = self._rows[self._bounds[block] : self._bounds[block + 1]]
-            return int(inside[0]), int(inside[-1]) + 1
-        cell = self._cell + block
-        return max(self.grid.low(cell), self._first), min(self.grid.high(cell), self._last)
-
-    def picked(self, block: int) -> np.ndarray | None:
-        """Return which rows of the span are selected, counted from its start; None when all are."""
-        if self._rows is None:
-            return None
-        inside = self._rows[self._bounds[block] : self._bounds[block + 1]]
-        start = inside[0]
-        return None if inside[-1] + 1 - start == len(inside) else inside - start
-
-    def rows(self, blocks: np.ndarray, low: np.ndarray | int = 0, high: np.ndarray | None = None) -> np.ndarray:
-        """Return the file rows of blocks, rising in each, int64.
-
-        Args:
-            blocks: the blocks, one after another.
-            low: the first row of each that is wanted.
-            high: the row after the last of each that is wanted; None for all.
-        """
-        counts = (self.sizes(blocks) if high is None else high) - low
-        if self._rows is not None:
-            return self._rows[ranges(self._bounds[blocks] + low, counts)]
-        return ranges(np.maximum(self.grid.low(self._cell + blocks), self._first) + low, counts)
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DatasetLayout
-from kerasmem.streaming.order import Blocks
-from kerasmem.streaming.sharding import ShardBlocks
+from kerasmem.records import Record
+from kerasmem.streaming.blocks import Blocks, ShardBlocks
 
 FORMAT_VERSION = 1
 GOOD = 0.99  # of the entropy of a uniform shuffle
 
 
 @dataclass(frozen=True)
-class ShuffleQuality:
+class ShuffleQuality(Record, what="shuffle quality"):
     """How well batches are mixed, against a uniform shuffle of all rows, and what reading them costs.
 
     Args:
@@ -63,15 +62,6 @@ class ShuffleQuality:
     def read_amplification(self) -> float:
         """Bytes read in an epoch for each byte that is needed."""
         return self.bytes_read / self.bytes_needed if self.bytes_needed else 1.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the quality as plain numbers and texts, ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ShuffleQuality:
-        """Return what `to_dict` wrote."""
-        return cls(**data)
 
 
 def batch_entropy(codes: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -143,7 +133,7 @@ def count_bytes(
         layouts: the datasets read.
         blocks: how their rows are read.
         resident: names of those that are read once and kept.
-        part_by_part: names of those of which a part can be read without the rest of its chunk.
+        part_by_part: names of those where a part of a chunk can be read without the rest of it.
         chunks: returns where the chunks of a dataset lie.
     """
     numbers = np.arange(blocks.count)

@@ -108,7 +108,7 @@ class RowReader:
         """Raise if a file is no longer what it was.
 
         Raises:
-            DataError: it was cut, replaced or written anew since it was opened.
+            DataError: it was cut, replaced or rewritten since it was opened.
         """
         self.files.check()
 
@@ -174,7 +174,7 @@ class RowReader:
         with self._announcing:
             key, (known, claims) = order.key(window), self._next or (None, [])
             if known != key:
-                self._next = None  # another pass than the one foreseen: what was announced is dropped
+                self._next = None  # another reader than the one foreseen: what was announced is dropped
                 claims = self._claims(names, runs)
             if window + 1 < order.windows:
                 coming = list(_runs(order, window + 1, slice(0, order.window_rows(window + 1))))

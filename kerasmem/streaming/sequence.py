@@ -2,48 +2,58 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
+from kerasmem import checks
+from kerasmem.compat.keras_reading import Call, attach_reader
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.columns import make_columns, read_dtype, read_scale
-from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.columns import Column, read_dtype, read_scale
+from kerasmem.hdf5.layout import DataLayout, shown
 from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
+from kerasmem.hdf5.remote.ranges import advise_blocks
 from kerasmem.hdf5.remote.urls import is_url, name_of
 from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.selection import read_rows
-from kerasmem.hdf5.settings import (
-    Access,
-    check_transform,
-    read_flag,
-    read_locking,
-    read_parts,
-    read_paths,
-    read_size,
-    read_whole,
-)
-from kerasmem.streaming.batches import Batches
-from kerasmem.streaming.budget import MemoryPlan, check_order, plan_memory
-from kerasmem.streaming.dataset import columns_signature
-from kerasmem.streaming.engines import attend, check_attended, check_devices
-from kerasmem.streaming.live import Live
-from kerasmem.streaming.order import Blocks, EpochOrder
-from kerasmem.streaming.passes import Passes, called_to_start_anew, called_to_train, find_length, find_reader
-from kerasmem.streaming.progress import Progress
-from kerasmem.streaming.reports import Reports
-from kerasmem.streaming.sharding import Share, read_shard
-from kerasmem.streaming.state import make_agreement
+from kerasmem.hdf5.settings import Access, all_files, check_transform, read_files, read_locking, read_parts, read_size
+from kerasmem.streaming.ahead import Batch, Preparation
+from kerasmem.streaming.budget import MemoryPlan
+from kerasmem.streaming.cursor import Cursor, Position, Progress
+from kerasmem.streaming.dataset import batches_signature, make_dataset, plan_signature
+from kerasmem.streaming.description import advise, describe_plan, describe_quality
+from kerasmem.streaming.distributed import check_devices, check_reader, for_strategy
+from kerasmem.streaming.file_order import read_windows
+from kerasmem.streaming.graph import make_graph_dataset
+from kerasmem.streaming.mixing import examine
+from kerasmem.streaming.opened import OpenStream, opening
+from kerasmem.streaming.plan import StreamSettings, dataset_names, make_plan
+from kerasmem.streaming.quality import ShuffleQuality
+from kerasmem.streaming.sharding import read_shard
+from kerasmem.streaming.state import make_state, read_state
 from kerasmem.units import parse_size
 
 
-class H5ChunkSequence(Batches, Progress, Reports, keras.utils.PyDataset):
+class _Request(NamedTuple):
+    """The batch that a cursor asks a sequence for, through its public methods so that overridden ones are honoured."""
+
+    sequence: H5ChunkSequence
+    position: Position | None = None
+    cursor: Cursor | None = None
+
+
+_request: ContextVar[_Request | None] = ContextVar("kerasmem_request", default=None)
+
+
+class H5ChunkSequence(keras.utils.PyDataset):
     """Stream float32 batches from an HDF5 file that need not fit in memory into `fit`, `evaluate`, `predict`.
 
     Rows are shuffled on two levels: blocks of rows that lie together in the file are read from all over it
@@ -53,14 +63,14 @@ class H5ChunkSequence(Batches, Progress, Reports, keras.utils.PyDataset):
     that shuffles. With `fit(steps_per_epoch=…)` one epoch of the data follows the other without a break.
     `ResumeTraining` goes on with the very next batch after the process was killed.
 
-    Inside `fit`, the k-th batch that Keras asks for in an epoch is the k-th batch of the sequence's own
-    order, whichever index Keras names: `fit(shuffle=True)`, its default, would otherwise permute the batches
-    and read the file back and forth. So `shuffle` here is the one that counts. Everywhere else, in
-    `evaluate`, `predict` and `seq[i]`, index `i` is batch `i` of the current epoch, also while a `fit` over
-    the same sequence is in progress or was broken off. Only `fit` goes on to another epoch. This rests on
-    how Keras reads a `PyDataset`; where it cannot be seen (another version of Keras, a `PyDataset` of yours
-    that reads from this one), index `i` is batch `i` for `fit` too: still every row once, but in the order
-    that Keras asks for.
+    Within `fit` batches come in the sequence's own order: `fit(shuffle=True)`, Keras's default, would otherwise
+    permute them and read the file back and forth. So `shuffle` here is the one that counts. Each epoch of `fit` is
+    another epoch of the data, and so is each loop over the sequence, `for x, y in train: …`. `evaluate`, `predict`
+    and `seq[i]` give batch `i` of the current epoch, also while a `fit` over the same sequence is in progress or was
+    broken off. A subclass may override `__getitem__`: `fit`, loops and `as_tf_dataset` all go through it. This rests
+    on how Keras reads a `PyDataset`; where it cannot be seen (another version of Keras, a `PyDataset` of yours that
+    reads from this one), index `i` is batch `i` for `fit` too: still every row once, but in the order that Keras asks
+    for. A map-style `torch.utils.data.DataLoader` asks for indices too: call `set_epoch` before each of its epochs.
 
     Windows, threads and the open file stay from the first batch to `close()`, and TensorFlow may hold a
     sequence for as long as the process lives: where there are many, one a fold for instance, use each as a
@@ -70,8 +80,9 @@ class H5ChunkSequence(Batches, Progress, Reports, keras.utils.PyDataset):
         path: the HDF5 file, or a URL of one ("s3://bucket/train.h5", "gs://…", "https://…", whatever fsspec knows;
             see `storage_options`); or a list of files, or a pattern ("data/part-*.h5"; part-2 comes before part-10),
             whose rows are counted through in that order. Their datasets have to agree in row shape and type; chunks,
-            filters and storage may differ. The number of rows is what it was when the sequence was made: whole
-            chunks appended to a file later are left to the next sequence.
+            filters and storage may differ. Or a dict of dataset name to file or files, where datasets of equally many
+            rows lie in different files: `{"x": "train_x.h5", "y": "train_y.h5"}`. The number of rows is what it was
+            when the sequence was made: whole chunks appended to a file later are left to the next sequence.
         x: dataset name for the features, such as "x" or "train/images"; or a list of names (several inputs;
             comes out as a tuple) or a dict of input name to dataset name (comes out as a dict).
         y: the same for the targets; None where there are none, as for `predict`.
@@ -105,7 +116,7 @@ class H5ChunkSequence(Batches, Progress, Reports, keras.utils.PyDataset):
         nan_policy: "ignore" passes NaN and infinity on, as Keras does with arrays; "error" raises, naming
             dataset and rows, when the window holding them is needed.
         allow_external: follow external links, external storage and virtual datasets into other files.
-        allow_missing_chunks: accept datasets of which parts were never written, and virtual ones whose
+        allow_missing_chunks: accept datasets that were never written, or only in parts, and virtual ones whose
             sources are missing; such parts come as the dataset's fill value, most often 0.
         locking: whether files are locked while open, as h5py has it: None leaves it to HDF5 and its
             HDF5_USE_FILE_LOCKING, False is for file systems without locks (NFS), "best-effort" for those that may have.
@@ -145,7 +156,7 @@ class H5ChunkSequence(Batches, Progress, Reports, keras.utils.PyDataset):
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, Any],
         x: Any = "x",
         y: Any = "y",
         *,
@@ -172,116 +183,134 @@ class H5ChunkSequence(Batches, Progress, Reports, keras.utils.PyDataset):
         max_queue_size: int = 10,
     ) -> None:
         super().__init__(workers=1, use_multiprocessing=False, max_queue_size=max_queue_size)
-        self.paths = read_paths(path, read_remote(storage_options, cache, cache_size))
-        self.batch_size = read_whole("batch_size", batch_size, 1)
-        self.shuffle = read_flag("shuffle", shuffle)
-        self.seed = secrets.randbits(32) if seed is None else read_whole("seed", seed, 0)
-        self._seed_drawn = seed is None
-        self.drop_remainder = read_flag("drop_remainder", drop_remainder)
-        self.shard = read_shard(shard)
-        if self.shard[1] > 1 and self._seed_drawn and self.shuffle:
-            raise UsageError("seed: None draws another seed in every worker; give a number along with shard")
-        self.transform = transform
-        self._processes = read_flag("use_multiprocessing", use_multiprocessing)
-        self._preparers = max(read_whole("workers", workers, 0), int(self._processes))
-        self._depth = read_whole("max_queue_size", max_queue_size, 1) if self._works_ahead else 0
-        self._access = Access(
-            read_flag("allow_external", allow_external),
-            read_flag("allow_missing_chunks", allow_missing_chunks),
+        remote = read_remote(storage_options, cache, cache_size)
+        self._files = read_files(path, remote)
+        self.paths = all_files(self._files)
+        flag = checks.flag("use_multiprocessing", use_multiprocessing)
+        self._preparation = Preparation(
+            transform,
+            workers=max(checks.whole("workers", workers, 0), int(flag)),
+            in_processes=flag,
+            most_ahead=checks.whole("max_queue_size", max_queue_size, 1),
+        )
+        parts = read_parts(x, y, sample_weight)
+        names = dataset_names(parts)
+        settings = StreamSettings(
+            batch_size=checks.whole("batch_size", batch_size, 1),
+            shuffle=checks.flag("shuffle", shuffle),
+            seed=secrets.randbits(32) if seed is None else checks.whole("seed", seed, 0),
+            seed_drawn=seed is None,
+            drop_remainder=checks.flag("drop_remainder", drop_remainder),
+            shard=read_shard(shard),
+            dtype=read_dtype(dtype, names),
+            scale=read_scale(scale, names),
+            rows=rows,
+            memory_budget=None
+            if memory_budget is None
+            else parse_size(read_size(memory_budget), field="memory_budget"),
+            ahead=self._preparation.depth,
+            workers=self._preparation.workers,
+        )
+        access = Access(
+            checks.flag("allow_external", allow_external),
+            checks.flag("allow_missing_chunks", allow_missing_chunks),
             read_locking(locking),
             read_remote(storage_options, cache, cache_size, remote=any(map(is_url, self.paths))),
         )
-        if nan_policy not in ("ignore", "error"):
-            raise UsageError(f"nan_policy: {nan_policy!r} is neither 'ignore' nor 'error'")
-        self._check_finite = nan_policy == "error"
-        check_transform(transform, self._processes)
-
-        self._parts = read_parts(x, y, sample_weight)
-        if y is None and self.shuffle:
+        self._check_finite = checks.choice("nan_policy", nan_policy, ("ignore", "error")) == "error"
+        check_transform(transform, flag)
+        if y is None and settings.shuffle:
             warnings.warn(
                 "H5ChunkSequence: without y and with shuffle=True, predict would return its results in shuffled "
                 "order; pass shuffle=False to match them with rows",
                 stacklevel=2,
             )
-        names = list(dict.fromkeys(name for part in self._parts for name in part.names))
-        scales, dtypes = read_scale(scale, names), read_dtype(dtype, names)
-        self.layout = scan_files(self.paths, names, self._access)
-        by_name = {layout.name: layout for layout in self.layout.datasets}
-        wanted = [make_columns(part, by_name, dtypes, scales) for part in self._parts]
-        self._columns = tuple(dict.fromkeys(column for columns in wanted for column in columns))
-        self._uses = [[self._columns.index(column) for column in columns] for columns in wanted]
-
-        selection = read_rows(rows, self.layout.datasets[0].rows, ordered=not self.shuffle)
-        heaviest = max(self.layout.datasets, key=lambda layout: layout.row_bytes)
-        share = self._share = Share(
-            *self.shard, len(selection), self.batch_size, self.drop_remainder, self.layout.chunk_grid(heaviest.name)
-        )
-        selection = self._selection = share.select(selection, shuffle=self.shuffle)
-        self.plan = self._plan(read_size(memory_budget))
-        given = None if memory_budget is None else parse_size(read_size(memory_budget), field="memory_budget")
-        remote = replace(self._access.remote, ahead_bytes=ahead_bytes(given, self.plan.total_bytes))
-        self._access = replace(self._access, remote=remote)
-        blocks = Blocks(selection, self.layout.block_grid(self.plan.block_rows))
-        self._blocks = share.deal(blocks, self.seed) if self.shuffle else blocks
-        self.num_rows = self._blocks.total
-        check_order(self._blocks.count, len(self))
+        self.stream_plan = make_plan(scan_files(self._files, names, access), parts, settings)
+        ahead = ahead_bytes(settings.memory_budget, self.plan.total_bytes)
+        self._access = replace(access, remote=replace(access.remote, ahead_bytes=ahead))
         self._warn_of_small_requests()
-        self._passes = Passes(len(self))
-        self._live: Live | None = None
+        self.progress = Progress(len(self))
+        self._opened: OpenStream | None = None
+
+    # ---- what it was made with
+
+    @property
+    def layout(self) -> DataLayout:
+        """What the files look like."""
+        return self.stream_plan.layout
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """Sizes of blocks, windows and buffers."""
+        return self.stream_plan.memory
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The arrays of a batch, each dataset and type once."""
+        return self.stream_plan.columns
+
+    @property
+    def batch_size(self) -> int:
+        """Rows a batch."""
+        return self.stream_plan.settings.batch_size
+
+    @property
+    def num_rows(self) -> int:
+        """Rows an epoch, of this worker."""
+        return self.stream_plan.num_rows
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether rows come in a new order each epoch."""
+        return self.stream_plan.settings.shuffle
+
+    @property
+    def seed(self) -> int:
+        """Seed of the order."""
+        return self.stream_plan.settings.seed
+
+    @property
+    def drop_remainder(self) -> bool:
+        """Whether a last batch that is not full is left out."""
+        return self.stream_plan.settings.drop_remainder
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """The part of the rows, (index, count)."""
+        return self.stream_plan.settings.shard
+
+    @property
+    def path(self) -> str:
+        """Absolute path of the file, of several the first."""
+        return self.paths[0]
+
+    @property
+    def transform(self) -> Callable[..., Any] | None:
+        """What is done to each batch."""
+        return self._preparation.transform
+
+    @transform.setter
+    def transform(self, value: Callable[..., Any] | None) -> None:
+        check_transform(value, self._preparation.in_processes)
+        self.close()
+        self._preparation = replace(self._preparation, transform=value)
 
     # ---- what Keras asks for
 
     def __len__(self) -> int:
         """Return the number of batches an epoch."""
-        return self._share.steps
+        return self.stream_plan.num_batches
 
     @property
-    def num_batches(self) -> int | None:
-        """Number of batches an epoch; None for `fit(steps_per_epoch=…)`, which goes on from epoch to epoch."""
-        return find_length(self, self._passes)
-
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        """Return a batch, (x,), (x, y) or (x, y, sample_weight); see the class for what `index` means."""
-        reader = find_reader(self, asking=True)
-        if not self._passes.goes_on(reader):
-            index = self._check_index(index)
-        return self._deliver(reader, index)
-
-    def _deliver(self, reader: Any, index: int) -> tuple[Any, ...]:
-        live = self._here()
-        with live.lock:
-            epoch, place, whose = self._passes.find(reader, index)
-        if live.ahead is not None and whose is not None:
-            return live.ahead.get(whose, epoch, place)
-        return self._finish(epoch, place, self._gather(epoch, place, own=whose is not None))
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """Return the batches of the current epoch in order, once."""
-        for place in range(len(self)):
-            epoch = self.epoch
-            yield self._finish(epoch, place, self._gather(epoch, place))
-
-    def on_epoch_begin(self) -> None:
-        """Start an epoch; Keras calls this."""
-        reader, trains = find_reader(self, asking=False), called_to_train()
-        check_attended(self, reader)
-        check_devices(self)
-        with self._here().lock:
-            self._passes.begin(reader, trains=trains)
-
-    def on_epoch_end(self) -> None:
-        """End an epoch; Keras calls this, once before the first epoch too, which changes nothing."""
-        live = self._here()
-        reader, anew = find_reader(self, asking=False), called_to_start_anew(self)
-        with live.lock:
-            over = self._passes.end(reader, anew=anew)
-        if over is not None and live.ahead is not None:
-            live.ahead.stop(over)
+    def num_batches(self) -> int:
+        """Number of batches an epoch."""
+        return self.stream_plan.num_batches
 
     @property
     def workers(self) -> int:
         """What Keras is told: 1, because the sequence prepares batches itself."""
-        attend(self, find_reader(self, asking=False))  # Keras asks as it makes an adapter, before anything else
+        # Keras asks as it makes an adapter, before anything else.
+        attach_reader(self, lambda call: KerasReader(self, call))
         return 1
 
     @workers.setter
@@ -297,12 +326,229 @@ class H5ChunkSequence(Batches, Progress, Reports, keras.utils.PyDataset):
     def use_multiprocessing(self, value: bool) -> None:
         raise UsageError("use_multiprocessing: choose it when making the sequence")
 
-    # ---- for people
+    def on_epoch_begin(self) -> None:
+        """Begin an epoch: indices mean its batches until `on_epoch_end`; Keras calls this."""
+        check_devices(self.stream_plan)
+        if self._asked() is None:
+            check_reader(self.stream_plan)
+            self.progress.direct.begin()
+
+    def on_epoch_end(self) -> None:
+        """End an epoch that `on_epoch_begin` began; Keras calls this, and where none was begun it changes nothing."""
+        if self._asked() is None and self.progress.direct.end():
+            self.opened().stop_ahead(self.progress.direct)
+
+    # ---- batches
+
+    def __getitem__(self, index: Any) -> Batch:
+        """Return batch `index` of the current epoch, (x,), (x, y) or (x, y, sample_weight)."""
+        if isinstance(index, slice):
+            raise TypeError(
+                "a sequence gives one batch for one index, not a slice of them; take "
+                "[sequence[i] for i in range(1, 3)], or for some rows make it with rows=(start, stop)"
+            )
+        index = self._check_index(index)
+        asked = self._asked()
+        if asked is None:
+            position, counts = self.progress.direct.named(index)
+            return self.opened().batch(position, self.progress.direct if counts else None)
+        if asked.position is None:
+            return self.batch(index)
+        if index == asked.position.batch:
+            return self.opened().batch(asked.position, asked.cursor)
+        return self.opened().batch(Position(asked.position.epoch, index))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Return the batches of the next epoch, as `next_epoch` does: each loop over the sequence is another epoch."""
+        return self.next_epoch()
+
+    def next_epoch(self) -> Iterator[Batch]:
+        """Return the batches of the next epoch, for a loop of your own; the epoch counts as used.
+
+        After `load_state_dict` it is the rest of the epoch that the state was saved in. Between two batches
+        `state_dict()` says that the second is the next.
+
+        Example:
+            >>> import h5py
+            >>> with h5py.File("/tmp/epochs.h5", "w") as f:
+            ...     f["x"], f["y"] = range(10), range(10)
+            >>> from kerasmem import H5ChunkSequence
+            >>> train = H5ChunkSequence("/tmp/epochs.h5", batch_size=4)
+            >>> [len(y) for x, y in train.next_epoch()], train.epoch
+            ([4, 4, 2], 1)
+        """
+        cursor = Cursor(self.progress)
+        cursor.begin()
+        yield from self.read(cursor)
+        cursor.end()
+
+    def read(self, cursor: Cursor) -> Iterator[Batch]:
+        """Yield the batches of the epoch that a cursor has begun; where `__getitem__` is overridden, through that."""
+        overridden = self._overridden
+        for position, counts in cursor.positions():
+            reader = cursor if counts else None
+            if overridden:
+                with self.asking(position, reader):
+                    batch = self[position.batch]
+                yield batch
+            else:
+                yield self.opened().batch(position, reader)
+
+    @contextmanager
+    def asking(self, position: Position | None = None, cursor: Cursor | None = None) -> Iterator[None]:
+        """Have calls of this thread count as those of a reader.
+
+        Args:
+            position: the batch that it means by its index; None where it asks for none.
+            cursor: the reader, where the batch counts as read.
+        """
+        token = _request.set(_Request(self, position, cursor))
+        try:
+            yield
+        finally:
+            _request.reset(token)
+
+    def batch(self, place: int, epoch: int | None = None) -> Batch:
+        """Return batch number `place` of an epoch, whatever has been asked for before.
+
+        Args:
+            place: 0 to `len(self) - 1`.
+            epoch: which epoch; the current one by default.
+        """
+        return self.opened().batch(self._position(place, epoch))
+
+    def batch_rows(self, place: int, epoch: int | None = None) -> np.ndarray:
+        """Return the row numbers of batch number `place`, int64, in the order delivered, counted through all files."""
+        return self.opened().batch_rows(self._position(place, epoch))
+
+    def as_tf_dataset(self, *, endless: bool = False, prefetch: int = 2) -> Any:
+        """Return a `tf.data.Dataset` of the same batches in the same order, for `fit`, `map` or a loop of your own.
+
+        Every iteration delivers the next epoch, so `fit` and `repeat` see a new order each time; the epoch
+        counts as used from its first batch, as with `next_epoch`. After `load_state_dict` in the middle of an
+        epoch the first iteration is the rest of it, and the number of batches is then not known beforehand;
+        in `fit` leave loading to `ResumeTraining`. With `shard` it is not told either: `tf.distribute` may cut
+        the batches up among its workers. Give such a strategy the sequence itself, or this data set from
+        `strategy.distribute_datasets_from_function`, which leaves batches as they are.
+
+        Args:
+            endless: go on from epoch to epoch within one iteration, for `fit(steps_per_epoch=…)`.
+            prefetch: batches made ahead, each of which takes memory; 2 are within `memory_budget`.
+
+        Returns:
+            The data set. Its `element_spec` has `batch_size` rows where every batch is full, else None.
+
+        Example:
+            >>> import h5py, numpy as np
+            >>> with h5py.File("/tmp/tensors.h5", "w") as f:
+            ...     f["x"], f["y"] = np.zeros((10, 3)), np.zeros(10)
+            >>> from kerasmem import H5ChunkSequence
+            >>> data = H5ChunkSequence("/tmp/tensors.h5", batch_size=5).as_tf_dataset()
+            >>> [x.shape for x, y in data.as_numpy_iterator()]
+            [(5, 3), (5, 3)]
+        """
+        prefetch = checks.whole("prefetch", prefetch, 0)
+        if self.transform is None and not self._overridden:
+            signature = plan_signature(self.stream_plan)
+        else:
+            with self.asking():
+                signature = batches_signature([self[place] for place in sorted({0, len(self) - 1})])
+        if checks.flag("endless", endless):
+            return make_dataset(self._epochs, signature, batches=-1, prefetch=prefetch)
+        # Under tf.distribute a worker's share comes in smaller and more batches: Keras must not stop at this number.
+        whole = self.progress.position.batch == 0 and self.shard[1] == 1
+        return make_dataset(self.next_epoch, signature, batches=len(self) if whole else None, prefetch=prefetch)
+
+    def as_service_dataset(self, *, epochs: int = 1) -> Any:
+        """Return a `tf.data.Dataset` of the same rows that workers of the tf.data service can run, wherever they are.
+
+        It reads the file with TensorFlow's own operations alone, so that a worker needs neither this process nor
+        kerasmem, only the file at the same path. The data must lie in the file as it is: contiguous or in chunks, not
+        compressed. The order is another than the sequence's own: pieces of the file in an order drawn from `seed`,
+        and rows shuffled within a worker's window, which holds as many rows as the sequence's.
+
+        With `ShardingPolicy.DYNAMIC` the service hands out each piece once: every row comes exactly once an epoch. A
+        piece that a worker was reading when it died is lost, with what lay in its window and its buffers: rows then
+        come at most once, none twice. Whoever reads waits, however long, until a worker is started at the address of
+        the dead one, as TensorFlow's client does not give it up by itself.
+
+        A worker's last batch may be short: `rebatch` makes even ones of all.
+
+        Args:
+            epochs: how often each row comes; each time in another order of pieces.
+
+        Raises:
+            DataError: a dataset is compressed, or stored in another way that TensorFlow cannot read.
+            UsageError: the sequence has a `transform` or checks for NaN, which takes Python.
+
+        Example:
+            >>> import h5py, numpy as np
+            >>> with h5py.File("/tmp/served.h5", "w") as f:
+            ...     f["x"], f["y"] = np.zeros((10, 3)), np.arange(10)
+            >>> from kerasmem import H5ChunkSequence
+            >>> data = H5ChunkSequence("/tmp/served.h5", batch_size=4).as_service_dataset()
+            >>> sorted(int(row) for x, y in data.as_numpy_iterator() for row in y)
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+            >>> # served = data.apply(tf.data.experimental.service.distribute("dynamic", "grpc://host:5000")).rebatch(4)
+        """
+        if self.transform is not None or self._check_finite:
+            which = "nan_policy" if self._check_finite else "transform"
+            raise UsageError(
+                f"{which}: another process has no Python to do that; leave it out here, and map the data set"
+            )
+        return make_graph_dataset(self.stream_plan, self.opened().reader.files, checks.whole("epochs", epochs, 1))
+
+    # ---- where training stands
 
     @property
-    def path(self) -> str:
-        """Absolute path of the file, of several the first."""
-        return self.paths[0]
+    def epoch(self) -> int:
+        """Number of the epoch that is, or will next be, delivered; later calls of `fit` count on."""
+        return self.progress.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of epoch `epoch`, whose batches are always the same for a seed."""
+        self._go_to(Position(checks.whole("epoch", epoch, 0), 0))
+
+    def state_dict(self, *, epoch: int | None = None, batch: int | None = None) -> dict[str, Any]:
+        """Return where training stands: less than 1 KB of plain numbers and texts, ready for JSON.
+
+        Args:
+            epoch: epoch of the next batch to be trained on.
+            batch: its number in that epoch. By default both are of the batch that will be asked for next. In
+                `fit` and with `as_tf_dataset` batches are asked for ahead of training; there `ResumeTraining`
+                saves the state that belongs to the weights.
+
+        Returns:
+            The position, the seed, and what has to agree for the batches to be the same. The file's path is
+            no part of it, so the file may be moved.
+        """
+        if (epoch is None) != (batch is None):
+            raise UsageError("state_dict: give both epoch and batch, or neither")
+        position = self.progress.position
+        if epoch is not None and batch is not None:
+            start = Position(checks.whole("epoch", epoch, 0), 0)
+            position = self.progress.after(start, checks.whole("batch", batch, 0))
+        return make_state(self.stream_plan, position)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, skipped: int = 0) -> None:
+        """Go on where `state_dict` was called, with the very next batch.
+
+        Args:
+            state: what `state_dict` returned, of this sequence or of one made alike. One with seed=None takes
+                over the seed.
+            skipped: batches of Keras's next epoch that will be counted without being asked for.
+
+        Raises:
+            DataError: this is no such state.
+            UsageError: a setting differs, so that the batches would too; the message names it.
+        """
+        seed, position = read_state(state, self.stream_plan)
+        if seed != self.seed:
+            self.close()  # windows in memory are of the other order
+            self.stream_plan = self.stream_plan.with_seed(seed)
+        self._go_to(position, skipped=checks.whole("skipped", skipped, 0))
+
+    # ---- for people
 
     def __repr__(self) -> str:
         order = f"shuffled with seed {self.seed}" if self.shuffle else "in file order"
@@ -312,70 +558,183 @@ class H5ChunkSequence(Batches, Progress, Reports, keras.utils.PyDataset):
             f"{len(self):,} batches of {self.batch_size:,}, {order}>"
         )
 
+    def describe(self, labels: str | None = None) -> str:
+        """Return a few lines on rows, batches, types, blocks, windows and memory.
+
+        Args:
+            labels: name of a dataset with class labels: then how well they are mixed is said too, for which
+                they are read.
+        """
+        lines = describe_plan(self.stream_plan, self._preparation.describe(self.plan.ahead))
+        if self._is_remote:
+            lines += "\n" + self.opened().reader.files.traffic.describe(self._access.remote)
+        return lines if labels is None else f"{lines}\n{describe_quality(self._examine(labels), shuffle=self.shuffle)}"
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes taken from the files so far, or received where they are remote; `close()` sets this to 0.
+
+        Divided by the bytes of the files and by the epochs delivered it is the read amplification.
+        """
+        return self._opened.reader.bytes_read if self._opened is not None and self._opened.is_here else 0
+
+    def quality(self, labels: str | None = None) -> ShuffleQuality:
+        """Return how well epoch 0 mixes class labels, against a uniform shuffle, and how much is read for it.
+
+        In a file sorted by class, blocks are homogeneous, and where few of them are shuffled together batches
+        hold few classes. Then this warns, with the `memory_budget` that would do. Up to 4 million rows are
+        looked at, of larger data some stretches of the epoch.
+
+        Args:
+            labels: dataset with one label a row, whole numbers, or one-hot; by default that of the targets.
+
+        Raises:
+            UsageError: these are no labels.
+
+        Example:
+            >>> import h5py, numpy as np
+            >>> with h5py.File("/tmp/labels.h5", "w") as f:
+            ...     f["x"], f["y"] = np.zeros((1000, 8)), np.repeat(range(10), 100)
+            >>> from kerasmem import H5ChunkSequence
+            >>> H5ChunkSequence("/tmp/labels.h5").quality().good
+            True
+        """
+        if labels is None:
+            targets = [name for part in self.stream_plan.parts if part.role == "y" for name in part.names]
+            if len(targets) != 1:
+                raise UsageError("labels: name the dataset of the labels, as there is no single one of targets")
+            labels = targets[0]
+        quality = self._examine(labels)
+        if not quality.good:
+            warnings.warn(f"H5ChunkSequence: {advise(quality, shuffle=self.shuffle)}", stacklevel=2)
+        return quality
+
+    # ---- open and closed
+
+    def opened(self) -> OpenStream:
+        """Return what this process has open; a forked or unpickled copy opens its own."""
+        stream = self._opened
+        if stream is None or not stream.is_here:
+            with opening():
+                stream = self._opened
+                if stream is None or not stream.is_here:
+                    stream = self._opened = OpenStream(
+                        self.stream_plan, self._preparation, self._access, check_finite=self._check_finite
+                    )
+        return stream
+
+    def close(self) -> None:
+        """Close the file, end the workers and free the windows; the sequence can be used again afterwards."""
+        stream, self._opened = self._opened, None
+        if stream is not None and stream.is_here:
+            stream.close()
+
     def __enter__(self) -> H5ChunkSequence:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
     # ---- within
 
-    def _ahead_text(self) -> str:
-        kind = "processes" if self._processes and self.transform is not None else "threads"
-        return f"{self._preparers} {kind}, {self.plan.ahead} ahead at most" if self._works_ahead else ""
+    @property
+    def _overridden(self) -> bool:
+        """Whether a subclass has a `__getitem__` of its own."""
+        return type(self).__getitem__ is not H5ChunkSequence.__getitem__
 
-    def _beside(self, name: str, rows: np.ndarray) -> H5ChunkSequence:
-        """Return another dataset of the file, as stored and in file order."""
-        return H5ChunkSequence(
-            self.paths,
-            name,
-            None,
-            rows=rows,
-            shuffle=False,
-            dtype="stored",
-            batch_size=1 << 16,
-            allow_external=self._access.allow_external,
-            allow_missing_chunks=self._access.allow_missing,
-            locking=self._access.locking,
-            **self._access.remote.settings(self.paths),
-        )
+    def _asked(self) -> _Request | None:
+        """Return the request that this thread is in, if it is for this sequence."""
+        request = _request.get()
+        return request if request is not None and request.sequence is self else None
 
-    def _order_within(self, budget: int) -> EpochOrder:
-        """Return the order of epoch 0 that another memory budget would give."""
-        plan = self._plan(budget)
-        blocks = self._share.deal(Blocks(self._selection, self.layout.block_grid(plan.block_rows)), self.seed)
-        return EpochOrder(blocks, plan.window_blocks, self.seed, 0)
+    def _epochs(self) -> Iterator[Batch]:
+        while True:
+            yield from self.next_epoch()
 
-    def _plan(self, budget: int | str | None) -> MemoryPlan:
-        return plan_memory(
-            self.layout.datasets,
-            self._columns,
-            selection=self._share.plan_for(self._selection),
-            batch_size=self.batch_size,
-            ahead=self._depth,
-            workers=self._preparers,
-            budget=budget,
-            ordered=not self.shuffle,
-            grid=self.layout.block_grid,
-        )
+    def _position(self, batch: int, epoch: int | None) -> Position:
+        batch = self._check_index(batch)
+        return Position(self.epoch if epoch is None else checks.whole("epoch", epoch, 0), batch)
 
-    def _bounds(self, place: int) -> tuple[int, int]:
-        return self._share.bounds(place, self.num_rows)
+    def _check_index(self, index: int) -> int:
+        index = operator.index(index)
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} does not exist; there are {len(self)} batches, 0 to {len(self) - 1}")
+        return index
 
-    def _agreement(self) -> dict[str, Any]:
-        return make_agreement(
-            layout=self.layout,
-            grid=self._blocks.grid,
-            selection=self._selection,
-            shard=self.shard,
-            batch_size=self.batch_size,
-            batches=len(self),
-            shuffle=self.shuffle,
-            drop_remainder=self.drop_remainder,
-            windows=-(-self._blocks.count // self.plan.window_blocks),
-        )
+    def _go_to(self, position: Position, *, skipped: int = 0) -> None:
+        self.progress.go_to(*position, skipped=skipped)
+        if self._opened is not None and self._opened.is_here:
+            self._opened.stop_ahead()
 
-    def _signature(self) -> tuple[Any, ...]:
-        full = self.drop_remainder or self.num_rows == len(self) * self.batch_size
-        columns = [[self._columns[use] for use in uses] for uses in self._uses]
-        return columns_signature(self._parts, columns, self.batch_size if full else None)
+    def _examine(self, labels: str) -> ShuffleQuality:
+        def read(rows: np.ndarray) -> Iterator[np.ndarray]:
+            windows = read_windows(self._files, [labels], access=self._access, rows=rows)
+            return (window[labels] for _, window in windows)
+
+        return examine(self.stream_plan, labels, read)
+
+    @property
+    def _is_remote(self) -> bool:
+        return any(is_url(file.path) for file in self.layout.files)
+
+    def _warn_of_small_requests(self) -> None:
+        if self._is_remote and self.shuffle:
+            stored = sum(layout.stored_bytes / max(layout.rows, 1) for layout in self.layout.datasets)
+            advice = advise_blocks(self.plan.block_rows, stored, self.stream_plan.blocks.count)
+            if advice:
+                warnings.warn(f"H5ChunkSequence: {advice}", stacklevel=3)
+
+
+class KerasReader:
+    """What Keras reads in place of a sequence: the sequence's own order, for one call of `fit` or the like.
+
+    Args:
+        sequence: the sequence.
+        call: what reads it.
+    """
+
+    workers = 1
+    use_multiprocessing = False
+
+    def __init__(self, sequence: H5ChunkSequence, call: Call) -> None:
+        self.max_queue_size = sequence.max_queue_size
+        self._sequence = sequence
+        self._call = call
+        # `fit` and `evaluate` may look at batches before an epoch, and end an epoch that they did not begin.
+        looks = call.name in ("fit", "validate", "evaluate")
+        self._cursor = Cursor(sequence.progress, trains=call.name in ("fit", ""), steps=call.steps, looks=looks)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches an epoch; None for `fit(steps_per_epoch=…)`, which goes on from epoch to epoch."""
+        return self._cursor.num_batches
+
+    def __getitem__(self, index: int) -> Batch:
+        """Return a batch to look at."""
+        position = Position(self._sequence.epoch, index % len(self._sequence))
+        with self._sequence.asking(position):
+            return self._sequence[position.batch]
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches of an epoch."""
+        return self._sequence.read(self._cursor)
+
+    def on_epoch_begin(self) -> None:
+        """Begin an epoch."""
+        self._cursor.begin()
+        with self._sequence.asking():
+            self._sequence.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """End an epoch."""
+        if self._cursor.end():
+            self._sequence.opened().stop_ahead(self._cursor)
+        with self._sequence.asking():
+            self._sequence.on_epoch_end()
+
+    def for_tensorflow(self, data: Any, look: Callable[[], Iterator[Any]]) -> Any:
+        """Return a `tf.data.Dataset` of the batches as the strategy in force has to be given it."""
+        return for_strategy(self._sequence.stream_plan, self._call, data, look, lambda: self._cursor.looking)

@@ -6,11 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.grid import Grid
-from kerasmem.hdf5.layout import DataLayout
+from kerasmem.streaming.cursor import Position
+from kerasmem.streaming.plan import StreamPlan
 
 FORMAT_VERSION = 1
 _POSITION = ("seed", "epoch", "batch")
@@ -29,66 +27,55 @@ _REMEDIES = {
 }
 
 
-def make_agreement(
-    *,
-    layout: DataLayout,
-    grid: Grid,
-    selection: range | np.ndarray,
-    shard: tuple[int, int],
-    batch_size: int,
-    batches: int,
-    shuffle: bool,
-    drop_remainder: bool,
-    windows: int,
-) -> dict[str, Any]:
-    """Return what makes a batch what it is, wherever the file lies: equal agreements and seeds, equal batches.
+def compatibility(plan: StreamPlan) -> dict[str, Any]:
+    """Return what makes a batch what it is, wherever the file lies: where it and the seed are equal, batches are.
 
-    Args:
-        layout: the datasets read: names, shapes and types count; of several files their order too.
-        grid: the blocks.
-        selection: the rows used.
-        shard: (index, count).
-        batch_size: rows a batch.
-        batches: batches an epoch.
-        shuffle: whether rows are shuffled.
-        drop_remainder: whether a last batch that is not full is left out.
-        windows: windows an epoch; counts where rows are shuffled.
+    Names, shapes and types of the datasets count, of several files their order too; the memory budget counts as far
+    as the order of the rows depends on it.
     """
+    layout, settings, selection = plan.layout, plan.settings, plan.selection
     named = repr([(dataset.name, dataset.shape, dataset.dtype) for dataset in layout.datasets])
     files = repr(layout.identity) if layout.identity else ""
-    sizes = grid.sizes
+    sizes = plan.blocks.grid.sizes
     block_rows = sizes[0] if len(sizes) == 1 else _digest(repr(sizes).encode())
     rows = repr(selection).encode() if isinstance(selection, range) else selection.tobytes()
+    windows = -(-plan.blocks.count // plan.memory.window_blocks)
     return {
-        "shard": list(shard),
-        "batch_size": batch_size,
-        "shuffle": shuffle,
-        "drop_remainder": drop_remainder,
+        "shard": list(settings.shard),
+        "batch_size": settings.batch_size,
+        "shuffle": settings.shuffle,
+        "drop_remainder": settings.drop_remainder,
         "datasets": _digest((named + files).encode("utf-8", "surrogateescape")),
         "selection": _digest(rows),
-        "batches": batches,
-        "block_rows": block_rows if shuffle and (windows > 1 or shard[1] > 1) else None,
-        "windows": windows if shuffle else None,
+        "batches": plan.num_batches,
+        "block_rows": block_rows if settings.shuffle and (windows > 1 or settings.shard[1] > 1) else None,
+        "windows": windows if settings.shuffle else None,
     }
 
 
-def make_state(agreement: Mapping[str, Any], *, seed: int, epoch: int, batch: int) -> dict[str, Any]:
-    """Return the state of a sequence whose next batch to be trained on is `batch` of `epoch`."""
-    return {"format_version": FORMAT_VERSION, "seed": seed, "epoch": epoch, "batch": batch, "agrees": {**agreement}}
+def make_state(plan: StreamPlan, position: Position) -> dict[str, Any]:
+    """Return the state of a sequence whose next batch to be trained on is the one at `position`."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "seed": plan.settings.seed,
+        "epoch": position.epoch,
+        "batch": position.batch,
+        "agrees": compatibility(plan),
+    }
 
 
-def read_state(state: Any, agreement: Mapping[str, Any], *, seed: int | None) -> tuple[int, int, int]:
-    """Return (seed, epoch, batch) of a state that `make_state` wrote, also after a trip through JSON.
+def read_state(state: Any, plan: StreamPlan) -> tuple[int, Position]:
+    """Return the seed and the position of a state that `make_state` wrote, also after a trip through JSON.
 
     Args:
         state: the state.
-        agreement: what the sequence that shall go on from it has to offer.
-        seed: its seed; None where it takes that of the state.
+        plan: of the sequence that is to go on from it; where its seed was drawn, it takes that of the state.
 
     Raises:
         DataError: this is no state, or one of another version.
         UsageError: the sequence would deliver other batches; the message names the setting.
     """
+    here = compatibility(plan)
     if not isinstance(state, Mapping) or not isinstance(state.get("agrees"), Mapping):
         raise DataError("state: this is not what state_dict() returned")
     if state.get("format_version") != FORMAT_VERSION:
@@ -101,17 +88,17 @@ def read_state(state: Any, agreement: Mapping[str, Any], *, seed: int | None) ->
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise DataError(f"state: {name} {value!r} is not a whole number from 0")
     for name, remedy in _REMEDIES.items():
-        saved, here = state["agrees"].get(name), agreement[name]
-        if saved != here:
-            raise UsageError(f"state: {name} was {saved!r} when it was saved and is {here!r} now; {remedy}")
-    if seed is not None and state["seed"] != seed and agreement["shuffle"]:
+        saved = state["agrees"].get(name)
+        if saved != here[name]:
+            raise UsageError(f"state: {name} was {saved!r} when it was saved and is {here[name]!r} now; {remedy}")
+    if not plan.settings.seed_drawn and plan.settings.shuffle and state["seed"] != plan.settings.seed:
         raise UsageError(
-            f"state: seed was {state['seed']} when it was saved and is {seed} now; "
+            f"state: seed was {state['seed']} when it was saved and is {plan.settings.seed} now; "
             "make the sequence with that seed, or with seed=None to take it over"
         )
-    if state["batch"] >= agreement["batches"]:
-        raise DataError(f"state: batch {state['batch']} does not exist; an epoch has {agreement['batches']}")
-    return state["seed"], state["epoch"], state["batch"]
+    if state["batch"] >= plan.num_batches:
+        raise DataError(f"state: batch {state['batch']} does not exist; an epoch has {plan.num_batches}")
+    return state["seed"], Position(state["epoch"], state["batch"])
 
 
 def _digest(data: bytes) -> str:

@@ -52,7 +52,7 @@ class _Delivered:
 
 
 class WindowStore:
-    """Keeps up to `count` windows, of which threads read the next while one is being delivered.
+    """Keeps up to `count` windows. Threads read the next one while one is being delivered.
 
     Rows lie in a window in the order in which they are delivered, so a batch is a view of it. A batch that
     is the caller's own is given away for good: should its rows be asked for again, they are read again.
@@ -202,28 +202,32 @@ class WindowStore:
                         self._shared = key
                     self._drop(key)
                     slot = None
-                if slot is None:
-                    slot = self._begin(order, segment.window, ahead=False)
+                slot = slot or self._begin(order, segment.window, ahead=False)
                 if slot is None:
                     self._changed.wait()
-                    continue
-                slot.users += 1
-                try:
-                    while not slot.filling.over:
-                        self._changed.wait()
-                except BaseException:
-                    slot.users -= 1
-                    raise
-                if slot.filling.error is None and not slot.filling.stopped:
-                    self._clock += 1
-                    slot.used = self._clock
+                elif self._wait_for(slot, key):
                     return slot
-                slot.users -= 1
-                if self._slots.get(key) is slot:
-                    self._drop(key)  # whoever asks again has it read again
-                self._changed.notify_all()
-                if slot.filling.error is not None:
-                    raise slot.filling.error
+
+    def _wait_for(self, slot: _Slot, key: tuple[int, int]) -> bool:
+        """Wait until a window is filled, and count as one of its users; return False where its filling was stopped."""
+        slot.users += 1
+        try:
+            while not slot.filling.over:
+                self._changed.wait()
+        except BaseException:
+            slot.users -= 1
+            raise
+        if slot.filling.error is None and not slot.filling.stopped:
+            self._clock += 1
+            slot.used = self._clock
+            return True
+        slot.users -= 1
+        if self._slots.get(key) is slot:
+            self._drop(key)  # whoever asks again has it read again
+        self._changed.notify_all()
+        if slot.filling.error is not None:
+            raise slot.filling.error
+        return False
 
     def _leave(self, slot: _Slot) -> None:
         with self._changed:

@@ -13,7 +13,7 @@ import numpy as np
 
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import shown
-from kerasmem.streaming.engines import place_of
+from kerasmem.cluster import worker_of
 
 BEGINNING = 0
 _KEPT = 2
@@ -53,7 +53,7 @@ def points_of_all(strategy: Any, points: Sequence[int]) -> list[list[int]]:
     """Return the points of every worker."""
     import tensorflow as tf
 
-    index, count = place_of(strategy)
+    index, count = worker_of(strategy)
     own = np.zeros((count, _KEPT), np.int64)
     own[index, : len(points)] = points
     replicas = strategy.num_replicas_in_sync // count

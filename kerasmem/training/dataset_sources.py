@@ -119,12 +119,12 @@ class SequenceSource(Source):
 
     def go_to(self, position: dict[str, Any], run: RunState) -> None:
         """Have the sequence go on there."""
-        self._sequence._resume(position, skipped=run.skipped)
+        self._sequence.load_state_dict(position, skipped=run.skipped)
 
     def begin_epoch(self, epoch: int) -> None:
         """Note where the sequence stands when `fit` begins."""
         if self._first is None:
-            self._first = self._sequence._passes.upcoming
+            self._first = self._sequence.progress.upcoming
 
     def end_epoch(self, run: RunState) -> None:
         """Note where the next epoch begins."""
@@ -144,7 +144,7 @@ class SequenceSource(Source):
 
     def _goes_on(self, run: RunState) -> bool:
         """Return whether Keras's epochs are others than the data's."""
-        return self._sequence._passes.endless or run.steps != len(self._sequence)
+        return self._sequence.progress.endless or run.steps != len(self._sequence)
 
     def peek(self) -> Any:
         """Return a batch of the first epoch."""

@@ -12,7 +12,7 @@ from kerasmem import checks
 from kerasmem.compat.keras_fit import initial_epoch, set_initial_epoch
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.errors import UsageError
-from kerasmem.streaming.engines import place_of
+from kerasmem.cluster import worker_of
 from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.common_point import find_common_point
@@ -96,7 +96,7 @@ class ResumeTraining(SavingCallback):
             self.model.optimizer.build(self.model.trainable_variables)
         self._initial_epoch = initial_epoch(self.model)
         _SkippedSteps.remove(self.model)
-        several = place_of(self.model.distribute_strategy)[1] > 1
+        several = worker_of(self.model.distribute_strategy).size > 1
         self.source = source = SequenceSource(self.sequence)
         self.checkpoint = Checkpoint(self.path, source, keeps_before=several)
         self.run = self._restored(source, self._common_file() if several else self.path) or RunState()

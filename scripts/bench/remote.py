@@ -51,7 +51,7 @@ def kerasmem_epoch(path: str, shuffle: bool, **settings: Any) -> tuple[int, int]
     from kerasmem import H5ChunkSequence
 
     with H5ChunkSequence(path, batch_size=BATCH, shuffle=shuffle, memory_budget=BUDGET, **settings) as train:
-        return sum(len(y) for _, y in train.next_epoch()), train._blocks.count
+        return sum(len(y) for _, y in train.next_epoch()), train.stream_plan.blocks.count
 
 
 def h5py_epoch(open_file: Callable[[], Any], shuffle: bool) -> tuple[int, int]:

@@ -56,7 +56,7 @@ def test_it_says_what_the_sequence_says(tmp_path, layout, batch_size):
     assert found.read_amplification == quality.read_amplification
     with sequence:
         assert sum(len(y) for _, y in sequence.next_epoch()) == ROWS
-        assert sequence._here().reader.bytes_read <= found.read_bytes * 1.01 + 4096
+        assert sequence.opened().reader.bytes_read <= found.read_bytes * 1.01 + 4096
     x = report(found, "x")
     assert (x.value_bytes, x.float32_bytes, x.batch_bytes) == (ROWS * 160, ROWS * 80, batch_size * 80)
     with h5py.File(path) as file:

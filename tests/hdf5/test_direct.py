@@ -117,7 +117,7 @@ def test_every_kind_of_dataset_is_read_as_h5py_reads_it(tmp_path):
             if rows_used is not None:
                 chosen = chosen[slice(*rows_used) if isinstance(rows_used, tuple) else rows_used]
             assert sorted(delivered) == chosen.tolist()
-            source = stream._here().reader.files._files[0].source("x")
+            source = stream.opened().reader.files._files[0].source("x")
             seen.add((storage, type(source).__name__))
             stream.close()
         path.unlink()
@@ -161,7 +161,7 @@ def test_every_byte_is_read_once_an_epoch(write, options, shuffle, chunks):
         stream.set_epoch(epoch)
         for _ in stream:
             pass
-        assert stream._here().reader.bytes_read <= 1.05 * stored * (epoch + 1)
+        assert stream.opened().reader.bytes_read <= 1.05 * stored * (epoch + 1)
     stream.close()
 
 
@@ -196,7 +196,7 @@ def test_types_whose_bytes_mean_something_else_go_through_hdf5(tmp_path):
         file["nbit"] = np.zeros(1)
     stream = H5ChunkSequence(tmp_path / "odd.h5", y=None, shuffle=False, batch_size=20)
     assert np.array_equal(stream[0][0], np.arange(60).reshape(20, 3) - 30)
-    assert isinstance(stream._here().reader.files._files[0].source("x"), Hdf5Source)
+    assert isinstance(stream.opened().reader.files._files[0].source("x"), Hdf5Source)
     stream.close()
 
 
@@ -210,7 +210,7 @@ def test_a_user_block_moves_everything(tmp_path, chunked):
         file.write(b"MATLAB 7.3 MAT-file".ljust(512))
     stream = H5ChunkSequence(path, y=None, shuffle=False, batch_size=100, dtype="float64")
     assert np.array_equal(stream[0][0], x)
-    assert not isinstance(stream._here().reader.files._files[0].source("x"), Hdf5Source)
+    assert not isinstance(stream.opened().reader.files._files[0].source("x"), Hdf5Source)
     stream.close()
 
 

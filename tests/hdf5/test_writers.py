@@ -188,8 +188,8 @@ def test_chunks_along_other_axes_are_read_once(tmp_path, chunks, filters):
     check(path, "x", "y", memory_budget="60kB")
     with H5ChunkSequence(path, batch_size=16, memory_budget="60kB") as stream:
         assert sum(len(y) for _, y in stream.next_epoch()) == ROWS
-        assert stream._here().reader.bytes_read <= 1.05 * stored
-        assert isinstance(stream._here().reader.files._files[0].source("x"), ChunkedSource)
+        assert stream.opened().reader.bytes_read <= 1.05 * stored
+        assert isinstance(stream.opened().reader.files._files[0].source("x"), ChunkedSource)
 
 
 def test_ragged_rows_and_objects_are_refused(tmp_path):
@@ -326,4 +326,4 @@ def test_what_hdf5_alone_can_read_is_read_through_it(tmp_path):
     check(path, "x", "y")
     with H5ChunkSequence(path) as stream:
         stream[0]
-        assert isinstance(stream._here().reader.files._files[0].source("x"), Hdf5Source)
+        assert isinstance(stream.opened().reader.files._files[0].source("x"), Hdf5Source)

@@ -29,10 +29,10 @@ STRATEGY = """
 import tensorflow as tf
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 import keras
-from kerasmem.cluster import _of_strategy
+from kerasmem.cluster import worker_of
 with strategy.scope():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-worker = _of_strategy(model.distribute_strategy)
+worker = worker_of(model.distribute_strategy)
 print(f"worker {worker.rank} of {worker.size}")
 """
 

@@ -57,7 +57,7 @@ class Bytes(keras.callbacks.Callback):
         self.stream, self.read = stream, []
 
     def on_epoch_end(self, epoch, logs=None):
-        self.read.append(self.stream._here().reader.bytes_read)
+        self.read.append(self.stream.opened().reader.bytes_read)
 
 
 def main(file, settings, *tasks):

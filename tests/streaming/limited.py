@@ -56,9 +56,9 @@ def main(task: str, path: str, limit: str, budget: str) -> None:
     else:
         stream = H5ChunkSequence(path, batch_size=256, memory_budget=budget)
         history = model.fit(stream, verbose=0).history
-        reader = stream._here().reader
+        reader = stream.opened().reader
         result.update(loss=history["loss"][0], rows=rows, rows_read=reader.rows_read, plan=stream.plan.total_bytes)
-        result.update(held=stream._here().store.nbytes)
+        result.update(held=stream.opened().windows.nbytes)
     result.update(seconds=time.perf_counter() - started, data=status("VmData"))
     result.update(grown=status("VmHWM") - before)
     print(json.dumps(result))

@@ -20,7 +20,7 @@ def main(jobs: str) -> None:
     for file, settings in json.loads(jobs):
         stream = H5ChunkSequence(file, **settings)
         epochs = [[batch[1].tolist() for batch in stream.next_epoch()]]
-        read = stream._here().reader.bytes_read
+        read = stream.opened().reader.bytes_read
         epochs.append([batch[1].tolist() for batch in stream.next_epoch()])
         results.append({"shard": stream.shard, "steps": len(stream), "epochs": epochs, "bytes_read": read})
     print(json.dumps(results))

@@ -17,7 +17,8 @@ import pytest
 import tensorflow as tf
 
 from kerasmem import H5ChunkSequence
-from kerasmem.streaming.engines import place_of, share_batches
+from kerasmem.cluster import worker_of
+from kerasmem.streaming.distributed import share_batches
 from kerasmem.training.common_point import latest_common
 
 HERE = Path(__file__).parent
@@ -277,8 +278,8 @@ def test_batches_are_shared_among_a_workers_devices():
     assert pieces == [[0, 1], [2, 3], [4, 5], [6, 7], [8], [9, 10]]
 
 
-def test_place_of_no_strategy():
-    assert place_of(None) == place_of(tf.distribute.get_strategy()) == (0, 1)
+def test_worker_of_no_strategy():
+    assert worker_of(None) == worker_of(tf.distribute.get_strategy()) == (0, 1)
 
 
 def test_the_number_of_a_shares_batches_is_not_told_to_tf_data(path):

@@ -143,7 +143,7 @@ def test_each_chunk_is_read_once(parts):
         for _ in stream:
             pass
         stored = sum(file.datasets[0].stored_bytes for file in stream.layout.files)
-        assert stream._here().reader.bytes_read <= 1.05 * stored
+        assert stream.opened().reader.bytes_read <= 1.05 * stored
 
 
 def test_more_files_than_may_be_open(tmp_path, monkeypatch, write):
@@ -156,7 +156,7 @@ def test_more_files_than_may_be_open(tmp_path, monkeypatch, write):
         with H5ChunkSequence(paths, batch_size=8, memory_budget="3kB", workers=workers) as stream:
             for _ in range(3):
                 assert sorted(row for _, y in stream.next_epoch() for row in y.tolist()) == list(range(120))
-                assert stream._here().reader.files.open_now <= 3
+                assert stream.opened().reader.files.open_now <= 3
 
 
 def test_fit_evaluate_and_predict(parts):

@@ -121,7 +121,7 @@ def test_shards_and_slices_are_looked_at_by_themselves(class_sorted):
 
 
 def test_large_data_is_looked_at_in_parts(class_sorted, monkeypatch):
-    monkeypatch.setattr("kerasmem.streaming.reports._MOST_ROWS", 8000)
+    monkeypatch.setattr("kerasmem.streaming.mixing._MOST_ROWS", 8000)
     stream = H5ChunkSequence(class_sorted(), memory_budget=a_tenth())
     quality = stream.quality()
     assert 7000 <= quality.rows_examined <= 9000
@@ -148,7 +148,7 @@ def test_what_is_read_is_as_told(class_sorted, options, rows):
         quality = stream.quality()
         for _ in stream.next_epoch():
             pass
-        read = stream._here().reader.bytes_read
+        read = stream.opened().reader.bytes_read
     assert read <= 1.02 * quality.bytes_read + 10_000
     assert read > 0.5 * quality.bytes_read
     if rows is None:

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from kerasmem import H5ChunkSequence
+from kerasmem.cluster import find_shard, in_cluster
 from kerasmem.errors import UsageError
-from kerasmem.streaming.order import Blocks
-from kerasmem.streaming.sharding import Share, find_shard, place_in_cluster, read_shard
+from kerasmem.streaming.blocks import Blocks
+from kerasmem.streaming.sharding import Share, read_shard
 
 HERE = Path(__file__).parent
 WIDTH = 100
@@ -150,8 +151,8 @@ def test_auto(monkeypatch):
     cluster = {"chief": ["a"], "worker": ["b", "c"], "ps": ["d"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
     assert find_shard() == (2, 3)
-    assert place_in_cluster(cluster, "chief", 0) == (0, 3)
-    assert place_in_cluster(cluster, "evaluator", 0) == place_in_cluster(cluster, "ps", 0) == (0, 1)
+    assert in_cluster(cluster, "chief", 0) == (0, 3)
+    assert in_cluster(cluster, "evaluator", 0) is in_cluster(cluster, "ps", 0) is None
 
 
 def test_auto_in_the_scope_of_a_strategy_of_several_workers(monkeypatch):

@@ -16,6 +16,7 @@ import pytest
 
 from kerasmem import H5ChunkSequence
 from kerasmem.streaming.ahead import BatchesAhead
+from kerasmem.streaming.cursor import Cursor
 
 
 def open_files():
@@ -49,10 +50,10 @@ def test_leaving_a_with_block_gives_all_back(numbered):
         stream.on_epoch_begin()
         stream[0]
         assert path in open_files()
-        live = stream._here()
-        assert live.store.nbytes
+        live = stream.opened()
+        assert live.windows.nbytes
     assert path not in open_files()
-    assert live.store.nbytes == 0
+    assert live.windows.nbytes == 0
     deadline = time.monotonic() + 5
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -197,7 +198,7 @@ def test_windows_in_use_are_not_taken_by_others(numbered):
     """With two windows in memory, threads that need three take turns, and none gets another's rows."""
     stream = H5ChunkSequence(numbered(rows=400), batch_size=4, memory_budget="3kB", seed=3)
     expected = targets(stream)
-    order = stream._order(0)
+    order = stream.opened().order(0)
     firsts = [int(start) // 4 for start in order._starts[:3]]
     assert len(firsts) == 3
     with ThreadPoolExecutor(6) as pool:
@@ -220,20 +221,21 @@ def test_what_was_handed_out_is_never_overwritten(numbered):
     stream.set_epoch(4)
     for _ in stream:
         pass
-    assert stream._here().store.nbytes <= stream.plan.windows * stream.plan.window_bytes, "and then it is"
+    assert stream.opened().windows.nbytes <= stream.plan.windows * stream.plan.window_bytes, "and then it is"
     stream.close()
 
 
 def test_two_ways_through_one_epoch_at_once(numbered):
     stream = H5ChunkSequence(numbered(rows=600), batch_size=8, memory_budget="6kB")
     expected = targets(stream)
-    read = stream._here().reader.rows_read
-    for place, (one, other) in enumerate(zip(stream, stream, strict=True)):
+    read = stream.opened().reader.rows_read
+    ways = [stream.read(Cursor(stream.progress, trains=False)) for _ in range(2)]
+    for place, (one, other) in enumerate(zip(*ways, strict=True)):
         assert one[1].tolist() == other[1].tolist() == expected[place]
         assert not np.shares_memory(one[0], other[0])
         one[0][:] = -1
         assert other[0].min() >= 0
-    assert stream._here().reader.rows_read - read <= 2 * 600 + stream.plan.window_rows
+    assert stream.opened().reader.rows_read - read <= 2 * 600 + stream.plan.window_rows
     stream.close()
 
 

@@ -56,7 +56,7 @@ def test_windows_take_what_was_planned(write):
     for budget in ("1MiB", "4MiB"):
         stream = H5ChunkSequence(path, memory_budget=budget)
         for _ in stream:
-            held = stream._here().store.nbytes
+            held = stream.opened().windows.nbytes
             assert held <= stream.plan.windows * stream.plan.window_bytes <= parse_size(budget)
         assert held > 0.6 * parse_size(budget)
         stream.close()

@@ -291,7 +291,7 @@ def test_hostile_names_are_shown_escaped(tmp_path):
         ({"seed": -1}, "seed: -1"),
         ({"workers": -1}, "workers: -1"),
         ({"max_queue_size": 0, "workers": 2}, "max_queue_size: 0"),
-        ({"nan_policy": "drop"}, "nan_policy: 'drop' is neither 'ignore' nor 'error'"),
+        ({"nan_policy": "drop"}, "nan_policy: 'drop' is not 'ignore' or 'error'"),
         ({"x": []}, "x: no dataset named"),
         ({"x": {}}, "x: no dataset named"),
         ({"x": 3}, "x: give a dataset's name"),

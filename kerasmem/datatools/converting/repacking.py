@@ -18,7 +18,7 @@ from kerasmem.datatools.converting.sizing import DEFAULT_MEMORY
 from kerasmem.datatools.converting.sources.opening import ReadOptions
 from kerasmem.datatools.inspecting.inspection import choose_pair
 from kerasmem.datatools.inspecting.listing import list_contents
-from kerasmem.datatools.inspecting.preview import Preview
+from kerasmem.datatools.inspecting.preview import preview_mixing, preview_plan
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.settings import read_path
 from kerasmem.units import parse_size
@@ -105,13 +105,13 @@ def read_reading(path: str, batch_size: int) -> Reading | None:
     if x is None:
         return None
     try:
-        preview = Preview(path, x, y, batch_size=batch_size)
-        needed, read = preview.reading()
+        plan = preview_plan(path, x, y, batch_size=batch_size)
+        needed, read = plan.bytes_per_epoch()
         ratio = None
         labels = contents.usable.get(y or "")
         if labels is not None and labels.row_shape in ((), (1,)) and labels.dtype[1] in "iub":
-            ratio = preview.mixing(labels.name)[0].ratio
+            ratio = preview_mixing(plan, labels.name).ratio
     except (DataError, UsageError):
         return None
-    filters = tuple(dict.fromkeys(name for dataset in preview.layout.datasets for name in dataset.filters))
-    return Reading(contents.size, needed, read, preview.plan.block_rows, filters, ratio)
+    filters = tuple(dict.fromkeys(name for dataset in plan.layout.datasets for name in dataset.filters))
+    return Reading(contents.size, needed, read, plan.memory.block_rows, filters, ratio)

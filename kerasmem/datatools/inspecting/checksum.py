@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from kerasmem.datatools.inspecting.rows import read_windows
+from kerasmem.streaming.file_order import read_windows
 
 
 def checksum(path: str, name: str) -> int:

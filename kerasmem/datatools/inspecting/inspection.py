@@ -13,13 +13,14 @@ from kerasmem import checks
 from kerasmem.datatools.inspecting.advice import choose_roles, known, stream_line
 from kerasmem.datatools.inspecting.checksum import checksum
 from kerasmem.datatools.inspecting.listing import Contents, Entry, list_contents
-from kerasmem.datatools.inspecting.preview import Preview
+from kerasmem.datatools.inspecting.preview import preview_mixing, preview_plan
 from kerasmem.datatools.inspecting.results import DatasetReport, Inspection
-from kerasmem.datatools.inspecting.rows import read_windows
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import plain_name, shown
 from kerasmem.hdf5.settings import Access, read_path
-from kerasmem.streaming.description import describe_quality
+from kerasmem.streaming.description import advise, describe_plan, describe_quality
+from kerasmem.streaming.file_order import read_windows
+from kerasmem.streaming.plan import StreamPlan
 
 _WRITERS = {
     "MATLAB": "MATLAB counts axes from the other end: its last axis is the first here, which counts the rows",
@@ -94,22 +95,22 @@ def inspect_data(
         line = line[:-1] + ", allow_external=True)"
     found = replace(found, x=first, y=second, line=line)
     try:
-        preview = Preview(contents.path, first, second, batch_size=batch_size, access=access)
+        plan = preview_plan(contents.path, first, second, batch_size=batch_size, access=access)
     except UsageError as error:  # chunks beyond any window
         return replace(found, notes=(*notes, str(error)))
-    return _with_stream(found, preview)
+    return _with_stream(found, plan, access)
 
 
-def _with_stream(found: Inspection, preview: Preview) -> Inspection:
+def _with_stream(found: Inspection, plan: StreamPlan, access: Access) -> Inspection:
     """Return an inspection with what is known of the stream: how it reads, and how well it mixes labels."""
-    needed, read = preview.reading()
-    stream, mixing, advice = preview.describe(), None, []
+    needed, read = plan.bytes_per_epoch()
+    stream, mixing, advice = describe_plan(plan), None, []
     labels = next((report for report in found.datasets if report.name == found.y), None)
     if labels is not None and labels.class_counts is not None:
-        quality, remedy = preview.mixing(labels.name)
+        quality = preview_mixing(plan, labels.name, access)
         mixing = quality.to_dict()
-        stream += "\n" + describe_quality(quality, shuffle=preview.shuffle)
-        advice += [remedy] if remedy else []
+        stream += "\n" + describe_quality(quality, shuffle=plan.settings.shuffle)
+        advice += [] if quality.good else [advise(quality, shuffle=plan.settings.shuffle)]
     if needed and read / needed > _AMPLIFIED:
         advice.append(
             f"an epoch reads {read / needed:.1f} bytes for each byte needed, as chunks are too large or lie across "

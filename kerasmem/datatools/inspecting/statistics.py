@@ -15,10 +15,10 @@ from kerasmem import checks
 from kerasmem.datatools.inspecting.inspection import choose_pair, count_classes
 from kerasmem.datatools.inspecting.listing import Contents, list_contents
 from kerasmem.datatools.inspecting.results import ColumnStats, DataStats
-from kerasmem.datatools.inspecting.rows import read_windows
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import DatasetLayout, plain_name, shown
 from kerasmem.hdf5.settings import Access, read_path
+from kerasmem.streaming.file_order import read_windows
 
 _PIECE_VALUES = 1 << 18  # taken together as float64: they stay in the processor's cache
 _MOST_SHOWN = 16  # numbers written out in code

@@ -11,12 +11,12 @@ from kerasmem.datatools.converting.fields import ColumnFilter, Field, Piece, che
 from kerasmem.datatools.converting.sources.combined import SideBySideSource
 from kerasmem.datatools.converting.sources.protocol import RowSource, rows_in
 from kerasmem.datatools.inspecting.listing import Contents, Entry, list_contents
-from kerasmem.datatools.inspecting.rows import read_windows
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded
 from kerasmem.hdf5.scan import close_file, open_file
 from kerasmem.hdf5.settings import Access
+from kerasmem.streaming.file_order import read_windows
 
 _MOST_SPARSE = 1 << 22  # stored values of a sparse matrix read at a time
 

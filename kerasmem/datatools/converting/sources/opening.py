@@ -20,10 +20,10 @@ from kerasmem.datatools.converting.sources.protocol import RowSource
 from kerasmem.datatools.converting.sources.records import RecordSource
 from kerasmem.datatools.converting.sources.table_files import TableOptions
 from kerasmem.datatools.converting.sources.tables import open_tables
-from kerasmem.datatools.inspecting.rows import WINDOW_BUDGET
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import natural_order
+from kerasmem.streaming.file_order import WINDOW_BUDGET
 
 _TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt", ".parquet", ".pq")
 _RECORDS = re.compile(r"\.tfrecords?(\.gz)?$|\.tfrec$|\.tfrecord-\d+-of-\d+$", re.IGNORECASE)

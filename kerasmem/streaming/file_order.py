@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,8 +14,9 @@ from kerasmem.hdf5.direct.scratch import Scratch
 from kerasmem.hdf5.layout import DataLayout
 from kerasmem.hdf5.scan import scan_files
 from kerasmem.hdf5.settings import Access
+from kerasmem.streaming.blocks import Blocks
 from kerasmem.streaming.budget import MemoryPlan, plan_memory
-from kerasmem.streaming.order import Blocks, EpochOrder
+from kerasmem.streaming.order import EpochOrder
 from kerasmem.streaming.reader import RowReader, Task
 from kerasmem.units import MIB
 
@@ -24,7 +25,7 @@ _DOUBLINGS = 6  # of the budget, where chunks are larger
 
 
 def read_windows(
-    paths: Sequence[str],
+    paths: Sequence[str | Mapping[str, str]],
     names: Sequence[str],
     *,
     start: int = 0,
@@ -38,7 +39,7 @@ def read_windows(
     """Yield the first row and the arrays of each window, in file order.
 
     Args:
-        paths: the files, counted through.
+        paths: the files, counted through, as in `scan_files`.
         names: the datasets, of equally many rows.
         start: first row.
         stop: row after the last; None for all.

@@ -1,0 +1,257 @@
+"""Where the readers of a sequence are: epochs counted for training, and one cursor for each reader. Pure arithmetic.
+
+Each call of `fit`, `evaluate` or `predict`, and each loop over a sequence, reads through a cursor of its own, so that
+none disturbs another, whichever was left unfinished or runs within which. Only cursors that train use epochs up.
+
+With `fit(steps_per_epoch=…)` Keras's epochs are not the data's. The cursor of such a `fit` has no end: it goes through
+one epoch of the data after the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_lock = threading.Lock()  # for all cursors: it is held for a few instructions
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+class Position(NamedTuple):
+    """A batch: the number of its epoch, and its number within the epoch."""
+
+    epoch: int
+    batch: int
+
+
+class Progress:
+    """Which epochs of a sequence training has used up, and the cursors that read it; thread-safe.
+
+    Args:
+        batches: batches of an epoch.
+        epoch: the first epoch.
+        batch: the batch that it begins with.
+
+    Example:
+        >>> progress = Progress(batches=3)
+        >>> [list(Cursor(progress).epoch()) for _ in range(2)][1][0]
+        Position(epoch=1, batch=0)
+    """
+
+    def __init__(self, batches: int, epoch: int = 0, batch: int = 0) -> None:
+        self.batches = batches
+        self._next = Position(epoch, batch)
+        self._skipped = 0
+        self._latest: Cursor | None = None  # the training cursor that began last
+        self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
+        self.direct = Cursor(self)  # for whoever names batches between `on_epoch_begin` and `on_epoch_end`
+
+    def __reduce__(self) -> tuple[type[Progress], tuple[int, int, int]]:
+        batch = self._next.batch if self._next.epoch == self.epoch else 0
+        return Progress, (self.batches, self.epoch, batch)  # a copy has no readers
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch in progress, or else of the next one."""
+        with _lock:
+            return self.epoch_reached()
+
+    @property
+    def position(self) -> Position:
+        """The training batch that will be asked for next."""
+        with _lock:
+            latest = self._latest
+            return latest.at(latest.given) if latest is not None and latest.is_open else self._next
+
+    @property
+    def upcoming(self) -> Position:
+        """The batch that the next reader that trains begins with."""
+        return self._next
+
+    @property
+    def endless(self) -> bool:
+        """Whether the training cursor that began last goes on from epoch to epoch."""
+        return self._latest is not None and self._latest.steps > 0
+
+    def go_to(self, epoch: int, batch: int = 0, *, skipped: int = 0) -> None:
+        """Go to a batch, whoever trains.
+
+        Args:
+            epoch: its epoch.
+            batch: its number in the epoch.
+            skipped: batches that Keras will count in its next epoch without asking for them.
+        """
+        with _lock:
+            self._next, self._skipped = Position(epoch, batch), skipped
+            for cursor in list(self._cursors):
+                cursor.move(self._next)
+
+    def after(self, start: Position, count: int) -> Position:
+        """Return the batch that comes `count` batches after another."""
+        further, batch = divmod(start.batch + count, self.batches)
+        return Position(start.epoch + further, batch)
+
+    # ---- for cursors, under the lock
+
+    def epoch_reached(self) -> int:
+        """Return the epoch in progress, or else the next one."""
+        latest = self._latest
+        return latest.epoch_reached if latest is not None and latest.is_open else self._next.epoch
+
+    def start(self, cursor: Cursor) -> tuple[Position, int]:
+        """Return where a training cursor begins, and the batches that Keras will count without asking for them."""
+        self._latest = cursor
+        self._cursors.add(cursor)
+        skipped, self._skipped = self._skipped, 0
+        return self._next, skipped
+
+    def use_up(self, epoch: int) -> None:
+        """Have the next training cursor begin after `epoch` at the earliest."""
+        if self._next.epoch <= epoch:
+            self._next = Position(epoch + 1, 0)
+
+
+class Cursor:
+    """One reader's way through the epochs of a sequence.
+
+    It opens with `begin`, and closes with the `end` that comes once all batches of the epoch were given. A reader that
+    does not train looks at the epoch in progress.
+
+    Args:
+        progress: of the sequence.
+        trains: whether it uses epochs up; `evaluate` and `predict` merely look.
+        steps: batches of one of Keras's epochs, where these are not the data's; else 0.
+        looks: whether the reader looks at batches before it reads: all up to the first `end` does not count. `evaluate`
+            looks again before each of its epochs.
+    """
+
+    def __init__(self, progress: Progress, *, trains: bool = True, steps: int = 0, looks: bool = False) -> None:
+        self._progress = progress
+        self._trains = trains
+        self._looks_again = looks and not trains
+        self.steps = steps if trains else 0
+        self.looking = looks
+        self.is_open = False
+        self.given = 0  # batches since the start
+        self._start = Position(0, 0)
+        self._begun = False
+        self._rounds = 0  # of Keras's epochs, how many are over
+        self._skipped = 0  # batches of Keras's first epoch that an earlier process trained on
+        self._moved = 0  # batches given before the latest `move`
+        self._opened = 0  # how often it was opened
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of an epoch; None where there is no end."""
+        return None if self.steps else self._progress.batches
+
+    @property
+    def epoch_reached(self) -> int:
+        """The epoch of the data in which Keras's epoch begins."""
+        return self._after_rounds(self._rounds).epoch
+
+    def at(self, count: int) -> Position:
+        """Return the batch that comes `count` batches after the start."""
+        return self._progress.after(self._start, count)
+
+    def begin(self) -> None:
+        """Begin an epoch."""
+        with _lock:
+            if self.looking or not self._trains:
+                return
+            if not self.is_open:
+                self._start, self._skipped = self._progress.start(self)
+                self.given = self._rounds = self._moved = 0
+                self.is_open = True
+                self._opened += 1
+            self._begun = True
+            if self.steps:
+                # Not counted by what was asked for: Keras asks ahead, now more and now less.
+                epoch, batch = self._after_rounds(self._rounds + 1)
+                self._progress.use_up(epoch - (batch == 0))
+
+    def end(self) -> bool:
+        """End an epoch; return whether its batches are done with."""
+        with _lock:
+            if self.looking:
+                self.looking = False
+                return False
+            if not self._trains:
+                self.looking = self._looks_again
+                return True
+            if not self.is_open:
+                return False
+            begun, self._begun = self._begun, False
+            if self.steps:
+                self._rounds += begun
+                return False
+            self.is_open = begun and self.given < self._left()
+            return not self.is_open
+
+    def epoch(self) -> Iterator[Position]:
+        """Begin an epoch, yield its batches, and end it."""
+        self.begin()
+        for position, _ in self.positions():
+            yield position
+        self.end()
+
+    def positions(self) -> Iterator[tuple[Position, bool]]:
+        """Yield batch after batch of the epoch that was begun, and whether it counts as read."""
+        with _lock:
+            opened = self._opened if self.is_open else 0
+            counts = self.is_open or (not self._trains and not self.looking)
+            start = self._start if self.is_open else self._peek()
+            first, left = self._moved if self.is_open else 0, self._left() if self.is_open else None
+        left = self._progress.batches - start.batch if left is None else left
+        for index in itertools.count() if self.steps else range(left):
+            if not opened:
+                yield self._progress.after(start, index), counts
+                continue
+            with _lock:
+                if self._opened != opened:  # a later epoch has begun: nobody takes the batches of this one
+                    return
+                position = self._take(first + index)
+            yield position, True
+
+    def named(self, index: int) -> tuple[Position, bool]:
+        """Return batch `index` of the epoch, for a reader that names batches, and whether it counts as read."""
+        with _lock:
+            if not self.is_open:
+                return Position(self._progress.epoch_reached(), index), False
+            self.given += 1
+            self._progress.use_up(self._start.epoch)
+            return self.at(index), True
+
+    def move(self, start: Position) -> None:
+        """Go on from another batch; for `Progress`, under the lock."""
+        if self.is_open:
+            self._start = start
+            self._moved += self.given
+            self.given = self._rounds = self._skipped = 0
+            self.is_open = self._begun
+
+    def _take(self, index: int) -> Position:
+        self.given = max(self.given, index + 1 - self._moved)
+        if not self.steps:
+            self._progress.use_up(self._start.epoch)
+        return self.at(index - self._moved)
+
+    def _peek(self) -> Position:
+        return self._progress.upcoming if self._trains else Position(self._progress.epoch_reached(), 0)
+
+    def _left(self) -> int:
+        return self._progress.batches - self._start.batch
+
+    def _after_rounds(self, rounds: int) -> Position:
+        return self.at(max(rounds * self.steps - self._skipped, 0))

@@ -1,0 +1,132 @@
+"""What one process has open for a sequence: files, windows, threads and worker processes; and the batches from them."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+
+from kerasmem.errors import DataError
+from kerasmem.hdf5.settings import Access
+from kerasmem.streaming.ahead import Batch, BatchesAhead, Preparation, TransformFailure, TransformPool, apply_transform
+from kerasmem.streaming.cursor import Cursor, Position
+from kerasmem.streaming.description import name_batch
+from kerasmem.streaming.order import EpochOrder
+from kerasmem.streaming.plan import StreamPlan
+from kerasmem.streaming.reader import RowReader
+from kerasmem.streaming.window import WindowStore
+
+_opening = threading.Lock()
+_process = object()  # another one in a forked process; asking the system for its number costs more
+
+
+def opening() -> threading.Lock:
+    """Return the lock to be held while a sequence opens its files; a forked process has one of its own."""
+    return _opening
+
+
+def _renew_after_fork() -> None:
+    global _opening, _process
+    _opening, _process = threading.Lock(), object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_after_fork)
+
+
+class OpenStream:
+    """What belongs to one process and is never pickled: locks, open files, windows, threads. Any thread may use it.
+
+    Args:
+        plan: what is delivered.
+        preparation: how batches are prepared.
+        access: what may be read.
+        check_finite: raise at NaN or infinity.
+    """
+
+    def __init__(self, plan: StreamPlan, preparation: Preparation, access: Access, *, check_finite: bool) -> None:
+        memory = plan.memory
+        self._plan = plan
+        self._preparation = preparation
+        self._process = _process
+        self._order: EpochOrder | None = None
+        self.reader = RowReader(
+            plan.layout, plan.columns, resident=memory.cache_bytes, check_finite=check_finite, access=access
+        )
+        self.windows = WindowStore(
+            self.reader,
+            plan.columns,
+            count=memory.windows,
+            rows=memory.window_rows,
+            batch_rows=plan.settings.batch_size,
+            batches=memory.queued_batches,
+            threads=memory.threads,
+        )
+        self.ahead: BatchesAhead | None = None
+        self._pool: TransformPool | None = None
+        if preparation.works_ahead:
+            self.ahead = BatchesAhead(
+                self._gather,
+                self._finish,
+                workers=preparation.workers,
+                depth=memory.ahead,
+                batches=plan.num_batches,
+            )
+        if preparation.in_processes and preparation.transform is not None:
+            self._pool = TransformPool(preparation.transform, preparation.workers)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process in which it was opened, and not a fork of it."""
+        return self._process is _process
+
+    def batch(self, position: Position, cursor: Cursor | None = None) -> Batch:
+        """Return a batch.
+
+        Args:
+            position: which.
+            cursor: the reader that goes through the epoch and has come to this batch; None for a batch out of turn.
+        """
+        if self.ahead is not None and cursor is not None:
+            return self.ahead.get(cursor, *position)
+        return self._finish(*position, self._gather(*position, own=cursor is not None))
+
+    def order(self, epoch: int) -> EpochOrder:
+        """Return the order of an epoch."""
+        order = self._order
+        if order is None or order.epoch != epoch:
+            order = self._order = self._plan.order(epoch)
+        return order
+
+    def batch_rows(self, position: Position) -> np.ndarray:
+        """Return the row numbers of a batch."""
+        return self.order(position.epoch).rows(*self._plan.bounds(position.batch))
+
+    def stop_ahead(self, cursor: Cursor | None = None) -> None:
+        """Drop the batches that are prepared, all or only those for one reader."""
+        if self.ahead is not None:
+            self.ahead.stop(cursor)
+
+    def close(self) -> None:
+        """Close the files, end the workers and free the windows."""
+        if self.ahead is not None:
+            self.ahead.close()
+        if self._pool is not None:
+            self._pool.close()
+        self.windows.close()
+
+    def _gather(self, epoch: int, batch: int, own: bool = True) -> Batch:
+        """Return the batch as read, before `transform`; `own` is as in `WindowStore.batch`."""
+        arrays = self.windows.batch(self.order(epoch), *self._plan.bounds(batch), own=own)
+        return self._plan.build(arrays, again=np.copy)  # a transform may write to one of two
+
+    def _finish(self, epoch: int, batch: int, values: Batch) -> Batch:
+        transform = self._preparation.transform
+        if transform is None:
+            return values
+        try:
+            return apply_transform(transform, values) if self._pool is None else self._pool.run(values)
+        except TransformFailure as failure:
+            which = name_batch(batch, epoch, self.batch_rows(Position(epoch, batch)))
+            raise DataError(f"transform, on {which}, {failure}") from failure.__cause__

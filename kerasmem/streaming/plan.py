@@ -1,0 +1,235 @@
+"""What a sequence delivers, decided once: which rows, in which blocks, shards and windows, as which columns.
+
+Made from settings and from what the files look like, by functions that need neither Keras nor an open file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kerasmem.errors import UsageError
+from kerasmem.hdf5.columns import Column, Part, make_columns
+from kerasmem.hdf5.layout import DataLayout
+from kerasmem.hdf5.selection import read_rows
+from kerasmem.streaming.blocks import Blocks, ShardBlocks
+from kerasmem.streaming.budget import MemoryPlan, check_order, is_plain, plan_memory
+from kerasmem.streaming.order import EpochOrder
+from kerasmem.streaming.quality import count_bytes
+from kerasmem.streaming.sharding import Share
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """The settings of a sequence that decide which rows come when; see `H5ChunkSequence` for each.
+
+    Args:
+        batch_size: rows a batch.
+        shuffle: whether rows are shuffled.
+        seed: of the order.
+        seed_drawn: whether the seed was drawn and not given.
+        drop_remainder: whether a last batch that is not full is left out.
+        shard: (index, count).
+        dtype: types by dataset name; "" has that of other features.
+        scale: (factor, offset) by dataset name; "" has that of other features.
+        rows: as given.
+        memory_budget: bytes; None for the default.
+        ahead: the most batches to prepare ahead.
+        workers: threads or processes that prepare them.
+    """
+
+    batch_size: int = 32
+    shuffle: bool = True
+    seed: int = 0
+    seed_drawn: bool = False
+    drop_remainder: bool = False
+    shard: tuple[int, int] = (0, 1)
+    dtype: Mapping[str, str] = field(default_factory=lambda: {"": "float32"})
+    scale: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    rows: Any = None
+    memory_budget: int | None = None
+    ahead: int = 0
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.shard[1] > 1 and self.seed_drawn and self.shuffle:
+            raise UsageError("seed: None draws another seed in every worker; give a number along with shard")
+
+
+@dataclass(frozen=True, eq=False)
+class StreamPlan:
+    """What is delivered.
+
+    Args:
+        settings: what was asked for.
+        layout: what the files look like.
+        parts: x, y and sample_weight as far as there are.
+        columns: the arrays read, each once.
+        uses: for each part the columns that it is made of, by number.
+        share: this worker's part of the rows.
+        selection: the rows that blocks are made of.
+        memory: sizes of blocks, windows and buffers.
+        blocks: the blocks, of this worker.
+    """
+
+    settings: StreamSettings
+    layout: DataLayout
+    parts: tuple[Part, ...]
+    columns: tuple[Column, ...]
+    uses: tuple[tuple[int, ...], ...]
+    share: Share
+    selection: range | np.ndarray
+    memory: MemoryPlan
+    blocks: Blocks | ShardBlocks
+
+    @property
+    def num_batches(self) -> int:
+        """Batches an epoch."""
+        return self.share.steps
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of this worker."""
+        return self.blocks.total
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the order; None where rows come in file order."""
+        return self.settings.seed if self.settings.shuffle else None
+
+    @cached_property
+    def part_columns(self) -> tuple[tuple[Column, ...], ...]:
+        """The columns of each part."""
+        return tuple(tuple(self.columns[use] for use in uses) for uses in self.uses)
+
+    @property
+    def all_full(self) -> bool:
+        """Whether every batch has `batch_size` rows."""
+        return self.settings.drop_remainder or self.num_rows == self.num_batches * self.settings.batch_size
+
+    def bounds(self, batch: int) -> tuple[int, int]:
+        """Return the rows of an epoch, start and stop, that make up a batch."""
+        return self.share.bounds(batch, self.num_rows)
+
+    def order(self, epoch: int) -> EpochOrder:
+        """Return the order of an epoch."""
+        return EpochOrder(self.blocks, self.memory.window_blocks, self.seed, epoch)
+
+    def build(self, arrays: Sequence[Any], again: Callable[[Any], Any] = lambda array: array) -> tuple[Any, ...]:
+        """Return one array a column as a batch, in the structure that was asked for.
+
+        Args:
+            arrays: an array a column.
+            again: what a column is passed through that comes in the batch for a second time, as an autoencoder's does.
+        """
+        taken: set[int] = set()
+        built = []
+        for part, uses in zip(self.parts, self.uses, strict=True):
+            values = []
+            for use in uses:
+                values.append(again(arrays[use]) if use in taken else arrays[use])
+                taken.add(use)
+            built.append(part.build(values))
+        return tuple(built)
+
+    def bytes_per_epoch(self) -> tuple[int, int]:
+        """Return the bytes that an epoch needs, and those that it reads at most."""
+        datasets = self.layout.datasets
+        return count_bytes(
+            datasets,
+            self.blocks,
+            resident=self.memory.cache_bytes,
+            part_by_part={dataset.name for dataset in datasets if is_plain(dataset)},
+            chunks=self.layout.chunk_grid,
+        )
+
+    def with_budget(self, budget: int) -> StreamPlan:
+        """Return the plan that another `memory_budget` would give."""
+        return _with_memory(replace(self, settings=replace(self.settings, memory_budget=budget)))
+
+    def with_seed(self, seed: int) -> StreamPlan:
+        """Return the plan with another seed; the seed was drawn, so the rows are not shared out by it."""
+        return replace(self, settings=replace(self.settings, seed=seed))
+
+
+def dataset_names(parts: Sequence[Part]) -> list[str]:
+    """Return the datasets that parts are made of, each once."""
+    return list(dict.fromkeys(name for part in parts for name in part.names))
+
+
+def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSettings) -> StreamPlan:
+    """Return what is delivered of some datasets.
+
+    Raises:
+        DataError: rows are asked for that do not exist, or there are too many blocks.
+        UsageError: a setting is wrong, or the memory budget is too small.
+    """
+    by_name = {dataset.name: dataset for dataset in layout.datasets}
+    wanted = [make_columns(part, by_name, settings.dtype, settings.scale) for part in parts]
+    columns = tuple(dict.fromkeys(column for some in wanted for column in some))
+    rows = read_rows(settings.rows, layout.datasets[0].rows, ordered=not settings.shuffle)
+    heaviest = max(layout.datasets, key=lambda dataset: dataset.row_bytes)
+    share = Share(
+        *settings.shard,
+        rows=len(rows),
+        batch_size=settings.batch_size,
+        drop_remainder=settings.drop_remainder,
+        chunks=layout.chunk_grid(heaviest.name),
+    )
+    selection = share.select(rows, shuffle=settings.shuffle)
+    memory = _plan_memory(layout, columns, settings, share, selection)
+    plan = StreamPlan(
+        settings=settings,
+        layout=layout,
+        parts=parts,
+        columns=columns,
+        uses=tuple(tuple(columns.index(column) for column in some) for some in wanted),
+        share=share,
+        selection=selection,
+        memory=memory,
+        blocks=_make_blocks(layout, settings, share, selection, memory),
+    )
+    check_order(plan.blocks.count, plan.num_batches)
+    return plan
+
+
+def _with_memory(plan: StreamPlan) -> StreamPlan:
+    """Return a plan with its memory and blocks made from its settings once more."""
+    memory = _plan_memory(plan.layout, plan.columns, plan.settings, plan.share, plan.selection)
+    blocks = _make_blocks(plan.layout, plan.settings, plan.share, plan.selection, memory)
+    return replace(plan, memory=memory, blocks=blocks)
+
+
+def _plan_memory(
+    layout: DataLayout,
+    columns: Sequence[Column],
+    settings: StreamSettings,
+    share: Share,
+    selection: range | np.ndarray,
+) -> MemoryPlan:
+    return plan_memory(
+        layout.datasets,
+        columns,
+        selection=share.plan_for(selection),
+        batch_size=settings.batch_size,
+        ahead=settings.ahead,
+        workers=settings.workers,
+        budget=settings.memory_budget,
+        ordered=not settings.shuffle,
+        grid=layout.block_grid,
+    )
+
+
+def _make_blocks(
+    layout: DataLayout,
+    settings: StreamSettings,
+    share: Share,
+    selection: range | np.ndarray,
+    memory: MemoryPlan,
+) -> Blocks | ShardBlocks:
+    blocks = Blocks(selection, layout.block_grid(memory.block_rows))
+    return share.deal(blocks, settings.seed) if settings.shuffle else blocks

@@ -1,0 +1,265 @@
+"""Where the readers of a sequence are: cursors by themselves, and as Keras reads."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+
+import keras
+import numpy as np
+import pytest
+from streams import RowModel
+
+from kerasmem import H5ChunkSequence
+from kerasmem.streaming.cursor import Cursor, Position, Progress
+
+
+def batches(cursor, count=None):
+    """The numbers of the batches that a cursor gives next, as far as they are counted."""
+    found = []
+    for position, counts in cursor.positions():
+        assert counts
+        found.append(position.batch)
+        if len(found) == count:
+            break
+    return found
+
+
+def named(progress, indices):
+    return [progress.direct.named(index)[0].batch for index in indices]
+
+
+def test_outside_an_epoch_an_index_is_a_batch():
+    progress = Progress(10)
+    assert named(progress, (5, 0, 5)) == [5, 0, 5]
+    progress.direct.end()
+    assert progress.epoch == 0, "fit ends an epoch before its first"
+
+
+def test_epoch_by_epoch():
+    progress = Progress(50)
+    cursor = Cursor(progress)
+    for epoch in range(3):
+        assert progress.epoch == epoch
+        cursor.begin()
+        assert batches(cursor) == list(range(50))
+        assert progress.epoch == epoch
+        assert cursor.end()
+        assert not cursor.end(), "a second end changes nothing"
+    assert progress.epoch == 3
+
+
+def test_what_is_looked_at_before_the_first_epoch_does_not_count():
+    progress = Progress(10)
+    cursor = Cursor(progress, looks=True)
+    cursor.begin()
+    looked = [next(positions)[1] for positions in (cursor.positions(),) for _ in range(3)]
+    assert looked == [False] * 3
+    assert not cursor.end()
+    assert progress.upcoming == (0, 0)
+    cursor.begin()
+    assert batches(cursor) == list(range(10))
+    assert cursor.end()
+    assert progress.upcoming == (1, 0)
+
+
+def test_steps_go_on_from_epoch_to_epoch():
+    progress = Progress(10)
+    cursor = Cursor(progress, steps=4)
+    positions = cursor.positions
+    assert cursor.num_batches is None
+    cursor.begin()
+    taken = positions()
+    for round_ in range(5):
+        if round_:
+            cursor.begin()
+        for _ in range(4):
+            assert next(taken)[1]
+        assert not cursor.end()
+        assert progress.epoch == (round_ + 1) * 4 // 10
+    assert progress.position == (2, 0)
+
+
+def test_nobody_disturbs_another():
+    progress = Progress(10)
+    fitting, other = Cursor(progress), Cursor(progress, trains=False)
+    fitting.begin()
+    taken = fitting.positions()
+    assert [next(taken)[0].batch for _ in range(2)] == [0, 1]
+    assert named(progress, (7, 0)) == [7, 0]
+    other.begin()
+    assert batches(other) == list(range(10))
+    assert other.end()
+    assert progress.epoch == 0, "evaluate uses no epoch up"
+    assert [next(taken)[0].batch for _ in range(2)] == [2, 3]
+    again = Cursor(progress)  # the first fit was broken off
+    again.begin()
+    assert progress.epoch == 1, "the rows it did not come to are not left out each time"
+    assert batches(again, 2) == [0, 1]
+
+
+def test_an_iterator_of_an_epoch_that_is_over_ends():
+    progress = Progress(4)
+    cursor = Cursor(progress)
+    cursor.begin()
+    left_over = cursor.positions()
+    next(left_over)
+    batches(cursor)
+    cursor.end()
+    cursor.begin()
+    assert list(left_over) == [], "it takes none of the epoch that is read now"
+    assert batches(cursor) == [0, 1, 2, 3]
+
+
+def test_readers_are_not_kept():
+    progress = Progress(10)
+    for _ in range(3):
+        cursor = Cursor(progress)
+        cursor.begin()
+    del cursor
+    gc.collect()
+    assert len(progress._cursors) == 1, "only the one that began last"
+
+
+def test_going_to_another_batch():
+    progress = Progress(4)
+    cursor = Cursor(progress)
+    cursor.begin()
+    taken = cursor.positions()
+    next(taken)
+    progress.go_to(7)
+    assert progress.epoch == 7
+    assert [position for position, _ in taken] == [(7, 0), (7, 1), (7, 2)]
+
+
+def test_the_rest_of_an_epoch():
+    progress = Progress(5, epoch=2, batch=3)
+    assert list(Cursor(progress).epoch()) == [(2, 3), (2, 4)]
+    assert next(Cursor(progress).epoch()) == Position(3, 0)
+
+
+def test_copies_have_no_readers():
+    progress = Progress(10)
+    cursor = Cursor(progress)
+    cursor.begin()
+    batches(cursor, 3)
+    twin = pickle.loads(pickle.dumps(progress))
+    assert (twin.batches, twin.epoch, twin.position) == (10, 0, (0, 0))
+    assert not twin.direct.is_open
+
+
+def test_threads_share_an_epoch_out():
+    progress = Progress(2000)
+    progress.direct.begin()
+    threads = [threading.Thread(target=lambda: named(progress, range(500))) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert progress.direct.given == 2000
+    assert progress.direct.end()
+
+
+# ---- in Keras
+
+ROWS = 200
+
+
+@pytest.fixture
+def path(numbered):
+    return numbered(rows=ROWS, chunks=8)
+
+
+def stream(path, **settings):
+    return H5ChunkSequence(path, batch_size=8, memory_budget="4kB", **settings)
+
+
+def in_order(model, sequence):
+    """Return whether predict gives the rows of a sequence in file order."""
+    return np.array_equal(model.predict(sequence, verbose=0)[:, 0], np.arange(ROWS))
+
+
+class Stop(keras.callbacks.Callback):
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 7:
+            self.how(self.model)
+
+
+def interrupt(model):
+    raise KeyboardInterrupt
+
+
+def finish(model):
+    model.stop_training = True
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("how", ["steps", "interrupt", "finish"])
+def test_predict_and_index_after_an_unfinished_fit(path, how, workers):
+    sequence, model = stream(path, shuffle=False, workers=workers), RowModel()
+    if how == "steps":
+        model.fit(sequence, steps_per_epoch=10, verbose=0)
+    elif how == "interrupt":
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(sequence, callbacks=[Stop(interrupt)], verbose=0)
+    else:
+        model.fit(sequence, callbacks=[Stop(finish)], verbose=0)
+    assert in_order(RowModel(), sequence)
+    assert sequence[0][1].tolist() == list(range(8))
+    model.trained.clear()
+    model.fit(sequence, verbose=0)
+    assert model.trained == list(range(ROWS)), "and fit is as before"
+    sequence.close()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_predict_and_evaluate_within_an_epoch_of_fit(path, workers):
+    sequence, model, other = stream(path, shuffle=False, workers=workers), RowModel(), RowModel()
+
+    def look(_):
+        assert in_order(other, sequence)
+        assert sequence[3][1].tolist() == list(range(24, 32))
+        other.evaluate(sequence, verbose=0)
+
+    model.fit(sequence, epochs=2, callbacks=[Stop(look)], verbose=0)
+    assert model.trained == list(range(ROWS)) * 2
+    assert other.tested == list(range(ROWS)) * 2
+    sequence.close()
+
+
+def test_validation_with_the_same_sequence_uses_no_epoch_up(path):
+    alone, both = RowModel(), RowModel()
+    alone.fit(stream(path), epochs=3, verbose=0)
+    sequence = stream(path)
+    both.fit(sequence, validation_data=sequence, epochs=3, verbose=0)
+    assert both.trained == alone.trained
+    assert sequence.epoch == 3
+    assert [sorted(both.tested[k * ROWS :][:ROWS]) for k in range(3)] == [list(range(ROWS))] * 3
+
+
+def test_repeated_short_fits_see_other_rows(path):
+    sequence, model = stream(path), RowModel()
+    for _ in range(2):
+        model.fit(sequence, steps_per_epoch=10, verbose=0)
+    assert model.trained[:80] != model.trained[80:]
+
+
+def test_many_short_epochs_make_whole_passes(path):
+    sequence, model = stream(path), RowModel()  # 25 batches
+    model.fit(sequence, steps_per_epoch=10, epochs=6, verbose=0)
+    assert [sorted(model.trained[k * ROWS :][:ROWS]) for k in range(2)] == [list(range(ROWS))] * 2
+    assert model.trained[:ROWS] != model.trained[ROWS : 2 * ROWS]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_where_keras_cannot_be_seen_every_row_comes_once(path, shuffle, monkeypatch):
+    monkeypatch.setattr("kerasmem.streaming.sequence.attach_reader", lambda dataset, make_reader: None)
+    sequence, model = stream(path, shuffle=shuffle), RowModel()
+    model.fit(sequence, epochs=2, validation_data=sequence, verbose=0)
+    assert [sorted(model.trained[k * ROWS :][:ROWS]) for k in range(2)] == [list(range(ROWS))] * 2
+    assert [sorted(model.tested[k * ROWS :][:ROWS]) for k in range(2)] == [list(range(ROWS))] * 2
+    if not shuffle:
+        assert in_order(model, sequence)

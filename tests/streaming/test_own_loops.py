@@ -1,0 +1,186 @@
+"""Loops of one's own over a sequence, and subclasses of it."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+import tensorflow as tf
+from streams import RowModel, tiny_model
+
+from kerasmem import H5ChunkSequence
+from kerasmem.errors import DataError
+
+ROWS = 200
+
+
+@pytest.fixture
+def path(numbered):
+    return numbered(rows=ROWS, chunks=8)
+
+
+def stream(path, kind=H5ChunkSequence, **settings):
+    return kind(path, batch_size=8, memory_budget="4kB", **settings)
+
+
+def expected(path, epochs=3):
+    plain = stream(path)
+    return [[row for batch in range(25) for row in plain.batch_rows(batch, epoch)] for epoch in range(epochs)]
+
+
+def rows(batches):
+    return [int(row) for _, y in batches for row in y]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_loop_is_another_epoch(path, workers):
+    with stream(path, workers=workers) as train:
+        assert [rows(train) for _ in range(3)] == expected(path)
+        assert train.epoch == 3
+
+
+def test_ending_an_epoch_after_a_loop_changes_nothing(path):
+    train, got = stream(path), []
+    for _ in range(3):
+        got.append(rows(train))
+        train.on_epoch_end()
+        train.on_epoch_end()
+    assert got == expected(path)
+
+
+def test_indices_between_begin_and_end_are_an_epoch(path):
+    train, got = stream(path), []
+    for _ in range(3):
+        train.on_epoch_begin()
+        got.append(rows(train[place] for place in range(len(train))))
+        train.on_epoch_end()
+    assert got == expected(path)
+
+
+def test_through_from_generator(path):
+    train = stream(path)
+    signature = train.as_tf_dataset().element_spec
+    data = tf.data.Dataset.from_generator(lambda: iter(train), output_signature=signature)
+    assert [rows(data.as_numpy_iterator()) for _ in range(3)] == expected(path)
+
+
+def test_a_loop_that_was_left_uses_its_epoch_up(path):
+    train = stream(path)
+    for _ in train:
+        break
+    assert rows(train) == expected(path)[1]
+
+
+def test_a_loop_and_fit_count_on(path):
+    train, model = stream(path), RowModel()
+    first = rows(train)
+    model.fit(train, verbose=0)
+    assert [first, model.trained, rows(train)] == expected(path)
+
+
+class Shifted(H5ChunkSequence):
+    """A subclass that changes its batches, and looks at the next one for it."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        following = super().__getitem__((index + 1) % len(self))[1]
+        return x + 1000, np.c_[y, np.full(len(y), following[0])].astype("i4")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_overridden_getitem_is_honoured_everywhere(path, workers):
+    plain = stream(path)
+
+    def wanted(epoch):
+        batches = []
+        for place in range(25):
+            x, y = plain.batch(place, epoch)
+            following = plain.batch((place + 1) % 25, epoch)[1][0]
+            batches.append((x + 1000, [[row, following] for row in y.tolist()]))
+        return batches
+
+    def check(batches, epoch):
+        for (x, y), (wanted_x, wanted_y) in zip(batches, wanted(epoch), strict=True):
+            np.testing.assert_array_equal(x, wanted_x)
+            assert y.tolist() == wanted_y
+
+    with stream(path, Shifted, workers=workers) as train:
+        check(train, 0)
+        check(train.next_epoch(), 1)
+        data = train.as_tf_dataset()
+        assert data.element_spec[1] == tf.TensorSpec((None, 2), tf.int32)
+        check(data.as_numpy_iterator(), 2)
+        model = RowModel()
+        model.fit(train, epochs=2, validation_data=train, verbose=0)
+        both = [row for epoch in (3, 4) for x, _ in wanted(epoch) for row in x[:, 0].astype(int).tolist()]
+        assert model.trained == both
+        assert len(model.tested) == 2 * ROWS and min(model.tested) >= 1000
+        check((train[place] for place in range(25)), 5)
+
+
+class Counted(H5ChunkSequence):
+    """A subclass with hooks that do not call those of its base, as is usual with Keras."""
+
+    begun = ended = 0
+
+    def on_epoch_begin(self):
+        self.begun += 1
+
+    def on_epoch_end(self):
+        self.ended += 1
+
+
+def test_hooks_need_not_call_their_base(path):
+    train, model = stream(path, Counted), RowModel()
+    model.fit(train, epochs=3, verbose=0)
+    assert [model.trained[k * ROWS :][:ROWS] for k in range(3)] == expected(path)
+    assert (train.begun, train.ended) == (3, 4)
+
+
+@pytest.mark.parametrize("steps", [10, 25, 40])
+def test_validation_steps_with_the_same_sequence(path, steps):
+    train, model = stream(path), RowModel()
+    if steps == 40:
+        with pytest.warns(UserWarning, match="ran out of data"):
+            model.fit(train, validation_data=train, validation_steps=steps, verbose=0)
+    else:
+        model.fit(train, validation_data=train, validation_steps=steps, epochs=2, verbose=0)
+        assert len(model.tested) == 2 * steps * 8
+    assert train.epoch in (1, 2)
+    assert model.trained[:ROWS] == expected(path)[0]
+
+
+def test_a_slice_says_what_to_do(path):
+    with pytest.raises(TypeError, match=r"\[sequence\[i\] for i in range\(1, 3\)\], or for some rows .* rows="):
+        stream(path)[1:3]
+
+
+def test_two_sequences_zipped_within_a_subclass(path):
+    other = stream(path, shuffle=False)
+
+    class Paired(H5ChunkSequence):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            assert other[index][1].tolist() == list(range(8 * index, 8 * index + 8))
+            return x, y
+
+    model = tiny_model()
+    model.fit(stream(path, Paired), epochs=2, verbose=0)
+
+
+@pytest.mark.parametrize("chunks", [None, (8, 3)])
+@pytest.mark.parametrize("options", [{}, {"fillvalue": 7}, {"compression": "gzip"}])
+def test_a_dataset_that_was_never_written_comes_as_its_fill_value(tmp_path, chunks, options):
+    if chunks is None and "compression" in options:
+        pytest.skip("only chunks can be compressed")
+    path = tmp_path / "declared.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (40, 3), "f4", chunks=chunks, **options)
+        file["y"] = np.arange(40)
+    with pytest.raises(DataError, match=r"'x'.* never written.*allow_missing_chunks=True if that is meant"):
+        stream(path)
+    data = stream(path, allow_missing_chunks=True)
+    seen = [(x, y) for x, y in data]
+    assert sorted(row for _, y in seen for row in y.tolist()) == list(range(40))
+    assert {value for x, _ in seen for value in x.ravel().tolist()} == {options.get("fillvalue", 0)}
+    data.close()

@@ -1,0 +1,307 @@
+"""The concurrent core by itself: the filling of a window, the windows in memory, the tasks of a reader."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from kerasmem.hdf5.columns import Column
+from kerasmem.hdf5.layout import DataLayout
+from kerasmem.hdf5.scan import scan_files
+from kerasmem.hdf5.settings import Access
+from kerasmem.streaming.blocks import Blocks
+from kerasmem.streaming.filling import Filling
+from kerasmem.streaming.order import EpochOrder
+from kerasmem.streaming.reader import RowReader
+from kerasmem.streaming.window import WindowStore
+
+ROWS, BLOCK, WINDOW = 96, 4, 6  # rows, rows of a block, blocks of a window
+COLUMNS = (Column("x", (2,), "<f4", "float32"), Column("y", (), "<i8", "int64"))
+
+
+class Files:
+    def break_off(self):
+        pass
+
+
+class FakeReader:
+    """Fills windows with the numbers of their rows, a task a block; notes which windows it was asked for."""
+
+    def __init__(self, delay=0.0):
+        self.files, self.windows, self.closed, self.checked = Files(), [], 0, 0
+        self.delay, self.failure, self.failed_check = delay, None, None
+
+    def tasks(self, order, window, arrays, *, in_file_order):
+        self.windows.append((order.epoch, window))
+        rows = order.rows(*window_bounds(order, window))
+        if in_file_order:
+            rows = np.sort(rows)
+
+        def fill(start, stop):
+            def task(scratch):
+                time.sleep(self.delay)
+                if self.failure is not None:
+                    raise self.failure
+                arrays[0][start:stop], arrays[1][start:stop] = rows[start:stop, None], rows[start:stop]
+
+            return task
+
+        return [fill(start, min(start + BLOCK, len(rows))) for start in range(0, len(rows), BLOCK)]
+
+    def check(self):
+        self.checked += 1
+        if self.failed_check is not None:
+            raise self.failed_check
+
+    def close(self):
+        self.closed += 1
+
+
+def window_bounds(order, window):
+    start = sum(order.window_rows(before) for before in range(window))
+    return start, start + order.window_rows(window)
+
+
+def an_order(epoch=0, seed=1, window_blocks=WINDOW):
+    return EpochOrder(Blocks(range(ROWS), BLOCK), window_blocks, seed, epoch)
+
+
+def a_store(reader, count=2, rows=BLOCK * WINDOW, threads=3, batch_rows=8):
+    return WindowStore(reader, COLUMNS, count=count, rows=rows, batch_rows=batch_rows, batches=4, threads=threads)
+
+
+def epoch(store, order, batch=8, own=True):
+    return [store.batch(order, start, start + batch, own=own) for start in range(0, ROWS, batch)]
+
+
+# ---- filling
+
+
+def fill(tasks, threads=3, reader=None):
+    changed = threading.Condition()
+    filling = Filling(reader or FakeReader(), tasks if callable(tasks) else lambda: tasks, changed)
+    pool = ThreadPoolExecutor(threads)
+    filling.start(pool, threads)
+    with changed:
+        assert changed.wait_for(lambda: filling.over, timeout=20)
+    pool.shutdown()
+    return filling
+
+
+def test_each_task_runs_once_with_the_buffers_of_its_thread():
+    done, lock = [], threading.Lock()
+
+    def task(number):
+        def run(scratch):
+            with lock:
+                done.append((number, id(scratch), threading.get_ident()))
+
+        return run
+
+    filling = fill([task(number) for number in range(200)])
+    assert filling.error is None
+    assert sorted(number for number, _, _ in done) == list(range(200))
+    assert len({scratch for _, scratch, _ in done}) == len({thread for _, _, thread in done})
+
+
+def test_the_plan_is_made_once_by_a_thread_of_the_pool():
+    planned = []
+
+    def plan():
+        planned.append(threading.current_thread())
+        return []
+
+    fill(plan)
+    assert len(planned) == 1
+    assert planned[0] is not threading.current_thread()
+
+
+def test_the_first_error_ends_the_filling():
+    done = []
+
+    def fails(scratch):
+        raise ValueError("one")
+
+    filling = fill([fails, *[lambda scratch: done.append(1)] * 50], threads=1)
+    assert str(filling.error) == "one"
+    assert filling.stopped
+    assert not done
+
+
+def test_a_file_that_changed_explains_what_went_wrong():
+    reader = FakeReader()
+    reader.failed_check = ValueError("replaced")
+    assert str(fill([], reader=reader).error) == "replaced"
+    assert reader.checked == 1, "once, when all is read"
+
+
+def test_a_stopped_filling_begins_no_further_task():
+    done, changed = [], threading.Condition()
+    filling = Filling(FakeReader(), lambda: [lambda scratch: done.append(1)], changed)
+    filling.stop()
+    pool = ThreadPoolExecutor(2)
+    filling.start(pool, 2)
+    with changed:
+        assert changed.wait_for(lambda: filling.over, timeout=20)
+    pool.shutdown()
+    assert not done
+
+
+# ---- windows
+
+
+@pytest.mark.parametrize("batch", [1, 7, 8, 24, 96])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_batches_have_the_rows_of_the_order(batch, seed):
+    reader, order = FakeReader(), an_order(seed=seed)
+    store = a_store(reader, batch_rows=96)
+    for start in range(0, ROWS, batch):
+        stop = min(start + batch, ROWS)
+        x, y = store.batch(order, start, stop, own=True)
+        assert y.tolist() == order.rows(start, stop).tolist()
+        assert np.array_equal(x[:, 1], y)
+    assert reader.windows == [(0, window) for window in range(order.windows)], "each window is read once, in turn"
+    store.close()
+
+
+def test_the_next_window_is_read_while_one_is_delivered():
+    reader, order = FakeReader(), an_order()
+    store = a_store(reader)
+    store.batch(order, 0, 8, own=True)
+    deadline = time.monotonic() + 20
+    while len(reader.windows) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert reader.windows == [(0, 0), (0, 1)]
+    store.close()
+
+
+def test_a_batch_of_ones_own_is_a_view_and_others_get_copies():
+    store, order = a_store(FakeReader()), an_order()
+    own = store.batch(order, 0, 8, own=True)
+    other = store.batch(order, 8, 16, own=False)
+    assert own[0].base is not None
+    again = store.batch(order, 8, 16, own=False)
+    assert not np.shares_memory(other[0], again[0])
+    store.close()
+
+
+def test_rows_that_were_given_away_are_read_again():
+    reader, order = FakeReader(), an_order()
+    store = a_store(reader)
+    mine = store.batch(order, 0, 8, own=True)
+    mine[1][:] = -1
+    assert store.batch(order, 0, 8, own=False)[1].tolist() == order.rows(0, 8).tolist()
+    assert reader.windows.count((0, 0)) == 2
+    store.close()
+
+
+def test_a_single_window_stays_from_epoch_to_epoch():
+    reader = FakeReader()
+    store = a_store(reader, count=1, rows=ROWS)
+    for number in range(3):
+        order = an_order(number, window_blocks=ROWS)
+        assert [row for _, y in epoch(store, order) for row in y.tolist()] == order.rows(0, ROWS).tolist()
+    assert len(reader.windows) == 1
+    store.close()
+
+
+def test_an_error_reaches_who_waits_and_the_next_one_reads_again():
+    reader, order = FakeReader(), an_order()
+    reader.failure = OSError("gone")
+    store = a_store(reader)
+    with pytest.raises(OSError, match="gone"):
+        store.batch(order, 0, 8, own=True)
+    reader.failure = None
+    assert store.batch(order, 0, 8, own=True)[1].tolist() == order.rows(0, 8).tolist()
+    store.close()
+
+
+def test_memory_is_taken_again_only_when_nobody_holds_it():
+    reader, kept = FakeReader(), []
+    store = a_store(reader)
+    for number in range(4):
+        kept += [(batch[1], batch[1].copy()) for batch in epoch(store, an_order(number))]
+    assert all(np.array_equal(now, then) for now, then in kept)
+    kept.clear()
+    epoch(store, an_order(9))
+    assert store.nbytes <= 2 * BLOCK * WINDOW * 16 + 4096
+    store.close()
+
+
+def test_threads_in_several_epochs_get_their_own_rows():
+    store = a_store(FakeReader(delay=0.0002))
+    orders = [an_order(number) for number in range(4)]
+
+    def read(number):
+        random, order = np.random.default_rng(number), orders[number % 4]
+        for start in random.integers(0, ROWS - 8, 60).tolist():
+            assert store.batch(order, start, start + 8, own=False)[1].tolist() == order.rows(start, start + 8).tolist()
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, range(8), timeout=120))
+    store.close()
+
+
+def test_a_closed_store_can_be_used_again():
+    reader, order = FakeReader(), an_order()
+    store = a_store(reader)
+    epoch(store, order)
+    store.close()
+    assert (store.nbytes, reader.closed) == (0, 1)
+    assert [row for _, y in epoch(store, order) for row in y.tolist()] == order.rows(0, ROWS).tolist()
+    store.close()
+
+
+# ---- the tasks of a reader
+
+
+def a_reader(path, resident=(), **settings):
+    layout: DataLayout = scan_files([str(path)], ["x", "y"], Access())
+    x, y = layout.datasets
+    columns = (Column("x", x.row_shape, x.dtype, "float32"), Column("y", (), y.dtype, "int64"))
+    return RowReader(
+        layout, columns, resident=dict.fromkeys(resident, 1), check_finite=False, access=Access(), **settings
+    )
+
+
+@pytest.mark.parametrize("resident", [(), ("y",)])
+@pytest.mark.parametrize("options", [{}, {"x": {"compression": "gzip"}}])
+@pytest.mark.parametrize("in_file_order", [True, False])
+def test_tasks_fill_a_window_in_any_order(numbered, resident, options, in_file_order):
+    from kerasmem.hdf5.direct.scratch import Scratch
+
+    reader, order = a_reader(numbered(rows=ROWS, chunks=8, options=options), resident), an_order()
+    for window in range(order.windows):
+        count = order.window_rows(window)
+        arrays = [np.full((count, 3), -1, "f4"), np.full(count, -1, "i8")]
+        tasks = reader.tasks(order, window, arrays, in_file_order=in_file_order)
+        for number in np.random.default_rng(window).permutation(len(tasks)):
+            tasks[number](Scratch())
+        rows = order.rows(*window_bounds(order, window))
+        wanted = order.blocks.rows(order.window_order(window)) if in_file_order else rows
+        assert arrays[1].tolist() == wanted.tolist()
+        assert np.array_equal(arrays[0][:, 0], arrays[1])
+    assert reader.rows_read == ROWS
+    reader.close()
+
+
+def test_tasks_of_several_windows_at_once(numbered):
+    from kerasmem.hdf5.direct.scratch import Scratch
+
+    reader, order = a_reader(numbered(rows=ROWS, chunks=8), ("y",)), an_order()
+    windows, work = [], []
+    for window in range(order.windows):
+        count = order.window_rows(window)
+        arrays = [np.empty((count, 3), "f4"), np.empty(count, "i8")]
+        windows.append(arrays)
+        work += reader.tasks(order, window, arrays, in_file_order=False)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda task: task(Scratch()), work))
+    assert [row for _, y in windows for row in y.tolist()] == order.rows(0, ROWS).tolist()
+    assert all(np.array_equal(x[:, 2], y) for x, y in windows)
+    reader.close()
