@@ -64,7 +64,7 @@ def test_every_row_of_all_files_once(parts, budget, workers):
         rows = rows_of_epoch(stream)
         assert sorted(rows) == list(range(TOTAL))
         assert rows != sorted(rows)
-        assert stream.batch_rows(1).tolist() == rows[16:32], "row numbers go through all files"
+        assert stream.batch_rows(1, 0).tolist() == rows[16:32], "row numbers go through all files"
         if budget is None:
             first = {int(np.searchsorted(np.cumsum(LENGTHS), row, side="right")) for row in rows[:32]}
             assert len(first) >= 3, "a batch mixes the files"
