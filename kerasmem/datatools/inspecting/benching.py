@@ -12,11 +12,11 @@ from kerasmem.datatools.inspecting.advice import known, stream_line
 from kerasmem.datatools.inspecting.inspection import choose_pair
 from kerasmem.datatools.inspecting.listing import list_contents
 from kerasmem.datatools.inspecting.results import Bench, Stage
-from kerasmem.streaming.file_order import read_windows
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Column, make_columns, read_dtype, read_part, read_scale
 from kerasmem.hdf5.layout import DatasetLayout, shown
 from kerasmem.hdf5.settings import read_path
+from kerasmem.streaming.file_order import read_windows
 from kerasmem.units import MIB, parse_size
 
 _REPEATS = 3
