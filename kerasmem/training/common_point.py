@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from kerasmem.cluster import worker_of
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import shown
-from kerasmem.cluster import worker_of
 
 BEGINNING = 0
 _KEPT = 2

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 
 from kerasmem import checks
+from kerasmem.cluster import worker_of
 from kerasmem.compat.keras_fit import initial_epoch, set_initial_epoch
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.errors import UsageError
-from kerasmem.cluster import worker_of
 from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.common_point import find_common_point
