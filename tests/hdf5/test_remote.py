@@ -109,7 +109,7 @@ class TestSameBatches:
             for epoch in (1, 2):
                 equal(list(remote.next_epoch()), list(local.next_epoch()))
                 assert remote.read_bytes <= 1.05 * epoch * len(web.files[path.name])
-            blocks = remote._blocks.count
+            blocks = remote.stream_plan.blocks.count
             assert remote.plan == local.plan and remote.plan.window_blocks < blocks
             assert len(web.requests) <= 2 * blocks + 8  # labels and metadata come on top
             assert "so far" in remote.describe()
@@ -235,7 +235,7 @@ class TestFaults:
         web.fault, web.rate = fault, 4e6
         with H5ChunkSequence(web.url("gzip.h5"), batch_size=50, memory_budget=BUDGET) as remote:
             equal(list(remote.next_epoch()), wanted)
-            traffic = remote._traffic()
+            traffic = remote.opened().reader.files.traffic
             assert traffic.retries > 5
             assert remote.read_bytes <= 1.05 * len(web.files["gzip.h5"])  # what was cut goes on where it broke off
 

@@ -223,7 +223,7 @@ def test_rows_beyond_all_measure(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "way_out"), [(32001, r"pip install 'kerasmem\[codecs\]', or write"), (32768, "write the dataset anew")]
+    ("code", "way_out"), [(32001, r"pip install 'kerasmem\[codecs\]', or rewrite"), (32768, "rewrite the dataset")]
 )
 def test_filters_that_are_not_installed(tmp_path, monkeypatch, code, way_out):
     path = tmp_path / "filter.h5"
