@@ -93,12 +93,14 @@ class RecomputedFunctional(Functional):
         recomputed: for each segment whether it is recomputed; None: all but the last.
     """
 
-    def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Keras before 3.15 saves and clones a Functional subclass as such only if its `__init__` is written like this.
+        outputs = args[1] if len(args) > 1 else kwargs["outputs"]
         carried = next(
             (getattr(each, _MARK) for each in keras.tree.flatten(outputs) if hasattr(each, _MARK)), ((), None)
         )
         cuts, recomputed = (kwargs.pop("cuts", carried[0]), kwargs.pop("recomputed", carried[1]))
-        super().__init__(inputs, outputs, name=name, **kwargs)
+        super().__init__(*args, **kwargs)
         self._cuts = tuple(cuts)
         self._recomputed = (True,) * len(self._cuts) + (False,) if recomputed is None else tuple(map(bool, recomputed))
         self.plan: Any = None  # of `kerasmem.recompute`; not saved

@@ -156,5 +156,6 @@ MODELS = {each.__name__: each for each in (skips, losses, masks, shared, frozen,
 
 def make(name):
     """Return (model, x, y, cuts), with the same weights each time."""
+    keras.backend.clear_session()  # Keras 3.12 keeps the shared seed generator over `set_random_seed`
     keras.utils.set_random_seed(7)
     return MODELS[name]()
