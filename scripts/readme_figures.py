@@ -21,7 +21,7 @@ def part(function: Callable[[], str]) -> Callable[[], str]:
 
 
 def rewritten(text: str) -> str:
-    """Return the README with every part written anew."""
+    """Return the README with every part rewritten."""
     return _PART.sub(lambda found: f"{found[1]}{PARTS[found[2]]().strip()}\n{found[3]}", text)
 
 

@@ -1,7 +1,7 @@
 """The README's pasted outputs, each from the command that prints it.
 
 A block of text that follows `<!-- output: NAME -->` shows lines of what the scene NAME prints, the command itself
-(`$ …`) and "…" for what is left out. It is written anew line by line: each is replaced by the next one printed that
+(`$ …`) and "…" for what is left out. It is rewritten line by line: each is replaced by the next one printed that
 differs from it in numbers and units alone.
 """
 
@@ -119,7 +119,7 @@ def models(folder: Path) -> None:
         import keras
         from kerasmem_bench_zoo import mnist_cnn
         for name in ("model.h5", "model.keras"):
-            keras.backend.clear_session()  # names are counted anew
+            keras.backend.clear_session()  # names are counted from the start
             model = keras.Sequential([keras.Input((28, 28, 1)), *mnist_cnn().layers], name="mnist_cnn")
             model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
             model.save(name)

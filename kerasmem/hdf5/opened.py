@@ -202,7 +202,7 @@ class OpenFile:
         grown = after.length > before.length or self._lengths != lengths
         if not same or not (grown or after.sample == before.sample):
             how = ", or rows were appended to a compressed chunk that was not full" if grown else ""
-            self._spoiled = f"the file was written anew while in use{how}; make the sequence again"
+            self._spoiled = f"the file was rewritten while in use{how}; make the sequence again"
         elif not grown:
             warnings.warn(
                 f"{shown(self._layout.path)}: the file has another time of change than when it was opened, and the "

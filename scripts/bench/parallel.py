@@ -146,7 +146,7 @@ def train_jax(task: dict[str, Any]) -> dict[str, Any]:
     for _ in range(2):
         model.train_on_batch(x, y)
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
     for _ in range(2):
         model.train_on_batch(x, y)
     most = status("VmHWM")

@@ -3,7 +3,7 @@
     remote_link.py FILE BYTES_PER_SECOND LATENCY_SECONDS
 
 Prints its port. All connections share the rate; each request waits for the latency first. `/stats` answers with the
-requests and bytes so far and begins counting anew.
+requests and bytes so far and starts counting again.
 """
 
 from __future__ import annotations

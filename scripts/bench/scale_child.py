@@ -53,7 +53,7 @@ def peer(spec: dict[str, Any]) -> Epoch:
 def go_through(epoch: Epoch, limit: float | None) -> dict[str, Any]:
     """Go through the data once, or until the time is over."""
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # VmHWM anew
+        file.write("5")  # resets VmHWM
     before, read, rows, begin = memory("VmRSS"), bytes_read(), 0, time.perf_counter()
     for batch in epoch():
         rows += len(batch[0]) if isinstance(batch, tuple) else len(batch)

@@ -102,7 +102,7 @@ def _bits(batches: list[np.ndarray]) -> float:
 
 
 def _shuffled(x: np.ndarray, y: np.ndarray, seed: int) -> Any:
-    """Return the data shuffled uniformly in memory, anew each epoch."""
+    """Return the data shuffled uniformly in memory, in another order each epoch."""
     random = np.random.default_rng(seed)
 
     class Shuffled(keras.utils.PyDataset):

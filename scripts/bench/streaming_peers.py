@@ -10,7 +10,7 @@
 
 All are given what they gain from: blocks are whole chunks, shuffled eight together, which is a worse shuffle than
 kerasmem's and a smaller buffer, and all rows are delivered or the pass is broken off `--seconds` after its tenth
-batch. The rate is that of the whole pass from the first request; where processes start anew for each pass, which is
+batch. The rate is that of the whole pass from the first request; where processes start again for each pass, which is
 Grain's way, that from the tenth batch on, which is more than it can keep up where much was prefetched by then. A peer's
 best form is that with the best median. The file is in the page cache.
 `--quick` leaves out rows one by one, the slowest by far on chunks, and all files but the first.

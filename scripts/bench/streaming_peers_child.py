@@ -25,7 +25,7 @@ Epoch = Callable[[], Iterable[Any]]
 
 
 class Rows:
-    """Single rows of the file, at random; opened anew in every process."""
+    """Single rows of the file, at random; opened again in every process."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec = spec

@@ -24,7 +24,7 @@ if what != "xla":
 keras.utils.set_random_seed(0)
 random = np.random.default_rng(0)
 x, y = random.random((5000, 32), "float32"), random.random((5000, 1), "float32")
-rows = tf.data.Dataset.from_tensor_slices((x[:600], y[:600])).shuffle(600, seed=1).batch(64)  # anew each time
+rows = tf.data.Dataset.from_tensor_slices((x[:600], y[:600])).shuffle(600, seed=1).batch(64)  # another order each time
 
 
 class Changing(keras.utils.PyDataset):

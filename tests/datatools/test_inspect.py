@@ -75,7 +75,7 @@ def test_data_sorted_by_class_gets_advice(tmp_path):
         file["y"] = np.repeat(np.arange(8), 500)
     found = inspect_data(path)
     assert found.mixing["ratio"] < 0.99 and "of a uniform shuffle" in found.stream
-    assert "memory_budget=" in found.advice or "write the file anew" in found.advice
+    assert "memory_budget=" in found.advice or "write the file again" in found.advice
 
 
 def test_nan_classes_and_checksums(tmp_path):

@@ -317,7 +317,7 @@ def test_another_file_in_its_place(write, change, options, alike):
     batches = iter(stream)
     assert np.array_equal(next(batches)[0], old[:100])
     change(path, other)
-    with pytest.raises(DataError, match=r"file was (replaced by another|written anew|cut|written to) while in use"):
+    with pytest.raises(DataError, match=r"file was (replaced by another|rewritten|cut|written to) while in use"):
         for features, n in batches:
             assert np.array_equal(features, old[n]), "what comes before the error is right"
     with pytest.raises(DataError, match="while in use"):

@@ -338,9 +338,9 @@ class TestChanges:
             whole = train.next_epoch()
             next(whole)
             change()
-            with pytest.raises(DataError, match=r"gzip.h5'.* replaced or written anew while in use .* again"):
+            with pytest.raises(DataError, match=r"gzip.h5'.* replaced or rewritten while in use .* again"):
                 list(whole)
-            with pytest.raises(DataError, match="replaced or written anew"):
+            with pytest.raises(DataError, match="replaced or rewritten"):
                 list(train)
 
     @pytest.mark.parametrize("tagged", [True, False], ids=["ETag", "Last-Modified"])
@@ -350,7 +350,7 @@ class TestChanges:
         self.check(web.url("gzip.h5"), lambda: web.put("gzip.h5", self.spoil(data)))
         with H5ChunkSequence(web.url("gzip.h5"), memory_budget=BUDGET) as train:
             web.put("gzip.h5", data, 1.6e9)
-            with pytest.raises(DataError, match="replaced or written anew"):  # since it was made
+            with pytest.raises(DataError, match="replaced or rewritten"):  # since it was made
                 list(train)
 
     def test_over_s3(self, s3, folder):

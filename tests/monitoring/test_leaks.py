@@ -29,7 +29,7 @@ def accumulated(steps, start=400_000 * KIB):
 
 
 def clean_run(seed):
-    """A run that keeps nothing: a warm-up, the noise of a recorded loop drawn anew, and what else happens in one."""
+    """A run that keeps nothing: a warm-up, the noise of a recorded loop, drawn again, and what else happens in one."""
     rng = random.Random(seed)
     count = rng.choice([20, 30, 60, 120])
     level, series = 0.0, []

@@ -162,7 +162,7 @@ def test_what_was_written_in_place_is_found(write):
     with open(path, "r+b") as file:
         file.seek(offset)
         file.write(np.full((4000, 50), 2, "f4").tobytes())
-    with pytest.raises(DataError, match=r"data.h5'?: the file was written anew while in use; make the sequence again"):
+    with pytest.raises(DataError, match=r"data.h5'?: the file was rewritten while in use; make the sequence again"):
         for features, _ in batches:
             assert len(np.unique(features)) == 1
     stream.close()

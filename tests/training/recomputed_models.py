@@ -1,4 +1,4 @@
-"""Small models with what recomputation may get wrong, each with a batch; built anew with the same seeds each time."""
+"""Small models with what recomputation may get wrong, each with a batch; built again with the same seeds each time."""
 
 from __future__ import annotations
 

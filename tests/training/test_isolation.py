@@ -112,7 +112,7 @@ def test_what_the_function_raises_is_raised_here():
         run_isolated(fails)
     assert "in fails" in str(caught.value.__cause__)
 
-    class Odd(Exception):  # cannot be made anew from what it was pickled as
+    class Odd(Exception):  # cannot be made again from what it was pickled as
         def __init__(self, one, two):
             super().__init__(one)
 

@@ -91,7 +91,7 @@ async def retry(
 
 def changed_text(error: ChangedError) -> str:
     """Return what to say of a file that is another version than the one that is known."""
-    return f"the file was replaced or written anew while in use ({error}); make the sequence again"
+    return f"the file was replaced or rewritten while in use ({error}); make the sequence again"
 
 
 def of_status(status: int, wait: str = "") -> Exception:
