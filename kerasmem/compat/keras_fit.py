@@ -13,7 +13,7 @@ EPOCH_ITERATOR = Borrowed(
     "keras.src.backend.tensorflow.trainer",
     "TFEpochIterator",
     feature=_STREAMS,
-    parameters=("x", "steps_per_epoch", "steps_per_execution", "distribute_strategy"),
+    parameters=("distribute_strategy",),  # it hands the others on to its base class
 )
 CATCH_STOP = Borrowed("keras.src.backend.tensorflow.trainer", "TFEpochIterator.catch_stop_iteration", feature=_STREAMS)
 MAYBE_BUILD = Borrowed("keras", "Model._maybe_symbolic_build", feature=_STREAMS, parameters=("iterator", "data_batch"))

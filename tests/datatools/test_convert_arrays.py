@@ -238,7 +238,7 @@ def test_a_disk_without_room_is_told_before_the_work(tmp_path, monkeypatch):
 
     np.save(tmp_path / "x.npy", X)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("Usage", "total used free")(1, 1, 1000))
-    with pytest.raises(DataError, match=r"has 1000 B free, and 117 KiB are needed, of which half is for shuffling"):
+    with pytest.raises(DataError, match=r"has 1000 B free, and 117 KiB are needed, half of it for shuffling"):
         convert_data(tmp_path / "x.npy", tmp_path / "out.h5", shuffle=True)
     assert left_in(tmp_path, "x.npy") == []
 
