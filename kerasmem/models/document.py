@@ -138,7 +138,10 @@ def _read_h5(path: Path) -> ModelDocument:
 def _attribute(file: Any, name: str, path: Path) -> str | None:
     if name not in file.attrs:
         return None
-    size = file.attrs.get_id(name).get_storage_size()
+    attribute = file.attrs.get_id(name)
+    if attribute.shape != ():  # many texts may all be one that is large
+        raise ModelFileError(f"{path}: {name} is not one text, so this is not a Keras model")
+    size = attribute.get_storage_size()
     if size > MAX_CONFIG_BYTES:
         raise ModelFileError(f"{path}: {name} takes {format_size(size)}, too much for a configuration; not opened")
     value = file.attrs[name]
@@ -169,7 +172,9 @@ def _no_config_in_h5(path: Path, groups: set[str], attributes: set[str]) -> Mode
 def _count_stored(file: Any) -> int | None:
     import h5py
 
-    group = file.get("model_weights", getlink=False) if "model_weights" in file else None
+    if not isinstance(file.get("model_weights", getlink=True), h5py.HardLink):  # others lead to other files
+        return None
+    group = file["model_weights"]
     if not isinstance(group, h5py.Group):
         return None
     total = 0

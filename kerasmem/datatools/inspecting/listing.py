@@ -12,7 +12,7 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import DatasetLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded, walk_objects
-from kerasmem.hdf5.scan import close_file, open_file, scan_file
+from kerasmem.hdf5.scan import close_file, find_dataset, open_file, scan_file
 from kerasmem.hdf5.settings import Access
 
 MOST_LISTED = 5000  # objects looked at: a hostile file may hold millions
@@ -173,8 +173,8 @@ def _class_names(file: h5py.File, name: str) -> tuple[str, ...] | None:
         value: Any = file[encoded(name)].attrs.get(CLASS_NAMES)
         for other in candidates:
             if value is None and isinstance(file.get(encoded(other), getlink=True), h5py.HardLink):
-                dataset = file[encoded(other)]
-                if isinstance(dataset, h5py.Dataset) and len(dataset.shape or ()) == 1 and len(dataset) <= _MOST_NAMES:
+                dataset = find_dataset(file, other)  # refuses data of other files
+                if len(dataset.shape or ()) == 1 and len(dataset) <= _MOST_NAMES:
                     value = dataset[:]
     except DAMAGED:
         return None
@@ -184,13 +184,23 @@ def _class_names(file: h5py.File, name: str) -> tuple[str, ...] | None:
     return names or None
 
 
+def sparse_parts(file: h5py.File, name: str) -> tuple[h5py.Dataset, h5py.Dataset, h5py.Dataset]:
+    """Return the values, the columns and the bounds of rows of a sparse matrix.
+
+    Raises:
+        DataError: one is missing, or lies in another file.
+    """
+    data, indices, indptr = (find_dataset(file, f"{name}/{part}") for part in ("data", "indices", "indptr"))
+    return data, indices, indptr
+
+
 def _sparse_entry(file: h5py.File, path: str, name: str, kind: str) -> Entry:
-    group = file[encoded(name)]
     try:
-        shape = tuple(int(extent) for extent in group.attrs["shape"])
-        stored = sum(int(group[part].id.get_storage_size()) for part in ("data", "indices", "indptr"))
-        values = int(group["data"].shape[0])
-        dtype = group["data"].dtype.str
+        parts = sparse_parts(file, name)
+        shape = tuple(int(extent) for extent in file[encoded(name)].attrs["shape"])
+        stored = sum(int(part.id.get_storage_size()) for part in parts)
+        values = int(parts[0].shape[0])
+        dtype = parts[0].dtype.str
     except DAMAGED as error:
         return Entry(name, None, "", None, f"a sparse matrix that cannot be read: {one_line(str(error))}", kind)
     how = {

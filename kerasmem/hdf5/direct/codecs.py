@@ -19,6 +19,7 @@ Decoder = Callable[[Any, np.ndarray, Sequence[int]], Any]
 
 GZIP, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
 LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32000, 32001, 32004, 32008, 32015, 32026
+_BLOSC_HEADER = 16  # bytes; the decoder trusts the sizes in them
 EXTRA = frozenset({BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2})  # what `kerasmem[codecs]` brings
 
 
@@ -74,6 +75,10 @@ def _zstd(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
 
 def _blosc(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
     _expect(int.from_bytes(stored[4:8], "little"), out.nbytes)
+    if len(stored) < _BLOSC_HEADER or int.from_bytes(stored[12:16], "little") != len(stored):
+        raise DecodeError(
+            f"its header speaks of another size than the {len(stored):,} bytes stored"
+        )  # read beyond them
     return _load("imagecodecs").blosc_decode(stored, numthreads=1, out=out)
 
 

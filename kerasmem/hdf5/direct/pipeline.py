@@ -31,7 +31,9 @@ class Pipeline:
         self._chunk_bytes = chunk_bytes
         self._filters = tuple(filters)
         self._decoders = {}
-        for code, _ in filters:
+        for code, numbers in filters:
+            if code == SHUFFLE and not any(numbers[:1]):
+                raise DecodeError("its shuffle filter names no size of an element")
             if code not in (SHUFFLE, FLETCHER32):
                 decoder = find_decoder(code)
                 if decoder is None:
@@ -97,7 +99,7 @@ class Pipeline:
 
 def _unshuffled(data: np.ndarray, numbers: Sequence[int], scratch: Scratch) -> np.ndarray:
     """Put the bytes of each element together again; what makes no whole element is at the end as it is."""
-    itemsize = numbers[0] if numbers else 1
+    itemsize = numbers[0]
     count = data.nbytes // itemsize if itemsize > 1 else 0
     if count <= 1:
         return data

@@ -10,10 +10,10 @@ import numpy as np
 from kerasmem.datatools.converting.fields import ColumnFilter, Field, Piece, check_name
 from kerasmem.datatools.converting.sources.combined import SideBySideSource
 from kerasmem.datatools.converting.sources.protocol import RowSource, rows_in
-from kerasmem.datatools.inspecting.listing import Contents, Entry, list_contents
+from kerasmem.datatools.inspecting.listing import Contents, Entry, list_contents, sparse_parts
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import one_line, shown
-from kerasmem.hdf5.links import DAMAGED, encoded
+from kerasmem.hdf5.links import DAMAGED
 from kerasmem.hdf5.scan import close_file, open_file
 from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.file_order import read_windows
@@ -59,9 +59,8 @@ class SparseSource(RowSource):
         """Yield rows, zeros and all."""
         file = open_file(self.paths[0])
         try:
-            group = file[encoded(self._name)]
-            data, indices = group["data"], group["indices"]
-            bounds = group["indptr"][:].astype(np.int64)
+            data, indices, indptr = sparse_parts(file, self._name)
+            bounds = indptr[:].astype(np.int64)
             wrong = (
                 len(bounds) != self.rows + 1 or bounds[0] != 0 or (np.diff(bounds) < 0).any() or bounds[-1] > len(data)
             )

@@ -1,0 +1,56 @@
+"""Model files from strangers: other files stay closed, and what is no configuration is refused before it is read."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import h5py
+import numpy as np
+import pytest
+
+ARCHITECTURE = {
+    "module": "keras", "class_name": "Sequential", "registered_name": None,
+    "config": {"name": "model", "trainable": True, "layers": [
+        {"module": "keras.layers", "class_name": "InputLayer", "registered_name": None,
+         "config": {"name": "in", "batch_shape": [None, 8], "dtype": "float32"}},
+        {"module": "keras.layers", "class_name": "Dense", "registered_name": None,
+         "config": {"name": "dense", "units": 1}},
+    ]},
+}  # fmt: skip
+
+
+def h5_model(path):
+    with h5py.File(path, "w") as file:
+        file.attrs["model_config"] = json.dumps(ARCHITECTURE)
+    return path
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("target", ["file", "pipe"])
+def test_a_model_file_looks_into_no_other_file(attack, tmp_path, fifo, soft, target):
+    other = tmp_path / "other.h5"
+    with h5py.File(other, "w") as file:
+        file["group/secret"] = np.zeros(7_654_321, "u1")
+    path = h5_model(tmp_path / "model.h5")
+    link = h5py.ExternalLink(str(other if target == "file" else fifo), "/group")
+    with h5py.File(path, "a") as file:
+        file["linked" if soft else "model_weights"] = link
+        if soft:
+            file["model_weights"] = h5py.SoftLink("/linked")
+    done = attack("estimate", path, "--method", "formula", "--no-cache", seconds=40)
+    assert done.code == 0, done.text
+    assert "7,654,321" not in done.text
+
+
+def test_a_link_to_a_pipe_is_no_model(attack, tmp_path, fifo):
+    os.symlink(fifo, tmp_path / "model.h5")
+    assert attack("estimate", tmp_path / "model.h5", seconds=40).code == 2
+
+
+def test_an_attribute_of_many_texts_is_refused_before_it_is_read(attack, tmp_path):
+    path = h5_model(tmp_path / "model.h5")
+    with h5py.File(path, "a") as file:
+        file.attrs.create("keras_version", ["3.15.1"] * 3900, dtype=h5py.string_dtype())
+    done = attack("estimate", path, "--method", "formula", "--no-cache", seconds=40)
+    assert done.code == 2 and "keras_version is not one text" in done.err, done.text
