@@ -36,25 +36,17 @@ def guests(package: Path) -> dict[Path, list[str]]:
 
 
 def long_functions(package: Path) -> dict[Path, list[str]]:
-    """Return the functions of more lines than `LONGEST`, docstrings and tables of data left out."""
+    """Return the functions of more lines than `LONGEST`, tables of data left out."""
     return _by_module(
         package,
         lambda path: [
-            f"{node.name}: {_length(node)} lines"
+            f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
             for node in ast.walk(_parsed(package / path))
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            and _length(node) > LONGEST
+            and node.end_lineno - node.lineno + 1 > LONGEST
             and not _is_table(node)
         ],
     )
-
-
-def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the lines of a function without its docstring, which is as long as a reader needs."""
-    lines = function.end_lineno - function.lineno + 1
-    if ast.get_docstring(function) is not None:
-        lines -= function.body[0].end_lineno - function.body[0].lineno + 1
-    return lines
 
 
 def circles(package: Path) -> dict[Path, list[str]]:
