@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kerasmem.diagnosis.failures import Failure
+from kerasmem.diagnosis.messages import tensor_bytes
 from kerasmem.diagnosis.operations import OperationName, parse_operation
-from kerasmem.diagnosis.rules import tensor_bytes
 
 GIB = 2**30
 _CLEARLY = 0.2  # of the card: what others must hold before they are named as the cause
@@ -112,14 +112,14 @@ def _pytorch(failure: Failure) -> Figures:
     return Figures(requested, free, None, limit, used, reserved, others, cause)
 
 
-def _others(processes: list[tuple[int, int]] | None, own: int | None, reserved: int | None) -> int | None:
+def _others(processes: list[int] | None, own: int | None, reserved: int | None) -> int | None:
     """Return what other processes hold.
 
     In a container PyTorch does not find its own number among the driver's and lists itself as another process.
     """
     if not processes:
         return None if own is None else 0
-    held = [count for _, count in processes]
+    held = list(processes)
     if own is None and reserved is not None:
         nearest = min(held, key=lambda count: abs(count - reserved))
         if abs(nearest - reserved) <= max(GIB, 0.1 * reserved):

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.diagnosis.families import RULES
-from kerasmem.diagnosis.rules import Finding, Rule
+from kerasmem.diagnosis.messages import Finding, all_messages
 
 _FAR = 500  # lines after which another failure is another one
 _NEAR = 130  # lines around a failure in which details belong to it
@@ -53,15 +52,10 @@ class Failure:
 
 
 class Collector:
-    """Puts findings together.
+    """Puts findings together."""
 
-    Args:
-        rules: how to read lines, in the order in which they are tried.
-    """
-
-    def __init__(self, rules: tuple[Rule, ...] = RULES) -> None:
-        self.rules = rules
-        needles = "|".join(sorted({re.escape(each.needle) for each in rules}))
+    def __init__(self) -> None:
+        needles = "|".join(sorted({re.escape(needle) for each in all_messages() for needle in each.needles}))
         self._any = re.compile(needles)
         self.wanted = re.compile(f"{needles}|Error|Exception|BFCAllocator dump".encode())  # lines that `read` can use
         self.failures: list[Failure] = []
@@ -84,12 +78,10 @@ class Collector:
         """Return what a line says: one thing that happened at most, and any details."""
         found: list[Finding] = []
         decided = False
-        for each in self.rules:
-            if each.needle in text and (match := each.pattern.search(text)):
-                finding = each.read(match)
-                if finding is None or (decided and finding.kind not in ("detail", "ahead")):
-                    continue
-                decided = decided or finding.kind not in ("detail", "ahead")
+        for each in all_messages():
+            decides = each.kind not in ("detail", "ahead")
+            if not (decides and decided) and (finding := each.read(text)) is not None:
+                decided = decided or decides
                 found.append(finding)
         return found
 

@@ -13,8 +13,8 @@ from corpus import NEGATIVE, POSITIVE
 
 import kerasmem
 from kerasmem.diagnosis.explaining import explain_stream
-from kerasmem.diagnosis.families import RULES
 from kerasmem.diagnosis.log_lines import BLOCK, NEEDLES, interesting_lines
+from kerasmem.diagnosis.messages import all_messages
 from kerasmem.errors import InputError
 
 M = 2**20
@@ -116,7 +116,14 @@ def test_every_needle_of_a_failure_is_found_by_the_search():
     """What says that memory ran out has to hold one of the few needles that the whole log is searched for."""
     for name, text, _ in POSITIVE:
         assert any(needle in text.encode() for needle in NEEDLES), name
-    assert all(each.needle for each in RULES)
+    assert all(each.needles and all(each.needles) for each in all_messages())
+
+
+def test_every_message_can_be_read():
+    for each in all_messages():
+        assert each.kind in ("failure", "weak", "detail", "ahead", "cancel", "other"), each
+        assert each.family, each
+        each.read(each.needles[0])  # its pattern can be compiled
 
 
 def test_the_first_failure_is_the_cause_and_later_ones_are_counted():

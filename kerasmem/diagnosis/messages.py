@@ -1,0 +1,183 @@
+"""What one line of a text says, by the messages that `data/messages.json` lists.
+
+Each message has these fields; the first message that matches a line wins:
+
+========= ==========================================================================================================
+needles   pieces of text, one of which every such line holds; looked for first, as it costs nothing
+pattern   a regular expression, searched in the line; must not backtrack without bound. `<limit_bytes:size>` stands for
+          a group that is taken as a fact: `size` ("1.5GiB"), `count` (bytes without a unit), `kilobytes` (without their
+          unit) or `shape` ("64,112,112,64"). Any other `(?P<name>…)` is taken as text.
+kind      as in `Finding`
+family    as in `Diagnosis.family`
+what      an identifier within the family, for the sentence and the remedies
+facts     what every such line says
+sentences a list of patterns, each searched in what `pattern` matched
+sums      facts that follow from others, such as "limit_bytes - free_bytes"
+========= ==========================================================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+MOST = 2**62  # no size, dimension or count beyond this is taken for one
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
+_MOST_PROCESSES = 64
+_FORM = re.compile(r"<(\w+):(size|count|kilobytes|shape)>")
+_GROUPS = {
+    "size": r"(?P<{0}__size>\d{{1,20}}(?:\.\d{{1,6}})?) ?(?P<{0}__unit>[kKMGTP]?i?[bB]?(?:ytes)?)\b",
+    "count": r"(?P<{0}__count>\d{{1,20}})",
+    "kilobytes": r"(?P<{0}__kilobytes>\d{{1,18}})",
+    "shape": r"(?P<{0}__shape>[\d, ]{{1,200}})",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a line says.
+
+    Attributes:
+        kind: "failure" (memory ran out), "weak" (a death that is most often that), "detail" (of a failure beside it),
+            "ahead" (of a failure that follows), "cancel" (the failure just before was none) or "other" (something that
+            is not out of memory).
+        family: as in `Diagnosis.family`.
+        what: an identifier within the family, for the sentence and the remedies.
+        facts: any of the fields of a `Diagnosis` in bytes and counts, and "processes", "pool", "free_piece", "note".
+    """
+
+    kind: str
+    family: str
+    what: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Message:
+    """How to read a line; the module's docstring has the fields."""
+
+    needles: tuple[str, ...]
+    pattern: str
+    kind: str
+    family: str
+    what: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    sentences: tuple[str, ...] = ()
+    sums: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, line: str) -> Finding | None:
+        """Return what a line says, or None where it is no such line."""
+        if not any(needle in line for needle in self.needles) or not (match := _compiled(self.pattern).search(line)):
+            return None
+        facts = {**self.facts, **_named_facts(match)}
+        for sentence in self.sentences:
+            said = [_named_facts(each) for each in _compiled(sentence).finditer(line, *match.span())]
+            if said and "processes" in said[0]:  # the card's, one after the other
+                facts["processes"] = [each["processes"] or 0 for each in said[:_MOST_PROCESSES]]
+            elif said:
+                facts |= said[0]
+        if self.sentences and not facts:
+            return None
+        for name, terms in self.sums.items():
+            if (total := _sum(terms, facts)) is not None:
+                facts[name] = total
+        return Finding(self.kind, self.family, self.what, _with_device(facts))
+
+
+@functools.cache
+def read_data(name: str) -> dict[str, Any]:
+    """Return what a file of this room holds: "messages" or "texts"."""
+    data: dict[str, Any] = json.loads(resources.files(__package__).joinpath(f"data/{name}.json").read_text("utf-8"))
+    return data
+
+
+@functools.cache
+def all_messages() -> tuple[Message, ...]:
+    """Return the messages in the order in which they are tried."""
+    found = []
+    for row in (row for section in read_data("messages")["sections"] for row in section["messages"]):
+        sentences = read_data("messages")["sentences"][row["sentences"]] if "sentences" in row else ()
+        found.append(Message(**{**row, "sentences": tuple(sentences)}))
+    return tuple(found)
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(_FORM.sub(lambda mark: _GROUPS[mark[2]].format(mark[1]), pattern))
+
+
+def _named_facts(match: re.Match[str]) -> dict[str, Any]:
+    """Return what the named groups of a match say; what is not there is left out."""
+    facts: dict[str, Any] = {}
+    for group, text in match.groupdict().items():
+        name, _, form = group.partition("__")
+        if text is None or form == "unit":
+            continue
+        if form == "shape":
+            facts[name] = _shape(text)
+        elif form:
+            unit = {"size": match.groupdict().get(f"{name}__unit"), "count": "", "kilobytes": "k"}[form]
+            facts[name] = _size(text, unit or "")
+        else:
+            facts[name] = text
+    return facts
+
+
+def _with_device(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts with the device by its usual name: "GPU:0"."""
+    named = [name for key in ("place", "allocator") if (name := _device_name(facts.get(key, "")))]
+    if "gpu" in facts:
+        named = [f"GPU:{int(facts['gpu'])}"]
+    return {**facts, "device": named[0]} if named else facts
+
+
+def _device_name(text: str) -> str | None:
+    """Return "GPU:0" from "/job:localhost/replica:0/task:0/device:GPU:0" or "GPU_0_bfc", None for neither."""
+    found = re.search(r"(?:^|[/:_(])(cpu|gpu|tpu)[:_](\d{1,4})(?!\d)", text, re.IGNORECASE)
+    if found:
+        return f"{found[1].upper()}:{int(found[2])}"
+    return "CPU:0" if "cpu" in text.lower() else None
+
+
+def _sum(terms: str, facts: Mapping[str, Any]) -> int | None:
+    """Return "limit_bytes - free_bytes", not below 0; None where a term is not known."""
+    total, sign = 0, 1
+    for term in terms.split():
+        if term in ("+", "-"):
+            sign = 1 if term == "+" else -1
+        elif facts.get(term) is None:
+            return None
+        else:
+            total += sign * facts[term]
+    return max(0, total)
+
+
+def _size(number: str, unit: str) -> int | None:
+    """Return bytes from a number and a unit: powers of 1024, as every allocator means them; None beyond reason."""
+    factor = _UNITS.get(unit.lower().removesuffix("ytes").removesuffix("b").removesuffix("i"), 1)
+    value = int(number) * factor if number.isdigit() else round(float(number) * factor)
+    return value if value <= MOST else None
+
+
+def _shape(text: str) -> tuple[int, ...] | None:
+    """Return the sizes in "64,112,112,64", at most 16 of them; None where it is no shape."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or len(parts) > 16 or not all(part.isdecimal() and len(part) < 19 for part in parts):
+        return None
+    return tuple(int(part) for part in parts)
+
+
+def tensor_bytes(sizes: tuple[int, ...] | None, dtype: str | None) -> int | None:
+    """Return what a tensor takes, None where the type is not known or the size beyond reason."""
+    name = (dtype or "").lower().removesuffix("_ref")
+    width = next((int(width) for width, names in read_data("messages")["widths"].items() if name in names), None)
+    if sizes is None or width is None:
+        return None
+    total = math.prod(sizes) * width
+    return total if total <= MOST else None
