@@ -55,7 +55,8 @@ class Collector:
     """Puts findings together."""
 
     def __init__(self) -> None:
-        needles = "|".join(sorted({re.escape(needle) for each in all_messages() for needle in each.needles}))
+        self._messages = [(needle, each) for each in all_messages() for needle in each.needles]
+        needles = "|".join(sorted({re.escape(needle) for needle, _ in self._messages}))
         self._any = re.compile(needles)
         self.wanted = re.compile(f"{needles}|Error|Exception|BFCAllocator dump".encode())  # lines that `read` can use
         self.failures: list[Failure] = []
@@ -78,9 +79,11 @@ class Collector:
         """Return what a line says: one thing that happened at most, and any details."""
         found: list[Finding] = []
         decided = False
-        for each in all_messages():
-            decides = each.kind not in ("detail", "ahead")
-            if not (decides and decided) and (finding := each.read(text)) is not None:
+        for needle, message in self._messages:
+            if needle in text and (finding := message.read(text)) is not None:
+                decides = message.kind not in ("detail", "ahead")
+                if decides and decided:
+                    continue
                 decided = decided or decides
                 found.append(finding)
         return found

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
-from itertools import accumulate
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
 from kerasmem.errors import InputError
@@ -17,10 +17,12 @@ from kerasmem.errors import InputError
 NEEDLES = (
     b"emory", b"lloc", b"OOM", b"oom", b"OUT_OF", b"nitialized", b"illed", b"137", b"SIGKILL", b"_FAILED", b"Hbm usage",
 )  # fmt: skip
+_NEEDLE = re.compile(b"|".join(NEEDLES))
 BLOCK = 2**20
 TAIL = 2**18  # of the end, read line by line: there stands what ended the run
 _BEFORE, _AFTER = 100, 60  # lines around a find; a traceback with the node's name comes before
 _LONG = 2**14  # a longer line is read around its finds only
+_PIECES = 50  # of it, at most
 _OVERLAP = 2**12
 _PACKED = {
     b"\x1f\x8b": ("gzip", "gunzip -c"), b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"), b"BZh": ("bzip2", "bzip2 -dc"),
@@ -60,10 +62,31 @@ def interesting_lines(
     Raises:
         InputError: the bytes are compressed.
     """
-    numbered = _Lines(wanted)
-    for block in _blocks(stream, name):
-        yield from numbered.take(block)
-    yield from numbered.end()
+    search = (wanted or re.compile(b"")).search
+    before: deque[tuple[int, bytes]] = deque(maxlen=_BEFORE)  # the lines before a find, should one come
+    tail: deque[tuple[int, bytes]] = deque()
+    after = shown = 0  # lines to read after the last find, and the last line that was read
+    for number, region in _regions(_blocks(stream, name)):
+        tail.append((number, region))
+        while sum(len(each) for _, each in tail) - len(tail[0][1]) >= TAIL:
+            tail.popleft()
+        if not after and not any(needle in region for needle in NEEDLES):
+            before.extend((place, line[:_LONG]) for place, line in _numbered(number, region, _BEFORE))
+            continue
+        for place, line in _numbered(number, region):
+            if _NEEDLE.search(line):
+                yield from _read(before, search)
+                before.clear()
+                after = _AFTER
+            if after:
+                yield from _read([(place, line)], search)
+                after, shown = after - 1, place
+            else:
+                before.append((place, line[:_LONG]))
+    for number, region in tail:
+        last = region if len(tail) > 1 else region[-TAIL:].partition(b"\n")[2] if len(region) > TAIL else region
+        first = number + region.count(b"\n") - last.count(b"\n")
+        yield from _read(((place, line[:_LONG]) for place, line in _numbered(first, last) if place > shown), search)
 
 
 def _blocks(stream: BinaryIO, name: str) -> Iterator[bytes]:
@@ -93,117 +116,40 @@ def _wide(first: bytes) -> str | None:
     return None
 
 
-class _Lines:
-    """Cuts blocks at line ends and picks the lines to read.
-
-    `rest` begins `number` and has no end yet; `shown` is the last line that was yielded; `tail` holds what came last.
-    """
-
-    def __init__(self, wanted: re.Pattern[bytes] | None = None) -> None:
-        self.search = (wanted or re.compile(b"")).search
-        self.number = 1
-        self.rest = b""
-        self.before = b""  # the lines just before `rest`, for context
-        self.hot = 0  # lines still to read after the last find
-        self.shown = 0
-        self.tail: list[tuple[int, bytes]] = []
-        self.tail_bytes = 0
-
-    def take(self, block: bytes) -> Iterator[tuple[int, str]]:
-        data = self.rest + block
-        end = data.rfind(b"\n") + 1
-        if end == 0 and len(data) < BLOCK:
-            self.rest = data
-            return
-        if end == 0:  # a line without end: read what there is of it, keep what a find may need
-            yield from self._piece(data)
-            self.rest = data[-_OVERLAP:]
-            return
-        self.rest = data[end:]
-        if len(self.rest) > BLOCK:
-            yield from self._piece(self.rest)
-            self.rest = self.rest[-_OVERLAP:]
-        yield from self._region(data[:end])
-
-    def end(self) -> Iterator[tuple[int, str]]:
-        if self.rest:
-            yield from self._region(self.rest)
-        for first, region in self.tail:
-            if len(self.tail) == 1 and len(region) > TAIL:
-                cut = region.find(b"\n", len(region) - TAIL) + 1
-                first, region = first + region.count(b"\n", 0, cut), region[cut:]
-            for offset, line in enumerate(region.split(b"\n")):
-                if first + offset > self.shown and self.search(line, 0, _LONG):
-                    for text in _texts(line[:_LONG]):
-                        yield first + offset, text
-
-    def _piece(self, data: bytes) -> Iterator[tuple[int, str]]:
-        for place in _finds(data)[:50]:
-            for text in _texts(data[max(0, place - 2048) : place + 6144]):
-                yield self.number, text
-
-    def _region(self, region: bytes) -> Iterator[tuple[int, str]]:
-        """Read a stretch of whole lines."""
-        self.tail.append((self.number, region))
-        self.tail_bytes += len(region)
-        while len(self.tail) > 1 and self.tail_bytes - len(self.tail[0][1]) >= TAIL:
-            self.tail_bytes -= len(self.tail.pop(0)[1])
-        count = region.count(b"\n")
-        finds = _finds(region)
-        if finds or self.hot:
-            before = self.before.count(b"\n")
-            yield from self._around(self.before + region, self.number - before, [f + len(self.before) for f in finds])
-        self.number += count
-        cut = len(region)
-        for _ in range(_BEFORE + 1):
-            cut = region.rfind(b"\n", max(0, len(region) - 2 * _LONG), cut)
-            if cut < 0:
-                break
-        whole = len(region) <= 2 * _LONG
-        self.before = region[cut + 1 :] if cut >= 0 else region if whole else region[-_LONG:].partition(b"\n")[2]
-
-    def _around(self, data: bytes, first: int, finds: list[int]) -> Iterator[tuple[int, str]]:
-        lines = data.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
-        wanted = bytearray(len(lines))
-        carried = max(0, self.number - first)  # lines of the block before
-        wanted[carried : carried + self.hot] = b"\1" * min(self.hot, max(0, len(lines) - carried))
-        hot, at, marked = self.hot - (len(lines) - carried), 0, 0
-        found: dict[int, int] = {}
-        for place in finds:
-            while at + 1 < len(starts) and starts[at + 1] <= place:
-                at += 1
-            low, high = max(marked, at - _BEFORE), min(len(lines), at + _AFTER)
-            if high > low:
-                wanted[low:high], marked = b"\1" * (high - low), high
-            found.setdefault(at, place - starts[at])
-            hot = at + _AFTER - len(lines)
-        self.hot = max(0, hot)
-        for index, line in enumerate(lines):
-            if wanted[index] and first + index > self.shown:
-                self.shown = first + index
-                if len(line) > _LONG:
-                    places = _finds(line)[:20] if index in found else []
-                    pieces = [line[max(0, place - 2048) : place + 6144] for place in places] or [line[:_LONG]]
-                else:
-                    pieces = [line]
-                for piece in filter(self.search, pieces):
-                    for text in _texts(piece):
-                        yield first + index, text
+def _regions(blocks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Cut blocks at line ends; return lines, with the number of the first. A very long line comes in several parts."""
+    number, rest = 1, b""
+    for block in blocks:
+        rest += block
+        end = rest.rfind(b"\n") + 1
+        if end:
+            yield number, rest[:end]
+            number += rest.count(b"\n", 0, end)
+            rest = rest[end:]
+        if len(rest) >= BLOCK:
+            yield number, rest
+            rest = rest[-_OVERLAP:]
+    if rest:
+        yield number, rest
 
 
-def _finds(data: bytes) -> list[int]:
-    """Return the places of the needles, one for each stretch of 2 KiB at most."""
-    places = set()
-    for needle in NEEDLES:
-        place = data.find(needle)
-        while place >= 0:
-            places.add(place)
-            end = data.find(b"\n", place, place + 2048)  # the rest of the line is read anyway
-            place = data.find(needle, end + 1 if end >= 0 else place + 2048)
-    return sorted(places)
+def _numbered(number: int, region: bytes, last: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Return the lines of a region, or the last of them, with their numbers."""
+    region = region.removesuffix(b"\n")
+    lines = region.split(b"\n") if last is None else region.rsplit(b"\n", last)[-last:]
+    return enumerate(lines, number + region.count(b"\n") + 1 - len(lines))
+
+
+def _read(lines: Iterable[tuple[int, bytes]], search: Callable[[bytes], object]) -> Iterator[tuple[int, str]]:
+    """Return the readable parts of lines in which something is found; of a very long one what is around its finds."""
+    for number, line in lines:
+        pieces = [line]
+        if len(line) > _LONG:
+            places = list(dict.fromkeys(found.start() // 2048 * 2048 for found in _NEEDLE.finditer(line)))[:_PIECES]
+            pieces = [line[max(0, place - 2048) : place + 8192] for place in places] or [line[:_LONG]]
+        for piece in filter(search, pieces):
+            for text in _texts(piece):
+                yield number, text
 
 
 def _texts(line: bytes) -> Iterator[str]:

@@ -72,8 +72,9 @@ class Message:
     sums: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, line: str) -> Finding | None:
-        """Return what a line says, or None where it is no such line."""
-        if not any(needle in line for needle in self.needles) or not (match := _compiled(self.pattern).search(line)):
+        """Return what a line with one of the needles says, or None where it is no such line."""
+        match = _compiled(self.pattern).search(line)
+        if match is None:
             return None
         facts = {**self.facts, **_named_facts(match)}
         for sentence in self.sentences:
