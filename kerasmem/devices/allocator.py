@@ -9,9 +9,10 @@ reserved beyond that is not told to Python anywhere, so it is None here.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kerasmem.compat.tensorflow_runtime import allocator_statistics
 
@@ -30,19 +31,27 @@ class AllocatorReading(NamedTuple):
     reserved_bytes: int | None = None
 
 
-class Allocator(Protocol):
+class Allocator(ABC):
     """The allocator of one device. Objects that read the same statistics are equal."""
 
     device: str
 
+    @abstractmethod
     def read(self) -> AllocatorReading:
         """Return what is in use, and the peak since the last reset."""
 
+    @abstractmethod
     def reset(self) -> None:
         """Start a new peak from what is in use now."""
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.device == vars(other)["device"]
 
-class TensorFlowAllocator:
+    def __hash__(self) -> int:
+        return hash((type(self), self.device))
+
+
+class TensorFlowAllocator(Allocator):
     """TensorFlow's allocator on one logical device.
 
     Args:
@@ -83,12 +92,6 @@ class TensorFlowAllocator:
             read, reset = allocator_statistics(self.device, AllocatorReading)
             if read().in_use_bytes >= 0:
                 vars(self).update(read=read, reset=reset)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TensorFlowAllocator) and self.device == other.device
-
-    def __hash__(self) -> int:
-        return hash(self.device)
 
 
 @dataclass(frozen=True)

@@ -127,13 +127,7 @@ def _system_reserve(memory: int, major: int) -> int:
     """Return the bytes that TensorFlow leaves to the system on a GPU with `memory` bytes free."""
     if memory < 2 * GIB:
         return 225 * MIB
-    if major <= 6:
-        return 500 * MIB
-    if major == 7:
-        return 1050 * MIB
-    if major == 8:
-        return 1536 * MIB
-    return 1800 * MIB
+    return {7: 1050, 8: 1536}.get(major, 500 if major < 7 else 1800) * MIB
 
 
 def find_card(name: str) -> Card:

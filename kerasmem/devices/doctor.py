@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,48 +50,33 @@ class Examination(Record, what="examination", version=1, also=("works", "sees_gp
         return self.said.failure is None
 
 
-def examine(
-    *,
-    timeout: float = 120.0,
-    environ: Mapping[str, str] | None = None,
-    ask: Callable[[Mapping[str, str], float], SelfReport] | None = None,
-    machine: LiveMachine | None = None,
-) -> Examination:
+def examine(timeout: float = 120.0) -> Examination:
     """Ask TensorFlow in a process of its own, the driver and the system, and judge.
 
     Args:
         timeout: seconds that TensorFlow gets.
-        environ: environment variables to start it with; default: this process's.
-        ask: what to ask in place of TensorFlow.
-        machine: what the driver says, in place of asking it.
 
     Raises:
         UsageError: the timeout is not above 0.
     """
     if not timeout > 0:
         raise UsageError(f"timeout: {timeout!r} is no number of seconds above 0")
-    environ = dict(os.environ if environ is None else environ)
-    machine = read_machine(environ=environ) if machine is None else machine
-    said = (ask or ask_tensorflow)(environ, timeout)
-    shown = {
-        name: value
-        for name, value in sorted(environ.items())
-        if name.startswith(_PREFIXES) and not name.startswith("TF_CLI_")
-    }
-    findings = judge(said, machine, environ)
-    findings += [Finding("note", text, None) for text in read_limits(environ=environ).notes]
+    machine, said = read_machine(), ask_tensorflow(timeout)
+    names = sorted(name for name in os.environ if name.startswith(_PREFIXES) and not name.startswith("TF_CLI_"))
+    findings = judge(said, machine, os.environ)
+    findings += [Finding("note", text, None) for text in read_limits().notes]
     findings.sort(key=lambda finding: ("problem", "note", "fine").index(finding.kind))
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    return Examination(python, machine, shown, tuple(findings), said)
+    return Examination(python, machine, {name: os.environ[name] for name in names}, tuple(findings), said)
 
 
-def ask_tensorflow(environ: Mapping[str, str], timeout: float) -> SelfReport:
+def ask_tensorflow(timeout: float) -> SelfReport:
     """Import TensorFlow, list its GPUs and run a small step, in a process of its own that may crash or hang."""
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log.txt"
         root = str(Path(__file__).parents[2])
-        paths = [root, *filter(None, [environ.get("PYTHONPATH")])]
-        settings = {**environ, **_LOGGED, "PYTHONPATH": os.pathsep.join(paths)}
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        settings = {**os.environ, **_LOGGED, "PYTHONPATH": os.pathsep.join(paths)}
         with log.open("wb") as stream:
             process = start_module(
                 "kerasmem.devices.doctor_child", str(result), environ=settings, stdout=subprocess.DEVNULL, stderr=stream

@@ -1,4 +1,4 @@
-"""What TensorFlow says of itself, for `kerasmem.devices.doctor`, in a process that may crash.
+"""What TensorFlow says of itself, as fields of the doctor's `SelfReport`, in a process that may crash.
 
     python -m kerasmem.devices.doctor_child RESULT.json
 
@@ -29,13 +29,14 @@ def main(path: str) -> None:
     reach("import tensorflow")
     import tensorflow as tf
 
-    found["tensorflow"] = {"version": str(tf.__version__), "folder": str(Path(tf.__file__).parent)}
-    found["build"] = {key: value for key, value in tf.sysconfig.get_build_info().items() if isinstance(value, str)}
+    build = tf.sysconfig.get_build_info()
+    found |= {"tensorflow": str(tf.__version__), "folder": str(Path(tf.__file__).parent)}
+    found |= {"cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version")}
     found["built_with_cuda"] = bool(tf.test.is_built_with_cuda())
     reach("import keras")
     import keras
 
-    found["keras"] = {"version": str(keras.__version__), "backend": str(keras.config.backend())}
+    found |= {"keras": str(keras.__version__), "backend": str(keras.config.backend())}
     reach("list the GPUs")
     gpus = tf.config.list_physical_devices("GPU")
     visible = set(tf.config.get_visible_devices("GPU"))
@@ -52,8 +53,8 @@ def main(path: str) -> None:
     tf.debugging.set_log_device_placement(True)  # heeded before the devices start, not after
     for gpu in gpus:  # a doctor must not take the memory of the patient
         tf.config.experimental.set_memory_growth(gpu, True)
-    found["logical_devices"] = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
-    if found["keras"]["backend"] == "tensorflow":
+    tf.config.list_logical_devices()
+    if found["backend"] == "tensorflow":
         reach("run a small training step")
         _step(tf, keras, found)
     reach("look at what kerasmem borrows")

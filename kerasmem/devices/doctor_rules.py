@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kerasmem.devices.doctor_child import STEP
@@ -47,11 +47,11 @@ class LogFacts:
         tail: its last lines.
     """
 
-    missing: tuple[str, ...]
-    placed: dict[str, int]
-    driver: str | None
-    error: str | None
-    tail: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    placed: dict[str, int] = field(default_factory=dict)
+    driver: str | None = None
+    error: str | None = None
+    tail: tuple[str, ...] = ()
 
 
 def read_log(text: str) -> LogFacts:
@@ -105,41 +105,28 @@ class SelfReport:
         borrowed: private parts of other packages, and whether they are there.
     """
 
-    tensorflow: str | None
-    keras: str | None
-    folder: str | None
-    backend: str | None
-    built_with_cuda: bool | None
-    cuda: str | None
-    cudnn: str | None
-    gpus: tuple[dict[str, Any], ...]
-    jit_compile: bool | None
-    log: LogFacts
-    failure: str | None
+    tensorflow: str | None = None
+    keras: str | None = None
+    folder: str | None = None
+    backend: str | None = None
+    built_with_cuda: bool | None = None
+    cuda: str | None = None
+    cudnn: str | None = None
+    gpus: tuple[dict[str, Any], ...] = ()
+    jit_compile: bool | None = None
+    log: LogFacts = field(default_factory=LogFacts)
+    failure: str | None = None
     borrowed: tuple[BorrowedPart, ...] = ()
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any], log: LogFacts, ended: str | None) -> SelfReport:
-        """Return the report from what the process wrote, its log, and how it ended."""
-        stage = facts.get("stage", "")
+        """Return the report from the fields that the process wrote with its stage, its log, and how it ended."""
         failure = None
-        if ended is not None or stage != "done":
-            failure = f"could not {stage}: {log.error or ended or 'it ended early'}"
-        tensorflow, keras, build = (facts.get(name, {}) for name in ("tensorflow", "keras", "build"))
-        return cls(
-            tensorflow=tensorflow.get("version"),
-            keras=keras.get("version"),
-            folder=tensorflow.get("folder"),
-            backend=keras.get("backend"),
-            built_with_cuda=facts.get("built_with_cuda"),
-            cuda=build.get("cuda_version"),
-            cudnn=build.get("cudnn_version"),
-            gpus=tuple(facts.get("gpus", ())),
-            jit_compile=facts.get("jit_compile"),
-            log=log,
-            failure=failure,
-            borrowed=tuple(BorrowedPart(**each) for each in facts.get("borrowed", ())),
-        )
+        if ended is not None or facts["stage"] != "done":
+            failure = f"could not {facts['stage']}: {log.error or ended or 'it ended early'}"
+        told = {name: value for name, value in facts.items() if name not in ("stage", "gpus", "borrowed")}
+        borrowed = tuple(BorrowedPart(**each) for each in facts.get("borrowed", ()))
+        return cls(**told, gpus=tuple(facts.get("gpus", ())), log=log, failure=failure, borrowed=borrowed)
 
 
 def judge(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kerasmem.devices.host import HostMemory, host_memory
-from kerasmem.devices.nvml import Nvml, NvmlApi, NvmlDevice
+from kerasmem.devices.nvml import DriverMemory, Nvml, NvmlApi, NvmlDevice
 from kerasmem.devices.visible import visible_devices
 from kerasmem.records import Record
 
@@ -115,9 +115,7 @@ def _live(nvml: Nvml, device: NvmlDevice, cuda_index: int | None, doubt: str | N
         name=device.name,
         uuid=device.uuid,
         compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
-        total_bytes=memory.total_bytes if memory else None,
-        used_bytes=memory.used_bytes if memory else None,
-        free_bytes=memory.free_bytes if memory else None,
+        **(memory._asdict() if memory else dict.fromkeys(DriverMemory._fields)),
         driver_version=nvml.driver_version,
         parent_uuid=device.parent_uuid,
         cuda_index=cuda_index,

@@ -10,35 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 _NOT_AVAILABLE = 2**64 - 1  # what the driver writes in place of a count that it does not keep
 
 
-class NvmlApi(Protocol):
-    """The part of nvidia-ml-py's module `pynvml` that is used here.
-
-    A recorded stand-in need only have these; every function may raise `NVMLError`, whose `value` is
-    NVML's code.
-    """
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None: ...  # noqa: D102
-    def nvmlShutdown(self) -> None: ...  # noqa: D102
-    def nvmlSystemGetDriverVersion(self) -> Any: ...  # noqa: D102
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: D102
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...  # noqa: D102
-    def nvmlDeviceGetName(self, handle: Any) -> Any: ...  # noqa: D102
-    def nvmlDeviceGetUUID(self, handle: Any) -> Any: ...  # noqa: D102
-    def nvmlDeviceGetPciInfo(self, handle: Any) -> Any: ...  # noqa: D102
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...  # noqa: D102
-    def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> Any: ...  # noqa: D102
-    def nvmlDeviceGetMigMode(self, device: Any) -> Any: ...  # noqa: D102
-    def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int: ...  # noqa: D102
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any: ...  # noqa: D102
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> Any: ...  # noqa: D102
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Any) -> Any: ...  # noqa: D102
+# nvidia-ml-py's module `pynvml`, or a recorded stand-in with the functions of it that are called here; each of them may
+# raise `NVMLError`, whose `value` is NVML's code.
+NvmlApi = Any
 
 
 class DriverMemory(NamedTuple):
@@ -73,12 +52,10 @@ class NvmlDevice:
     parent_uuid: str | None = None
     handle: Any = None
 
-
-class GpuProcess(NamedTuple):
-    """A process with memory on a GPU; `used_bytes` is None where the driver does not tell."""
-
-    pid: int
-    used_bytes: int | None
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.name or self.uuid or f"GPU {self.index}"
 
 
 class Nvml:
@@ -143,8 +120,12 @@ class Nvml:
             return None, _shared_memory(device)
         return DriverMemory(total, used, free), None
 
-    def processes(self, device: NvmlDevice) -> tuple[list[GpuProcess] | None, str | None]:
-        """Return who has memory on the device and None, or None and the reason. Takes milliseconds."""
+    def processes(self, device: NvmlDevice) -> tuple[list[tuple[int, int | None]] | None, str | None]:
+        """Return who has memory on the device and None, or None and the reason. Takes milliseconds.
+
+        Returns:
+            The number of each process and its bytes, None where the driver does not tell.
+        """
         found: dict[int, int | None] = {}
         try:
             for ask in (
@@ -155,8 +136,8 @@ class Nvml:
                     used = process.usedGpuMemory
                     found[process.pid] = None if used == _NOT_AVAILABLE else used
         except self._api.NVMLError as error:
-            return None, f"{device.name or device.uuid}: the driver does not list processes: {error}"
-        return [GpuProcess(pid, used) for pid, used in sorted(found.items())], None
+            return None, f"{device.label}: the driver does not list processes: {error}"
+        return sorted(found.items()), None
 
     def close(self) -> None:
         """Shut NVML down; may be called more than once."""
@@ -233,8 +214,7 @@ def _why_no_driver(error: Exception) -> str:
 
 
 def _why_no_memory(device: NvmlDevice, error: Exception) -> str:
-    name = device.name or device.uuid or f"GPU {device.index}"
-    code = _code(error)
+    name, code = device.label, _code(error)
     if code == 3:
         return _shared_memory(device)
     if code == 4:
@@ -246,5 +226,4 @@ def _why_no_memory(device: NvmlDevice, error: Exception) -> str:
 
 
 def _shared_memory(device: NvmlDevice) -> str:
-    name = device.name or device.uuid or f"GPU {device.index}"
-    return f"{name}: the driver keeps no count of its memory, as on systems where GPU and CPU share it"
+    return f"{device.label}: the driver keeps no count of its memory, as on systems where GPU and CPU share it"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kerasmem.devices.allocator import AllocatorReading, TrackedDevice
+from kerasmem.devices.allocator import Allocator, AllocatorReading, TrackedDevice
 
 
-class JaxAllocator:
+class JaxAllocator(Allocator):
     """JAX's allocator on one device.
 
     Args:
@@ -49,14 +49,8 @@ class JaxAllocator:
         """
         raise NotImplementedError("JAX cannot reset an allocator's peak")
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, JaxAllocator) and self.device == other.device
 
-    def __hash__(self) -> int:
-        return hash((JaxAllocator, self.device))
-
-
-class TorchAllocator:
+class TorchAllocator(Allocator):
     """PyTorch's caching allocator on one CUDA device.
 
     Args:
@@ -85,12 +79,6 @@ class TorchAllocator:
     def reset(self) -> None:
         """Start a new peak from what is in use now."""
         self._cuda.reset_peak_memory_stats(self._ordinal)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TorchAllocator) and self._ordinal == other._ordinal
-
-    def __hash__(self) -> int:
-        return hash((TorchAllocator, self._ordinal))
 
 
 def jax_devices(jax: Any) -> tuple[list[TrackedDevice], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,16 +150,3 @@ def _marks_of(plane: Any, prefix: str) -> Iterator[Mark]:
                 numbers = [stat.int64_value for stat in event.stats if names[stat.metadata_id] == "step_num"]
                 time = line.timestamp_ns * 1000 + event.offset_ps
                 yield Mark(time, wanted[event.metadata_id], numbers[0] if numbers else 0)
-
-
-def check_complete(events: Iterable[AllocatorEvent]) -> int:
-    """Return how many events do not follow from the one before: recorded out of order, or with others lost between.
-
-    Each event says what is in use after it, so a complete recording from the allocator's start on gives 0.
-    """
-    wrong, in_use = 0, 0
-    for event in events:
-        in_use += event.allocated if event.kind == ALLOCATE else -event.allocated
-        if in_use != event.in_use:
-            wrong, in_use = wrong + 1, event.in_use
-    return wrong

@@ -66,13 +66,13 @@ def untold(events: Any, descending: bool) -> int:
 
 def compare(folder: str) -> dict[str, Any]:
     """Replay one recording."""
-    from kerasmem.devices.recording import ALLOCATE, check_complete, read_allocator_events
+    from kerasmem.devices.recording import ALLOCATE, read_allocator_events
     from kerasmem.estimation.allocator import BFCAllocator
 
     events = read_allocator_events(folder)
     pool = BFCAllocator(limit=64 << 30, collect=False, descending=True)
     handles: dict[int, int] = {}
-    sizes = addresses = in_use = unknown = told = 0
+    sizes = addresses = in_use = unknown = told = out_of_order = before_it = 0
     for event in events:
         if event.kind == ALLOCATE:
             pool.next_address = event.address
@@ -88,13 +88,15 @@ def compare(folder: str) -> dict[str, Any]:
         else:
             unknown += 1
         in_use += pool.in_use != event.in_use
+        out_of_order += event.in_use - before_it != (event.allocated if event.kind == ALLOCATE else -event.allocated)
+        before_it = event.in_use
     return {
         "events": len(events),
         "allocations": sum(event.kind == ALLOCATE for event in events),
         "wrong_sizes": sizes,
         "wrong_addresses": addresses,
         "wrong_in_use": in_use,
-        "out_of_order": check_complete(events),
+        "out_of_order": out_of_order,
         "wrong_sizes_untold": {"descending": untold(events, True), "ascending": untold(events, False)},
         "unknown_frees": unknown,
         "regions": told,

@@ -19,7 +19,8 @@ DONE = {
     "stage": "done",
     "built_with_cuda": True,
     "jit_compile": True,
-    "keras": {"version": "3", "backend": "tensorflow"},
+    "keras": "3",
+    "backend": "tensorflow",
 }
 SEEN = {**DONE, "gpus": [{"name": "/physical_device:GPU:0", "card": "Tesla T4", "visible": True, "growth": True}]}
 BORROWED = {"package": "keras", "feature": "kerasmem.fit", "missing": None}
@@ -89,7 +90,7 @@ def sentences(facts, machine, environ=None, log="", ended=None):
             "problem: TF_FORCE_GPU_ALLOW_GROWTH='1' is not",
         ),
         (SEEN, WITH_CARD, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "", "JAX's; TensorFlow does not read it"),
-        ({**SEEN, "keras": {"version": "3", "backend": "jax"}}, WITH_CARD, {}, "", "note: Keras runs on jax"),
+        ({**SEEN, "backend": "jax"}, WITH_CARD, {}, "", "note: Keras runs on jax"),
         (SEEN, WITH_CARD, {}, "", "fine: XLA is on by default"),
         (
             {**SEEN, "borrowed": [BORROWED, {**BORROWED, "missing": "keras.src:part is gone"}]},

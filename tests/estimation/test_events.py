@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from recordings import check_complete
 
-from kerasmem.devices.recording import ALLOCATE, check_complete, read_allocator_events, read_recording
+from kerasmem.devices.recording import ALLOCATE, read_allocator_events, read_recording
 from kerasmem.errors import InputError
 from kerasmem.estimation.allocator import BFCAllocator
 from kerasmem.estimation.probe.fitting import FIRST, STEP, split_recording

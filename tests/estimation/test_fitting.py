@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from recordings import check_complete
 
-from kerasmem.devices.recording import ALLOCATE, DEALLOCATE, AllocatorEvent, Mark, check_complete
+from kerasmem.devices.recording import ALLOCATE, DEALLOCATE, AllocatorEvent, Mark
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.allocator import BFCAllocator
 from kerasmem.estimation.probe.fitting import BATCH, FIRST, SETUP, STEP, fit_recording, replay_fit, split_recording
