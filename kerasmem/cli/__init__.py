@@ -34,7 +34,7 @@ COMMANDS = {
 @click.group(
     cls=LazyGroup,
     modules=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
     epilog="Example: kerasmem estimate model.h5 --batch-size 64 --device t4",
 )
 @click.version_option(kerasmem.__version__, prog_name="kerasmem")

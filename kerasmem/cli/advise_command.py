@@ -37,7 +37,6 @@ Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
         "--budget-seconds",
         type=click.FloatRange(min=0),
         default=300,
-        show_default=True,
         metavar="SECONDS",
         help="Begin no further estimate after so long; what was left out is listed.",
     ),

@@ -15,7 +15,7 @@ Examples:
 
 
 @click.command("doctor", epilog=EXAMPLES)
-@click.option("--timeout", default=120.0, show_default=True, help="Seconds that TensorFlow gets.")
+@click.option("--timeout", default=120.0, help="Seconds that TensorFlow gets.")
 @json_option
 def command(timeout: float, as_json: bool) -> int:
     """Say whether TensorFlow sees the GPU, and why not; what decides about memory here.

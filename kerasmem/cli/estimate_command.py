@@ -42,11 +42,7 @@ _LARGEST = 25
     method_option,
     cache_option,
     click.option(
-        "--replicas",
-        type=COUNT,
-        default=1,
-        show_default=True,
-        help="Devices that train together; the answer is for one of them.",
+        "--replicas", type=COUNT, default=1, help="Devices that train together; the answer is for one of them."
     ),
     choice_option("--parallel", ["data", "model"], "What replicas divide: each batch, or the weights (Keras on JAX)."),
     click.option("--shard-optimizer", is_flag=True, help="Replicas divide the optimizer's slots too (Keras on JAX)."),

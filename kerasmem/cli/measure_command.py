@@ -22,9 +22,7 @@ Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or tim
 
 
 @click.command("measure", epilog=EXAMPLES)
-@model_options(
-    click.option("--steps", type=COUNT, default=10, show_default=True, help="Steps to measure."), timeout_option
-)
+@model_options(click.option("--steps", type=COUNT, default=10, help="Steps to measure."), timeout_option)
 def command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
     """Train MODEL for some steps in a process of its own and say what memory they took.
 

@@ -19,7 +19,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def choice_option(name: str, choices: Sequence[str], help: str) -> Decorator:
     """Return an option that takes one of some words, the first where it is not given."""
-    return click.option(name, type=click.Choice(choices), default=choices[0], show_default=True, help=help)
+    return click.option(name, type=click.Choice(choices), default=choices[0], help=help)
 
 
 def repeatable_option(*names: str, metavar: str, help: str) -> Decorator:
@@ -41,20 +41,13 @@ cache_option: Decorator = click.option(
 )
 
 timeout_option: Decorator = click.option(
-    "--timeout",
-    type=SECONDS,
-    default=600,
-    show_default=True,
-    metavar="SECONDS",
-    help="Give up real steps after so long.",
+    "--timeout", type=SECONDS, default=600, metavar="SECONDS", help="Give up real steps after so long."
 )
 
 TOP_HELP = "List the N largest layers, add up the others (0: all)."
-batch_size_option: Decorator = click.option(
-    "--batch-size", type=COUNT, default=32, show_default=True, help="Rows a batch."
-)
+batch_size_option: Decorator = click.option("--batch-size", type=COUNT, default=32, help="Rows a batch.")
 _MODEL: tuple[Decorator, ...] = (
-    click.option("--batch-size", type=COUNT, default=32, show_default=True, help="Samples in a batch."),
+    click.option("--batch-size", type=COUNT, default=32, help="Samples in a batch."),
     click.option("--device", help="A card (t4, a100-40, …: `kerasmem devices`) or a size (16GB): adds the verdict."),
     repeatable_option(
         "--input-shape",
@@ -64,7 +57,7 @@ _MODEL: tuple[Decorator, ...] = (
     ),
 )
 _TRAINING: tuple[Decorator, ...] = (
-    click.option("--mode", type=click.Choice(["train", "evaluate", "inference"]), default="train", show_default=True),
+    click.option("--mode", type=click.Choice(["train", "evaluate", "inference"]), default="train"),
     click.option("--xla/--no-xla", "xla", default=None, help="Compiled by XLA or not [default: as Keras decides]."),
     click.option("--optimizer", help="An optimizer in place of the one the model was compiled with."),
     click.option("--loss", help="A loss in place of the one the model was compiled with."),
@@ -109,18 +102,12 @@ WRITING: tuple[Decorator, ...] = (
         help="Write dataset NAME from these columns, side by side; names, patterns, or * for the rest.",
     ),
     repeatable_option("--drop", metavar="COLUMN", help="Leave columns out; a name or a pattern."),
-    click.option("--batch-size", type=COUNT, default=32, show_default=True, help="Rows a batch, for the chunks."),
+    click.option("--batch-size", type=COUNT, default=32, help="Rows a batch, for the chunks."),
     click.option("--shuffle", is_flag=True, help="Write the rows in random order."),
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of what is random."),
-    click.option(
-        "--compression",
-        default="none",
-        show_default=True,
-        metavar="KIND",
-        help="none, gzip, zstd; or gzip:1 to gzip:9.",
-    ),
+    click.option("--seed", type=click.IntRange(min=0), default=0, help="Of what is random."),
+    click.option("--compression", default="none", metavar="KIND", help="none, gzip, zstd; or gzip:1 to gzip:9."),
     click.option("--allow-external", is_flag=True, help="Read other files that an HDF5 file names."),
-    click.option("--memory", default="512MiB", show_default=True, metavar="SIZE", help="To work in."),
+    click.option("--memory", default="512MiB", metavar="SIZE", help="To work in."),
     click.option("--verify", is_flag=True, help="Read the result back before it is moved into place."),
     click.option("--force", is_flag=True, help="Overwrite FILE, and discard interrupted work of other settings."),
     json_option,

@@ -25,7 +25,7 @@ The exit code is the script's own; 1 where it ran out of memory with one row at 
 )
 @click.option("--save-freq", type=click.IntRange(min=1), metavar="N", help="Save every N batches.  [default: 100]")
 @click.option("--every", type=click.IntRange(min=1), hidden=True)
-@click.option("--restarts", type=click.IntRange(min=0), default=50, show_default=True, help="Restart so often at most.")
+@click.option("--restarts", type=click.IntRange(min=0), default=50, help="Restart so often at most.")
 @click.option(
     "--keep",
     type=click.Path(file_okay=False),
