@@ -859,6 +859,15 @@ def threads():
             fit(small_model(), logger, RaiseAt(1, error))
         time.sleep(0.5)
         found[name] = samplers()
+    for name, kind in (("kept exception", BoomError), ("kept interrupt", KeyboardInterrupt)):
+        error = kind()
+        with contextlib.suppress(BoomError, KeyboardInterrupt):
+            fit(small_model(), logger, RaiseAt(1, error))
+        found["during"].append(len(samplers()))  # the error keeps its traceback, and so the run
+        del error
+        gc.collect()
+        time.sleep(0.5)
+        found[name] = samplers()
     model = small_model()
     model.evaluate(*data(8), verbose=0, callbacks=[logger])
     model.predict(data(8)[0], verbose=0, callbacks=[logger])

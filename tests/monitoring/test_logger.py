@@ -446,10 +446,16 @@ def test_processes_under_this_one_count(scenario):
     assert found["alone"]["memory_tree_bytes"] == found["alone"]["memory_rss_bytes"]
 
 
-@pytest.mark.parametrize("end", ["after fit", "exception", "interrupt", "evaluate and predict", "forgotten", "broken"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "after fit", "exception", "interrupt", "kept exception", "kept interrupt", "evaluate and predict", "forgotten",
+        "broken",
+    ],
+)  # fmt: skip
 def test_no_thread_is_left_behind(scenario, end):
     assert scenario("threads")[end] == []
-    assert scenario("threads")["during"] == [1, 1]
+    assert scenario("threads")["during"] == [1, 1, 1, 1]
 
 
 def test_float64_arrays_are_named(scenario):
