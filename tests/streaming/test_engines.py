@@ -254,6 +254,7 @@ def test_the_latest_point_that_all_workers_have(points, common):
     assert latest_common(points) == common
 
 
+@pytest.mark.slow  # two workers are tested each time
 def test_four_workers(path, tmp_path):
     said = run_workers(path, tmp_path, 4, "fit")
     check_as_one_process([one["fit"] for one in said], path, 4)
