@@ -53,7 +53,7 @@ def main(args: list[str] | None = None) -> None:
     debug = "--debug" in arguments  # before or after the command
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        code = cli.main(arguments, prog_name="kerasmem", standalone_mode=False) or 0
+        code = cli.main(arguments, prog_name="kerasmem", standalone_mode=False, obj=args is None) or 0
         sys.stdout.flush()  # a full disk is met here, not at the interpreter's end
         sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:

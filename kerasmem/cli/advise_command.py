@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import (
     EXIT_CODES,
     cache_option,
@@ -30,7 +31,7 @@ Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
 2 wrong usage or unreadable input · 3 nothing fits · 4 too close to call"""
 
 
-@click.command("advise", epilog=EXAMPLES)
+@click.command("advise", cls=GuardedCommand, epilog=EXAMPLES)
 @model_options(
     method_option,
     click.option(

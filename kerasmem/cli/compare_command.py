@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import (
     cache_option,
     call_arguments,
@@ -36,7 +37,7 @@ _MOST_ON_A_SCREEN = 25  # layers
 _SAME = ("batch_size", "method", "mode")  # settings of a saved report that the other side takes over
 
 
-@click.command("compare", epilog=EXAMPLES)
+@click.command("compare", cls=GuardedCommand, epilog=EXAMPLES)
 @model_options(
     click.option("--budget", metavar="SIZE", help="Fail where B needs more than this (14GiB)."),
     click.option("--max-increase", metavar="SIZE|PERCENT", help="Fail where B needs so much more than A (200MB, 5%)."),

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import FILE, all_of, json_option
 from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result
 
@@ -16,7 +17,7 @@ Examples:
   kerasmem data bench train.h5 --json"""
 
 
-@click.command("bench", epilog=EXAMPLES)
+@click.command("bench", cls=GuardedCommand, seconds=None, epilog=EXAMPLES)
 @all_of(
     *FILE,
     click.option("--sample", default="256MiB", show_default=True, metavar="SIZE", help="How much of FILE to look at."),

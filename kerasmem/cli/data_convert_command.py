@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import WRITING, all_of, choice_option, read_columns, repeatable_option
 from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result
 
@@ -22,7 +23,7 @@ A run that was killed goes on where it was when the same command is given again.
 Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'"""
 
 
-@click.command("convert", epilog=EXAMPLES)
+@click.command("convert", cls=GuardedCommand, seconds=None, epilog=EXAMPLES)
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
 @all_of(*WRITING)
 @click.option("--split", metavar="SHARES", help="0.8,0.2 or 0.8,0.1,0.1 or train=0.9,dev=0.1; drawn at random.")

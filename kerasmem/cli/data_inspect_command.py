@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import FILE, all_of, allow_external_option, json_option
 from kerasmem.cli.terminal import progress_bar, show_result
 
@@ -16,7 +17,7 @@ Examples:
   kerasmem data inspect train.h5 --nan --verify --json"""
 
 
-@click.command("inspect", epilog=EXAMPLES)
+@click.command("inspect", cls=GuardedCommand, epilog=EXAMPLES)
 @all_of(
     *FILE,
     click.option("--nan", is_flag=True, help="Count NaN and infinity; reads all floating-point datasets."),

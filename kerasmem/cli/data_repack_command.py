@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import WRITING, all_of, read_columns
 from kerasmem.cli.terminal import progress_bar, show_result
 
@@ -16,7 +17,7 @@ Examples:
   kerasmem data repack large.h5 -o small.h5 --compression zstd:9 --verify"""
 
 
-@click.command("repack", epilog=EXAMPLES)
+@click.command("repack", cls=GuardedCommand, seconds=None, epilog=EXAMPLES)
 @click.argument("file", type=click.Path())
 @all_of(*WRITING)
 @click.option("--float32", is_flag=True, help="Write float64 as float32.")

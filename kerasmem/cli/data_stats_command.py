@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import allow_external_option, json_option, repeatable_option
 from kerasmem.cli.terminal import progress_bar, show_result
 
@@ -14,7 +15,7 @@ Examples:
   kerasmem data stats train.h5 --dataset images --dataset labels --json"""
 
 
-@click.command("stats", epilog=EXAMPLES)
+@click.command("stats", cls=GuardedCommand, seconds=None, epilog=EXAMPLES)
 @click.argument("file", type=click.Path())
 @repeatable_option("--dataset", "names", metavar="NAME", help="Only this one; may be given several times.")
 @click.option("--scale", default="1", show_default=True, help="What the features are multiplied by, such as 1/255.")

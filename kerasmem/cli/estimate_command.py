@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import (
     COUNT,
     EXIT_CODES,
@@ -37,7 +38,7 @@ _ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
 _LARGEST = 25
 
 
-@click.command("estimate", epilog=EXAMPLES)
+@click.command("estimate", cls=GuardedCommand, epilog=EXAMPLES)
 @model_options(
     method_option,
     cache_option,

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import (
     COUNT,
     EXIT_CODES,
@@ -35,7 +36,7 @@ Exit codes: 0 done · 1 the model failed · 2 wrong usage or unreadable input ·
 VERIFYING = ("verify", "margin", "samples", "steps", "timeout")
 
 
-@click.command("max-batch", epilog=EXAMPLES)
+@click.command("max-batch", cls=GuardedCommand, epilog=EXAMPLES)
 @model_options(
     click.option(
         "--vary",

@@ -17,6 +17,7 @@ from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_sha
 from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, open_model
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.training import TrainingSettings, optimizer_slot_bytes, with_replaced
+from kerasmem.processes.guarding import note_stage
 
 LARGEST_TRACED_BATCH = 1024
 
@@ -103,6 +104,7 @@ def open_step(arguments: EstimateArguments) -> Iterator[OpenedStep]:
         ModelFileError: the file cannot be opened.
         NotRebuiltError: a method was named that needs a copy of a live model, which cannot be made.
     """
+    note_stage(f"opening {arguments.model or arguments.factory}")
     looks_at_step, reason = arguments.method != "formula", None
     with contextlib.ExitStack() as stack:
         try:
@@ -123,6 +125,7 @@ def trace_shapes(arguments: EstimateArguments, opened: OpenedStep, split: Parall
         UsageError: the shapes or the batch contradict the model's.
         ModelError: the model cannot be called on them.
     """
+    note_stage("calling the model on shapes")
     asked, mode = arguments.batch_size, arguments.mode
     structure, inputs = _inputs(opened, arguments.input_shape)
     share = asked if split is None else split.share_of(asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
 import signal
 import subprocess
@@ -46,17 +47,20 @@ class Limits:
     seconds: float | None = None
     host_bytes: int | None = None
 
-    def exceeded(self, pid: int, started: float) -> ChildFailure | None:
+    def exceeded(self, pid: int, started: float, *, with_children: bool = False) -> ChildFailure | None:
         """Return which limit a process is beyond.
 
         Args:
             pid: of the process.
             started: when, by `time.monotonic()`.
+            with_children: whether the memory of processes that it has started counts.
         """
         if self.seconds is not None and time.monotonic() - started > self.seconds:
             return ChildFailure(f"it took longer than {self.seconds:g} s", timed_out=True)
-        resident = 0 if self.host_bytes is None else resident_bytes(pid)
-        if self.host_bytes is None or resident <= self.host_bytes:
+        if self.host_bytes is None:
+            return None
+        resident = sum(map(resident_bytes, [pid, *descendants(pid)] if with_children else [pid]))
+        if resident <= self.host_bytes:
             return None
         took, most = format_size(resident), format_size(self.host_bytes)
         return ChildFailure(f"it took {took} of host memory, more than the {most} it may have")
@@ -163,3 +167,16 @@ def resident_bytes(pid: int) -> int:
             return int(file.read().split()[1]) * _PAGE
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have; none where the system hides them."""
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        for path in glob.glob(f"/proc/{todo.pop()}/task/*/children"):
+            with contextlib.suppress(OSError), open(path) as file:  # it may just have ended
+                children = [int(each) for each in file.read().split()]
+                found += children
+                todo += children
+    return found

@@ -1,0 +1,71 @@
+"""Commands that read files of unknown origin: their work is done in a child process with limits of time and memory."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import click
+
+from kerasmem.errors import KerasmemError
+from kerasmem.processes.children import Limits
+from kerasmem.processes.guarding import GuardedFailure, go_on_in_child
+
+_SHARE = 0.8  # of the memory that this job may have
+
+
+class GuardedCommand(click.Command):
+    """A command whose child process does the work and may be ended; adds `--time-limit` and `--memory-limit`.
+
+    Args:
+        *names: as for `click.Command`.
+        seconds: that it may take where nothing else is asked for; None for no limit.
+        **options: as for `click.Command`.
+    """
+
+    def __init__(self, *names: Any, seconds: float | None = 1800, **options: Any) -> None:
+        super().__init__(*names, **options)
+        self.params += [
+            click.Option(
+                ["--time-limit"],
+                type=click.FloatRange(min=0, min_open=True),
+                default=seconds,
+                show_default="none" if seconds is None else None,
+                metavar="SECONDS",
+                help="Give up after so long.",
+            ),
+            click.Option(
+                ["--memory-limit"],
+                metavar="SIZE",
+                show_default="80 % of what this job may have",
+                help="Give up where the host's memory does not do, such as 8GB.",
+            ),
+        ]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, in a child where this is a program of its own."""
+        seconds, size = ctx.params.pop("time_limit"), ctx.params.pop("memory_limit")
+        limits = Limits(seconds, _memory(size))
+        # `main` called from Python stays in its process, which may have loaded TensorFlow and have threads.
+        if not ctx.find_root().obj or threading.active_count() > 1:
+            return super().invoke(ctx)
+        try:
+            code = go_on_in_child(f"reading {ctx.params.get('file') or ctx.params.get('model') or 'its input'}", limits)
+        except GuardedFailure as failure:
+            way_out = "--time-limit" if failure.timed_out else "--memory-limit"
+            raise KerasmemError(
+                f"{failure}; a damaged or hostile file can do that"
+                + ("" if failure.crashed else f", and {way_out} allows one that you trust more")
+            ) from None
+        return super().invoke(ctx) if code is None else code
+
+
+def _memory(size: str | None) -> int:
+    from kerasmem.devices.limits import read_limits
+    from kerasmem.units import parse_size
+
+    if size is not None:
+        return parse_size(size, field="--memory-limit")
+    limits = read_limits()
+    most = limits.machine_bytes if limits.tightest is None else limits.tightest.limit_bytes
+    return int(_SHARE * most)

@@ -1,0 +1,157 @@
+"""Files that would take all memory or never end: the command ends, with one message and the stage it was in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import h5py
+import keras
+import numpy as np
+import pytest
+from conftest import GIB, ROOT
+
+
+def architecture(kind, config):
+    return {"module": "keras", "class_name": kind, "registered_name": None, "config": {"name": "bomb", **config}}
+
+
+def layer(kind, name, **config):
+    return {
+        "module": "keras.layers", "class_name": kind, "registered_name": None, "config": {"name": name, **config},
+    }  # fmt: skip
+
+
+def sequential(shape, *layers):
+    first = layer("InputLayer", "input", batch_shape=[None, *shape], dtype="float32")
+    return architecture("Sequential", {"trainable": True, "layers": [first, *layers]})
+
+
+def doubling(times):
+    """A model that beside its input puts the same again, so many times; building it takes shapes alone."""
+    x = inputs = keras.Input((1024,))
+    for _ in range(times):
+        x = keras.layers.Concatenate()([x, x])
+    return json.loads(
+        keras.Model(inputs, keras.layers.GlobalMaxPooling1D()(keras.layers.Reshape((-1, 1))(x))).to_json()
+    )
+
+
+BOMBS = {
+    "doubling": lambda: doubling(28),
+    "unrolled": lambda: sequential([1_000_000, 4], layer("LSTM", "lstm", units=4, unroll=True)),
+    "large state": lambda: sequential([10**9], layer("Normalization", "normalization", axis=-1)),
+    "many layers": lambda: sequential(
+        [8], *(layer("Activation", f"a{number}", activation="linear") for number in range(60_000))
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["doubling", "large state", *(pytest.param(each, marks=pytest.mark.slow) for each in ("unrolled", "many layers"))],
+)
+def test_a_model_that_would_take_all_ends_within_its_limits(attack, tmp_path, name):
+    path = tmp_path / "bomb.json"
+    path.write_text(json.dumps(BOMBS[name]()))
+    limits = ["--time-limit", "20", "--memory-limit", "900MB"]
+    found = attack("estimate", path, "--no-cache", *limits, seconds=40, memory=2 * GIB)
+    assert found.code in (0, 1) and not (found.code and found.out)
+    if found.code:
+        assert found.err.startswith("Error: while ") and "a damaged or hostile file can do that" in found.err
+        assert "bomb.json" in found.err or "calling the model" in found.err or "method" in found.err
+
+
+@pytest.fixture
+def endless(tmp_path, fifo):
+    """A data file whose one dataset lies, as it says, in a pipe that nobody writes to."""
+    layout = h5py.VirtualLayout((10,), "f4", maxshape=(None,))
+    source = h5py.VirtualSource(str(fifo), "x", (10,), maxshape=(None,))
+    layout[: h5py.h5s.UNLIMITED] = source[: h5py.h5s.UNLIMITED]
+    path = tmp_path / "endless.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_virtual_dataset("x", layout)
+    return path
+
+
+def test_a_file_that_waits_for_ever_ends_after_its_time(attack, endless):
+    found = attack("data", "inspect", endless, "--time-limit", "3", seconds=20)
+    assert found.code == 1
+    assert found.err.startswith("Error: while reading ") and "it took longer than 3 s" in found.err
+
+
+def start(*arguments, cwd):
+    command = [sys.executable, "-m", "kerasmem", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(each) for each in file.read().split()]
+
+
+def child_of(process):
+    """Wait until the process that does the work is there, and return its number."""
+    deadline = time.monotonic() + 20
+    while not (found := children(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(1)  # it opens the file
+    return found[0]
+
+
+@pytest.mark.parametrize("whom", ["both", "the first"])
+def test_ctrl_c_ends_a_command_that_waits_for_ever(endless, tmp_path, whom):
+    process = start("data", "inspect", endless, cwd=tmp_path)
+    child = child_of(process)
+    began = time.monotonic()
+    if whom == "both":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "") and "Traceback" not in err
+    assert time.monotonic() - began < 6 and not os.path.exists(f"/proc/{child}")
+
+
+def test_a_command_that_is_killed_leaves_nothing_running(endless, tmp_path):
+    process = start("data", "inspect", endless, cwd=tmp_path)
+    child = child_of(process)
+    process.kill()
+    process.communicate(timeout=20)
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{child}") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{child}")
+
+
+def test_a_crash_is_a_message(attack):
+    script = (
+        "import os, sys; sys.argv = ['kerasmem', 'data', 'inspect', 'x.h5']\n"
+        "import kerasmem.datatools.inspecting.inspection as module\n"
+        "module.inspect_data = lambda *a, **o: os.kill(os.getpid(), 11)\n"
+        "from kerasmem.cli import main; main()"
+    )
+    found = attack(script=script)
+    assert found.code == 1
+    assert found.err == (
+        "Error: while reading x.h5: the process was ended by SIGSEGV; a damaged or hostile file can do that\n"
+    )
+
+
+def test_exit_codes_and_output_are_those_of_the_work(attack, tmp_path):
+    path = tmp_path / "data.h5"
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = np.zeros((10, 3)), np.zeros(10)
+    found = attack("data", "inspect", path, "--json")
+    assert found.code == 0 and json.loads(found.out)["datasets"]
+    assert attack("data", "inspect", tmp_path / "absent.h5").code == 2
+    assert attack("data", "inspect", path, "--memory-limit", "much").code == 2
+    assert attack("data", "inspect", path, "--time-limit", "0").code == 2
