@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -51,13 +52,23 @@ class GuardedCommand(click.Command):
             return super().invoke(ctx)
         try:
             code = go_on_in_child(f"reading {ctx.params.get('file') or ctx.params.get('model') or 'its input'}", limits)
+        except KeyboardInterrupt:
+            _show_cursor()
+            raise
         except GuardedFailure as failure:
+            _show_cursor()
             way_out = "--time-limit" if failure.timed_out else "--memory-limit"
             raise KerasmemError(
                 f"{failure}; a damaged or hostile file can do that"
                 + ("" if failure.crashed else f", and {way_out} allows one that you trust more")
             ) from None
         return super().invoke(ctx) if code is None else code
+
+
+def _show_cursor() -> None:
+    """Leave a terminal as it was: a child that was ended may have hidden the cursor for its spinner."""
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K\x1b[?25h", nl=False, err=True)
 
 
 def _memory(size: str | None) -> int:
