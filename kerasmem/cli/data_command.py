@@ -2,20 +2,206 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.lazy_group import LazyGroup
+from kerasmem.cli.options import (
+    FILE,
+    WRITING,
+    all_of,
+    allow_external_option,
+    choice_option,
+    json_option,
+    read_columns,
+    repeatable_option,
+)
+from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result
 
-# command -> (module under kerasmem.cli, the line that `kerasmem data --help` shows)
+# command -> (this module and the function in it, the line that `kerasmem data --help` shows)
 COMMANDS = {
-    "inspect": ("data_inspect_command", "What is in an HDF5 file, and how well it streams."),
-    "convert": ("data_convert_command", "Arrays, tables, images, records or HDF5 as HDF5 that streams well."),
-    "repack": ("data_repack_command", "An HDF5 file in other chunks, compression or order."),
-    "stats": ("data_stats_command", "Mean, variance, range and class weights, in one pass."),
-    "bench": ("data_bench_command", "What a file can deliver here, and what limits it."),
+    "inspect": ("data_command:inspect", "What is in an HDF5 file, and how well it streams."),
+    "convert": ("data_command:convert", "Arrays, tables, images, records or HDF5 as HDF5 that streams well."),
+    "repack": ("data_command:repack", "An HDF5 file in other chunks, compression or order."),
+    "stats": ("data_command:stats", "Mean, variance, range and class weights, in one pass."),
+    "bench": ("data_command:bench", "What a file can deliver here, and what limits it."),
 }
 
 
 @click.group("data", cls=LazyGroup, modules=COMMANDS, epilog="Example: kerasmem data inspect train.h5")
 def command() -> None:
     """Data files: look into them, convert them, find their statistics and their speed."""
+
+
+INSPECT_EXAMPLES = """\b
+Examples:
+  kerasmem data inspect train.h5
+  kerasmem data inspect cells.h5ad --x X --y obs/kind/codes --batch-size 256
+  kerasmem data inspect train.h5 --nan --verify --json"""
+
+
+@click.command("inspect", cls=GuardedCommand, epilog=INSPECT_EXAMPLES)
+@all_of(
+    *FILE,
+    click.option("--nan", is_flag=True, help="Count NaN and infinity; reads all floating-point datasets."),
+    click.option(
+        "--verify", is_flag=True, help="Compare the checksums that `kerasmem data convert` stored; reads all data."
+    ),
+    allow_external_option,
+    json_option,
+)
+def inspect(file: str, as_json: bool, **options: Any) -> int:
+    """Say what is in an HDF5 FILE, what it comes to in memory, and how well H5ChunkSequence streams it.
+
+    Knows what AnnData, MATLAB 7.3, pandas, PyTables and netCDF-4 leave in a file. The exit code is 1 where --verify
+    finds data that is no longer what was written.
+    """
+    from kerasmem.datatools.inspecting.inspection import inspect_data
+    from kerasmem.rendering.data_tables import inspection_table
+
+    with progress_bar() as progress:
+        found = inspect_data(file, progress=progress, **options)
+    show_result(found, as_json, inspection_table)
+    return int(any(dataset.checksum == "wrong" for dataset in found.datasets))
+
+
+CONVERT_EXAMPLES = """\b
+Examples:
+  kerasmem data convert x.npy y.npy -o train.h5
+  kerasmem data convert digits.csv -o digits.h5 --columns y=label --columns 'x=*' --shuffle
+  kerasmem data convert photos/ -o photos.h5 --image-size 224x224 --shuffle --split 0.8,0.1,0.1 --stratify y
+  kerasmem data convert 'part-*.parquet' -o scans.h5 --split train=0.9,dev=0.1 --group patient --compression zstd
+  kerasmem data convert cells.h5ad -o cells.h5 --columns x=X --columns y=obs/kind/codes
+
+\b
+A run that was killed goes on where it was when the same command is given again.
+Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'"""
+
+
+@click.command("convert", cls=GuardedCommand, seconds=None, epilog=CONVERT_EXAMPLES)
+@click.argument("sources", nargs=-1, required=True, metavar="SRC...")
+@all_of(*WRITING)
+@click.option("--split", metavar="SHARES", help="0.8,0.2 or 0.8,0.1,0.1 or train=0.9,dev=0.1; drawn at random.")
+@choice_option(
+    "--split-as", ["files", "groups"], "A file for each part (out-train.h5), or groups of one file (train/x)."
+)
+@click.option("--stratify", metavar="COLUMN", help="Every part gets its share of each class in COLUMN.")
+@click.option("--group", metavar="COLUMN", help="Rows with the same value in COLUMN stay in one part.")
+@click.option("--keep-float64", is_flag=True, help="Write float64 as it is, not as float32.")
+@click.option("--narrow-integers", is_flag=True, help="Write whole numbers in as few bytes as their values allow.")
+@click.option("--image-size", metavar="WxH", help="Resize images; without it all have to have one size.")
+@choice_option("--color", ["rgb", "rgba", "gray"], "Of images.")
+@click.option("--accept-mislabelled", is_flag=True, help="Accept images of another format than their names say.")
+@click.option("--follow-links", is_flag=True, help="Follow links in folders of images.")
+@click.option("--no-header", is_flag=True, help="The first row of CSV is data.")
+@click.option("--delimiter", metavar="CHARACTER", help="Between the values of CSV [default: comma; tab in .tsv].")
+@repeatable_option("--text", metavar="COLUMN", help="A column of CSV that is text, also where it looks like numbers.")
+def convert(sources: tuple[str, ...], columns: tuple[str, ...], no_header: bool, as_json: bool, **options: Any) -> None:
+    """Write SRC as HDF5 that H5ChunkSequence streams, in bounded memory, whatever its size.
+
+    SRC: .npy (NAME=PATH names it), .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a folder of
+    images for each class. Sources with the same columns are read one after another, those with none in common side by
+    side.
+    float64 becomes float32; a value that would become infinite is an error.
+    """
+    from kerasmem.rendering.data_tables import conversion_table
+
+    wanted = read_columns(columns)
+    with quiet_tensorflow(), progress_bar() as progress:
+        from kerasmem.datatools.converting.conversion import convert_data
+
+        done = convert_data(sources, columns=wanted, header=not no_header, progress=progress, **options)
+    show_result(done, as_json, conversion_table)
+
+
+REPACK_EXAMPLES = """\b
+Examples:
+  kerasmem data repack slow.h5 -o fast.h5
+  kerasmem data repack sorted.h5 -o mixed.h5 --shuffle
+  kerasmem data repack large.h5 -o small.h5 --compression zstd:9 --verify"""
+
+
+@click.command("repack", cls=GuardedCommand, seconds=None, epilog=REPACK_EXAMPLES)
+@click.argument("file", type=click.Path())
+@all_of(*WRITING)
+@click.option("--float32", is_flag=True, help="Write float64 as float32.")
+def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Rewrite an HDF5 FILE: whole rows, chunks of about 1 MiB, other compression, another order.
+
+    Says how an epoch reads the file before and after. A run that was killed goes on when the same command
+    is given again.
+    """
+    from kerasmem.datatools.converting.repacking import repack_data
+    from kerasmem.rendering.data_tables import repacking_table
+
+    with progress_bar() as progress:
+        done = repack_data(file, columns=read_columns(columns), progress=progress, **options)
+    show_result(done, as_json, repacking_table)
+
+
+STATS_EXAMPLES = """\b
+Examples:
+  kerasmem data stats train.h5
+  kerasmem data stats train.h5 --scale 1/255
+  kerasmem data stats train.h5 --dataset images --dataset labels --json"""
+
+
+@click.command("stats", cls=GuardedCommand, seconds=None, epilog=STATS_EXAMPLES)
+@click.argument("file", type=click.Path())
+@repeatable_option("--dataset", "names", metavar="NAME", help="Only this one; may be given several times.")
+@click.option("--scale", default="1", help="What the features are multiplied by, such as 1/255.")
+@allow_external_option
+@json_option
+def stats(file: str, names: tuple[str, ...], scale: str, allow_external: bool, as_json: bool) -> None:
+    """Print mean, variance, range and class weights of the datasets of FILE, and the lines that put them to use.
+
+    One pass in bounded memory; the figures are those that keras.layers.Normalization(axis=-1).adapt would find.
+    """
+    from kerasmem.datatools.inspecting.statistics import data_stats
+    from kerasmem.rendering.data_tables import stats_table
+
+    factor = _read_scale(scale)
+    with progress_bar() as progress:
+        found = data_stats(file, list(names) or None, scale=factor, allow_external=allow_external, progress=progress)
+    show_result(found, as_json, stats_table)
+
+
+def _read_scale(text: str) -> float:
+    from kerasmem.errors import UsageError
+
+    above, _, below = text.partition("/")
+    try:
+        return float(above) / float(below or "1")
+    except (ValueError, ZeroDivisionError):
+        raise UsageError(f"--scale: {text!r} is no number; write for example 1/255 or 0.5") from None
+
+
+BENCH_EXAMPLES = """\b
+Examples:
+  kerasmem data bench train.h5
+  kerasmem data bench train.h5 --x images --y labels --batch-size 256 --sample 2GiB
+  kerasmem data bench train.h5 --json"""
+
+
+@click.command("bench", cls=GuardedCommand, seconds=None, epilog=BENCH_EXAMPLES)
+@all_of(
+    *FILE,
+    click.option("--sample", default="256MiB", metavar="SIZE", help="How much of FILE to look at."),
+    click.option("--memory-budget", metavar="SIZE", help="As for H5ChunkSequence."),
+    json_option,
+)
+def bench(file: str, memory_budget: str | None, as_json: bool, **options: Any) -> None:
+    """Time what H5ChunkSequence delivers from FILE on this machine, and say which step limits it.
+
+    The system is asked to forget the file before it is read from the disk; nothing else is changed.
+    """
+    from kerasmem.rendering.data_tables import bench_table
+
+    settings: dict[str, Any] = {} if memory_budget is None else {"memory_budget": memory_budget}
+    with quiet_tensorflow(), progress_bar() as progress:
+        from kerasmem.datatools.inspecting.benching import bench_data
+
+        found = bench_data(file, progress=progress, **options, **settings)
+    show_result(found, as_json, bench_table)

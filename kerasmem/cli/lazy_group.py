@@ -13,7 +13,8 @@ class LazyGroup(click.Group):
     """A group that imports a command's module when the command is used, so that help stays instant.
 
     Args:
-        modules: command → (module under kerasmem.cli, the line that the group's help shows), in the order of that.
+        modules: command → (module under kerasmem.cli, the line that the group's help shows), in the order of that;
+            a module stands for the `command` in it, "module:name" for another.
         **options: as for `click.Group`.
     """
 
@@ -29,7 +30,8 @@ class LazyGroup(click.Group):
         """Import and return one command."""
         if cmd_name not in self._modules:
             return None
-        command: click.Command = importlib.import_module(f"kerasmem.cli.{self._modules[cmd_name][0]}").command
+        module, _, name = self._modules[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"kerasmem.cli.{module}"), name or "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

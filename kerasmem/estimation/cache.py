@@ -94,10 +94,10 @@ def cache_key(model: Any, settings: Mapping[str, Any]) -> str | None:
         text = json.dumps(
             [
                 _FORMAT, {**asdict(document), "path": document.path.name}, row,
-                {**_DEFAULTS, **settings}, *_surroundings(),
+                {name: _plain(value) for name, value in sorted({**_DEFAULTS, **settings}.items())},
+                *_surroundings(),
             ],
             sort_keys=True,
-            default=_plain,
         )  # fmt: skip
     except (KerasmemError, TypeError, ValueError, RecursionError):  # the estimate itself will say what is wrong
         return None
@@ -159,15 +159,19 @@ def _digest(key: str, text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting that is no JSON as what JSON has.
+    """Return a setting as JSON has it.
 
     Raises:
         TypeError: it is nothing that can be told from another.
     """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     if isinstance(value, Mapping):
-        return dict(value)
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
-        return asdict(value)
+        return _plain(asdict(value))
     raise TypeError(type(value).__name__)
 
 

@@ -121,16 +121,8 @@ def _line_to_paste(line: str) -> Iterator[RenderableType]:
 
 
 def _datasets(found: Inspection, terminal: int | None) -> Table:
-    columns = [
-        "Dataset",
-        "Shape",
-        "Type",
-        "Chunks",
-        "Filters",
-        "Stored",
-        "As float32",
-        f"Batch of {found.batch_size:,}",
-    ]
+    batch = f"Batch of {found.batch_size:,}"
+    columns = ["Dataset", "Shape", "Type", "Chunks", "Filters", "Stored", "As float32", batch]
     has_counts = any(dataset.nan_count is not None for dataset in found.datasets)
     has_checksums = any(dataset.checksum for dataset in found.datasets)
     columns += [*(["NaN", "Infinite"] if has_counts else []), *(["Checksum"] if has_checksums else [])]

@@ -109,6 +109,10 @@ def test_columns_are_joined_and_renamed(tmp_path):
     found = content(tmp_path / "out.h5")
     wanted = np.concatenate([X[:, 0].astype("f4"), np.arange(500)[:, None], X[:, 1, :2]], axis=1)
     assert np.allclose(found["x"], wanted) and np.array_equal(found["y"], np.arange(500) % 3)
+    convert_data(tmp_path / "d.npz", tmp_path / "o1.h5", columns={"pair": ["b", "label"], "alone": ["a"]})
+    found = content(tmp_path / "o1.h5")
+    assert np.array_equal(found["pair"], np.stack([np.arange(500), np.arange(500) % 3], axis=1))
+    assert np.array_equal(found["alone"], X[:, 0].astype("f4"))
     with pytest.raises(UsageError, match=r"columns: no column fits 'nope'; there are 'a', 'b', 'c', 'label'"):
         convert_data(tmp_path / "d.npz", tmp_path / "o2.h5", columns={"x": "nope"})
     with pytest.raises(UsageError, match="drop: no column fits 'nope'"):
@@ -307,7 +311,7 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
         ({"split": {"a": 0.999999, "b": 0.000001}}, "no rows are left for 'b'"),
         ({"memory": "1KiB"}, "memory: 1.00 KiB is too small"),
         ({"image_size": "large"}, "image_size: 'large' is no size"),
-        ({"color": "sepia"}, "none of rgb, rgba, gray"),
+        ({"color": "sepia"}, "color: 'sepia' is not 'rgb' or 'rgba' or 'gray'"),
         ({"split_as": "boxes"}, "is not 'files' or 'groups'"),
         ({"seed": -1}, "seed: -1 is too small"),
         ({"batch_size": 0}, "batch_size"),
@@ -318,6 +322,12 @@ def test_settings_that_are_wrong(tmp_path, settings, told):
     with pytest.raises((UsageError, DataError), match=told):
         convert_data(tmp_path / "x.npy", tmp_path / "out.h5", **settings)
     assert left_in(tmp_path, "x.npy") == []
+
+
+def test_an_unknown_argument_is_refused(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'image_sizes'"):
+        convert_data(tmp_path / "x.npy", tmp_path / "out.h5", image_sizes="224x224")
 
 
 def test_chunks_hold_about_a_mebibyte_in_whole_batches(tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kerasmem.datatools.converting.fields import Field, Piece
+from kerasmem.datatools.converting.fields import Field, Rows
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
 
@@ -59,29 +59,28 @@ class Caster:
         }
         self.inexact: dict[str, int] = {}  # whole numbers that float32 rounds, by dataset
 
-    def cast(self, piece: Piece, first: int) -> Piece:
+    def cast(self, rows: Rows, first: int) -> Rows:
         """Return rows in the types written.
 
         Args:
-            piece: the rows.
+            rows: the rows.
             first: number of the first of them, for messages.
 
         Raises:
             DataError: a finite value would become infinite.
         """
-        return {name: self._cast(name, values, first) for name, values in piece.items()}
+        return {name: np.ascontiguousarray(self._cast(name, values, first)) for name, values in rows.items()}
 
     def _cast(self, name: str, values: np.ndarray, first: int) -> np.ndarray:
         stored, target = self._types[name]
         if stored == target:
-            return np.ascontiguousarray(values)
+            return values
+        with np.errstate(over="ignore"):
+            result = values.astype(target, order="C")
         if stored.kind == "f" and target.itemsize < stored.itemsize:
-            with np.errstate(over="ignore"):
-                result = values.astype(target)
             self._refuse_overflow(name, values, result, first)
             self._count_inexact(name, values, result)
-            return np.ascontiguousarray(result)
-        return np.ascontiguousarray(values.astype(target, order="C"))
+        return result
 
     def _refuse_overflow(self, name: str, values: np.ndarray, result: np.ndarray, first: int) -> None:
         lost = np.isinf(result)
@@ -107,12 +106,3 @@ class Caster:
         count = int(np.count_nonzero(changed))
         if count:
             self.inexact[name] = self.inexact.get(name, 0) + count
-
-
-def saved_bytes(fields: Sequence[Field], written: Sequence[Field], rows: int) -> int:
-    """Return how many bytes writing float64 as float32 saves."""
-    return rows * sum(
-        field.row_bytes - target.row_bytes
-        for field, target in zip(fields, written, strict=True)
-        if np.dtype(field.dtype).kind == "f" and np.dtype(field.dtype).itemsize > np.dtype(target.dtype).itemsize
-    )

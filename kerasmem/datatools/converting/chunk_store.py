@@ -8,8 +8,7 @@ go to a log, and from there into the file when all are there.
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +17,14 @@ import numpy as np
 
 from kerasmem.datatools.converting.encoding import Compression, create_dataset
 from kerasmem.datatools.converting.fields import Field
-from kerasmem.datatools.converting.raw_files import open_log, read_into, write_at
+from kerasmem.datatools.converting.job import open_log, read_into, sync
 from kerasmem.datatools.inspecting.listing import CLASS_NAMES
 from kerasmem.hdf5.direct.index_walk import walk_chunks
 from kerasmem.hdf5.links import DAMAGED, encoded
 
 _MOST_IN_ATTRIBUTE = 2000  # class names: an attribute has 64 KiB
 _MOST_BYTES = 60_000  # of an attribute; HDF5 keeps no larger ones beside a dataset
+_ENTRY = np.dtype([("target", "i8"), ("chunk", "i8"), ("at", "i8"), ("size", "i8")])
 
 
 @dataclass(frozen=True)
@@ -55,32 +55,39 @@ class PlainStore:
     """Chunks written to their places in the HDF5 files.
 
     Args:
-        paths: the files; made unless they are there.
+        folder: where the files come about.
+        paths: the files; made unless there is a state.
         targets: the datasets in them.
-        fresh: whether to make the files.
+        compression: none.
+        state: what `sync` returned, where there is something to go on from.
     """
 
-    def __init__(self, paths: Sequence[str], targets: Sequence[Target], *, fresh: bool) -> None:
-        if fresh:
-            create_files(paths, targets, Compression())
+    def __init__(
+        self,
+        folder: str,
+        paths: Sequence[str],
+        targets: Sequence[Target],
+        compression: Compression,
+        state: Mapping[str, int] | None,
+    ) -> None:
+        if state is None:
+            create_files(paths, targets, compression)
         self._targets = targets
         self._offsets = [np.empty(target.chunks, np.int64) for target in targets]
-        for number, path in enumerate(paths):
-            with h5py.File(path, "r") as file:
-                for target, offsets in zip(targets, self._offsets, strict=True):
-                    if target.file == number:
-                        note = functools.partial(_note_offset, offsets, target.chunk_rows)
-                        walk_chunks(file[target.name], note)
-        self._files = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in paths]
+        for target, offsets in zip(targets, self._offsets, strict=True):
+            with h5py.File(paths[target.file], "r") as file:
+                walk_chunks(file[target.name], functools.partial(_note_offset, offsets, target.chunk_rows))
+        self._files = [open(path, "r+b") for path in paths]  # noqa: SIM115
 
     def put(self, target: int, chunk: int, data: Any) -> None:
         """Write a chunk."""
-        write_at(self._files[self._targets[target].file], data, int(self._offsets[target][chunk]))
+        file = self._files[self._targets[target].file]
+        file.seek(int(self._offsets[target][chunk]))
+        file.write(data)
 
     def sync(self) -> dict[str, int]:
         """Have everything reach the disk; return what has to be known to go on from here."""
-        for file in self._files:
-            os.fdatasync(file)
+        sync(*self._files)
         return {}
 
     def finish(self) -> None:
@@ -90,8 +97,8 @@ class PlainStore:
 
     def close(self) -> None:
         """Close the files."""
-        while self._files:
-            os.close(self._files.pop())
+        for file in self._files:
+            file.close()
 
 
 class PackedStore:
@@ -102,7 +109,7 @@ class PackedStore:
         paths: the files to be made.
         targets: the datasets in them.
         compression: what was done to the chunks.
-        state: what `sync` returned; the log is cut back to it.
+        state: what `sync` returned, where there is something to go on from; the log is cut back to it.
     """
 
     def __init__(
@@ -111,49 +118,41 @@ class PackedStore:
         paths: Sequence[str],
         targets: Sequence[Target],
         compression: Compression,
-        state: dict[str, int],
+        state: Mapping[str, int] | None,
     ) -> None:
         self._paths, self._targets, self._compression = paths, targets, compression
-        self._size, self._count = state.get("size", 0), state.get("chunks", 0)
-        self._log = open_log(folder, "chunks", self._size)
-        self._index = open_log(folder, "chunks.index", self._count * 32)
+        kept = state or {"size": 0, "chunks": 0}
+        self._log = open_log(folder, "chunks", kept["size"])
+        self._index = open_log(folder, "chunks.index", kept["chunks"] * _ENTRY.itemsize)
 
     def put(self, target: int, chunk: int, data: Any) -> None:
         """Append a chunk to the log."""
-        size = write_at(self._log, data, self._size)
-        write_at(self._index, np.array([target, chunk, self._size, size], np.int64), self._count * 32)
-        self._size += size
-        self._count += 1
+        self._index.write(np.array([(target, chunk, self._log.tell(), len(data))], _ENTRY).tobytes())
+        self._log.write(data)
 
     def sync(self) -> dict[str, int]:
         """Have everything reach the disk; return what has to be known to go on from here."""
-        os.fdatasync(self._log)
-        os.fdatasync(self._index)
-        return {"size": self._size, "chunks": self._count}
+        sync(self._log, self._index)
+        return {"size": self._log.tell(), "chunks": self._index.tell() // _ENTRY.itemsize}
 
     def finish(self) -> None:
         """Make the HDF5 files."""
         create_files(self._paths, self._targets, self._compression)
-        entries = np.empty((self._count, 4), np.int64)
-        read_into(self._index, entries.reshape(-1).view(np.uint8).data, 0)
-        for number, path in enumerate(self._paths):
-            with h5py.File(path, "r+") as file:
-                datasets = {k: file[target.name].id for k, target in enumerate(self._targets) if target.file == number}
-                for target, chunk, at, size in entries.tolist():
-                    if target in datasets:
-                        place = (
-                            chunk * self._targets[target].chunk_rows,
-                            *(0 for _ in self._targets[target].field.shape),
-                        )
-                        datasets[target].write_direct_chunk(place, os.pread(self._log, size, at), 0)
+        entries = np.empty(self._index.tell() // _ENTRY.itemsize, _ENTRY)
+        read_into(self._index, entries, 0)
+        for number, target in enumerate(self._targets):
+            with h5py.File(self._paths[target.file], "r+") as file:
+                dataset = file[target.name].id
+                for _, chunk, at, size in entries[entries["target"] == number].tolist():
+                    self._log.seek(at)
+                    place = (chunk * target.chunk_rows, *(0 for _ in target.field.shape))
+                    dataset.write_direct_chunk(place, self._log.read(size), 0)
         self.close()
 
     def close(self) -> None:
         """Close the log."""
-        if self._log >= 0:
-            os.close(self._log)
-            os.close(self._index)
-            self._log = -1
+        self._log.close()
+        self._index.close()
 
 
 def create_files(paths: Sequence[str], targets: Sequence[Target], compression: Compression) -> None:

@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from kerasmem import checks
-from kerasmem.datatools.converting.casting import saved_bytes
+import h5py
+import numpy as np
+
 from kerasmem.datatools.converting.chunk_store import copy_attributes
 from kerasmem.datatools.converting.encoding import read_compression
-from kerasmem.datatools.converting.fields import ColumnFilter
+from kerasmem.datatools.converting.fields import ColumnChoice
 from kerasmem.datatools.converting.job import Job, folder_of
-from kerasmem.datatools.converting.planning import Progress, WritePlan, check_space, fingerprint, make_plan
+from kerasmem.datatools.converting.planning import check_space, fingerprint, make_plan
 from kerasmem.datatools.converting.results import Conversion, WrittenDataset
 from kerasmem.datatools.converting.running import ConversionRun
-from kerasmem.datatools.converting.settings import WriteSettings, output_paths, read_output, refuse_outputs
+from kerasmem.datatools.converting.settings import (
+    ReadOptions,
+    SourceOptions,
+    WriteSettings,
+    output_paths,
+    read_output,
+    refuse_outputs,
+)
 from kerasmem.datatools.converting.sizing import DEFAULT_MEMORY
-from kerasmem.datatools.converting.sources.image_decoding import ImageOptions, read_color, read_image_size
-from kerasmem.datatools.converting.sources.opening import ReadOptions, find_paths, open_sources
-from kerasmem.datatools.converting.sources.table_files import TableOptions
+from kerasmem.datatools.converting.sources.opening import find_paths, open_sources
 from kerasmem.datatools.converting.splitting import read_split
 from kerasmem.datatools.inspecting.advice import stream_line
 from kerasmem.datatools.inspecting.inspection import type_name
+from kerasmem.datatools.progress import Progress
 from kerasmem.errors import DataError, KerasmemError
-from kerasmem.hdf5.scan import close_file, open_file
 from kerasmem.units import parse_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def convert_data(
@@ -45,24 +54,18 @@ def convert_data(
     compression: str = "none",
     keep_float64: bool = False,
     narrow_integers: bool = False,
-    image_size: Any = None,
-    color: str = "rgb",
-    accept_mislabelled: bool = False,
-    follow_links: bool = False,
-    allow_external: bool = False,
-    header: bool = True,
-    delimiter: str | None = None,
-    text: Sequence[str] = (),
     memory: int | str = DEFAULT_MEMORY,
     verify: bool = False,
     force: bool = False,
     progress: Progress | None = None,
+    **reading: Unpack[SourceOptions],
 ) -> Conversion:
     """Write data of other formats as HDF5 that `H5ChunkSequence` streams, whatever its size, in bounded memory.
 
     Sources with the same columns are read one after another; those with none in common, such as x.npy and y.npy, side
     by side. Names are kept: those of columns, arrays and datasets, and of an .npy its file's; images become "x", the
     numbers of their folders "y". A process that is killed goes on where it was when the same call is made again.
+    The arguments from `image_size` to `text` say how sources of one kind are read (`SourceOptions`).
 
     Args:
         sources: files, patterns or folders: .npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a
@@ -79,8 +82,7 @@ def convert_data(
         stratify: column of classes that every part gets its share of.
         group: column whose equal values stay in one part, such as a patient's number.
         compression: "none", "gzip", "zstd", or with a level, "gzip:6".
-        keep_float64: write float64 as it is; by default it becomes float32, and a value that this would make infinite
-            is an error.
+        keep_float64: write float64 as it is; else it becomes float32, and a value that this makes infinite is an error.
         narrow_integers: write whole numbers in as few bytes as their values allow; costs reading them twice.
         image_size: "224x160", width first, to resize images; None where all have one size.
         color: "rgb", "rgba" or "gray".
@@ -111,37 +113,15 @@ def convert_data(
         ([('x', 'float32'), ('y', 'int64')], 32000)
     """
     settings = WriteSettings(
-        columns=columns,
-        drop=tuple(drop),
-        batch_size=checks.whole("batch_size", batch_size),
-        shuffle=checks.flag("shuffle", shuffle),
-        seed=checks.whole("seed", seed, 0),
-        compression=read_compression(compression),
-        memory=parse_size(memory, field="memory"),
-        keep_float64=checks.flag("keep_float64", keep_float64),
-        shares=read_split(split),
-        as_groups=checks.choice("split_as", split_as, ("files", "groups")) == "groups",
-        stratify=stratify,
-        group=group,
-        narrow=checks.flag("narrow_integers", narrow_integers),
-    )
-    wanted = ColumnFilter(columns, settings.drop, [settings.key] if settings.key else [])
-    options = ReadOptions(
-        wanted=wanted,
-        tables=TableOptions(header, delimiter, tuple(text), wanted.keeps),
-        images=ImageOptions(read_image_size(image_size), read_color(color), accept_mislabelled),
-        follow_links=follow_links,
-        allow_external=allow_external,
-        threads=available_threads(),
-        budget=settings.memory // 8,
-    )
-    given: Sequence[str | os.PathLike[str]] = [sources] if isinstance(sources, (str, os.PathLike)) else sources
-    paths = [os.fsdecode(os.fspath(path)) for path in given]
-    return write_data(paths, output, settings, options, verify=verify, force=force, progress=progress)
+        batch_size, shuffle, seed, read_compression(compression), parse_size(memory, field="memory"), keep_float64,
+        read_split(split), split_as, stratify, group, narrow_integers,
+    )  # fmt: skip
+    options = ReadOptions(ColumnChoice(columns, drop, settings.key), settings.memory // 8, **reading)
+    return write_data(sources, output, settings, options, verify=verify, force=force, progress=progress)
 
 
 def write_data(
-    sources: Sequence[str],
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     settings: WriteSettings,
     options: ReadOptions,
@@ -154,18 +134,19 @@ def write_data(
     """Do what `convert_data` does, with checked settings; attributes are copied from `attributes_from`, if given."""
     started = time.monotonic()
     tell = progress or (lambda what, done, total: None)
+    given = [sources] if isinstance(sources, (str, os.PathLike)) else sources
     target = read_output(output)
     outputs = output_paths(target, settings)
-    inputs = [path for _, path in find_paths(sources)]
-    interrupted = os.path.isdir(folder_of(target))
-    refuse_outputs(outputs, inputs, force=force or interrupted)
+    found = find_paths([os.fsdecode(path) for path in given])
+    inputs = [path for _, path in found]
+    refuse_outputs(outputs, inputs, force=force or os.path.isdir(folder_of(target)))
     tell("opening the sources", 0, 0)
     try:
-        source = open_sources(sources, options)
+        source = open_sources(found, options)
         for field in source.fields:
-            options.wanted.keeps(field.name)
-        options.wanted.check()
-        plan = make_plan(source, settings, threads=options.threads, progress=tell)
+            options.columns.reads(field.name)
+        options.columns.check()
+        plan = make_plan(source, settings, options, tell)
         job = Job(target, fingerprint(source, plan, settings), discard=force)
         with job.ending():
             placing = job.state.get("phase") == "placing"
@@ -175,7 +156,7 @@ def write_data(
             run = ConversionRun(source, plan, settings, job, threads=options.threads, progress=tell)
             sums = run.write()
             if attributes_from is not None and not placing:
-                pairs = [(join.columns[0], join.field.name) for join in plan.joins if len(join.columns) == 1]
+                pairs = [(field.columns[0], field.name) for field in plan.datasets if len(field.columns) == 1]
                 copy_attributes(attributes_from, run.paths[0], pairs)
             if verify and not placing:
                 run.verify(sums)
@@ -187,33 +168,28 @@ def write_data(
         raise DataError(f"{error.filename!r}: {error.strerror}") from error
 
 
-def available_threads() -> int:
-    """Return how many threads decode and compress."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 16)
-
-
 def _result(
     run: ConversionRun, outputs: Sequence[str], sums: Sequence[int], *, verified: bool, seconds: float
 ) -> Conversion:
     source, plan, settings = run.source, run.plan, run.settings
-    datasets = _written(plan, outputs, sums)
     notes = [
         f"{name!r}: {count:,} whole numbers beyond 16,777,216 were rounded to float32; keep_float64 (--keep-float64) "
         "keeps their last digits"
         for name, count in run.caster.inexact.items()
     ]
     compression = settings.compression
-    own = [(t.name, t.field.dtype, t.field.shape) for t in plan.targets[: len(plan.joins)]]
+    columns = zip(plan.read, plan.cast, strict=True)
+    saved = [read.row_bytes - cast.row_bytes for read, cast in columns if np.dtype(read.dtype).kind == "f"]
+    own = [(t.name, t.field.dtype, t.field.shape) for t in plan.targets[: len(plan.datasets)]]
     return Conversion(
         sources=source.paths,
         outputs=tuple(outputs),
-        parts=dict(zip(plan.parts, plan.assignment.sizes, strict=True)),
+        parts=dict(zip(settings.shares, plan.assignment.sizes, strict=True)),
         rows=plan.rows,
-        datasets=datasets,
+        datasets=tuple(_written(run, outputs, sums)),
         bytes_read=plan.rows * sum(field.row_bytes for field in plan.read),
         bytes_written=sum(os.path.getsize(path) for path in outputs),
-        float64_saved=saved_bytes(plan.read, plan.cast, plan.rows),
+        float64_saved=plan.rows * sum(saved),
         compression=f"{compression.kind}:{compression.level}" if compression.packs else "none",
         shuffled=settings.shuffle,
         seed=settings.seed,
@@ -225,27 +201,22 @@ def _result(
     )
 
 
-def _written(plan: WritePlan, outputs: Sequence[str], sums: Sequence[int]) -> tuple[WrittenDataset, ...]:
-    read = {field.name: type_name(field.dtype) for field in plan.read}
-    kinds = ["+".join(dict.fromkeys(read[column] for column in join.columns)) for join in plan.joins] * len(plan.parts)
-    files = [open_file(path) for path in outputs]
-    try:
-        return tuple(
-            WrittenDataset(
-                path=outputs[target.file],
-                name=target.name,
-                rows=target.rows,
-                shape=target.field.shape,
-                dtype=type_name(target.field.dtype),
-                source_dtype=kind,
-                chunk_rows=target.chunk_rows,
-                bytes=target.rows * target.field.row_bytes,
-                stored_bytes=int(files[target.file][target.name].id.get_storage_size()),
-                crc32=value,
-                class_names=target.field.class_names,
-            )
-            for target, value, kind in zip(plan.targets, sums, kinds, strict=True)
+def _written(run: ConversionRun, outputs: Sequence[str], sums: Sequence[int]) -> Iterator[WrittenDataset]:
+    read = {field.name: type_name(field.dtype) for field in run.plan.read}
+    for target, crc32 in zip(run.plan.targets, sums, strict=True):
+        field, path = target.field, outputs[target.file]
+        with h5py.File(path, "r") as file:
+            stored_bytes = int(file[target.name].id.get_storage_size())
+        yield WrittenDataset(
+            path=path,
+            name=target.name,
+            rows=target.rows,
+            shape=field.shape,
+            dtype=type_name(field.dtype),
+            source_dtype="+".join(dict.fromkeys(read[column] for column in field.columns)),
+            chunk_rows=target.chunk_rows,
+            bytes=target.rows * field.row_bytes,
+            stored_bytes=stored_bytes,
+            crc32=crc32,
+            class_names=field.class_names,
         )
-    finally:
-        for file in files:
-            close_file(file)

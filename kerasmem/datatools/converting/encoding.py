@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
 
 import h5py
 import numpy as np
@@ -63,7 +62,7 @@ def read_compression(value: str | None) -> Compression:
     usual, least, most = _LEVELS[kind]
     if level and not (level.isdigit() and least <= int(level) <= most):
         raise UsageError(f"compression: {kind} has levels {least} to {most}, not {level!r}")
-    if kind == "zstd" and (not register_filters() or _load("imagecodecs") is None):
+    if kind == "zstd" and (not register_filters() or find_spec("imagecodecs") is None):
         raise MissingExtraError("compression with zstd", "codecs")
     return Compression(kind, int(level) if level else usual)
 
@@ -96,16 +95,11 @@ def create_dataset(
 def _compressor(compression: Compression) -> Callable[[np.ndarray], bytes]:
     level = compression.level
     if compression.kind == "zstd":
-        codecs = _load("imagecodecs")
-        return lambda data: bytes(codecs.zstd_encode(data, level=level))
-    deflate = _load("deflate")
-    if deflate is not None:
-        return lambda data: bytes(deflate.zlib_compress(data, level))
-    return lambda data: zlib.compress(data.data, level)
+        import imagecodecs
 
-
-def _load(name: str) -> Any:
+        return lambda data: bytes(imagecodecs.zstd_encode(data, level=level))  # type: ignore[arg-type]  # any buffer
     try:
-        return importlib.import_module(name)
+        import deflate
     except ImportError:
-        return None
+        return lambda data: zlib.compress(data.data, level)
+    return lambda data: bytes(deflate.zlib_compress(data, level))

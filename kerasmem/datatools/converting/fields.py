@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -24,12 +24,14 @@ class Field:
         dtype: NumPy's text for the type, such as "<f4".
         shape: shape of one row.
         class_names: what the whole numbers from 0 on stand for, where they stand for names.
+        columns: of a dataset: the names of the columns it is made of, side by side where they are several.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...] = ()
     class_names: tuple[str, ...] | None = None
+    columns: tuple[str, ...] = ()
 
     @property
     def row_bytes(self) -> int:
@@ -37,7 +39,7 @@ class Field:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-Piece = dict[str, np.ndarray]
+Rows = dict[str, np.ndarray]
 """Some rows: an array of equal length a field, by name."""
 
 
@@ -47,13 +49,8 @@ def check_name(name: str, where: str) -> str:
     Raises:
         DataError: it cannot: it is empty, climbs out of its group, or HDF5 cannot store it.
     """
-    parts = name.split("/")
-    try:
-        name.encode("utf-8")
-        fits = bool(plain_name(name)) and ".." not in parts and "\0" not in name
-    except UnicodeEncodeError:
-        fits = False
-    if not fits:
+    encodable = name.encode("utf-8", "ignore").decode() == name
+    if not (encodable and plain_name(name)) or ".." in name.split("/") or "\0" in name:
         raise DataError(
             f"{where}: {shown(name)} cannot be the name of a dataset; rename it there, or leave it out with drop"
         )
@@ -62,12 +59,12 @@ def check_name(name: str, where: str) -> str:
 
 def check_names(fields: Sequence[Field], where: str) -> None:
     """Refuse a name that would be a dataset and a group at once, or two datasets."""
-    names = [field.name for field in fields]
-    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
-    if twice is not None:
-        raise DataError(f"{where}: there are several columns called {shown(twice)}; rename them")
-    known = set(names)
-    for name in names:
+    known: set[str] = set()
+    for field in fields:
+        if field.name in known:
+            raise DataError(f"{where}: there are several columns called {shown(field.name)}; rename them")
+        known.add(field.name)
+    for name in known:
         parts = name.split("/")
         for length in range(1, len(parts)):
             group = "/".join(parts[:length])
@@ -77,131 +74,34 @@ def check_names(fields: Sequence[Field], where: str) -> None:
                 )
 
 
-@dataclass(frozen=True)
-class Join:
-    """How one dataset is made: columns of the sources, side by side where they are several.
+class ColumnChoice:
+    """Which columns of the sources are written, and as what; the others need not be fit for anything.
 
     Args:
-        field: what is written.
-        columns: names of the columns it is made of.
-    """
-
-    field: Field
-    columns: tuple[str, ...]
-
-
-def choose_fields(
-    fields: Sequence[Field], columns: Mapping[str, str | Sequence[str]] | None, drop: Sequence[str] = ()
-) -> list[Join]:
-    """Return what is to be written: all columns under their own names, or those asked for.
-
-    Args:
-        fields: the columns there are.
         columns: by name of a dataset the columns it is made of, names or patterns such as "pixel*"; "*" stands for
             all that nothing else names. One name alone keeps its shape; several, or a pattern, are put side by side.
+            None for all columns under their own names.
         drop: names or patterns of columns to leave out.
-
-    Raises:
-        UsageError: a name or pattern fits no column.
-        DataError: columns that differ in type cannot be put together.
-    """
-    kept = [field for field in fields if not any(_fits(field.name, pattern) for pattern in drop)]
-    if not kept:
-        raise UsageError("drop: nothing is left to be written")
-    if not columns:
-        return [Join(field, (field.name,)) for field in kept]
-    patterns = {name: [wanted] if isinstance(wanted, str) else list(wanted) for name, wanted in columns.items()}
-    named = {
-        field.name for field in kept if any(_fits(field.name, p) for ps in patterns.values() for p in ps if p != "*")
-    }
-    joins = []
-    for name, wanted in patterns.items():
-        found: list[Field] = []
-        for pattern in wanted:
-            fitting = [
-                field for field in kept if (field.name not in named if pattern == "*" else _fits(field.name, pattern))
-            ]
-            if not fitting:
-                raise UsageError(
-                    f"columns: no column fits {pattern!r} for {name!r}; there are "
-                    f"{_listed([field.name for field in kept])}"
-                )
-            found += [field for field in fitting if field not in found]
-        check_name(name, "columns")
-        single = len(wanted) == 1 and found[0].name == wanted[0]
-        joins.append(Join(_joined(name, found, single=single), tuple(field.name for field in found)))
-    return joins
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatch.fnmatchcase(name, pattern)
-
-
-def _listed(names: Sequence[str]) -> str:
-    listed = ", ".join(shown(name, 60) for name in names[:_LISTED])
-    return listed + (f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else "")
-
-
-def _joined(name: str, found: Sequence[Field], *, single: bool) -> Field:
-    if single:
-        return Field(name, found[0].dtype, found[0].shape, found[0].class_names)
-    for field in found:
-        if len(field.shape) > 1:
-            raise DataError(
-                f"columns: {shown(field.name)} has rows of shape {field.shape}; only numbers and lists of them can "
-                "be put side by side"
-            )
-        if field.class_names is not None:
-            raise DataError(f"columns: {shown(field.name)} holds texts; give it a dataset of its own")
-    dtype = np.result_type(*(np.dtype(field.dtype) for field in found))
-    return Field(name, dtype.str, (sum(prod(field.shape) for field in found),))
-
-
-def join_piece(piece: Piece, joins: Sequence[Join]) -> Piece:
-    """Return rows as they are to be written, in place of the columns they were read from."""
-    result = {}
-    for join in joins:
-        if len(join.columns) == 1:
-            values = piece[join.columns[0]]
-            result[join.field.name] = values.reshape(len(values), *join.field.shape)
-            continue
-        rows = len(piece[join.columns[0]])
-        out = np.empty((rows, *join.field.shape), join.field.dtype)
-        at = 0
-        for column in join.columns:
-            values = piece[column].reshape(rows, -1)
-            out[:, at : at + values.shape[1]] = values
-            at += values.shape[1]
-        result[join.field.name] = out
-    return result
-
-
-class ColumnFilter:
-    """Which columns of the sources matter, so that the others need not be fit for anything.
-
-    Args:
-        columns: as in `choose_fields`.
-        drop: as in `choose_fields`.
-        extra: columns that are needed but not written.
+        key: a column that is read also where it is not written, as it decides where rows go.
     """
 
     def __init__(
-        self, columns: Mapping[str, str | Sequence[str]] | None, drop: Sequence[str], extra: Sequence[str]
+        self, columns: Mapping[str, str | Sequence[str]] | None, drop: Sequence[str] = (), key: str | None = None
     ) -> None:
-        patterns = [p for wanted in (columns or {}).values() for p in ([wanted] if isinstance(wanted, str) else wanted)]
-        self._patterns = patterns or ["*"]
-        self._drop = list(drop)
-        self._extra = set(extra)
+        given = (columns or {}).items()
+        self._datasets = {name: [wanted] if isinstance(wanted, str) else list(wanted) for name, wanted in given}
+        self._patterns = [pattern for wanted in self._datasets.values() for pattern in wanted] or ["*"]
+        self._drop, self._key = list(drop), key
         self._seen: dict[str, None] = {}
 
-    def keeps(self, name: str) -> bool:
+    def writes(self, name: str) -> bool:
+        """Return whether a column is written."""
+        return _fits(name, self._patterns) and not _fits(name, self._drop)
+
+    def reads(self, name: str) -> bool:
         """Return whether a column is looked at."""
         self._seen[name] = None
-        if name in self._extra:
-            return True
-        if any(_fits(name, pattern) for pattern in self._drop):
-            return False
-        return any(_fits(name, pattern) for pattern in self._patterns)
+        return name == self._key or self.writes(name)
 
     def check(self) -> None:
         """Refuse patterns that fit no column seen so far.
@@ -211,7 +111,77 @@ class ColumnFilter:
         """
         for option, patterns in (("drop", self._drop), ("columns", self._patterns)):
             for pattern in patterns:
-                if not any(_fits(name, pattern) for name in self._seen):
-                    raise UsageError(f"{option}: no column fits {pattern!r}; there are {_listed(list(self._seen))}")
-        if not any(self.keeps(name) for name in list(self._seen)):
+                if not any(_fits(name, [pattern]) for name in self._seen):
+                    raise UsageError(f"{option}: no column fits {pattern!r}; there are {_listed(self._seen)}")
+        if not any(self.reads(name) for name in list(self._seen)):
             raise UsageError("drop: nothing is left to be written")
+
+    def datasets(self, fields: Sequence[Field]) -> tuple[Field, ...]:
+        """Return what is to be written.
+
+        Args:
+            fields: the columns that are written.
+
+        Raises:
+            UsageError: a name or pattern fits none of them.
+            DataError: columns that differ in type cannot be put together.
+        """
+        if not fields:
+            raise UsageError("drop: nothing is left to be written")
+        if not self._datasets:
+            return tuple(replace(field, columns=(field.name,)) for field in fields)
+        named = [pattern for pattern in self._patterns if pattern != "*"]
+        found = []
+        for name, wanted in self._datasets.items():
+            columns: dict[str, Field] = {}
+            for pattern in wanted:
+                fitting = {
+                    field.name: field
+                    for field in fields
+                    if (not _fits(field.name, named) if pattern == "*" else _fits(field.name, [pattern]))
+                }
+                if not fitting:
+                    listed = _listed([field.name for field in fields])
+                    raise UsageError(f"columns: no column fits {pattern!r} for {name!r}; there are {listed}")
+                columns |= fitting
+            check_name(name, "columns")
+            found.append(_joined(name, list(columns.values()), single=len(wanted) == 1 and wanted == list(columns)))
+        return tuple(found)
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(name == pattern or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _listed(names: Iterable[str]) -> str:
+    shortened = [shown(name, 60) for name in names]
+    more = len(shortened) - _LISTED
+    return ", ".join(shortened[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _joined(name: str, found: Sequence[Field], *, single: bool) -> Field:
+    columns = tuple(field.name for field in found)
+    if single:
+        return replace(found[0], name=name, columns=columns)
+    for field in found:
+        if len(field.shape) > 1:
+            raise DataError(
+                f"columns: {shown(field.name)} has rows of shape {field.shape}; only numbers and lists of them can "
+                "be put side by side"
+            )
+        if field.class_names is not None:
+            raise DataError(f"columns: {shown(field.name)} holds texts; give it a dataset of its own")
+    dtype = np.result_type(*(np.dtype(field.dtype) for field in found))
+    return Field(name, dtype.str, (sum(prod(field.shape) for field in found),), columns=columns)
+
+
+def join_columns(rows: Rows, datasets: Sequence[Field]) -> Rows:
+    """Return rows as they are to be written, in place of the columns they were read from."""
+    result = {}
+    for field in datasets:
+        columns = [rows[column] for column in field.columns]
+        if len(columns) > 1:
+            flat = [values.reshape(len(values), -1) for values in columns]
+            columns = [np.concatenate(flat, axis=1, dtype=np.dtype(field.dtype))]
+        result[field.name] = columns[0].reshape(len(columns[0]), *field.shape)
+    return result

@@ -1,4 +1,7 @@
-"""The folder beside an output in which it comes about: what is done so far, and that nobody else is at it."""
+"""The folder beside an output in which it comes about: what is done so far, and that nobody else is at it.
+
+Its files grow while a conversion runs, and are cut back to where a checkpoint left them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import IO, Any, BinaryIO
+
+import numpy as np
 
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import shown
@@ -44,10 +49,8 @@ class Job:
     def __init__(self, output: str, settings: Mapping[str, Any], *, discard: bool) -> None:
         self.folder = folder_of(output)
         self._settings = json.loads(json.dumps(settings))
-        self.state: dict[str, Any] = {}
         self._written = 0
         self._since = time.monotonic()
-        self._number = 0
         try:
             os.mkdir(self.folder)
         except FileExistsError:
@@ -59,15 +62,15 @@ class Job:
             raise UsageError(
                 f"{shown(self.folder)}: cannot be made: {error.strerror}; choose another output"
             ) from error
-        self._lock = os.open(os.path.join(self.folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._lock = open(self.path("lock"), "ab")  # noqa: SIM115  (held as long as the job)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._lock)
+            self.close()
             raise UsageError(f"{shown(output)}: another process is writing this output; wait for it") from None
         except OSError:
             pass  # a file system without locks
-        self._read(output, discard)
+        self.state = self._read(output, discard)
 
     @property
     def resumed(self) -> bool:
@@ -83,23 +86,13 @@ class Job:
         self._written += size
         return self._written >= CHECKPOINT_BYTES or time.monotonic() - self._since > _CHECKPOINT_SECONDS
 
-    def next_name(self) -> str:
-        """Return the name of a file that belongs to the next checkpoint alone."""
-        self._number += 1
-        return f"tails-{self._number}.npz"
-
     def checkpoint(self, state: dict[str, Any]) -> None:
         """Remember how far things are; what it speaks of has reached the disk before."""
-        before = self.state.get("write", {}).get("tails")
         temporary = self.path(_STATE + ".new")
         with open(temporary, "w", encoding="utf-8") as file:
-            json.dump({"settings": self._settings, "number": self._number, "state": state}, file)
-            file.flush()
-            os.fsync(file.fileno())
+            json.dump({"settings": self._settings, "state": state}, file)
+            sync(file)
         os.replace(temporary, self.path(_STATE))
-        if before and before != state.get("write", {}).get("tails"):
-            with contextlib.suppress(OSError):
-                os.unlink(self.path(before))
         self.state = state
         self._written, self._since = 0, time.monotonic()
 
@@ -126,31 +119,50 @@ class Job:
 
     def close(self) -> None:
         """Let go of the lock."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.close()
 
-    def _read(self, output: str, discard: bool) -> None:
+    def _read(self, output: str, discard: bool) -> dict[str, Any]:
+        """Return the state that an interrupted conversion left, or begin with an empty folder."""
         try:
             with open(self.path(_STATE), encoding="utf-8") as file:
                 found = json.load(file)
-            same = found["settings"] == self._settings
-            state, number = dict(found["state"]), int(found["number"])
+            same, state = found["settings"] == self._settings, dict(found["state"])
         except (OSError, ValueError, KeyError, TypeError):
-            self._clear()  # killed before the first checkpoint
-            return
-        if same:
-            self.state, self._number = state, number
-            return
-        if not discard:
+            same, state, discard = False, {}, True  # killed before the first checkpoint
+        if not same and not discard:
             self.close()
             raise UsageError(
                 f"{shown(output)}: a conversion with other settings, or of sources that have changed since, was "
                 f"interrupted; start that one again to go on with it, or give force=True (--force) to begin again"
             )
-        self._clear()
-
-    def _clear(self) -> None:
+        if same:
+            return state
         for name in os.listdir(self.folder):
             if name != "lock":
                 os.unlink(self.path(name))
+        return {}
+
+
+def open_log(folder: str, name: str, size: int) -> BinaryIO:
+    """Return a file, made if need be, that is cut back to a size in bytes and stands at its end."""
+    file = os.fdopen(os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    file.seek(file.truncate(size))
+    return file
+
+
+def read_into(file: BinaryIO, array: np.ndarray, at: int) -> None:
+    """Fill an array from a place in a file.
+
+    Raises:
+        OSError: the file ends before that.
+    """
+    file.seek(at)
+    if file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:  # type: ignore[attr-defined]
+        raise OSError("a file of the conversion was cut off")
+
+
+def sync(*files: IO[Any]) -> None:
+    """Have what was written reach the disk."""
+    for file in files:
+        file.flush()
+        os.fdatasync(file.fileno())

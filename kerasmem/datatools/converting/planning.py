@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,20 +13,19 @@ import numpy as np
 
 from kerasmem.datatools.converting.casting import written_type
 from kerasmem.datatools.converting.chunk_store import Target
-from kerasmem.datatools.converting.fields import ColumnFilter, Field, Join, check_names, choose_fields
-from kerasmem.datatools.converting.settings import WriteSettings
+from kerasmem.datatools.converting.fields import Field, check_names
+from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings
 from kerasmem.datatools.converting.sizing import Sizes, choose_chunk_rows, choose_sizes
-from kerasmem.datatools.converting.sources.protocol import RowSource, even_pieces
-from kerasmem.datatools.converting.splitting import GroupedSplit, RandomSplit, Split
+from kerasmem.datatools.converting.sources.row_source import RowSource, even_pieces, rows_in
+from kerasmem.datatools.converting.splitting import GroupedSplit, RandomSplit
+from kerasmem.datatools.progress import Progress
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.units import format_size
 
 _MOST_KEYS = 5_000_000  # groups that are remembered
 _SURVEY_ROWS = 1 << 16
-
-Progress = Callable[[str, int, int], None]
-"""Told what goes on, how many rows are done and of how many."""
+_SURVEY_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -33,94 +33,69 @@ class WritePlan:
     """What will be written.
 
     Args:
-        read: the columns as read, as far as they are needed.
+        read: the columns as read, as far as they are written.
         cast: the same columns in the types written.
-        joins: the datasets, and the columns they are made of.
+        datasets: the datasets of a part.
         rows: rows read.
-        parts: the names of the parts.
         assignment: where each row goes.
         sizes: how memory is divided.
-        targets: the datasets of all outputs; those of a part lie together, in the order of `joins`.
+        targets: the datasets of all outputs; those of a part lie together, in the order of `datasets`.
         buckets: buckets of each part.
         key: the column that the assignment looks at.
     """
 
     read: tuple[Field, ...]
     cast: tuple[Field, ...]
-    joins: tuple[Join, ...]
+    datasets: tuple[Field, ...]
     rows: int
-    parts: tuple[str, ...]
-    assignment: Split
+    assignment: RandomSplit | GroupedSplit
     sizes: Sizes
     targets: tuple[Target, ...]
     buckets: tuple[int, ...]
     key: str | None
 
     @property
-    def fields(self) -> list[Field]:
-        """The datasets of a part."""
-        return [join.field for join in self.joins]
-
-    @property
     def row_bytes(self) -> int:
         """Bytes of a row as written."""
-        return sum(field.row_bytes for field in self.fields)
+        return sum(field.row_bytes for field in self.datasets)
 
 
-def make_plan(source: RowSource, settings: WriteSettings, *, threads: int, progress: Progress) -> WritePlan:
+def make_plan(source: RowSource, settings: WriteSettings, options: ReadOptions, progress: Progress) -> WritePlan:
     """Settle what is written; reads the columns that this depends on.
 
     Raises:
         DataError: the columns cannot be written.
         UsageError: the settings do not fit the source.
     """
-    wanted = ColumnFilter(settings.columns, settings.drop, ())
-    kept = [field for field in source.fields if wanted.keeps(field.name)]
-    limits = _find_limits(source, kept, progress) if settings.narrow else {}
-    cast = [
+    read = tuple(field for field in source.fields if options.columns.writes(field.name))
+    limits = _find_limits(source, read, progress) if settings.narrow_integers else {}
+    cast = tuple(
         replace(field, dtype=written_type(field, keep_float64=settings.keep_float64, limits=limits.get(field.name)))
-        for field in kept
-    ]
-    unused = [replace(field) for field in source.fields if field not in kept]
-    joins = choose_fields([*cast, *unused], settings.columns, settings.drop)
-    check_names([join.field for join in joins], "output")
-    needed = {column for join in joins for column in join.columns}
-    read = tuple(field for field in kept if field.name in needed)
-    key = _key_column(source, joins, settings)
-    counts = {0: source.rows} if key is None else _count_keys(source, key, progress)
-    shares = list(settings.shares.values())
-    assignment: Split
-    if settings.group is not None:
-        assignment = GroupedSplit(counts, shares, settings.seed)
-    else:
-        assignment = RandomSplit(counts, shares, settings.seed)
-    for name, size in zip(settings.shares, assignment.sizes, strict=True):
-        if not size:
-            raise UsageError(f"split: no rows are left for {name!r} of {source.rows:,}; give it a larger share")
-    row_bytes = max(sum(field.row_bytes for field in read), sum(join.field.row_bytes for join in joins))
-    sizes = choose_sizes(row_bytes, len(joins), len(shares), settings.memory, threads=threads, shuffle=settings.shuffle)
-    targets = []
-    for number, (name, rows) in enumerate(zip(settings.shares, assignment.sizes, strict=True)):
-        prefix = f"{name}/" if settings.as_groups else ""
-        for join in joins:
-            chunk = choose_chunk_rows(join.field.row_bytes, rows, settings.batch_size, sizes.chunk_bytes)
-            targets.append(
-                Target(0 if settings.as_groups else number, prefix + join.field.name, join.field, rows, chunk)
-            )
-    written = sum(join.field.row_bytes for join in joins)
-    buckets = tuple(max(1, -(-rows * written // sizes.bucket_bytes)) for rows in assignment.sizes)
-    return WritePlan(
-        read=read,
-        cast=tuple(field for field in cast if field.name in needed),
-        joins=tuple(joins),
-        rows=source.rows,
-        parts=tuple(settings.shares),
-        assignment=assignment,
-        sizes=sizes,
-        targets=tuple(targets),
-        buckets=buckets,
-        key=key,
+        for field in read
     )
+    datasets = options.columns.datasets(cast)
+    check_names(datasets, "output")
+    key = _key_column(source, datasets, settings)
+    counts = {0: source.rows} if key is None else _count_keys(source, key, progress)
+    split: type[RandomSplit | GroupedSplit] = RandomSplit if settings.group is None else GroupedSplit
+    assignment = split(counts, list(settings.shares.values()), settings.seed)
+    parts = dict(zip(settings.shares, assignment.sizes, strict=True))
+    for name, rows in parts.items():
+        if not rows:
+            raise UsageError(f"split: no rows are left for {name!r} of {source.rows:,}; give it a larger share")
+    written = sum(field.row_bytes for field in datasets)
+    sizes = choose_sizes(
+        max(written, sum(field.row_bytes for field in read)), len(datasets), len(parts), settings.memory,
+        threads=options.threads, shuffle=settings.shuffle,
+    )  # fmt: skip
+    targets = []
+    for number, (name, rows) in enumerate(parts.items()):
+        file, group = (0, f"{name}/") if settings.as_groups else (number, "")
+        for field in datasets:
+            chunk_rows = choose_chunk_rows(field.row_bytes, rows, settings.batch_size, sizes.chunk_bytes)
+            targets.append(Target(file, group + field.name, field, rows, chunk_rows))
+    buckets = tuple(max(1, -(-rows * written // sizes.bucket_bytes)) for rows in parts.values())
+    return WritePlan(read, cast, datasets, source.rows, assignment, sizes, tuple(targets), buckets, key)
 
 
 def check_space(plan: WritePlan, folder: str, *, shuffle: bool, packs: bool) -> None:
@@ -154,61 +129,61 @@ def keys_of(values: np.ndarray, name: str) -> np.ndarray:
             )
         return values.argmax(axis=1).astype(np.int64)
     values = values.reshape(len(values))
-    if values.dtype.kind == "f":
-        if not np.isfinite(values).all() or (values != np.rint(values)).any() or (np.abs(values) >= 2**62).any():
-            raise DataError(
-                f"{shown(name)}: holds numbers with fractions, NaN or infinity; classes or groups are whole numbers "
-                "or texts"
-            )
-    elif values.dtype.kind not in "iub":
+    if values.dtype.kind not in "fiub":
         raise DataError(f"{shown(name)}: has the type {values.dtype}; classes or groups are whole numbers or texts")
-    return values.astype(np.int64)
+    with np.errstate(invalid="ignore"):
+        keys = values.astype(np.int64)
+    if values.dtype.kind == "f" and (keys != values).any():
+        raise DataError(
+            f"{shown(name)}: holds numbers with fractions, NaN or infinity; classes or groups are whole numbers or "
+            "texts"
+        )
+    return keys
 
 
-def _key_column(source: RowSource, joins: Sequence[Join], settings: WriteSettings) -> str | None:
+def _key_column(source: RowSource, datasets: Sequence[Field], settings: WriteSettings) -> str | None:
     key = settings.key
     if key is None:
         return None
-    option = "stratify" if settings.stratify is not None else "group"
-    for join in joins:
-        if join.field.name == key and len(join.columns) == 1:
-            return join.columns[0]
+    for field in datasets:
+        if field.name == key and len(field.columns) == 1:
+            return field.columns[0]
     if key not in [field.name for field in source.fields]:
+        option = "stratify" if settings.stratify is not None else "group"
         names = ", ".join(shown(field.name, 60) for field in source.fields[:12])
         raise UsageError(f"{option}: there is no column {key!r}; there are {names}")
     return key
 
 
 def _count_keys(source: RowSource, key: str, progress: Progress) -> dict[int, int]:
-    counts: dict[int, int] = {}
+    counts: Counter[int] = Counter()
     done = 0
     for piece in even_pieces(source.pieces(0, _SURVEY_ROWS, [key]), _SURVEY_ROWS):
         found, rows = np.unique(keys_of(piece[key], key), return_counts=True)
-        for value, count in zip(found.tolist(), rows.tolist(), strict=True):
-            counts[value] = counts.get(value, 0) + count
+        counts.update(dict(zip(found.tolist(), rows.tolist(), strict=True)))
         if len(counts) > _MOST_KEYS:
             raise DataError(
                 f"{shown(key)}: has more than {_MOST_KEYS:,} different values; they cannot all be remembered"
             )
-        done += len(piece[key])
+        done += rows_in(piece)
         progress("counting", done, source.rows)
     return counts
 
 
 def _find_limits(source: RowSource, fields: Sequence[Field], progress: Progress) -> dict[str, tuple[int, int]]:
-    names = [field.name for field in fields if np.dtype(field.dtype).kind in "iu"]
+    """Return the smallest and the largest value of each column of whole numbers."""
+    whole = [field for field in fields if np.dtype(field.dtype).kind in "iu"]
     limits: dict[str, tuple[int, int]] = {}
-    done = 0
-    if not names:
+    if not whole:
         return limits
-    widest = max(field.row_bytes for field in fields if field.name in names)
-    rows = max(1, min(_SURVEY_ROWS, (1 << 22) // max(1, widest)))
-    for piece in source.pieces(0, rows, names):
+    rows = max(1, min(_SURVEY_ROWS, _SURVEY_BYTES // max(1, *(field.row_bytes for field in whole))))
+    done = 0
+    for piece in source.pieces(0, rows, [field.name for field in whole]):
         for name, values in piece.items():
             low, high = int(values.min()), int(values.max())
             before = limits.get(name, (low, high))
             limits[name] = (min(low, before[0]), max(high, before[1]))
-        done += len(next(iter(piece.values())))
+        done += rows_in(piece)
         progress("looking for the smallest types", done, source.rows)
     return limits
 
@@ -217,12 +192,12 @@ def fingerprint(source: RowSource, plan: WritePlan, settings: WriteSettings) -> 
     """Return what has to be the same for an interrupted conversion to be gone on with."""
     compression = settings.compression
     return {
-        "version": 1,
+        "version": 2,
         "sources": source.identity(),
         "rows": plan.rows,
         "datasets": [[t.file, t.name, t.field.dtype, t.field.shape, t.rows, t.chunk_rows] for t in plan.targets],
         "columns": [[field.name, field.dtype, field.shape, field.class_names] for field in plan.read],
-        "joins": [list(join.columns) for join in plan.joins],
+        "joins": [list(field.columns) for field in plan.datasets],
         "order": [settings.shuffle, settings.seed, dict(settings.shares), settings.stratify, settings.group],
         "sizes": [plan.sizes.piece_rows, plan.sizes.run_bytes, list(plan.buckets)],
         "compression": [compression.kind, compression.level],

@@ -8,17 +8,15 @@ from collections.abc import Mapping, Sequence
 import h5py
 
 from kerasmem import checks
-from kerasmem.datatools.converting.conversion import available_threads, write_data
+from kerasmem.datatools.converting.conversion import write_data
 from kerasmem.datatools.converting.encoding import read_compression
-from kerasmem.datatools.converting.fields import ColumnFilter
-from kerasmem.datatools.converting.planning import Progress
+from kerasmem.datatools.converting.fields import ColumnChoice
 from kerasmem.datatools.converting.results import Reading, Repacking
-from kerasmem.datatools.converting.settings import WriteSettings
+from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings
 from kerasmem.datatools.converting.sizing import DEFAULT_MEMORY
-from kerasmem.datatools.converting.sources.opening import ReadOptions
-from kerasmem.datatools.inspecting.inspection import choose_pair
+from kerasmem.datatools.inspecting.inspection import choose_pair, preview_mixing, preview_plan
 from kerasmem.datatools.inspecting.listing import list_contents
-from kerasmem.datatools.inspecting.preview import preview_mixing, preview_plan
+from kerasmem.datatools.progress import Progress
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.settings import read_path
 from kerasmem.units import parse_size
@@ -79,21 +77,13 @@ def repack_data(
         list_contents(source)  # says what is wrong
         raise UsageError(f"path: {source!r} is no HDF5 file; kerasmem data convert reads other formats")
     settings = WriteSettings(
-        columns=columns,
-        drop=tuple(drop),
-        batch_size=checks.whole("batch_size", batch_size),
-        shuffle=checks.flag("shuffle", shuffle),
-        seed=checks.whole("seed", seed, 0),
-        compression=read_compression(compression),
-        memory=parse_size(memory, field="memory"),
+        batch_size, shuffle, seed, read_compression(compression), parse_size(memory, field="memory"),
         keep_float64=not checks.flag("float32", float32),
-    )
-    wanted = ColumnFilter(columns, settings.drop, [])
-    budget = settings.memory // 8
-    options = ReadOptions(wanted, allow_external=allow_external, threads=available_threads(), budget=budget)
+    )  # fmt: skip
+    options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, allow_external=allow_external)
     before = read_reading(source, settings.batch_size)
     done = write_data(
-        [source], output, settings, options, verify=verify, force=force, progress=progress, attributes_from=source
+        source, output, settings, options, verify=verify, force=force, progress=progress, attributes_from=source
     )
     return Repacking(done, before, read_reading(done.outputs[0], settings.batch_size))
 

@@ -5,22 +5,75 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
+from kerasmem import checks
 from kerasmem.datatools.converting.encoding import Compression
+from kerasmem.datatools.converting.fields import ColumnChoice
 from kerasmem.datatools.converting.splitting import read_split
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import read_path
 
+COLORS = ("rgb", "rgba", "gray")
+_MOST_THREADS = 16
+
+
+def available_threads() -> int:
+    """Return how many threads decode and compress."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _MOST_THREADS)
+
+
+class SourceOptions(TypedDict, total=False):
+    """The arguments of `convert_data` that say how sources of one kind are read; it has them explained."""
+
+    image_size: Any
+    color: str
+    accept_mislabelled: bool
+    follow_links: bool
+    allow_external: bool
+    header: bool
+    delimiter: str | None
+    text: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Everything that says how sources are read; what is not explained here is as in `convert_data`.
+
+    Args:
+        columns: which columns are read.
+        budget: bytes for reading HDF5.
+        image_size: (width, height), or a text that says it.
+        threads: that decode and compress.
+
+    Raises:
+        UsageError: there is no such size or color.
+    """
+
+    columns: ColumnChoice
+    budget: int
+    image_size: Any = None
+    color: str = "rgb"
+    accept_mislabelled: bool = False
+    follow_links: bool = False
+    allow_external: bool = False
+    header: bool = True
+    delimiter: str | None = None
+    text: Sequence[str] = ()
+    threads: int = field(default_factory=available_threads)
+
+    def __post_init__(self) -> None:
+        checks.choice("color", self.color, COLORS)
+        object.__setattr__(self, "image_size", _read_image_size(self.image_size))
+
 
 @dataclass(frozen=True)
 class WriteSettings:
-    """What the result depends on, apart from the sources.
+    """What the result depends on, apart from the sources and their columns.
 
     Args:
-        columns: as in `choose_fields`.
-        drop: as in `choose_fields`.
         batch_size: rows trained on together, for the size of chunks.
         shuffle: whether rows are written in random order.
         seed: of shuffle and split.
@@ -28,17 +81,15 @@ class WriteSettings:
         memory: bytes.
         keep_float64: write float64 as it is.
         shares: the share of each part by name; one called "" where nothing is split.
-        as_groups: whether parts are groups of one file, in place of files.
+        split_as: whether parts are "files", or "groups" of one file.
         stratify: column whose classes every part gets its share of.
         group: column whose groups are not torn apart.
-        narrow: write whole numbers in as few bytes as their values allow.
+        narrow_integers: write whole numbers in as few bytes as their values allow.
 
     Raises:
-        UsageError: settings contradict each other.
+        UsageError: a setting is wrong, or settings contradict each other.
     """
 
-    columns: Mapping[str, str | Sequence[str]] | None
-    drop: tuple[str, ...]
     batch_size: int
     shuffle: bool
     seed: int
@@ -46,18 +97,26 @@ class WriteSettings:
     memory: int
     keep_float64: bool
     shares: Mapping[str, float] = field(default_factory=lambda: read_split(None))
-    as_groups: bool = False
+    split_as: str = "files"
     stratify: str | None = None
     group: str | None = None
-    narrow: bool = False
+    narrow_integers: bool = False
 
     def __post_init__(self) -> None:
+        plain: dict[str, Any] = {  # without NumPy's kinds, which JSON does not take
+            "batch_size": checks.whole("batch_size", self.batch_size),
+            "seed": checks.whole("seed", self.seed, 0),
+            **{name: checks.flag(name, getattr(self, name)) for name in ("shuffle", "keep_float64", "narrow_integers")},
+        }
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
+        checks.choice("split_as", self.split_as, ("files", "groups"))
         if self.stratify is not None and self.group is not None:
             raise UsageError(
                 "stratify and group contradict each other: a group goes whole, whatever its classes; choose one"
             )
-        for name, value in (("stratify", self.stratify), ("group", self.group)):
-            if value is not None and not self.splits:
+        for name in ("stratify", "group"):
+            if getattr(self, name) is not None and not self.splits:
                 raise UsageError(f"{name}: says how to split, and nothing is split; give split too, such as '0.8,0.2'")
         if self.as_groups and not self.splits:
             raise UsageError("split_as: nothing is split; give split too, such as '0.8,0.2'")
@@ -68,9 +127,28 @@ class WriteSettings:
         return len(self.shares) > 1
 
     @property
+    def as_groups(self) -> bool:
+        """Whether parts are groups of one file, in place of files."""
+        return self.split_as == "groups"
+
+    @property
     def key(self) -> str | None:
         """The column that decides where rows go, if there is one."""
         return self.stratify or self.group
+
+
+def _read_image_size(value: Any) -> tuple[int, int] | None:
+    """Return (width, height) of "224x224" or a pair."""
+    if value is None:
+        return None
+    parts = value.lower().replace("×", "x").split("x") if isinstance(value, str) else value
+    try:
+        width, height = (int(part) for part in parts)
+    except (TypeError, ValueError):
+        raise UsageError(f"image_size: {value!r} is no size; write for example '224x160', width first") from None
+    if not (0 < width <= 1 << 15 and 0 < height <= 1 << 15):
+        raise UsageError(f"image_size: {value!r} is out of range")
+    return width, height
 
 
 def read_output(output: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -72,29 +72,11 @@ def share_out(count: int, shares: Sequence[float]) -> list[int]:
     return whole
 
 
-class Split(Protocol):
-    """Says for the rows of each piece, asked one after another from the first, to which part they go."""
-
-    sizes: list[int]
-
-    def deal(self, piece: int, keys: np.ndarray | None, rows: int) -> np.ndarray:
-        """Return the number of the part of each row.
-
-        Args:
-            piece: number of the piece.
-            keys: the rows' values in the column that counts, if there is one.
-            rows: how many rows the piece has.
-        """
-
-    def state(self) -> Any:
-        """Return what has to be known to go on with the next piece."""
-
-    def restore(self, state: Any) -> None:
-        """Go on from what `state` returned."""
-
-
 class RandomSplit:
     """Exact shares of all rows, or of the rows of each class, drawn as from an urn without putting back.
+
+    Like `GroupedSplit` it says for the rows of each piece, asked one after another from the first, to which part they
+    go.
 
     Args:
         counts: rows of each class, by key; {0: rows} where classes do not count.
@@ -109,7 +91,13 @@ class RandomSplit:
         self._seed = seed
 
     def deal(self, piece: int, keys: np.ndarray | None, rows: int) -> np.ndarray:
-        """Return the number of the part of each row."""
+        """Return the number of the part of each row.
+
+        Args:
+            piece: number of the piece.
+            keys: the rows' values in the column that counts, if there is one.
+            rows: how many rows the piece has.
+        """
         rng = np.random.default_rng((self._seed, _DRAW, piece))
         classes = np.zeros(rows, np.int64) if keys is None else np.searchsorted(self._keys, keys)
         parts = np.empty(rows, np.uint8)
@@ -124,7 +112,7 @@ class RandomSplit:
         return parts
 
     def state(self) -> Any:
-        """Return what is left of the urns."""
+        """Return what has to be known to go on with the next piece: what is left of the urns."""
         return self._left.tolist()
 
     def restore(self, state: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 
 from kerasmem.datatools.converting.chunk_store import PackedStore, PlainStore, Target
 from kerasmem.datatools.converting.encoding import Compression
+from kerasmem.datatools.converting.job import sync
 
 
 class ChunkWriter:
@@ -28,8 +28,7 @@ class ChunkWriter:
     def __init__(
         self, store: PlainStore | PackedStore, targets: Sequence[Target], compression: Compression, threads: int
     ) -> None:
-        self._store = store
-        self._targets = targets
+        self._store, self._targets = store, targets
         self._chunks = [np.zeros((target.chunk_rows, *target.field.shape), target.field.dtype) for target in targets]
         self._filled = [0] * len(targets)
         self._done = [0] * len(targets)
@@ -61,25 +60,22 @@ class ChunkWriter:
         self._drain(0)
         self._store.finish()
 
-    def state(self, folder: str, name: str) -> dict[str, Any]:
-        """Write what is in memory to a file `name`; return what else has to be known to go on from here."""
+    def state(self, path: str) -> dict[str, Any]:
+        """Write what is in memory to a file; return what else has to be known to go on from here."""
         self._drain(0)
-        tails = {f"t{k}": self._chunks[k][:filled] for k, filled in enumerate(self._filled) if filled}
-        with open(os.path.join(folder, name), "wb") as file:
-            np.savez(file, **tails)  # type: ignore[arg-type]
-            file.flush()
-            os.fdatasync(file.fileno())
-        return {"tails": name, "done": self._done.copy(), "sums": self.sums.copy(), "store": self._store.sync()}
+        with open(path, "wb") as file:
+            np.savez(file, *(chunk[:filled] for chunk, filled in zip(self._chunks, self._filled, strict=True)))
+            sync(file)
+        return {"done": self._done.copy(), "sums": self.sums.copy(), "store": self._store.sync()}
 
-    def restore(self, folder: str, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+    def restore(self, path: str, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` wrote and returned."""
         self._done, self.sums = list(state["done"]), list(state["sums"])
-        with np.load(os.path.join(folder, state["tails"]), allow_pickle=False) as tails:
-            for k in range(len(self._targets)):
-                rows = tails[f"t{k}"] if f"t{k}" in tails.files else ()
-                self._filled[k] = len(rows)
-                if len(rows):
-                    self._chunks[k][: len(rows)] = rows
+        with np.load(path, allow_pickle=False) as tails:
+            for number, chunk in enumerate(self._chunks):
+                rows = tails[f"arr_{number}"]
+                self._filled[number] = len(rows)
+                chunk[: len(rows)] = rows
 
     def close(self) -> None:
         """End the threads and close the files, whatever was done."""

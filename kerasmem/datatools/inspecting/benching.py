@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kerasmem import checks
 from kerasmem.datatools.inspecting.advice import known, stream_line
 from kerasmem.datatools.inspecting.inspection import choose_pair
 from kerasmem.datatools.inspecting.listing import list_contents
 from kerasmem.datatools.inspecting.results import Bench, Stage
+from kerasmem.datatools.progress import Progress
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.columns import Column, make_columns, read_dtype, read_part, read_scale
 from kerasmem.hdf5.layout import DatasetLayout, shown
 from kerasmem.hdf5.settings import read_path
 from kerasmem.streaming.file_order import read_windows
 from kerasmem.units import MIB, parse_size
+
+if TYPE_CHECKING:
+    from kerasmem.streaming.sequence import H5ChunkSequence
 
 _REPEATS = 3
 _READ_BYTES = 4 * MIB
@@ -31,7 +34,7 @@ def bench_data(
     *,
     batch_size: int = 32,
     sample: int | str = 256 * MIB,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
     **settings: Any,
 ) -> Bench:
     """Return what `H5ChunkSequence` delivers from a file here, and what limits it.
@@ -62,7 +65,8 @@ def bench_data(
         >>> bench_data("/tmp/bench.h5").warm_seconds > 0
         True
     """
-    tell = progress or (lambda what, done, total: None)
+    from kerasmem.streaming.sequence import H5ChunkSequence
+
     contents = list_contents(read_path(path))
     x, y = choose_pair(contents, x, y)
     if x is None:
@@ -75,9 +79,13 @@ def bench_data(
     per_row = sum(layout.stored_bytes / layouts[0].rows for layout in layouts)
     count = _sample_rows(layouts, per_row, parse_size(sample, field="sample"), batch_size)
     given = {"batch_size": batch_size, "shuffle": y is not None, **({"scale": 1 / 255} if "scale=" in line else {})}
-    times, threads = _time_all(contents.path, x, y, (layouts, count, per_row), tell, {**given, **settings})
-    columns = _columns(layouts, {**given, **settings})
-    stored, delivered = round(count * per_row), count * sum(column.row_bytes for column in columns)
+    stored = round(count * per_row)
+    with H5ChunkSequence(contents.path, x, y, rows=(0, count), **{**given, **settings}) as sequence:
+        threads, columns = sequence.plan.threads, sequence.columns
+        times = _time_all(
+            sequence, [layout.name for layout in layouts], stored, progress or (lambda what, done, total: None)
+        )
+    delivered = count * sum(column.row_bytes for column in columns)
     packed, converts = any(layout.filters for layout in layouts), any(column.converts for column in columns)
     stages = _stages(times, {"stored": stored, "delivered": delivered}, threads, packed=packed, converts=converts)
     warm_limit = _slowest(stages[1:])
@@ -92,45 +100,26 @@ _Times = dict[str, float | None]
 """Seconds for the rows of the sample; None where that cannot be measured."""
 
 
-def _time_all(
-    path: str,
-    x: str,
-    y: str | None,
-    sample: tuple[Sequence[DatasetLayout], int, float],
-    tell: Callable[[str, int, int], None],
-    settings: Mapping[str, Any],
-) -> tuple[_Times, int]:
-    """Time an epoch of a sequence, and the steps of the way one by one; return the threads that read, too."""
-    from kerasmem.streaming.sequence import H5ChunkSequence
-
-    layouts, rows, per_row = sample
-    names, stored = [layout.name for layout in layouts], round(rows * per_row)
+def _time_all(sequence: H5ChunkSequence, names: Sequence[str], stored: int, tell: Progress) -> _Times:
+    """Time an epoch of a sequence, and the steps of the way one by one."""
+    (path,), rows, threads = sequence.paths, sequence.num_rows, sequence.plan.threads
     steps = 3 + 2 * _REPEATS
-    with H5ChunkSequence(path, x, y, rows=(0, rows), **settings) as sequence:
-        threads = sequence.plan.threads
-        tell("disk", 1, steps)
-        times: _Times = {"disk": _time_raw(path, stored) if _forget(path) else None}
-        times["memory"] = min(_time_raw(path, stored) for _ in range(_REPEATS))
-        tell("unpacking and conversion", 2, steps)
-        times |= {kind: _time_rows(path, names, rows, kind, threads) for kind in ("stored", "float32")}
-        tell("cold", 3, steps)
-        times["cold"] = _time_epoch(sequence) if _forget(path) else None
+    tell("disk", 1, steps)
+    times: _Times = {"disk": _timed(_raw_reads(path, stored)) if _forget(path) else None}
+    times["memory"] = min(_timed(_raw_reads(path, stored)) for _ in range(_REPEATS))
+    tell("unpacking and conversion", 2, steps)
+    for kind in ("stored", "float32"):
+        windows = (read_windows([path], names, stop=rows, dtype=kind, threads=threads) for _ in range(_REPEATS))
+        times[kind] = min(map(_timed, windows))
+    tell("cold", 3, steps)
+    # an epoch as `fit` goes through it, which gets batches as views of the window
+    times["cold"] = _timed(sequence.next_epoch()) if _forget(path) else None
+    warm = []
+    for repeat in range(_REPEATS):
         sequence.close()
-        warm = []
-        for repeat in range(_REPEATS):
-            tell("warm", 4 + repeat, steps)
-            warm.append(_time_epoch(sequence))
-            sequence.close()
-    return {**times, "warm": min(warm)}, threads
-
-
-def _columns(layouts: Sequence[DatasetLayout], settings: Mapping[str, Any]) -> set[Column]:
-    """Return what the sequence makes of each dataset."""
-    names = [layout.name for layout in layouts]
-    by_name = dict(zip(names, layouts, strict=True))
-    dtype, scale = read_dtype(settings.get("dtype", "float32"), names), read_scale(settings.get("scale"), names)
-    parts = [read_part(role, name) for role, name in zip("xy", names, strict=False)]
-    return {column for part in parts for column in make_columns(part, by_name, dtype, scale)}
+        tell("warm", 4 + repeat, steps)
+        warm.append(_timed(sequence.next_epoch()))
+    return {**times, "warm": min(warm)}
 
 
 def _stages(
@@ -162,39 +151,25 @@ def _sample_rows(layouts: Sequence[DatasetLayout], per_row: float, sample: int, 
     return min(*(layout.rows for layout in layouts), max(wanted, batch_size))
 
 
-def _time_epoch(sequence: Any) -> float:
-    """Go through an epoch as `fit` does, which gets batches as views of the window."""
+def _timed(work: Iterator[Any]) -> float:
+    """Go through an iterator; return the seconds that it takes."""
     started = time.perf_counter()
-    for _ in sequence.next_epoch():
+    for _ in work:
         pass
     return time.perf_counter() - started
 
 
-def _time_rows(path: str, names: Sequence[str], rows: int, dtype: str, threads: int) -> float:
-    times = []
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        for _window in read_windows([path], names, stop=rows, dtype=dtype, threads=threads):
-            pass
-        times.append(time.perf_counter() - started)
-    return min(times)
-
-
-def _time_raw(path: str, size: int) -> float:
-    """Read so many bytes of the file in order."""
+def _raw_reads(path: str, size: int) -> Iterator[int]:
+    """Read so many bytes of the file in order, from its beginning again where it holds fewer."""
     buffer = bytearray(_READ_BYTES)
     with open(path, "rb", buffering=0) as file:
-        started = time.perf_counter()
         left = size
-        while left > 0:
+        while left > 0 and os.fstat(file.fileno()).st_size:
             got = file.readinto(buffer)
             if not got:
                 file.seek(0)
-                if not os.fstat(file.fileno()).st_size:
-                    break
-                continue
             left -= got
-        return time.perf_counter() - started
+            yield got
 
 
 def _forget(path: str) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
@@ -11,16 +12,18 @@ import numpy as np
 
 from kerasmem import checks
 from kerasmem.datatools.inspecting.advice import choose_roles, known, stream_line
-from kerasmem.datatools.inspecting.checksum import checksum
-from kerasmem.datatools.inspecting.listing import Contents, Entry, list_contents
-from kerasmem.datatools.inspecting.preview import preview_mixing, preview_plan
+from kerasmem.datatools.inspecting.listing import Contents, Entry, checksum, list_contents
 from kerasmem.datatools.inspecting.results import DatasetReport, Inspection
+from kerasmem.datatools.progress import Progress
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import plain_name, shown
-from kerasmem.hdf5.settings import Access, read_path
+from kerasmem.hdf5.scan import scan_files
+from kerasmem.hdf5.settings import Access, read_parts, read_path
 from kerasmem.streaming.description import advise, describe_plan, describe_quality
 from kerasmem.streaming.file_order import read_windows
-from kerasmem.streaming.plan import StreamPlan
+from kerasmem.streaming.mixing import examine
+from kerasmem.streaming.plan import StreamPlan, StreamSettings, dataset_names, make_plan
+from kerasmem.streaming.quality import ShuffleQuality
 
 _WRITERS = {
     "MATLAB": "MATLAB counts axes from the other end: its last axis is the first here, which counts the rows",
@@ -45,7 +48,7 @@ def inspect_data(
     nan: bool = False,
     verify: bool = False,
     allow_external: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Inspection:
     """Return what an HDF5 file holds and how well `H5ChunkSequence` would stream it.
 
@@ -119,6 +122,35 @@ def _with_stream(found: Inspection, plan: StreamPlan, access: Access) -> Inspect
     return replace(found, stream=stream, needed_bytes=needed, read_bytes=read, mixing=mixing, advice="; ".join(advice))
 
 
+def preview_plan(path: str, x: str, y: str | None, *, batch_size: int, access: Access | None = None) -> StreamPlan:
+    """Return the plan of `H5ChunkSequence(path, x, y)` with its other settings as they are, without Keras.
+
+    Args:
+        path: the file.
+        x: the features.
+        y: the targets; None for none, and then rows come in file order.
+        batch_size: rows a batch.
+        access: what may be read.
+
+    Raises:
+        DataError: the datasets cannot be trained from.
+        UsageError: no memory budget of the usual size will do.
+    """
+    parts = read_parts(x, y, None)
+    layout = scan_files([path], dataset_names(parts), access or Access())
+    return make_plan(layout, parts, StreamSettings(batch_size=batch_size, shuffle=y is not None))
+
+
+def preview_mixing(plan: StreamPlan, labels: str, access: Access | None = None) -> ShuffleQuality:
+    """Return how well a plan mixes labels, which are read for that."""
+
+    def read(rows: np.ndarray) -> Iterator[np.ndarray]:
+        paths = [file.path for file in plan.layout.files]
+        return (window[labels] for _, window in read_windows(paths, [labels], access=access, rows=rows))
+
+    return examine(plan, labels, read)
+
+
 def choose_pair(contents: Contents, x: str | None, y: str | None) -> tuple[str | None, str | None]:
     """Return the features and targets of a file, those named or those that look most like them.
 
@@ -153,23 +185,15 @@ def _checked_name(contents: Contents, option: str, name: str | None) -> str | No
     raise UsageError(f"{option}: there is no dataset {shown(name)}; there are {listed}")
 
 
-def count_classes(counts: dict[int, int], values: np.ndarray) -> bool:
+def count_classes(counts: Counter[int], values: np.ndarray) -> bool:
     """Add the values of a window to the counts; return False once there are too many different ones to be labels."""
     found, rows = np.unique(values.reshape(len(values)), return_counts=True)
-    for value, count in zip(found.tolist(), rows.tolist(), strict=True):
-        counts[int(value)] = counts.get(int(value), 0) + count
+    counts.update(dict(zip(map(int, found.tolist()), rows.tolist(), strict=True)))
     return len(counts) <= MOST_CLASSES
 
 
 def _report(
-    contents: Contents,
-    entry: Entry,
-    batch_size: int,
-    *,
-    nan: bool,
-    verify: bool,
-    access: Access,
-    tell: Callable[[str, int, int], None],
+    contents: Contents, entry: Entry, batch_size: int, *, nan: bool, verify: bool, access: Access, tell: Progress
 ) -> DatasetReport:
     layout = entry.layout
     values = None if entry.shape is None else prod(entry.shape)
@@ -223,7 +247,7 @@ def type_name(dtype: str) -> str:
 
 
 def _label_counts(entry: Entry, windows: Iterator[np.ndarray]) -> dict[str, int] | None:
-    counts: dict[int, int] = {}
+    counts: Counter[int] = Counter()
     try:
         if not all(count_classes(counts, window) for window in windows):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from kerasmem.hdf5.layout import DatasetLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded, walk_objects
 from kerasmem.hdf5.scan import close_file, find_dataset, open_file, scan_file
 from kerasmem.hdf5.settings import Access
+from kerasmem.streaming.file_order import read_windows
 
 MOST_LISTED = 5000  # objects looked at: a hostile file may hold millions
 CHECKSUM = "kerasmem_crc32"
@@ -98,9 +100,7 @@ def list_contents(path: str, access: Access | None = None) -> Contents:
         names, sparse, complete = _walk(file)
         entries = [_sparse_entry(file, path, name, kind) for name, kind in sparse.items()]
         inside = tuple(f"{name}/" for name in sparse)
-        for name in names:
-            if not name.startswith(inside) if inside else True:
-                entries.append(_entry(file, path, name, access))
+        entries += [_entry(file, path, name, access) for name in names if not name.startswith(inside)]
     except DAMAGED as error:
         if isinstance(error, DataError):
             raise
@@ -108,6 +108,20 @@ def list_contents(path: str, access: Access | None = None) -> Contents:
     finally:
         close_file(file)
     return Contents(path, size, writer, tuple(sorted(entries, key=lambda entry: entry.name)), complete)
+
+
+def checksum(path: str, name: str) -> int:
+    """Return the CRC-32 of a dataset's values in order, little-endian, whatever their chunks.
+
+    It tells whether a dataset still holds what was written.
+    """
+    value = 0
+    for _, window in read_windows([path], [name]):
+        array = window[name]
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
+        value = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, value)
+    return value
 
 
 def text_of(value: Any) -> str:
@@ -124,15 +138,16 @@ def _walk(file: h5py.File) -> tuple[list[str], dict[str, str], bool]:
     objects, complete = walk_objects(file, MOST_LISTED)
     names = [name for name, item in objects.items() if isinstance(item, h5py.Dataset)]
     groups = {name: item for name, item in objects.items() if isinstance(item, h5py.Group) and "indptr" in item}
-    kinds = {name: _attribute(item, "encoding-type") for name, item in groups.items()}
+    kinds = {name: text_of(_attribute(item, "encoding-type")) for name, item in groups.items()}
     return names, {name: kind for name, kind in kinds.items() if kind in _SPARSE}, complete
 
 
-def _attribute(item: Any, name: str) -> str:
+def _attribute(item: Any, name: str) -> Any:
+    """Return an attribute's value; None where there is none that can be read."""
     try:
-        return text_of(item.attrs[name]) if name in item.attrs else ""
+        return item.attrs.get(name)
     except DAMAGED:
-        return ""
+        return None
 
 
 def _entry(file: h5py.File, path: str, name: str, access: Access) -> Entry:
@@ -151,17 +166,11 @@ def _entry(file: h5py.File, path: str, name: str, access: Access) -> Entry:
     except DataError as error:
         here = f"{shown(path)}: dataset {shown(name)}"
         problem = one_line(str(error)).removeprefix(here).removeprefix(shown(path)).lstrip(": ").strip() or problem
-    names = _class_names(file, name) if layout is not None else None
-    checksum = _checksum(file, name) if layout is not None else None
-    return Entry(name, shape, one_line(dtype, 200), layout, problem, "", names, stored, checksum)
-
-
-def _checksum(file: h5py.File, name: str) -> int | None:
-    try:
-        found = file[encoded(name)].attrs.get(CHECKSUM)
-    except DAMAGED:
-        return None
-    return int(found) if isinstance(found, np.integer) else None
+    names = crc32 = None
+    if layout is not None:
+        names, found = _class_names(file, name), _attribute(item, CHECKSUM)
+        crc32 = int(found) if isinstance(found, np.integer) else None
+    return Entry(name, shape, one_line(dtype, 200), layout, problem, "", names, stored, crc32)
 
 
 def _class_names(file: h5py.File, name: str) -> tuple[str, ...] | None:
@@ -217,8 +226,8 @@ def _writer(file: h5py.File, path: str) -> str:
             with open(path, "rb") as raw:
                 if raw.read(19) == b"MATLAB 7.3 MAT-file":
                     return "MATLAB 7.3"
-        if _attribute(file, "encoding-type") == "anndata":
-            return f"AnnData {_attribute(file, 'encoding-version')}".strip()
+        if text_of(_attribute(file, "encoding-type")) == "anndata":
+            return f"AnnData {text_of(_attribute(file, 'encoding-version'))}".strip()
         if "_NCProperties" in file.attrs:
             return "netCDF-4"
         hard = [name for name in list(file)[:100] if isinstance(file.get(name, getlink=True), h5py.HardLink)]
@@ -227,7 +236,9 @@ def _writer(file: h5py.File, path: str) -> str:
             return "pandas" if any("pandas_type" in item.attrs for item in items) else "PyTables"
         if "keras_version" in file.attrs or "layer_names" in file.attrs:
             return "Keras (a model's weights)"
-        if any(_attribute(item, "CLASS") == "DIMENSION_SCALE" or "_Netcdf4Dimid" in item.attrs for item in items):
+        if any(
+            text_of(_attribute(item, "CLASS")) == "DIMENSION_SCALE" or "_Netcdf4Dimid" in item.attrs for item in items
+        ):
             return "netCDF-4"
         if any(CHECKSUM in item.attrs for item in items):
             return "kerasmem"

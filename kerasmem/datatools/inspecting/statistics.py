@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -15,6 +16,7 @@ from kerasmem import checks
 from kerasmem.datatools.inspecting.inspection import choose_pair, count_classes
 from kerasmem.datatools.inspecting.listing import Contents, list_contents
 from kerasmem.datatools.inspecting.results import ColumnStats, DataStats
+from kerasmem.datatools.progress import Progress
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import DatasetLayout, plain_name, shown
 from kerasmem.hdf5.settings import Access, read_path
@@ -30,7 +32,7 @@ def data_stats(
     *,
     scale: float = 1.0,
     allow_external: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> DataStats:
     """Return mean, variance, range and class weights of datasets, for `keras.layers.Normalization` and `class_weight`.
 
@@ -97,7 +99,7 @@ class _Moments:
     """Count, mean and sum of squared deviations, a number for each entry of the last axis."""
 
     layout: DatasetLayout
-    counts: dict[int, int] | None = None  # rows of each value, while it may be labels
+    counts: Counter[int] | None = None  # rows of each value, while it may be labels
     nans: int = 0
     infinite: int = 0
     low: float = np.inf
@@ -107,7 +109,7 @@ class _Moments:
 
     def __post_init__(self) -> None:
         may_be_labels = np.dtype(self.layout.dtype).kind in "iub" and prod(self.layout.row_shape) == 1
-        self.counts = {} if may_be_labels else None
+        self.counts = Counter() if may_be_labels else None
 
     def add(self, values: np.ndarray) -> None:
         if self.counts is not None and not count_classes(self.counts, values):
@@ -121,20 +123,17 @@ class _Moments:
 
     def _add(self, values: np.ndarray) -> None:
         finite = np.isfinite(values)
-        if finite.all():
-            count = np.full(values.shape[1], float(len(values)))
-            mean = values.mean(axis=0)
-            squares = np.square(values - mean).sum(axis=0)
-            low, high = values.min(), values.max()
-        else:
+        where: Any = True
+        if not finite.all():
+            where = finite
             nans = int(np.count_nonzero(np.isnan(values)))
             self.nans += nans
-            self.infinite += int(finite.size - np.count_nonzero(finite)) - nans
-            count = finite.sum(axis=0).astype(np.float64)
-            mean = np.where(finite, values, 0.0).sum(axis=0) / np.maximum(count, 1)
-            squares = np.square(np.where(finite, values - mean, 0.0)).sum(axis=0)
-            low, high = values.min(where=finite, initial=np.inf), values.max(where=finite, initial=-np.inf)
-        self.low, self.high = min(self.low, float(low)), max(self.high, float(high))
+            self.infinite += finite.size - int(np.count_nonzero(finite)) - nans
+        count = np.count_nonzero(finite, axis=0).astype(np.float64)
+        mean = values.sum(axis=0, where=where) / np.maximum(count, 1)
+        squares = np.square(values - mean).sum(axis=0, where=where)
+        self.low = min(self.low, float(values.min(where=where, initial=np.inf)))
+        self.high = max(self.high, float(values.max(where=where, initial=-np.inf)))
         if self._state is None:
             self._state = count, mean, squares
             return
@@ -171,33 +170,24 @@ def _code(
 ) -> str:
     """Return lines of Python: numbers where they are few, and a call where they are many."""
     by_name = {column.name: column for column in columns}
-    lines: list[str] = []
-    features = by_name.get(x)
     call = _call(path, names, scale)
+    lines: list[str] = []
+    features, labels = by_name.get(x), by_name.get(y or "")
     if features is not None and features.class_weight is None:
+        axis, texts = (-1, "[{}]") if features.shape else (None, "{}")
+        mean, variance = (
+            texts.format(", ".join(f"{value:.9g}" for value in values)) for values in (features.mean, features.variance)
+        )
         if len(features.mean) > _MOST_SHOWN:
             lines += [call, f"stats = found[{x!r}]"]
-            lines.append(
-                "normalization = keras.layers.Normalization(axis=-1, mean=stats.mean, variance=stats.variance)"
-            )
-        elif not features.shape:
-            lines.append(
-                f"normalization = keras.layers.Normalization(axis=None, mean={features.mean[0]:.9g}, "
-                f"variance={features.variance[0]:.9g})"
-            )
-        else:
-            mean, variance = (
-                f"[{', '.join(f'{value:.9g}' for value in values)}]" for values in (features.mean, features.variance)
-            )
-            lines.append(f"normalization = keras.layers.Normalization(axis=-1, mean={mean}, variance={variance})")
-    labels = by_name.get(y or "")
+            mean, variance = "stats.mean", "stats.variance"
+        lines.append(f"normalization = keras.layers.Normalization(axis={axis}, mean={mean}, variance={variance})")
     if labels is not None and labels.class_weight is not None and len(labels.class_weight) > 1:
+        weights = "{" + ", ".join(f"{k}: {weight:.6g}" for k, weight in labels.class_weight.items()) + "}"
         if len(labels.class_weight) > _MOST_SHOWN:
             lines += [] if call in lines else [call]
-            lines.append(f"class_weight = found[{y!r}].class_weight")
-        else:
-            weights: Any = ", ".join(f"{k}: {weight:.6g}" for k, weight in labels.class_weight.items())
-            lines.append(f"class_weight = {{{weights}}}")
+            weights = f"found[{y!r}].class_weight"
+        lines.append(f"class_weight = {weights}")
     return "\n".join(lines)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import h5py
 import numpy as np
 
-from kerasmem.datatools.converting.fields import ColumnFilter, Field, Piece, check_name
-from kerasmem.datatools.converting.sources.combined import SideBySideSource
-from kerasmem.datatools.converting.sources.protocol import RowSource, rows_in
-from kerasmem.datatools.inspecting.listing import Contents, Entry, list_contents, sparse_parts
+from kerasmem.datatools.converting.fields import ColumnChoice, Field, Rows, check_name
+from kerasmem.datatools.converting.settings import ReadOptions
+from kerasmem.datatools.converting.sources.row_source import RowSource, SideBySideSource, rows_in
+from kerasmem.datatools.inspecting.listing import CLASS_NAMES, Contents, Entry, list_contents, sparse_parts
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.hdf5.links import DAMAGED
@@ -35,7 +36,7 @@ class DenseSource(RowSource):
         )
         self.rows = next(layout.rows for layout in layouts if layout is not None)
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Piece]:
+    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield rows of the datasets."""
         wanted = [field.name for field in self.fields] if names is None else list(names)
         for _, window in read_windows(self.paths, wanted, start=start, access=self._access, budget=self._budget):
@@ -55,7 +56,7 @@ class SparseSource(RowSource):
         dense = self.rows * self._width * np.dtype(entry.dtype).itemsize
         self.notes = [f"{shown(entry.name)} is sparse in the source and dense here: {dense:,} bytes as stored there"]
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Piece]:
+    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield rows, zeros and all."""
         file = open_file(self.paths[0])
         try:
@@ -88,23 +89,16 @@ class SparseSource(RowSource):
         return out
 
 
-def open_hdf5(path: str, *, allow_external: bool, wanted: ColumnFilter, budget: int) -> RowSource:
+def open_hdf5(path: str, options: ReadOptions) -> RowSource:
     """Return the datasets of a file that have as many rows as its largest one.
-
-    Args:
-        path: the file.
-        allow_external: read other files that it names.
-        wanted: which datasets matter.
-        budget: bytes for reading.
 
     Raises:
         DataError: there is none that could be trained from.
     """
-    access = Access(allow_external=allow_external)
-    contents = list_contents(path, access)
-    chosen, notes = choose_entries(contents, wanted)
+    access = Access(allow_external=options.allow_external)
+    chosen, notes = _choose_entries(list_contents(path, access), options.columns)
     dense = [entry for entry in chosen if entry.layout is not None]
-    sources: list[RowSource] = [DenseSource(path, dense, access, budget)] if dense else []
+    sources: list[RowSource] = [DenseSource(path, dense, access, options.budget)] if dense else []
     sources += [SparseSource(path, entry) for entry in chosen if entry.layout is None]
     result = sources[0] if len(sources) == 1 else SideBySideSource(sources)
     result.label = shown(path)
@@ -112,28 +106,24 @@ def open_hdf5(path: str, *, allow_external: bool, wanted: ColumnFilter, budget: 
     return result
 
 
-def choose_entries(contents: Contents, wanted: ColumnFilter) -> tuple[list[Entry], list[str]]:
+def _choose_entries(contents: Contents, wanted: ColumnChoice) -> tuple[list[Entry], list[str]]:
     """Return the datasets that make rows together, and what is said about those left out."""
-
-    def rows(entry: Entry) -> int:
-        return entry.shape[0] if entry.shape else 0
-
-    able = [
-        entry
-        for entry in contents.entries
-        if (entry.layout is not None or entry.sparse == "csr_matrix")
-        and (entry.shape and 0 not in entry.shape and wanted.keeps(entry.name))
-    ]
+    read = [entry for entry in contents.entries if wanted.reads(entry.name)]
+    able = [entry for entry in read if entry.layout is not None or entry.sparse == "csr_matrix"]
+    able = [entry for entry in able if entry.shape and 0 not in entry.shape]
     if not able:
         if any(entry.layout is not None for entry in contents.entries):
             wanted.check()
         contents.refuse_unusable()
-    size = rows(max(able, key=lambda entry: (int(np.prod(entry.shape or (0,), dtype=np.float64)), entry.name)))
+
+    def rows(entry: Entry) -> int:
+        return entry.shape[0] if entry.shape else 0
+
+    size = rows(max(able, key=lambda entry: (prod(entry.shape or ()), entry.name)))
     chosen = [entry for entry in able if rows(entry) == size]
     notes = []
-    for entry in contents.entries:
-        if entry in chosen or entry.name.endswith("_class_names") or not wanted.keeps(entry.name):
-            continue
-        why = entry.problem or f"it has {rows(entry):,} rows, and the others have {size:,}"
-        notes.append(f"left out: {shown(entry.name)} ({why})")
+    for entry in read:
+        if entry not in chosen and not entry.name.endswith(f"_{CLASS_NAMES}"):
+            why = entry.problem or f"it has {rows(entry):,} rows, and the others have {size:,}"
+            notes.append(f"left out: {shown(entry.name)} ({why})")
     return chosen, notes

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kerasmem.errors import DataError, MissingExtraError, UsageError
+from kerasmem.datatools.converting.settings import ReadOptions
+from kerasmem.errors import DataError, MissingExtraError
 from kerasmem.hdf5.layout import one_line
 
 FORMATS = {
@@ -30,51 +30,6 @@ _MOST_PIXELS = 1 << 27  # of one image; more is taken for a decompression bomb
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 
 
-@dataclass(frozen=True)
-class ImageOptions:
-    """How images become arrays.
-
-    Args:
-        size: (width, height) they are resized to; None where all have the size of the first.
-        color: "rgb", "rgba" or "gray".
-        mislabelled: accept images whose name or content says another format than it is.
-    """
-
-    size: tuple[int, int] | None = None
-    color: str = "rgb"
-    mislabelled: bool = False
-
-    @property
-    def channels(self) -> int:
-        """Channels of an array."""
-        return _MODES[self.color][1]
-
-
-def read_image_size(value: Any) -> tuple[int, int] | None:
-    """Return (width, height) of "224x224" or a pair.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if value is None:
-        return None
-    parts = value.lower().replace("×", "x").split("x") if isinstance(value, str) else value
-    try:
-        width, height = (int(part) for part in parts)
-    except (TypeError, ValueError):
-        raise UsageError(f"image_size: {value!r} is no size; write for example '224x160', width first") from None
-    if not (0 < width <= 1 << 15 and 0 < height <= 1 << 15):
-        raise UsageError(f"image_size: {value!r} is out of range")
-    return width, height
-
-
-def read_color(value: str) -> str:
-    """Return a colour mode by name."""
-    if value not in _MODES:
-        raise UsageError(f"color: {value!r} is none of {', '.join(_MODES)}")
-    return value
-
-
 def load_pillow() -> Any:
     """Return PIL.Image.
 
@@ -88,7 +43,14 @@ def load_pillow() -> Any:
     return Image
 
 
-def decode_image(source: str | bytes, where: str, options: ImageOptions, suffix: str = "") -> np.ndarray:
+def decode_image(
+    source: str | bytes,
+    where: str,
+    options: ReadOptions,
+    suffix: str = "",
+    shape: tuple[int, ...] | None = None,
+    first: str = "the first",
+) -> np.ndarray:
     """Return an image as uint8, (height, width, channels).
 
     Orientation noted by a camera is applied; of several frames the first is taken; transparency is dropped unless
@@ -99,9 +61,11 @@ def decode_image(source: str | bytes, where: str, options: ImageOptions, suffix:
         where: its name, for messages.
         options: what is wanted.
         suffix: the end of its name, which has to agree with its content.
+        shape: what it has to have, that of the first image; None for any.
+        first: what messages call that one.
 
     Raises:
-        DataError: it is no image, cut off, too large, or not what its name says.
+        DataError: it is no image, cut off, too large, of another shape, or not what its name says.
     """
     pillow = load_pillow()
     from PIL import ImageOps, UnidentifiedImageError
@@ -113,14 +77,14 @@ def decode_image(source: str | bytes, where: str, options: ImageOptions, suffix:
                 source if isinstance(source, str) else io.BytesIO(source), formats=tuple(FORMATS)
             ) as image:
                 expected = SUFFIXES.get(suffix.lower())
-                if expected is not None and image.format != expected and not options.mislabelled:
+                if expected is not None and image.format != expected and not options.accept_mislabelled:
                     raise DataError(
                         f"{where}: its name says {expected}, and its content is {image.format}; rename it, or accept "
-                        "such with mislabelled=True (--accept-mislabelled)"
+                        "such with accept_mislabelled=True (--accept-mislabelled)"
                     )
                 if image.width * image.height > _MOST_PIXELS:
                     raise DataError(_too_many(where, f"{image.width:,} × {image.height:,} pixels"))
-                return _array(ImageOps, pillow, image, where, options)
+                array = _array(ImageOps, pillow, image, where, options)
     except UnidentifiedImageError:
         raise DataError(f"{where}: is no image in a format that is read ({', '.join(FORMATS)}); leave it out") from None
     except DataError:
@@ -132,6 +96,12 @@ def decode_image(source: str | bytes, where: str, options: ImageOptions, suffix:
     except Exception as error:  # Pillow raises whatever its decoders meet in damaged files
         reason = one_line(str(error), 200) or type(error).__name__
         raise DataError(f"{where}: the image is cut off or damaged: {reason}; mend it or leave it out") from error
+    if shape is not None and array.shape != shape:
+        raise DataError(
+            f"{where}: has {array.shape[1]:,} × {array.shape[0]:,} pixels, and {first} has {shape[1]:,} × "
+            f"{shape[0]:,}; images of different sizes need image_size (--image-size 224x224)"
+        )
+    return array
 
 
 def _too_many(where: str, what: str) -> str:
@@ -141,7 +111,7 @@ def _too_many(where: str, what: str) -> str:
     )
 
 
-def _array(ops: Any, pillow: Any, image: Any, where: str, options: ImageOptions) -> np.ndarray:
+def _array(ops: Any, pillow: Any, image: Any, where: str, options: ReadOptions) -> np.ndarray:
     mode, channels = _MODES[options.color]
     upright = ops.exif_transpose(image)
     if upright.mode in _SIXTEEN_BITS:
@@ -155,35 +125,10 @@ def _array(ops: Any, pillow: Any, image: Any, where: str, options: ImageOptions)
         if upright.mode in ("P", "PA") and mode != "RGBA":
             upright = upright.convert("RGBA")
         upright = upright.convert(mode)
-    if options.size is not None and upright.size != options.size:
-        upright = upright.resize(options.size, pillow.Resampling.BILINEAR)
+    if options.image_size is not None and upright.size != options.image_size:
+        upright = upright.resize(options.image_size, pillow.Resampling.BILINEAR)
     array = np.asarray(upright, np.uint8)
     return array.reshape(array.shape[0], array.shape[1], channels)
-
-
-def decode_alike(
-    source: str | bytes, where: str, options: ImageOptions, suffix: str, shape: tuple[int, ...], first: str
-) -> np.ndarray:
-    """Return what `decode_image` does, if it has the shape that the first image has.
-
-    Args:
-        source: as in `decode_image`.
-        where: as in `decode_image`.
-        options: as in `decode_image`.
-        suffix: as in `decode_image`.
-        shape: of the first image.
-        first: what messages call that one.
-
-    Raises:
-        DataError: it has another shape, or cannot be decoded.
-    """
-    image = decode_image(source, where, options, suffix)
-    if image.shape != shape:
-        raise DataError(
-            f"{where}: has {image.shape[1]:,} × {image.shape[0]:,} pixels, and {first} has {shape[1]:,} × "
-            f"{shape[0]:,}; images of different sizes need image_size (--image-size 224x224)"
-        )
-    return image
 
 
 def is_encoded_image(data: bytes) -> bool:

@@ -6,48 +6,31 @@ import glob
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import h5py
 
-from kerasmem.datatools.converting.fields import ColumnFilter
+from kerasmem.datatools.converting.settings import ReadOptions
 from kerasmem.datatools.converting.sources.arrays import ArraySource
-from kerasmem.datatools.converting.sources.combined import combine
 from kerasmem.datatools.converting.sources.hdf5 import open_hdf5
-from kerasmem.datatools.converting.sources.image_decoding import ImageOptions
 from kerasmem.datatools.converting.sources.images import ImageFolder
-from kerasmem.datatools.converting.sources.protocol import RowSource
 from kerasmem.datatools.converting.sources.records import RecordSource
-from kerasmem.datatools.converting.sources.table_files import TableOptions
-from kerasmem.datatools.converting.sources.tables import open_tables
+from kerasmem.datatools.converting.sources.row_source import RowSource, combine
+from kerasmem.datatools.converting.sources.table_files import open_tables
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import natural_order
-from kerasmem.streaming.file_order import WINDOW_BUDGET
 
 _TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt", ".parquet", ".pq")
+_HDF5 = (".h5", ".hdf5", ".h5ad", ".mat", ".nc", ".hdf")
 _RECORDS = re.compile(r"\.tfrecords?(\.gz)?$|\.tfrec$|\.tfrecord-\d+-of-\d+$", re.IGNORECASE)
 _NAMED = re.compile(r"([A-Za-z_][\w./-]*)=(.+)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """Everything that says how sources are read."""
-
-    wanted: ColumnFilter
-    tables: TableOptions = field(default_factory=TableOptions)
-    images: ImageOptions = field(default_factory=ImageOptions)
-    follow_links: bool = False
-    allow_external: bool = False
-    threads: int = 2
-    budget: int = WINDOW_BUDGET
-
-
-def open_sources(sources: Sequence[str], options: ReadOptions) -> RowSource:
+def open_sources(paths: Sequence[tuple[str | None, str]], options: ReadOptions) -> RowSource:
     """Return all sources as one.
 
     Args:
-        sources: paths, patterns, folders, and for .npy also NAME=PATH.
+        paths: what `find_paths` found.
         options: how they are read.
 
     Raises:
@@ -57,26 +40,34 @@ def open_sources(sources: Sequence[str], options: ReadOptions) -> RowSource:
     opened: list[RowSource] = []
     tables: list[str] = []
     seen: set[str] = set()
-    for name, path in find_paths(sources):
+    for name, path in paths:
         real = os.path.realpath(path)
         if real in seen:
             raise UsageError(f"{shown(path)}: is named more than once; its rows would come more than once")
         seen.add(real)
-        if not os.path.exists(path):
-            raise DataError(f"{shown(path)}: there is no such file or folder")
-        lower = path.lower()
-        if lower.endswith(_TABLES) and not os.path.isdir(path):
-            _only_file(path)
+        if os.path.isdir(path):
+            opened.append(ImageFolder(path, options))
+            continue
+        _check_file(path)
+        if path.lower().endswith(_TABLES):
             tables.append(path)
         else:
             opened.append(_open(path, name, options))
     if tables:
-        opened += open_tables(tables, options.tables)
+        opened += open_tables(tables, options)
     return combine(opened)
 
 
 def find_paths(sources: Sequence[str]) -> list[tuple[str | None, str]]:
-    """Return the paths that sources stand for, each with the name given to it."""
+    """Return the paths that sources stand for, each with the name given to it.
+
+    Args:
+        sources: paths, patterns, folders, and for .npy also NAME=PATH.
+
+    Raises:
+        DataError: no file matches a pattern.
+        UsageError: there are none, or one is no path.
+    """
     if not sources:
         raise UsageError("sources: name at least one file or folder")
     found: list[tuple[str | None, str]] = []
@@ -99,22 +90,21 @@ def find_paths(sources: Sequence[str]) -> list[tuple[str | None, str]]:
 
 def _open(path: str, name: str | None, options: ReadOptions) -> RowSource:
     lower = path.lower()
-    if os.path.isdir(path):
-        return ImageFolder(path, options.images, follow_links=options.follow_links, threads=options.threads)
-    _only_file(path)
     if lower.endswith((".npy", ".npz")):
-        return ArraySource(path, name, options.wanted)
+        return ArraySource(path, name, options)
     if _RECORDS.search(path):
-        return RecordSource(path, options.images, options.wanted, options.threads)
-    if h5py.is_hdf5(path) or lower.endswith((".h5", ".hdf5", ".h5ad", ".mat", ".nc", ".hdf")):
-        return open_hdf5(path, allow_external=options.allow_external, wanted=options.wanted, budget=options.budget)
+        return RecordSource(path, options)
+    if h5py.is_hdf5(path) or lower.endswith(_HDF5):
+        return open_hdf5(path, options)
     raise UsageError(
         f"{shown(path)}: of no kind that is known by its name: .npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or "
         "a folder with a folder of images for each class"
     )
 
 
-def _only_file(path: str) -> None:
+def _check_file(path: str) -> None:
+    if not os.path.exists(path):
+        raise DataError(f"{shown(path)}: there is no such file or folder")
     if not os.path.isfile(path):
         raise DataError(f"{shown(path)}: is no regular file")
     try:

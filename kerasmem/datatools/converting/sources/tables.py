@@ -2,74 +2,98 @@
 
 from __future__ import annotations
 
+import contextlib
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from kerasmem.datatools.converting.fields import Field, Piece, check_name
-from kerasmem.datatools.converting.sources.protocol import RowSource
-from kerasmem.datatools.converting.sources.table_files import (
-    CsvFile,
-    ParquetFile,
-    TableFile,
-    TableOptions,
-    arrow_errors,
-    is_number,
-)
-from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.layout import shown
+from kerasmem.datatools.converting.fields import Field, Rows, check_name
+from kerasmem.datatools.converting.settings import ReadOptions
+from kerasmem.datatools.converting.sources.row_source import RowSource
+from kerasmem.errors import DataError, MissingExtraError, UsageError
+from kerasmem.hdf5.layout import one_line, shown
+from kerasmem.units import MIB
 
+BLOCK_BYTES = 4 * MIB  # of CSV parsed at a time; a row has to fit in
 _MOST_TEXTS = 1 << 16  # different ones in a column
 _TEXT_BYTES = 1 << 16  # of one of them
 
 
 @dataclass
-class _Column:
+class Column:
     """What a column turns out to hold."""
 
-    kind: str  # int, uint, float, bool, text, null
+    kind: str  # int, float, bool, text, prose, null
     dtype: str = ""
     width: int | None = None  # of lists
     gaps: int = 0
     texts: set[str] = field(default_factory=set)
 
 
-def open_tables(paths: Sequence[str], options: TableOptions) -> list[TableSource]:
-    """Return a source a file, those with the same columns agreed on their types.
+class TableSource(RowSource):
+    """One file of columns, read through pyarrow; the columns get their types from `agree`.
+
+    Args:
+        path: the file.
+        options: how it is read, and which columns matter.
+
+    Attributes:
+        types: the Arrow types of the columns that are read, by name; set by `_open`.
+        columns: what they hold.
 
     Raises:
-        DataError: a file cannot be read, or its columns cannot be made numbers.
+        DataError: the file cannot be read.
+        MissingExtraError: pyarrow is not installed.
     """
-    groups: dict[frozenset[str], list[TableSource]] = {}
-    for path in paths:
-        kind = ParquetFile if path.lower().endswith((".parquet", ".pq")) else CsvFile
-        source = TableSource(kind(path, options))
-        groups.setdefault(frozenset(source.columns), []).append(source)
-    for group in groups.values():
-        _agree(group, options.text)
-    return [source for group in groups.values() for source in group]
 
+    format: ClassVar[str]
+    types: dict[str, Any]
 
-class TableSource(RowSource):
-    """One CSV or Parquet file; its columns get their types from `settle`."""
-
-    def __init__(self, file: TableFile) -> None:
-        super().__init__(file.label, file.path)
-        self._file = file
-        self.rows = 0
-        self.fields = ()
-        self.columns: dict[str, _Column] = {}
+    def __init__(self, path: str, options: ReadOptions) -> None:
+        super().__init__(shown(path), path)
+        self.options, self.rows, self.fields = options, 0, ()
         self._names: dict[str, str] = {}
-        if not file.types:
+        try:
+            import pyarrow.compute
+        except ImportError:
+            raise MissingExtraError(f"reading {self.format} files", "convert") from None
+        self.arrow = pyarrow
+        with arrow_errors(self.label):
+            self._open()
+        if not self.types:
             raise UsageError(f"drop: no column of {self.label} is left to be written")
         with arrow_errors(self.label):
-            self._survey()
+            self.columns = self._survey()
+        if not self.rows:
+            raise DataError(f"{self.label}: has a header and no rows")
 
-    def settle(self, columns: dict[str, _Column]) -> None:
+    @abstractmethod
+    def _open(self) -> None:
+        """Find the columns and what their types are, as far as the file says."""
+
+    @abstractmethod
+    def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
+        """Yield record batches and the number of their first row; those before `start` may be left out."""
+
+    def _surveyed(self) -> list[str]:
+        """Return the columns that have to be looked through for their types."""
+        return list(self.types)
+
+    def _survey(self) -> dict[str, Column]:
+        """Look through the file; return what its columns hold."""
+        found = {name: self._column(name, kind) for name, kind in self.types.items()}
+        names = self._surveyed()
+        for first, batch in self._batches(names, 0) if names else ():
+            self.rows = first + batch.num_rows
+            for name, values in zip(batch.schema.names, batch.columns, strict=True):
+                self._add(name, values, found[name])
+        return found
+
+    def settle(self, columns: dict[str, Column]) -> None:
         """Take over the types that all files agree on."""
-        self.columns = columns
         self._names = {check_name(name, self.label): name for name in columns}
         fields = []
         for name, original in self._names.items():
@@ -80,38 +104,18 @@ class TableSource(RowSource):
             if column.kind == "float" and column.gaps and column.dtype == "<f8":
                 self.notes.append(f"{shown(name)} has {column.gaps:,} gaps, which become NaN")
         self.fields = tuple(fields)
-        if isinstance(self._file, CsvFile):  # from now on its columns are read as these types
-            arrow = self._file.pyarrow
-            types = {"int": arrow.int64(), "float": arrow.float64(), "text": arrow.string(), "bool": arrow.bool_()}
-            self._file.types = {original: types[column.kind] for original, column in columns.items()}
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Piece]:
+    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield rows."""
-        wanted = [f for f in self.fields if names is None or f.name in names]
-        for batch in self._file.batches([self._names[f.name] for f in wanted], start):
-            for first in range(0, batch.num_rows, rows):
-                part = batch.slice(first, rows)
-                yield {f.name: self._values(part, f) for f in wanted}
+        wanted = [each for each in self.fields if names is None or each.name in names]
+        with arrow_errors(self.label):
+            for first, batch in self._batches([self._names[each.name] for each in wanted], start):
+                for at in range(max(0, start - first), batch.num_rows, rows):
+                    part = batch.slice(at, rows)
+                    yield {each.name: self._values(part, each) for each in wanted}
 
-    def _survey(self) -> None:
-        found: dict[str, _Column] = {}
-        for batch in self._file.survey_batches():
-            if batch is None:  # a type was widened: from the beginning
-                found, self.rows = {}, 0
-                continue
-            self.rows += batch.num_rows
-            for name, values in zip(batch.schema.names, batch.columns, strict=True):
-                if name not in found:
-                    found[name] = self._column(name, values.type)
-                self._add(name, values, found[name])
-        if isinstance(self._file, ParquetFile):
-            self.rows = self._file.rows
-        if not self.rows:
-            raise DataError(f"{self.label}: has a header and no rows")
-        self.columns = {name: found.get(name) or self._column(name, kind) for name, kind in self._file.types.items()}
-
-    def _column(self, name: str, kind: Any) -> _Column:
-        types = self._file.pyarrow.types
+    def _column(self, name: str, kind: Any) -> Column:
+        types = self.arrow.types
         if types.is_dictionary(kind):
             kind = kind.value_type
         if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
@@ -124,22 +128,19 @@ class TableSource(RowSource):
             inner.width = int(kind.list_size) if types.is_fixed_size_list(kind) else -1
             return inner
         if types.is_null(kind):
-            return _Column("null")
-        if types.is_boolean(kind):
-            return _Column("bool", "|b1")
-        if types.is_integer(kind) or types.is_floating(kind):
-            dtype = np.dtype(kind.to_pandas_dtype()).str
-            return _Column("float" if types.is_floating(kind) else "int", dtype)
+            return Column("null")
         if types.is_string(kind) or types.is_large_string(kind):
-            return _Column("text")
+            return Column("text")
+        for plain, is_plain in (("bool", types.is_boolean), ("int", types.is_integer), ("float", types.is_floating)):
+            if is_plain(kind):
+                return Column(plain, np.dtype(kind.to_pandas_dtype()).str)
         what = "dates or times" if types.is_temporal(kind) else f"the type {kind}"
         raise DataError(
             f"{self.label}: column {shown(name)} holds {what}, no numbers; convert it, or leave it out with drop"
         )
 
-    def _add(self, name: str, values: Any, column: _Column) -> None:
-        import pyarrow.compute as compute
-
+    def _add(self, name: str, values: Any, column: Column) -> None:
+        compute = self.arrow.compute
         column.gaps += values.null_count
         if column.width is not None:
             lengths = compute.min_max(compute.list_value_length(values)).as_py()
@@ -158,23 +159,51 @@ class TableSource(RowSource):
                 column.kind = "prose"
 
     def _values(self, batch: Any, wanted: Field) -> np.ndarray:
-        import pyarrow.compute as compute
-
         values = batch.column(batch.schema.get_field_index(self._names[wanted.name]))
         if wanted.class_names is not None:
-            text = self._file.pyarrow.string()
-            known = self._file.pyarrow.array(wanted.class_names, text)
-            codes = compute.index_in(values.cast(text), value_set=known)
-            return np.asarray(codes.to_numpy(zero_copy_only=False)).astype(np.int32)
+            text = self.arrow.string()
+            values = self.arrow.compute.index_in(
+                values.cast(text), value_set=self.arrow.array(wanted.class_names, text)
+            )
         if wanted.shape:
             values = values.flatten()
         array = np.asarray(values.to_numpy(zero_copy_only=False)).astype(wanted.dtype, copy=False)
         return array.reshape(batch.num_rows, *wanted.shape)
 
 
-def _agree(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
-    """Settle one type for each column over all files."""
-    agreed: dict[str, _Column] = {}
+@contextlib.contextmanager
+def arrow_errors(label: str) -> Iterator[None]:
+    """Turn what pyarrow raises into a `DataError`."""
+    import pyarrow
+
+    try:
+        yield
+    except DataError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, UnicodeError, KeyError, IndexError, OverflowError) as error:
+        raise DataError(f"{label}: cannot be read: {_reason(str(error))}") from error
+
+
+def _reason(text: str) -> str:
+    text = one_line(text, 400)
+    if "Expected" in text and "columns, got" in text:
+        return (
+            f"{text}; every row needs as many values as the first; mend the row, or name the separator with delimiter"
+        )
+    if "straddling object" in text or "block_size" in text:
+        return f"a row is longer than {BLOCK_BYTES:,} bytes, or a quote is never closed ({text})"
+    if "Empty CSV" in text:
+        return "the file is empty"
+    return text
+
+
+def agree(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
+    """Settle one type for each column over all files.
+
+    Raises:
+        DataError: they hold different things, or what cannot be made numbers.
+    """
+    agreed: dict[str, Column] = {}
     for name in sources[0].columns:
         found = [source.columns[name] for source in sources]
         kinds = {column.kind for column in found} - {"null"}
@@ -188,20 +217,20 @@ def _agree(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
             )
         if len({column.width for column in found}) > 1:
             raise DataError(f"{where} holds lists of different lengths in different files; pad them")
-        total = _Column(
-            max(kinds, key="int float".find), width=found[0].width, gaps=sum(column.gaps for column in found)
-        )
         dtypes = [np.dtype(column.dtype) for column in found if column.dtype]
-        total.dtype = np.result_type(*dtypes).newbyteorder("<").str if dtypes else ""
-        for column in found:
-            total.texts |= column.texts
-        _check(total, where, name in as_text)
-        agreed[name] = total
+        agreed[name] = Column(
+            max(kinds, key="int float".find),
+            np.result_type(*dtypes).newbyteorder("<").str if dtypes else "",
+            found[0].width,
+            sum(column.gaps for column in found),
+            set().union(*(column.texts for column in found)),
+        )
+        _check(agreed[name], where, name in as_text)
     for source in sources:
         source.settle(agreed)
 
 
-def _check(column: _Column, where: str, as_text: bool) -> None:
+def _check(column: Column, where: str, as_text: bool) -> None:
     """Refuse what cannot be numbers."""
     if column.kind == "prose":
         raise DataError(
@@ -220,3 +249,12 @@ def _check(column: _Column, where: str, as_text: bool) -> None:
                 f"{where} mixes types: numbers such as {shown(min(numbers), 40)} and texts such as {shown(other, 40)}; "
                 "mend it, leave the column out with drop, or read it as text with text"
             )
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text reads as a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,16 +1,89 @@
-"""Several sources as one: those with the same columns one after another, those with other columns side by side."""
+"""What every kind of source looks like to a conversion: columns, a number of rows, and pieces from any row on.
+
+Several sources are one too: those with the same columns one after another, those with other columns side by side.
+"""
 
 from __future__ import annotations
 
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from kerasmem.datatools.converting.fields import Piece, check_names
-from kerasmem.datatools.converting.sources.protocol import RowSource, even_pieces
+from kerasmem.datatools.converting.fields import Field, Rows, check_names
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
+
+
+class RowSource(ABC):
+    """Rows of several columns, in an order that stays the same. Nothing stays open between two calls of `pieces`.
+
+    Args:
+        label: what messages call it.
+        paths: the files and folders that are read.
+
+    Attributes:
+        fields: the columns.
+        rows: how many rows there are.
+        notes: what a user should know about the data.
+    """
+
+    fields: tuple[Field, ...]
+    rows: int
+
+    def __init__(self, label: str, *paths: str) -> None:
+        self.label, self.paths = label, paths
+        self.notes: list[str] = []
+
+    def identity(self) -> list[Any]:
+        """Return what tells whether this is still the same data: name, size and time of change of the file."""
+        found = os.stat(self.paths[0])
+        return [os.path.abspath(self.paths[0]), found.st_size, found.st_mtime_ns]
+
+    @abstractmethod
+    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
+        """Yield rows from `start` on, `rows` at a time at most.
+
+        Args:
+            start: first row.
+            rows: the most rows of a piece.
+            names: columns wanted; None for all.
+        """
+
+
+def even_pieces(pieces: Iterator[Rows], rows: int) -> Iterator[Rows]:
+    """Yield pieces of exactly `rows` rows, but for the last."""
+    held: list[Rows] = []
+    count = 0
+    for piece in pieces:
+        length = rows_in(piece)
+        if not held and length == rows:
+            yield piece
+            continue
+        at = 0
+        while at < length:
+            taken = min(rows - count, length - at)
+            held.append({name: values[at : at + taken] for name, values in piece.items()})
+            count += taken
+            at += taken
+            if count == rows:
+                yield _concatenate(held)
+                held, count = [], 0
+    if held:
+        yield _concatenate(held)
+
+
+def rows_in(rows: Rows) -> int:
+    """Return how many rows there are."""
+    return len(next(iter(rows.values())))
+
+
+def _concatenate(pieces: Sequence[Rows]) -> Rows:
+    if len(pieces) == 1:
+        return pieces[0]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 class _CombinedSource(RowSource):
@@ -51,7 +124,7 @@ class ConcatenatedSource(_CombinedSource):
                             f"{_short(one)}; sources with the same columns are read as one and have to agree"
                         )
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Piece]:
+    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield rows of one source after the other, all in the byte order of the first."""
         dtypes = {field.name: field.dtype for field in self.fields}
         for source in self._sources:
@@ -81,7 +154,7 @@ class SideBySideSource(_CombinedSource):
             )
         check_names(self.fields, self.label)
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Piece]:
+    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield rows of all sources at once."""
         streams = []
         for source in self._sources:

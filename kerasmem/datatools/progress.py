@@ -1,0 +1,8 @@
+"""How long work with data says how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Progress = Callable[[str, int, int], None]
+"""Called with what goes on, how many rows or steps are done, and of how many."""
