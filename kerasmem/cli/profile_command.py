@@ -70,7 +70,7 @@ def command(
     _check_output(output)
     name = model or options["factory"]
     with quiet_tensorflow(), spinner(f"profiling {name}", "profile"):
-        from kerasmem.estimation.profile.running import predicted, profile
+        from kerasmem.estimation.measuring import predicted, profile
 
         arguments = call_arguments(options)
         found = profile(model, steps=steps, timeout=timeout, **arguments)
@@ -105,12 +105,9 @@ def _verdict_on(name: str | None, found: Any) -> DeviceVerdict | None:
     if name is None:
         return None
     from kerasmem.devices.catalogue import resolve_device
-    from kerasmem.estimation.report import DeviceVerdict
-    from kerasmem.estimation.verdict import verdict
+    from kerasmem.estimation.verdict import device_verdict
 
-    card = resolve_device(name)
-    said = verdict(found.bytes, card.available_bytes)
-    return DeviceVerdict(card.name, card.memory_bytes, card.available_bytes, said, card.note)
+    return device_verdict(resolve_device(name), found.bytes)
 
 
 def _fields_beside(estimate: MemoryReport | None) -> dict[str, Any] | None:

@@ -25,7 +25,6 @@ import functools
 from dataclasses import dataclass
 
 from kerasmem.devices.cards import Card, card_data, parse_capability
-from kerasmem.units import KIB
 
 SPECS_ADDRESS = "https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs"
 CAPABILITIES_ADDRESS = "https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html"
@@ -71,15 +70,6 @@ class CardSpec:
     bandwidth: int
     l2_bytes: int
     source: str
-
-
-# The same on every card since compute capability 7.0 (CAPABILITIES_ADDRESS).
-THREADS_PER_BLOCK = 1024
-THREADS_PER_WARP = 32
-REGISTERS_PER_SM = 65536
-SHARED_MEMORY_PER_BLOCK = 48 * KIB
-GRID_LIMITS = (2**31 - 1, 65535, 65535)
-BLOCK_LIMITS = (1024, 1024, 64)
 
 
 @functools.cache

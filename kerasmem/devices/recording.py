@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,6 +62,21 @@ class Mark(NamedTuple):
     time: int
     name: str
     number: int
+
+
+def start_recording(folder: str | os.PathLike[str]) -> None:
+    """Start TensorFlow's profiler, which records into a folder what the allocators do from now on."""
+    import tensorflow as tf
+
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
+    tf.profiler.experimental.start(os.fspath(folder), options=options)
+
+
+def of_device(events: Iterable[AllocatorEvent], device: str) -> tuple[AllocatorEvent, ...]:
+    """Return the events of the allocator of a device ("CPU:0", "GPU:0")."""
+    kind, _, number = device.partition(":")
+    name = f"GPU_{number}_bfc" if kind == "GPU" else "bfc_cpu_allocator_for_gpu"
+    return tuple(event for event in events if event.allocator == name)
 
 
 def read_allocator_events(source: str | os.PathLike[str] | bytes) -> tuple[AllocatorEvent, ...]:

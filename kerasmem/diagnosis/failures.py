@@ -104,7 +104,7 @@ class Collector:
             if self._current and number - self._current.last < _NEAR:
                 self._join(self._current, number)
         elif finding.kind == "detail":
-            current = self._current
+            current = self._current or self._cut_off(number)
             if current and number - current.last < _NEAR and not (self._dump_over and "free_piece" in finding.facts):
                 current.add(finding.facts, current.last if finding.what == "node" else number)
                 current.last = max(current.last, number)
@@ -158,8 +158,15 @@ class Collector:
         if "jax" in current.facts and current.family == "xla":
             current.family = "jax"
 
+    def _cut_off(self, number: int) -> Failure | None:
+        """Return the allocator's statistics just before, where the log begins within them."""
+        last = self.weak[-1] if self.weak else None
+        return last if last and last.what == "bfc" and number - last.last < _NEAR else None
+
     def _weak(self, number: int, text: str, finding: Finding) -> None:
-        if len(self.weak) < 100:
+        if finding.what == "bfc" and (cut_off := self._cut_off(number)):
+            cut_off.add(finding.facts, number)
+        elif len(self.weak) < 100:
             found = Failure("weak", finding.family, finding.what, number, number, text)
             found.add(finding.facts, number)
             self.weak.append(found)

@@ -16,6 +16,7 @@ from kerasmem.errors import InputError
 # Every line that says that memory ran out, and every death that may mean it, holds one of these.
 NEEDLES = (
     b"emory", b"lloc", b"OOM", b"oom", b"OUT_OF", b"nitialized", b"illed", b"137", b"SIGKILL", b"_FAILED", b"Hbm usage",
+    b"Exhausted", b"EXHAUSTED",
 )  # fmt: skip
 _NEEDLE = re.compile(b"|".join(NEEDLES))
 BLOCK = 2**20

@@ -1,4 +1,4 @@
-"""TensorFlow's BFC allocator ("best fit with coalescing"), simulated by its rules. Pure arithmetic.
+"""TensorFlow's BFC allocator ("best fit with coalescing"), simulated by its rules; requests replayed. Pure arithmetic.
 
 What a step asks for is not what it occupies: a request may be given a chunk nearly twice its size, and memory that
 is free in pieces does not serve a large request. The rules, from `xla/tsl/framework/bfc_allocator.cc`:
@@ -9,24 +9,26 @@ is free in pieces does not serve a large request. The rules, from `xla/tsl/frame
 - A freed chunk merges with free neighbours, within its region.
 - Without a chunk that fits, the pool grows by a region: 2 MiB first, then double each time, and double again until the
   request fits; no more than the limit leaves. Without growth the first region is the whole limit.
-- Where the device refuses a region, nine tenths of it are tried, and so on while the request still fits.
 - Before it gives up, the allocator hands regions back that are wholly free, where that can help, and tries again.
 """
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
 
 from kerasmem.errors import KerasmemError
 
 GRAIN = 256  # every size and address is a multiple
 FIRST_REGION = 2 << 20
 LARGEST_WASTE = 128 << 20  # a chunk that exceeds the request by as much is split
-BACKPEDAL = struct.unpack("f", struct.pack("f", 0.9))[0]  # the original computes in float32
 
 _SHIFT = 48  # a free chunk is one integer, size << 48 | address: sorted, they are in the allocator's order
 _ADDRESS = (1 << _SHIFT) - 1
+
+# A step for `replay`: (key, bytes) allocates, (key, FREE) frees what the key holds.
+Step = tuple[int, int]
+FREE = -1
 
 
 class OutOfMemory(KerasmemError):
@@ -57,10 +59,7 @@ class BFCAllocator:
         limit: the bytes that all regions together may have (`memory_limit`); None for no limit.
         growth: regions as needed ("memory growth", and the CPU); False: one region of the whole limit at once, as
             TensorFlow does on a GPU unless told otherwise.
-        device_bytes: what the device can give, where that may be less than the limit.
         collect: hand wholly free regions back before running out of memory, as on a GPU.
-        coalesce: regions lie end to end and count as one (CUDA virtual memory); otherwise chunks of different regions
-            never merge.
         descending: each new region lies below the others, as the CPU's do, not above. It decides between free chunks
             of equal size only.
 
@@ -75,9 +74,8 @@ class BFCAllocator:
     """
 
     __slots__ = (
-        "_ends", "_free", "_high", "_low", "_next_bytes", "_regions", "_starts", "_used", "coalesce", "collect",
-        "descending", "device_bytes", "growth", "in_use", "limit", "next_address", "peak", "requested_at_peak",
-        "requested_in_use", "reserved",
+        "_ends", "_free", "_high", "_low", "_next_bytes", "_regions", "_starts", "_used", "collect", "descending",
+        "in_use", "limit", "next_address", "peak", "requested_at_peak", "requested_in_use", "reserved",
     )  # fmt: skip
 
     def __init__(
@@ -85,15 +83,12 @@ class BFCAllocator:
         limit: int | None = None,
         growth: bool = True,
         *,
-        device_bytes: int | None = None,
         collect: bool = True,
-        coalesce: bool = False,
         descending: bool = False,
     ) -> None:
         if not growth and limit is None:
             raise ValueError("without growth the one region is the limit: give a limit")
-        self.limit, self.growth, self.device_bytes = limit, growth, device_bytes
-        self.collect, self.coalesce, self.descending = collect, coalesce, descending
+        self.limit, self.collect, self.descending = limit, collect, descending
         self.in_use = self.peak = self.reserved = self.requested_in_use = self.requested_at_peak = 0
         self.next_address: int | None = None  # where the next region lies, for replays of recorded addresses
         first = limit if not growth and limit is not None else min(limit or FIRST_REGION, FIRST_REGION)
@@ -207,29 +202,20 @@ class BFCAllocator:
         while rounded > self._next_bytes:
             self._next_bytes *= 2
         size = min(self._next_bytes, available)
-        while self.device_bytes is not None and size > self.device_bytes - self.reserved:
-            size = min(_round(int(_float32(_float32(float(size)) * BACKPEDAL))), size - GRAIN)
-            if size < rounded:
-                return False
         if not is_increased:
             self._next_bytes *= 2
         self._add_region(size)
         return True
 
     def _add_region(self, size: int) -> None:
-        gap = 0 if self.coalesce else GRAIN  # so that chunks of different regions never touch
         address = self.next_address
-        if address is None:
-            address = self._low - gap - size if self.descending else self._high + gap
+        if address is None:  # with a gap, so that chunks of different regions never touch
+            address = self._low - GRAIN - size if self.descending else self._high + GRAIN
         self.next_address = None
         self._low, self._high = min(self._low, address), max(self._high, address + size)
         self.reserved += size
-        below = next((start for start, span in self._regions.items() if start + span == address), None)
-        if self.coalesce and below is not None:
-            self._regions[below] += size
-        else:
-            self._regions[address] = size
-        # As if a chunk of the region were freed: with coalescing it merges with a free one before it.
+        self._regions[address] = size
+        # As if a chunk of the region were freed.
         self._used[address] = size, 0
         self.in_use += size
         self.free(address)
@@ -255,6 +241,87 @@ def _round(size: int) -> int:
     return (size + GRAIN - 1) // GRAIN * GRAIN
 
 
-def _float32(value: float) -> float:
-    result: float = struct.unpack("f", struct.pack("f", value))[0]
-    return result
+def replay(allocator: BFCAllocator, steps: Iterable[Step], handles: dict[int, int] | None = None) -> dict[int, int]:
+    """Put allocations and frees through an allocator, and return the handles of what stays in use, by key.
+
+    Args:
+        allocator: changed by it.
+        steps: (key, bytes) to allocate and (key, FREE) to free, in order.
+        handles: of earlier replays, whose keys these steps may free; changed by it.
+
+    Raises:
+        OutOfMemory: a step has no room.
+
+    Example:
+        >>> pool = BFCAllocator()
+        >>> live = replay(pool, [(1, 1000), (2, 5000), (1, FREE)])
+        >>> pool.peak, pool.in_use, list(live)
+        (6144, 5120, [2])
+    """
+    live = {} if handles is None else handles
+    allocate, free = allocator.allocate, allocator.free
+    for key, size in steps:
+        if size == FREE:
+            free(live.pop(key))
+        else:
+            live[key] = allocate(size)
+    return live
+
+
+def smallest_limit(
+    steps: Sequence[Step],
+    *,
+    growth: bool = True,
+    resolution: int = 1 << 20,
+    descending: bool = False,
+) -> int:
+    """Return the smallest memory limit under which the steps run without running out of memory.
+
+    Found by halving: the limit returned was replayed and sufficed, one smaller by at most `resolution` did not. (A
+    still smaller one may suffice by accident, since fragmentation is not monotonous.)
+
+    Args:
+        steps: (key, bytes) and (key, FREE), from an empty allocator on.
+        growth: regions as needed, or one region of the whole limit.
+        resolution: in bytes.
+        descending: the allocator is a CPU's: its regions lie as for `BFCAllocator`, and it never hands one back.
+
+    Example:
+        >>> smallest_limit([(1, 3 << 20), (1, FREE), (2, 5 << 20)])  # the first region can be handed back
+        5242880
+    """
+
+    def suffices(limit: int) -> bool:
+        try:
+            replay(BFCAllocator(limit, growth, collect=not descending, descending=descending), steps)
+        except OutOfMemory:
+            return False
+        return True
+
+    least = _least_bytes(steps)
+    if suffices(least):
+        return least
+    enough = max(2 * least, resolution)
+    while not suffices(enough):
+        enough *= 2
+    while enough - least > resolution:
+        middle = (least + enough) // 2 // GRAIN * GRAIN
+        if suffices(middle):
+            enough = middle
+        else:
+            least = middle
+    return enough
+
+
+def _least_bytes(steps: Iterable[Step]) -> int:
+    """Return the most that is in use at once if every request gets what it asks for, rounded up."""
+    sizes: dict[int, int] = {}
+    now = most = 0
+    for key, size in steps:
+        if size == FREE:
+            now -= sizes.pop(key)
+        else:
+            sizes[key] = -(-size // GRAIN) * GRAIN
+            now += sizes[key]
+            most = max(most, now)
+    return max(most, GRAIN)

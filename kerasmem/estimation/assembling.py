@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.devices.catalogue import DeviceTarget
@@ -15,13 +15,6 @@ from kerasmem.estimation.tracing import OpenedStep, Step
 from kerasmem.estimation.verdict import device_verdict
 
 
-class _Need(NamedTuple):
-    bytes: Bytes
-    layers: tuple[LayerMemory, ...]
-    unmodelled: tuple[Unmodelled, ...]
-    notes: tuple[str, ...]
-
-
 def assemble(step: Step, answer: Answer, target: DeviceTarget | None) -> MemoryReport:
     """Return the report of a step.
 
@@ -30,25 +23,29 @@ def assemble(step: Step, answer: Answer, target: DeviceTarget | None) -> MemoryR
         answer: what the methods say.
         target: the device that was named, or None.
     """
-    found, shapes, opened = answer.outcome, step.shapes, step.opened
-    need = _by_formula(step) if found is None else _by_method(step, found)
+    shapes, opened, found = step.shapes, step.opened, answer.outcome or _by_formula(step)
+    need = Bytes(found.total, found.low, found.high, **found.categories)
+    layers = shapes.layers
+    if found.layers is not None:
+        sizes = [found.layers.get(row.name, 0) for row in layers]
+        layers = tuple(replace(row, bytes=size, bytes_at_peak=size) for row, size in zip(layers, sizes, strict=True))
     return MemoryReport(
         model=_facts(opened, shapes.layers),
         settings=_settings(step, found, target),
-        bytes=need.bytes,
+        bytes=need,
         formula=shapes.formula,
-        layers=need.layers,
+        layers=layers,
         nested=shapes.inferred.nested,
-        device=None if target is None else device_verdict(target, need.bytes),
-        unmodelled=need.unmodelled,
-        notes=(*opened.notes, *shapes.notes, *answer.notes, *need.notes),
-        pool=None if found is None else found.pool,
-        instant=None if found is None else found.instant,
+        device=None if target is None else device_verdict(target, need),
+        unmodelled=found.unmodelled,
+        notes=(*opened.notes, *shapes.notes, *answer.notes, *found.notes),
+        pool=found.pool,
+        instant=found.instant,
         alternatives=answer.alternatives,
     )
 
 
-def _settings(step: Step, found: Outcome | None, target: DeviceTarget | None) -> Settings:
+def _settings(step: Step, found: Outcome, target: DeviceTarget | None) -> Settings:
     split = step.shapes.split
     return Settings(
         batch_size=step.shapes.batch_size,
@@ -56,8 +53,8 @@ def _settings(step: Step, found: Outcome | None, target: DeviceTarget | None) ->
         loss=step.opened.training.loss,
         dtype_policy=_policy(step.opened.model),
         mode=step.arguments.mode,
-        method="formula" if found is None else found.method,
-        execution="none" if found is None else found.execution,
+        method=found.method,
+        execution=found.execution,
         device=None if target is None else target.name,
         replicas=step.arguments.replicas,
         parallel=None if split is None else split.kind,
@@ -65,19 +62,16 @@ def _settings(step: Step, found: Outcome | None, target: DeviceTarget | None) ->
     )
 
 
-def _by_method(step: Step, found: Outcome) -> _Need:
-    divided, at_peak = found.categories or {}, found.layers
-    need = Bytes(found.total, found.low, found.high, **{name: divided.get(name) for name in Bytes.CATEGORIES})
-    sizes = [(row, at_peak.get(row.name, 0)) for row in step.shapes.layers]
-    layers = tuple(replace(row, bytes=size, bytes_at_peak=size) for row, size in sizes)
-    return _Need(need, layers, found.unmodelled, found.notes)
-
-
-def _by_formula(step: Step) -> _Need:
-    shapes, mode = step.shapes, step.arguments.mode
-    need = formula_bytes(shapes.layers, shapes.batch_size, mode, shapes.slots)
-    notes = tuple(_formula_notes(shapes.layers, need, shapes.formula.total_bytes))
-    return _Need(need, shapes.layers, tuple(_not_in_the_formula(step)), notes)
+def _by_formula(step: Step) -> Outcome:
+    shapes = step.shapes
+    need = formula_bytes(shapes.layers, shapes.batch_size, step.arguments.mode, shapes.slots)
+    return Outcome(
+        "formula", "none", need.total, need.low, need.high,
+        categories={name: getattr(need, name) for name in Bytes.CATEGORIES},
+        layers=None,
+        unmodelled=tuple(_not_in_the_formula(step)),
+        notes=tuple(_formula_notes(shapes.layers, need, shapes.formula.total_bytes)),
+    )  # fmt: skip
 
 
 def _not_in_the_formula(step: Step) -> list[Unmodelled]:

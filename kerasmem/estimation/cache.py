@@ -94,10 +94,10 @@ def cache_key(model: Any, settings: Mapping[str, Any]) -> str | None:
         text = json.dumps(
             [
                 _FORMAT, {**asdict(document), "path": document.path.name}, row,
-                {name: _plain(value) for name, value in sorted({**_DEFAULTS, **settings}.items())},
-                *_surroundings(),
+                {**_DEFAULTS, **settings}, *_surroundings(),
             ],
             sort_keys=True,
+            default=_plain,
         )  # fmt: skip
     except (KerasmemError, TypeError, ValueError, RecursionError):  # the estimate itself will say what is wrong
         return None
@@ -159,19 +159,15 @@ def _digest(key: str, text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting as JSON has it.
+    """Return a setting that is no JSON as what JSON has.
 
     Raises:
         TypeError: it is nothing that can be told from another.
     """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return dict(value)
     if hasattr(value, "__dataclass_fields__"):
-        return _plain(asdict(value))
+        return asdict(value)
     raise TypeError(type(value).__name__)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, LayerMemory, MemoryReport
-from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
+from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, interval, judge
 from kerasmem.records import Record, renamed
 
 WITHIN, EXCEEDED = "within the limit", "exceeds the limit"
@@ -108,26 +108,23 @@ def compare_reports(
     layers = sorted(_layers(before.layers, after.layers), key=lambda each: -abs(each.change or 0))
     limits = []
     if budget is not None:
-        need = after.bytes
-        low = need.total if need.low is None else need.low
-        high = need.high if need.low is not None else need.total
-        limits.append(LimitVerdict("budget", budget, low, high, _WORDS[verdict(need, budget)]))
-    if max_increase is not None:
-        limits.append(_increase(before.bytes, after.bytes, max_increase))
-    if max_increase_ratio is not None:
-        limits.append(_increase(before.bytes, after.bytes, int(before.bytes.total * max_increase_ratio)))
+        limits.append(_limit("budget", budget, *interval(after.bytes)))
+    share = None if max_increase_ratio is None else int(before.bytes.total * max_increase_ratio)
+    for increase in (max_increase, share):
+        if increase is not None:
+            limits.append(_limit("increase", increase, *_increase(before.bytes, after.bytes)))
     return Comparison(before, after, tuple(known), tuple(layers), tuple(limits), tuple(_notes(before, after)))
 
 
-def _increase(before: Bytes, after: Bytes, limit: int) -> LimitVerdict:
+def _limit(what: str, limit: int, low: int, high: int | None) -> LimitVerdict:
+    return LimitVerdict(what, limit, low, high, _WORDS[judge(low, high, limit)])
+
+
+def _increase(before: Bytes, after: Bytes) -> tuple[int, int | None]:
     """Compare each end with the same end: one method errs the same way on two variants of a model."""
     ends = [(before.total, after.total), (before.low, after.low), (before.high, after.high)]
     changes = [b - a for a, b in ends if a is not None and b is not None]
-    low = min(changes)
-    high = None if (before.high is None) != (after.high is None) else max(changes)
-    if low > limit:
-        return LimitVerdict("increase", limit, low, high, EXCEEDED)
-    return LimitVerdict("increase", limit, low, high, TOO_CLOSE if high is None or high > limit else WITHIN)
+    return min(changes), None if (before.high is None) != (after.high is None) else max(changes)
 
 
 def _layers(before: Iterable[LayerMemory], after: Iterable[LayerMemory]) -> list[Difference]:

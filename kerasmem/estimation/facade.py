@@ -86,13 +86,7 @@ def estimate(
         >>> kerasmem.estimate(model, batch_size=32).formula.total_bytes
         266064
     """
-    arguments = EstimateArguments(
-        model, batch_size=batch_size, method=method, optimizer=optimizer, loss=loss, dtype_policy=dtype_policy,
-        device=device, jit_compile=jit_compile, mode=mode, replicas=replicas, parallel=parallel,
-        shard_optimizer=shard_optimizer, layout=layout, input_shape=input_shape, factory=factory,
-        factory_args=factory_args, custom_objects=custom_objects, trust=trust,
-    )  # fmt: skip
-    return estimated(arguments).report
+    return estimated(EstimateArguments(**locals())).report
 
 
 class Estimated(NamedTuple):

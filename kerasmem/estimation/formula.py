@@ -106,10 +106,7 @@ def formula_bytes(
         low=max(int(total * MEASURED_LOW), weights) if mode == "train" else weights,
         high=None if unseen or mode != "train" else int(total * MEASURED_HIGH) + (optimizer_bytes or 0),
         weights=weights,
-        optimizer=None,
         gradients=(copies(mode) - 1) * weights,
         activations=activations[0],
         inputs=activations[1],
-        workspace=None,
-        allocator=None,
     )

@@ -19,8 +19,10 @@ from kerasmem.compat.keras_functional import is_functional
 from kerasmem.compat.keras_layers import flatten_layers, without_name_scopes
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.report import LayerMemory, NestedModel
-from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
-from kerasmem.models.inputs import ByKeyword, ModelInput
+from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.batch import called_on
+from kerasmem.models.inputs import ModelInput
+from kerasmem.models.op_scopes import is_container
 from kerasmem.models.sizes import element_bytes, variable_bytes
 
 VIEWS = {
@@ -74,10 +76,7 @@ def infer_layers(model: Any, structure: Any, inputs: list[ModelInput], batch_siz
     recorder = _Recorder(model, [each.name for each in inputs])
     try:
         with recorder.listening():
-            if isinstance(structure, ByKeyword):
-                symbolic_outputs(lambda *tensors: model(**dict(zip(structure, tensors, strict=True))), *flat)
-            else:
-                symbolic_outputs(model, _pack(structure, flat))
+            called_on(model, structure, flat)
     except KerasmemError:
         raise
     except Exception as error:
@@ -86,17 +85,9 @@ def infer_layers(model: Any, structure: Any, inputs: list[ModelInput], batch_siz
         raise ModelError(f"{where}model {model.name!r} cannot be called on {shapes}: {keras_reason(error)}") from error
     counted: dict[int, str] = {}
     rows = [_input_row(each) for each in inputs]
-    rows += [_layer_row(record, batch_size, counted) for record in recorder.records]
+    rows += [_layer_row(record, batch_size, counted) for record in recorder.seen.values()]
     rows += _unused_rows(model, counted)
-    return Inferred(tuple(rows), tuple(_nested(record, batch_size) for record in recorder.nested), counted)
-
-
-def _pack(structure: Any, flat: list[Any]) -> Any:
-    return import_keras().tree.pack_sequence_as(structure, flat) if _is_nest(structure) else flat[0]
-
-
-def _is_nest(structure: Any) -> bool:
-    return isinstance(structure, (list, tuple, dict))
+    return Inferred(tuple(rows), tuple(_nested(record, batch_size) for record in recorder.nested.values()), counted)
 
 
 class _Recorder:
@@ -107,40 +98,29 @@ class _Recorder:
         self._input_names = input_names
         self._containers: list[Any] = []
         self._inside_leaf = 0
-        self._seen: dict[int, _Record] = {}
-        self._nested: dict[int, _Record] = {}
+        self.seen: dict[int, _Record] = {}
+        self.nested: dict[int, _Record] = {}
         # Tensors by id, with the name of what made them; kept alive so that ids stay unique.
         self._made: dict[int, tuple[Any, str]] = {}
-
-    @property
-    def records(self) -> list[_Record]:
-        return list(self._seen.values())
-
-    @property
-    def nested(self) -> list[_Record]:
-        return list(self._nested.values())
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         keras = import_keras()
-        call_layer, call_operation = keras.Layer.__call__, keras.Operation.__call__
-        recorder, owner = self, threading.get_ident()  # a model that another thread trains is none of ours
+        owner = threading.get_ident()  # a model that another thread trains is none of ours
 
-        def layer_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != owner:
-                return call_layer(self, *args, **kwargs)
-            return recorder._call(call_layer, self, args, kwargs)
+        def noted(call: Any, but: tuple[type, ...] = ()) -> Any:
+            def noted_call(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() != owner or isinstance(layer, but):
+                    return call(layer, *args, **kwargs)
+                return self._call(call, layer, args, kwargs)
 
-        def operation_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != owner or isinstance(
-                self, keras.Layer
-            ):  # noted by layer_call, before Keras casts its arguments
-                return call_operation(self, *args, **kwargs)
-            return recorder._call(call_operation, self, args, kwargs)
+            return noted_call
 
+        layer, operation = keras.Layer, keras.Operation
         with (
-            mock.patch.object(keras.Layer, "__call__", layer_call),
-            mock.patch.object(keras.Operation, "__call__", operation_call),
+            mock.patch.object(layer, "__call__", noted(layer.__call__)),
+            # A layer's call was noted before Keras casts its arguments.
+            mock.patch.object(operation, "__call__", noted(operation.__call__, but=(layer,))),
             without_name_scopes(),
         ):
             yield
@@ -152,7 +132,7 @@ class _Recorder:
             return call(layer, *args, **kwargs)
         if layer is self._model:
             self._made.update((id(each), (each, name)) for each, name in zip(given, self._input_names, strict=False))
-        if self._is_container(layer):
+        if isinstance(layer, import_keras().Layer) and is_container(layer):
             path = self._path(layer)
             self._containers.append(layer)
             try:
@@ -160,7 +140,7 @@ class _Recorder:
             finally:
                 self._containers.pop()
             if layer is not self._model:
-                _note(self._nested, layer, path, _tensors(outputs))
+                _note(self.nested, layer, path, _tensors(outputs))
             # What it computes itself shows as an output that none of its layers made, or as weights of its own.
             own = [tensor for tensor in _tensors(outputs) if id(tensor) not in self._made]
             if (own and not _is_graph(layer)) or _own_weights(layer):
@@ -179,17 +159,9 @@ class _Recorder:
         return "/".join([*names, layer.name])
 
     def _add(self, layer: Any, path: str, outputs: list[Any], given: list[Any]) -> None:
-        record = _note(self._seen, layer, path, outputs)
+        record = _note(self.seen, layer, path, outputs)
         record.inputs.update(dict.fromkeys(self._made[id(each)][1] for each in given if id(each) in self._made))
         self._made.update((id(each), (each, record.path)) for each in outputs)
-
-    def _is_container(self, layer: Any) -> bool:
-        """Return whether the layers inside get rows of their own: models, and layers made of layers."""
-        keras = import_keras()
-        if isinstance(layer, keras.Model):
-            return True
-        of_keras = type(layer).__module__.split(".")[0] == "keras"
-        return not of_keras and isinstance(layer, keras.Layer) and bool(_sublayers(layer))
 
 
 def _note(records: dict[int, _Record], layer: Any, path: str, outputs: list[Any]) -> _Record:
@@ -225,13 +197,9 @@ def _input_row(each: ModelInput) -> LayerMemory:
         name=each.name,
         class_name="InputLayer",
         output_shape=(None, *each.shape[1:]),
-        parameters=0,
-        trainable_parameters=0,
         activation_elements=elements,
         activation_bytes=elements * element_bytes(each.dtype),
-        weight_bytes=0,
         dtype=each.dtype,
-        uses=1,
         kind="input",
     )
 

@@ -1,29 +1,31 @@
-"""`measure`: train for some steps in a process of its own, and report what TensorFlow's allocator says."""
+"""`measure` and `profile`: train for some steps in a process of its own, and say what TensorFlow's allocator says."""
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from kerasmem import checks
+from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
+from kerasmem.estimation.cache import cached_estimate
 from kerasmem.estimation.facade import estimate
-from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, run_steps
+from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, ask_worker, measured_notes, run_steps
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool
 from kerasmem.estimation.verdict import device_verdict
 from kerasmem.models.request import ModelRequest, request_for
+from kerasmem.profiling.results import StepProfile
 
-DEFAULT_STEPS = 10
+PROFILE_WORKER = "kerasmem.estimation.probe.profile_worker"
 
 
 def measure(
     model: Any,
     *,
     batch_size: int = DEFAULT_BATCH_SIZE,
-    steps: int = DEFAULT_STEPS,
+    steps: int = 10,
     timeout: float = DEFAULT_TIMEOUT,
     optimizer: str | None = None,
     loss: str | None = None,
@@ -98,27 +100,12 @@ def planned_request(
 def measured_report(planned: MemoryReport, answer: Answer) -> MemoryReport:
     """Return the report of an estimate with what was measured in place of what was estimated."""
     run = answer.runs[0]
-    total = int(statistics.median(run.peaks))
-    need = Bytes(
-        total=total,
-        low=min(run.peaks),
-        high=max(run.peaks),
-        weights=planned.bytes.weights,
-        optimizer=answer.optimizer,
-        gradients=None,
-        activations=None,
-        inputs=run.inputs,
-        workspace=None,
-        allocator=None,
+    low, high = min(run.peaks), max(run.peaks)
+    need = Bytes(run.median, low, high, planned.bytes.weights, answer.optimizer, inputs=run.inputs)
+    what = (
+        f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one that had its peak at {run.first:,} B; "
+        f"{run.before:,} B were in use before them"
     )
-    where = "TensorFlow's allocator" if answer.device.startswith("GPU") else "the GPUs' allocator, on the CPU"
-    notes = [
-        f"measured on {answer.device} through {where}: {len(run.peaks)} steps of {run.seconds:.2g} s after a first one "
-        f"that had its peak at {run.first:,} B; {run.before:,} B were in use before them",
-        *answer.notes,
-    ]
-    if not answer.device.startswith("GPU"):
-        notes.append("a GPU runs other kernels, which may take other scratch memory")
     return replace(
         planned,
         settings=replace(planned.settings, method="measure", execution=answer.execution),
@@ -126,7 +113,75 @@ def measured_report(planned: MemoryReport, answer: Answer) -> MemoryReport:
         layers=tuple(replace(row, bytes=None) for row in planned.layers),
         device=None if planned.device is None else device_verdict(planned.device, need),
         unmodelled=(),
-        notes=tuple(notes),
-        pool=Pool(requested=None, in_use=total, reserved=None),
+        notes=measured_notes(answer.device, what, *answer.notes),
+        pool=Pool(requested=None, in_use=run.median, reserved=None),
         instant=None,
+    )
+
+
+def profile(
+    model: Any,
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    steps: int = 5,
+    timeout: float = DEFAULT_TIMEOUT,
+    **options: Any,
+) -> StepProfile:
+    """Return what one real step of a model's training holds in memory at its peak, by layer and category.
+
+    The process has real weights, a batch of zeros, and the GPU's allocator where the machine has a GPU; otherwise the
+    same allocator for the CPU. TensorFlow's profiler records every allocation from the process's start on. In graph
+    mode operations run in parallel, so that identical steps differ: the step with the median peak is the one shown.
+
+    Args:
+        model: as for `kerasmem.estimate`; a function or class must be importable from another process.
+        batch_size: samples in a batch.
+        steps: steps that are recorded, after those that warm up.
+        timeout: seconds for the whole process.
+        **options: the other arguments of `measure`; `mode` may be "evaluate", too.
+
+    Raises:
+        UsageError: an argument is wrong, or the model exists in this process only.
+        ModelError: a step failed, or ran out of memory.
+        KerasmemError: the process gave no answer in time, or was ended by the system.
+
+    Example:
+        >>> profile("keras.applications:MobileNetV2", batch_size=8).named_share > 0.95  # doctest: +SKIP
+        True
+    """
+    with planned_request(model, batch_size, steps, options) as (planned, request):
+        more = {"planned": planned.to_dict()}
+        found = ask_worker(PROFILE_WORKER, request, [(request.batch_size, steps)], more, timeout=timeout)
+        return StepProfile.from_dict(found)
+
+
+def predicted(
+    model: Any, profile: StepProfile, *, is_cached: bool = True, **arguments: Any
+) -> tuple[MemoryReport | None, str | None]:
+    """Return the estimate of the step that was profiled, by the method that models how it ran, or why there is none.
+
+    Args:
+        model: as for `profile`.
+        profile: what was measured.
+        is_cached: whether an earlier answer will do.
+        **arguments: those of `kerasmem.estimate` that `profile` was given.
+    """
+    ask = cached_estimate if is_cached else estimate
+    method = "xla" if profile.settings.execution == "xla" else "graph"
+    try:
+        return with_names_of(ask(model, method=method, **arguments), profile), None
+    except KerasmemError as error:
+        return None, str(error)
+
+
+def with_names_of(estimate: MemoryReport, profile: StepProfile) -> MemoryReport:
+    """Return the estimate with the layers' names in the profile, where they are the same layers in the same order.
+
+    Code that builds a model twice in one process gets other names for layers that it does not name itself.
+    """
+    own, theirs = estimate.layers, profile.layers
+    if [(row.class_name, row.output_shape) for row in own] != [(row.class_name, row.output_shape) for row in theirs]:
+        return estimate
+    return replace(
+        estimate, layers=tuple(replace(row, name=other.name) for row, other in zip(own, theirs, strict=True))
     )

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
+from kerasmem.models.facts import Bytes as Bytes
+from kerasmem.models.facts import LayerMemory as LayerMemory
+from kerasmem.models.facts import ModelFacts as ModelFacts
 from kerasmem.models.op_names import Instant
 from kerasmem.records import Record, renamed
 
 FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """The model: name, where it came from, layers and parameters (counts)."""
-
-    name: str
-    source: str
-    layers: int
-    parameters: int
-    trainable_parameters: int
 
 
 @dataclass(frozen=True)
@@ -44,26 +35,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Bytes:
-    """The peak in bytes and what it is made of; None where the method does not know."""
-
-    total: int
-    low: int | None
-    high: int | None
-    weights: int | None
-    optimizer: int | None
-    gradients: int | None
-    activations: int | None
-    inputs: int | None
-    workspace: int | None
-    allocator: int | None
-
-    CATEGORIES: ClassVar[tuple[str, ...]] = (
-        "weights", "optimizer", "gradients", "activations", "inputs", "workspace", "allocator",
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Formula:
     """The hand formula, every value taken as float32.
 
@@ -80,43 +51,6 @@ class Formula:
     activation_bytes_per_sample: int
     total_bytes: int
     copies: int = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerMemory:
-    """One layer.
-
-    Attributes:
-        name: the path of names through nested models, joined by "/".
-        class_name: the layer's class ("class" in JSON).
-        output_shape: of its first output, None for the batch; None where it is not known.
-        parameters: numbers in its weights, each weight counted in the first layer that has it.
-        trainable_parameters: those of them that are trained.
-        activation_elements: output elements for one sample, over all uses; 0 for a view, None if unknown.
-        activation_bytes: the same in bytes at the true dtype, for one sample.
-        weight_bytes: its weights in bytes at their true dtype.
-        dtype: of its first output.
-        uses: how often the model calls it.
-        kind: "input", "layer" or "view".
-        inputs: the names of the layers whose outputs it takes, as far as known.
-        bytes: its part of the report's total, where the method divides the total by layer.
-        bytes_at_peak: what it holds at the peak, where the method knows.
-    """
-
-    name: str
-    class_name: str = renamed("class")
-    output_shape: tuple[int | None, ...] | None
-    parameters: int
-    activation_elements: int | None
-    bytes_at_peak: int | None = None
-    bytes: int | None = None
-    trainable_parameters: int
-    activation_bytes: int | None
-    weight_bytes: int
-    dtype: str | None
-    uses: int
-    kind: str
-    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kerasmem import checks
-from kerasmem.devices.catalogue import DeviceTarget, resolve_device
-from kerasmem.devices.live import list_devices
+from kerasmem.devices.catalogue import DeviceTarget, available_bytes, resolve_device
+from kerasmem.devices.host import host_memory
+from kerasmem.devices.live import list_devices, read_machine
 from kerasmem.errors import UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.cache import cached_estimate
 from kerasmem.estimation.facade import estimate
-from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT
-from kerasmem.estimation.probe.verifying import DEFAULT_STEPS, room_here, try_batch
+from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
 from kerasmem.estimation.search import MOST_EVALUATIONS, TOLERANCE, Found, SearchResult, search
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS
@@ -27,6 +27,7 @@ from kerasmem.models.variation import reshaping
 BATCH = "batch_size"
 _GUESSES = {BATCH: 32}
 _OTHER_GUESS = 8
+DEFAULT_STEPS = 3  # that are run to verify a size
 
 Ask = Callable[[int, str], MemoryReport]
 
@@ -92,47 +93,22 @@ def max_batch_size(
         6244
     """
     target = _with_margin(resolve_device(str(device)), margin)
-    sizes, tries = _Sizes(minimum, maximum, step), _Tries(samples, steps, timeout)
+    sizes: dict[str, Any] = {"minimum": minimum, "maximum": maximum, "step": step}
+    for name, size in {**sizes, "samples": samples, "steps": steps}.items():
+        if size is not None or name not in ("maximum", "samples"):
+            checks.whole(name, size)
+    if not checks.number("timeout", timeout) > 0:
+        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
     if verify and vary != BATCH:
         raise UsageError(f"verify: real steps are run for the batch size only, not for {vary!r}")
     asked = _Asked(_asker(model, vary, batch_size, str(device), cache, options), vary, method)
     found = search(
-        asked.need, target.available_bytes, minimum=minimum, maximum=maximum, step=step,
-        guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1, tolerance=0 if exact else TOLERANCE,
+        asked.need, target.available_bytes, **sizes, guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1,
+        tolerance=0 if exact else TOLERANCE,
     )  # fmt: skip
-    trials = _verified(model, target, found, sizes, tries, options) if verify else None
-    return _result(asked, target, found, maximum, trials)
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """The sizes that are asked for: minimum, minimum + step, … up to the maximum."""
-
-    minimum: int
-    maximum: int | None
-    step: int
-
-    def __post_init__(self) -> None:
-        checks.whole("minimum", self.minimum)
-        checks.whole("step", self.step)
-        if self.maximum is not None:
-            checks.whole("maximum", self.maximum)
-
-
-@dataclass(frozen=True)
-class _Tries:
-    """How real steps are run at one size: samples of the data, training steps, seconds."""
-
-    samples: int | None
-    steps: int
-    timeout: float
-
-    def __post_init__(self) -> None:
-        if self.samples is not None:
-            checks.whole("samples", self.samples)
-        checks.whole("steps", self.steps)
-        if not checks.number("timeout", self.timeout) > 0:
-            raise UsageError(f"timeout {self.timeout!r}: give seconds, more than 0")
+    tries = {"steps": steps, "samples": samples, "timeout": timeout}
+    verified = _verified(model, target, found, sizes, options, **tries) if verify else None
+    return _result(asked, target, found, maximum, verified)
 
 
 class _Asked:
@@ -242,20 +218,37 @@ def _with_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
     return replace(target, available_bytes=available, note=f"{target.note}; {note}" if target.note else note)
 
 
+def room_here() -> tuple[int, str]:
+    """Return the bytes that TensorFlow can have on this machine now, and where: its first GPU, or else the host."""
+    for device in read_machine().devices:
+        if device.cuda_index == 0 and device.free_bytes is not None:
+            major, _, minor = (device.compute_capability or "").partition(".")
+            capability = (int(major), int(minor)) if major and minor else None
+            return available_bytes(device.free_bytes, capability), device.name or "GPU:0"
+    return host_memory().available_bytes, "this machine's memory"
+
+
 def _verified(
-    model: Any, target: DeviceTarget, found: Found, sizes: _Sizes, tries: _Tries, options: Mapping[str, Any]
+    model: Any,
+    target: DeviceTarget,
+    found: Found,
+    sizes: dict[str, Any],
+    options: Mapping[str, Any],
+    *,
+    samples: Any,
+    **tries: Any,
 ) -> tuple[int | None, tuple[Trial, ...]]:
     """Run real steps around what the estimator found."""
     several = ("replicas", "parallel", "shard_optimizer", "layout")  # a step runs here as on one of them
     own = {name: value for name, value in options.items() if name not in (*several, "device")}
-    with request_for(model, batch_size=sizes.minimum, **own) as request:
+    first = sizes["minimum"] if found.largest is None else found.largest
+    with request_for(model, batch_size=sizes["minimum"], **own) as request:
 
         def try_size(size: int) -> Trial:
-            last = tries.samples % size if tries.samples is not None else size // 2
-            return try_batch(request, size, target.available_bytes, steps=tries.steps, last=last, timeout=tries.timeout)
+            last = samples % size if samples is not None else size // 2
+            return try_batch(request, size, target.available_bytes, last=last, **tries)
 
-        first = sizes.minimum if found.largest is None else found.largest
-        return largest_that_ran(try_size, first=first, fails_from=found.fails_from, **vars(sizes))
+        return largest_that_ran(try_size, first=first, fails_from=found.fails_from, **sizes)
 
 
 def _trial_notes(found: Found, largest: int | None, trials: tuple[Trial, ...]) -> Iterator[str]:

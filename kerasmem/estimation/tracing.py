@@ -14,7 +14,7 @@ from kerasmem.estimation.layers import Inferred, infer_layers
 from kerasmem.estimation.parallel.parallelism import Parallelism
 from kerasmem.estimation.report import Formula, LayerMemory
 from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
-from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, open_model
+from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel, open_model
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.training import TrainingSettings, optimizer_slot_bytes, with_replaced
 from kerasmem.processes.guarding import note_stage
@@ -23,23 +23,13 @@ LARGEST_TRACED_BATCH = 1024
 
 
 @dataclass(frozen=True)
-class OpenedStep:
-    """A model that was opened, and how it is trained.
+class OpenedStep(OpenedModel):
+    """A model that was opened, and how it is trained: as the arguments say in place of the model's own settings.
 
     Attributes:
-        model: the Keras model.
-        name: its name.
-        source: where it came from, for messages and the report.
-        training: optimizer, loss and metrics, those of the arguments in place of the model's own.
-        notes: what opening it showed.
         only_formula: why no method can look at its step; None where they can.
     """
 
-    model: Any
-    name: str
-    source: str
-    training: TrainingSettings
-    notes: tuple[str, ...]
     only_formula: str | None = None
 
 
@@ -115,7 +105,7 @@ def open_step(arguments: EstimateArguments) -> Iterator[OpenedStep]:
             reason = str(error)
             found = stack.enter_context(open_model(arguments.model, **arguments.opening()))
         training = with_replaced(found.training, arguments.optimizer, arguments.loss)
-        yield OpenedStep(found.model, found.name, found.source, training, tuple(found.notes), reason)
+        yield OpenedStep(**{**vars(found), "training": training}, only_formula=reason)
 
 
 def trace_shapes(arguments: EstimateArguments, opened: OpenedStep, split: Parallelism | None) -> TracedShapes:

@@ -17,11 +17,19 @@ def verdict(need: Bytes, available_bytes: int) -> str:
         >>> verdict(Bytes(10, 8, 12, *[None] * 7), 11)
         'too close to call'
     """
-    low = need.total if need.low is None else need.low
-    if low > available_bytes:
+    return judge(*interval(need), available_bytes)
+
+
+def interval(need: Bytes) -> tuple[int, int | None]:
+    """Return the least and the most that a step takes: its total where a method claims no interval."""
+    return (need.total, need.total) if need.low is None else (need.low, need.high)
+
+
+def judge(low: int, high: int | None, limit: int) -> str:
+    """Return the verdict on an interval."""
+    if low > limit:
         return DOES_NOT_FIT
-    high = need.high if need.low is not None else need.total
-    return FITS if high is not None and high <= available_bytes else TOO_CLOSE
+    return FITS if high is not None and high <= limit else TOO_CLOSE
 
 
 def device_verdict(device: DeviceTarget | DeviceVerdict, need: Bytes) -> DeviceVerdict:

@@ -11,9 +11,9 @@ from typing import Any
 
 from kerasmem.compat import xla
 from kerasmem.errors import KerasmemError
+from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.graph.heap import Heap, make_variables
-from kerasmem.estimation.outcome import SPREAD, Outcome
-from kerasmem.estimation.replay import smallest_limit
+from kerasmem.estimation.outcome import SPREAD, Outcome, Shares
 from kerasmem.estimation.report import Pool
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.models.step import TracedStep
@@ -183,27 +183,20 @@ def outcome(
     allocator = heap.allocator
     total = allocator.peak
     limit = smallest_limit(heap.requests(), descending=True)
-    categories = dict.fromkeys(("weights", "optimizer", "gradients", "activations", "inputs", "workspace"), 0)
-    layers: dict[str, int] = {}
+    shares = Shares()
     for number, variable in enumerate(variables):
-        categories["optimizer" if variable.kind == "optimizer" else "weights"] += variable.bytes
-        if number in layer_of:
-            layers[layer_of[number]] = layers.get(layer_of[number], 0) + variable.bytes
-    categories["inputs"] = sum(batch)
-    known = 0
+        shares.add(variable.bytes, "optimizer" if variable.kind == "optimizer" else "weights", layer_of.get(number))
+    shares.add(sum(batch), "inputs")
+    requested = sum(shares.categories.values()) + plan.requested
     for size, name in plan.live:
         origin = attribution.origin(name)
-        categories[CATEGORIES[origin.phase]] += size
-        known += size
-        if origin.layer is not None:
-            layers[origin.layer] = layers.get(origin.layer, 0) + size
-    requested = sum(categories.values()) - known + plan.requested
-    categories["workspace"] += plan.requested - known
-    categories["allocator"] = total - sum(categories.values())
+        shares.add(size, CATEGORIES[origin.phase], origin.layer)
+    shares.add(plan.requested - sum(size for size, _ in plan.live), "workspace")
+    shares.fill(total)
     return Outcome(
         "xla", "xla", total, int(total * (1 - SPREAD["xla"])), int(max(total, limit) * (1 + SPREAD["xla"])),
         Pool(requested, total, allocator.reserved, None, limit),
-        categories, layers,
+        shares.categories, shares.layers,
         None if plan.at is None else attribution.instant(plan.at),
         notes=(f"XLA's buffer assignment for this machine's CPU asks for {plan.requested:,} B in a step",),
     )  # fmt: skip

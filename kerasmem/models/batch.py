@@ -20,8 +20,12 @@ def pack_inputs(structure: Any, flat: list[Any]) -> Any:
 
 def output_spec(model: Any, structure: Any, flat: list[Any]) -> Any:
     """Return what the model puts out for inputs of these shapes (Keras tensors), without computing it."""
-    if (known := _declared_outputs(model, flat)) is not None:
-        return known
+    known = _declared_outputs(model, flat)
+    return called_on(model, structure, flat) if known is None else known
+
+
+def called_on(model: Any, structure: Any, flat: list[Any]) -> Any:
+    """Return what a call of the model on inputs of these shapes puts out; every layer inside is called."""
 
     def call(*tensors: Any) -> Any:
         packed = pack_inputs(structure, list(tensors))

@@ -38,7 +38,7 @@ def run(call: BinaryIO, answer: BinaryIO, settings: Mapping[str, Any]) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     try:
-        _limit(settings["device_bytes"])
+        prepare_devices(settings["device_bytes"])
         function, arguments, named = pickle.load(call)
         found = {"value": function(*arguments, **named)}
         found.update(_peak())
@@ -49,8 +49,8 @@ def run(call: BinaryIO, answer: BinaryIO, settings: Mapping[str, Any]) -> None:
     answer.flush()
 
 
-def _limit(device_bytes: int | None) -> None:
-    """Have TensorFlow count what it hands out, and hand out no more than the limit."""
+def prepare_devices(device_bytes: int | None) -> None:
+    """Have TensorFlow count what it hands out, and hand out no more than the limit; before its devices are started."""
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # several processes may share a card
     if device_bytes is None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from kerasmem.devices.recording import AllocatorEvent
+from kerasmem.models.facts import ModelFacts
 from kerasmem.profiling.naming import NOT_KNOWN, UNNAMED, Named, Namer
-from kerasmem.profiling.replaying import Chunk, KnownTensor, replay_step, thin
+from kerasmem.profiling.replaying import Chunk, Replayed, thin
 from kerasmem.profiling.results import (
     LiveChunk,
     PeakBytes,
     ProfiledLayer,
-    ProfiledModel,
     ProfileSettings,
     Share,
     StepProfile,
@@ -22,39 +21,12 @@ from kerasmem.profiling.results import (
 
 WASTE = "waste in chunks"
 MOST_LIVE = 200
-_CPU, _GPU = "bfc_cpu_allocator_for_gpu", "GPU_"
-
-
-@dataclass(frozen=True)
-class RecordedStep:
-    """One recorded step.
-
-    Attributes:
-        events: of the step, of one allocator.
-        earlier: what was recorded before it.
-        before: what lay where when it began.
-        after: what lay where when it had ended.
-        is_complete: the recording begins with the process.
-    """
-
-    events: tuple[AllocatorEvent, ...]
-    earlier: tuple[AllocatorEvent, ...] = ()
-    before: tuple[KnownTensor, ...] = ()
-    after: tuple[KnownTensor, ...] = ()
-    is_complete: bool = False
-
-
-def of_device(events: Sequence[AllocatorEvent], device: str) -> tuple[AllocatorEvent, ...]:
-    """Return the events of the allocator of a device ("CPU:0", "GPU:0")."""
-    kind, _, number = device.partition(":")
-    name = f"{_GPU}{number}_bfc" if kind == "GPU" else _CPU
-    return tuple(event for event in events if event.allocator == name)
 
 
 def assemble(
-    recorded: RecordedStep,
+    replayed: Replayed,
     namer: Namer,
-    model: ProfiledModel,
+    model: ModelFacts,
     settings: ProfileSettings,
     rows: Sequence[ProfiledLayer],
     *,
@@ -67,7 +39,7 @@ def assemble(
     """Return the profile of a recorded step.
 
     Args:
-        recorded: the step.
+        replayed: the step.
         namer: names its chunks.
         model: what is known of the model.
         settings: how the step was run.
@@ -78,9 +50,6 @@ def assemble(
         unmodelled: what could not be seen.
         formula: the hand formula, where it is known.
     """
-    replayed = replay_step(
-        recorded.events, recorded.earlier, recorded.before, recorded.after, is_complete=recorded.is_complete
-    )
     named = [(chunk, list(namer.name(chunk))) for chunk in replayed.live]
     categories: Counter[str] = Counter({UNNAMED: replayed.unknown})
     shares: Counter[str] = Counter({NOT_KNOWN: replayed.unknown})
@@ -116,7 +85,7 @@ def assemble(
         before=replayed.begin,
         requested=requested,
         reserved=reserved,
-        events=len(recorded.events),
+        events=len(replayed.points) - 1,
         notes=tuple(notes),
         unmodelled=tuple(unmodelled),
         formula=formula,

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import math
 import re
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
-from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, read_recording
+from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, of_device, read_recording, start_recording
 from kerasmem.errors import KerasmemError
+from kerasmem.models.facts import ModelFacts
 from kerasmem.models.op_names import Attribution, outside_scopes
 from kerasmem.models.op_scopes import NotedScopes, is_container, own_variables, scopes_noted
 from kerasmem.models.sizes import variable_bytes
-from kerasmem.profiling.assembling import RecordedStep, assemble, of_device
+from kerasmem.models.training import training_of_model
+from kerasmem.profiling.assembling import assemble
 from kerasmem.profiling.known_tensors import optimizers_of, tensors_of_model, tensors_of_python
 from kerasmem.profiling.naming import Namer
-from kerasmem.profiling.replaying import KnownTensor
-from kerasmem.profiling.results import ProfiledLayer, ProfiledModel, ProfileSettings, StepProfile
+from kerasmem.profiling.replaying import KnownTensor, replay_step
+from kerasmem.profiling.results import ProfiledLayer, ProfileSettings, StepProfile
 
 _MARK = "kerasmem-profiled-batch"
 _NOTHING = (
@@ -61,14 +65,11 @@ class StepRecorder:
         Raises:
             ProfilingError: TensorFlow's profiler cannot be started, as another one runs.
         """
-        import tensorflow as tf
-
         if self._folder is not None:
             return
         self._folder = tempfile.TemporaryDirectory(prefix="kerasmem-profile-")
-        options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
         try:
-            tf.profiler.experimental.start(self._folder.name, options=options)
+            start_recording(self._folder.name)
         except Exception as error:
             self._forget()
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
@@ -155,16 +156,16 @@ class StepRecorder:
         if not rows:
             why = "their calls were not seen: the step was traced before the profiler watched, or runs eagerly"
             unmodelled.append({"what": "layers", "why": why, "bytes": None})
+        training = training_of_model(model)
         execution = "none" if getattr(model, "run_eagerly", False) else "xla" if is_xla else "graph"
         return assemble(
-            RecordedStep(events, earlier, tuple(self._before), tuple(after)),
+            replay_step(events, earlier, self._before, after),
             Namer(attribution, outside=outside, pipeline_steps=pipeline, is_xla=is_xla),
-            ProfiledModel(
-                model.name, "", len(rows), sum(_elements(each) for each in model.weights),
-                sum(_elements(each) for each in model.trainable_weights),
+            ModelFacts(
+                model.name, "", len(rows), _elements(model.weights), _elements(model.trainable_weights)
             ),
             ProfileSettings(
-                _batch_size((*earlier, *events), pipeline), _optimizer_name(model), _loss_name(model),
+                _batch_size((*earlier, *events), pipeline), training.optimizer, training.loss,
                 model.dtype_policy.name, "train", execution, None,
             ),
             [_row(name, layer) for name, layer in rows.items()],
@@ -193,38 +194,20 @@ def _batch_size(events: tuple[AllocatorEvent, ...], pipeline: frozenset[int]) ->
 
 
 def _row(name: str, layer: Any) -> ProfiledLayer:
-    variables = own_variables(layer) if is_container(layer) else layer.variables
-    weights = list(variables)
+    weights = own_variables(layer) if is_container(layer) else layer.variables
     shape = None
     with contextlib.suppress(Exception):  # of a layer that is called in several places, or is no functional one
         shape = tuple(layer.output.shape)
     return ProfiledLayer(
-        name,
-        type(layer).__name__,
-        shape,
-        sum(_elements(each) for each in weights),
-        None,
-        0,
-        trainable_parameters=sum(_elements(each) for each in weights if each.trainable),
+        name=name,
+        class_name=type(layer).__name__,
+        output_shape=shape,
+        parameters=_elements(weights),
+        trainable_parameters=_elements(each for each in weights if each.trainable),
         weight_bytes=sum(variable_bytes(each) for each in weights),
         dtype=str(layer.compute_dtype),
     )
 
 
-def _elements(variable: Any) -> int:
-    count = 1
-    for size in variable.shape:
-        count *= size
-    return int(count)
-
-
-def _optimizer_name(model: Any) -> str | None:
-    optimizer = getattr(model, "optimizer", None)
-    return None if optimizer is None else type(optimizer).__name__.lower()
-
-
-def _loss_name(model: Any) -> str | None:
-    loss = getattr(model, "loss", None)
-    if loss is None or isinstance(loss, str):
-        return loss
-    return str(getattr(loss, "name", None) or getattr(loss, "__name__", None) or type(loss).__name__)
+def _elements(variables: Iterable[Any]) -> int:
+    return sum(math.prod(each.shape) for each in variables)

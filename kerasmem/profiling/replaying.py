@@ -165,11 +165,6 @@ def thin(points: Sequence[TimelinePoint], most: int = MOST_POINTS) -> tuple[Time
     return tuple(points[index] for index in sorted(kept))
 
 
-def peak_of(step: Sequence[AllocatorEvent], earlier: Sequence[AllocatorEvent] = ()) -> int:
-    """Return the most bytes in use in a step."""
-    return max([_in_use_before(step, earlier), *(event.in_use for event in step)])
-
-
 def _chunk(event: AllocatorEvent, is_new: bool = False) -> Chunk:
     return Chunk(event.requested, event.allocated, event.op, event.region, event.shape, is_new, event.step, True)
 

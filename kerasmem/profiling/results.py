@@ -6,21 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from kerasmem.models.facts import Bytes, LayerMemory, ModelFacts
 from kerasmem.models.op_names import Instant
 from kerasmem.records import Record
 
 METHOD = "profile"
-
-
-@dataclass(frozen=True)
-class ProfiledModel:
-    """The model: name, where it came from ("" for a live one), layers and parameters (counts)."""
-
-    name: str
-    source: str
-    layers: int
-    parameters: int
-    trainable_parameters: int
 
 
 @dataclass(frozen=True)
@@ -38,7 +28,7 @@ class ProfileSettings:
 
 
 @dataclass(frozen=True)
-class PeakBytes:
+class PeakBytes(Bytes):
     """The peak in bytes and what it is made of; the categories and `unnamed` add up to `total`.
 
     Attributes:
@@ -55,60 +45,24 @@ class PeakBytes:
         unnamed: chunks of which nothing tells what they are for.
     """
 
-    total: int
-    low: int | None
-    high: int | None
-    weights: int
-    optimizer: int
-    gradients: int
-    activations: int
-    inputs: int
-    workspace: int
-    allocator: int
     unnamed: int = 0
 
-    CATEGORIES: ClassVar[tuple[str, ...]] = (
-        "weights", "optimizer", "gradients", "activations", "inputs", "workspace", "allocator", "unnamed",
-    )  # fmt: skip
+    CATEGORIES: ClassVar[tuple[str, ...]] = (*Bytes.CATEGORIES, "unnamed")
 
 
-@dataclass(frozen=True)
-class ProfiledLayer:
+@dataclass(frozen=True, kw_only=True)
+class ProfiledLayer(LayerMemory):
     """One layer: what an estimate says of it as far as it is known, and what it held at the peak.
 
     Attributes:
-        name: the path of names through nested models, joined by "/".
-        class_name: the layer's class ("class" in JSON).
-        output_shape: of its first output, None for the batch; None where it is not known.
-        parameters: numbers in its weights.
-        activation_elements: output elements for one sample; None if unknown.
         bytes_at_peak: what was asked for on its behalf, and live at the peak.
-        parts: the same by category.
         bytes: the same again, as estimates have it.
-        trainable_parameters: those of its parameters that are trained.
-        activation_bytes: output bytes for one sample; None if unknown.
-        weight_bytes: its weights in bytes.
-        dtype: of its first output.
-        uses: how often the model calls it.
-        kind: "input", "layer" or "view".
-        inputs: the names of the layers whose outputs it takes, as far as known.
+        parts: the same by category.
     """
 
-    name: str
-    class_name: str = field(metadata={"json": "class"})
-    output_shape: tuple[int | None, ...] | None
-    parameters: int
-    activation_elements: int | None
-    bytes_at_peak: int
-    parts: Mapping[str, int] = field(default_factory=dict)
+    bytes_at_peak: int = 0
     bytes: int = 0
-    trainable_parameters: int = 0
-    activation_bytes: int | None = None
-    weight_bytes: int = 0
-    dtype: str | None = None
-    uses: int = 1
-    kind: str = "layer"
-    inputs: tuple[str, ...] = ()
+    parts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -175,7 +129,7 @@ class StepProfile(Record, what="profile", version=1, also=("measured", "pool")):
         formula: the hand formula, as an estimate has it; None where the layers' outputs were not inferred.
     """
 
-    model: ProfiledModel
+    model: ModelFacts
     settings: ProfileSettings
     bytes: PeakBytes
     layers: tuple[ProfiledLayer, ...]

@@ -15,7 +15,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.estimation.report import ModelFacts
-from kerasmem.profiling.results import ProfiledModel
 from kerasmem.rendering.escape import printable
 from kerasmem.units import format_size
 
@@ -73,7 +72,7 @@ def fact_list(facts: Iterable[tuple[str, str]], style: str = "bold") -> Table:
     return grid
 
 
-def model_heading(model: ModelFacts | ProfiledModel, settings: str) -> Text:
+def model_heading(model: ModelFacts, settings: str) -> Text:
     """Return the model's name, where it came from, and how it is trained."""
     title = Text(printable(model.name, 60), style="bold")
     if model.source and model.source != model.name:

@@ -120,7 +120,7 @@ def train_jax(task: dict[str, Any]) -> dict[str, Any]:
     distribution, n = keras.distribution, task["n"]
     distribution.initialize(f"127.0.0.1:{task['ports'][0]}", n, task["index"])
     devices = distribution.list_devices()
-    from kerasmem.estimation.parallel.placement import by_rule, first_divisible
+    from kerasmem.estimation.parallel.parallelism import by_rule, first_divisible
 
     keras.utils.set_random_seed(0)
     if task["kind"] == "model":

@@ -77,18 +77,19 @@ def row(name: str, optimizer: str, jit: bool, target: int, repeats: int, steps: 
     }
     begin = time.monotonic()
     try:
-        said = probe(request)
+        probed = probe(request)
     except KerasmemError as error:
         return {**found, "refused": str(error).replace(f"{Path(__file__).resolve().parent}/", "")}
+    said = probed.outcome
     return {
         **found,
-        "points": said.points,
+        "points": probed.points,
         "total": said.total,
         "low": said.low,
         "high": said.high,
-        "requested": said.requested,
-        "reserved": said.reserved,
-        "smallest_limit": said.smallest_limit,
+        "requested": said.pool.requested,
+        "reserved": said.pool.reserved,
+        "smallest_limit": said.pool.smallest_limit,
         "error_percent": round(100 * (said.total / measured - 1), 2),
         "covered": said.low <= measured <= said.high,
         "seconds": round(time.monotonic() - begin, 1),

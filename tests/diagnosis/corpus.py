@@ -94,6 +94,21 @@ Peak buffers:
 
 # name, text, what has to be found: fields of the JSON; "layer" and so on default to "not checked"
 POSITIVE = [
+    (
+        "copy between devices of a worker",
+        "tensorflow.python.framework.errors_impl.ResourceExhaustedError: SameWorkerRecvDone unable to allocate output tensor. Key: /job:worker/replica:0/task:0/device:CPU:0;1f2e3d4c;/job:worker/replica:0/task:0/device:GPU:2;edge_7_input;0:0",
+        {"family": "tensorflow", "device": "GPU:2"},
+    ),
+    (
+        "the allocator's statistics alone",
+        "\n".join(bfc_dump("GPU_0_bfc", 10 * G, 9 * G, pool=10 * G).splitlines()[-6:]),
+        {"family": "tensorflow", "limit_bytes": 10 * G, "in_use_bytes": 9 * G},
+    ),
+    (
+        "words that nobody knows",
+        "tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{function_node train_step}} new words [Op:MatMul]",
+        {"family": "tensorflow"},
+    ),
     # TensorFlow
     (
         "tf op",
@@ -475,6 +490,16 @@ POSITIVE = [
         "cupy",
         "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 4294967296 bytes (allocated so far: 900 bytes).",
         {"family": "cuda", "requested_bytes": 4 * G},
+    ),
+    (
+        "cupy, commas",
+        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated so far: 1,024 bytes).",
+        {"family": "cuda", "requested_bytes": 8 * G},
+    ),
+    (
+        "mxnet",
+        "mxnet.base.MXNetError: [10:11:12] src/storage/./pooled_storage_manager.h:161: cudaMalloc retry failed: out of memory",
+        {"family": "cuda", "device": "GPU"},
     ),
     ("cuda driver", "CUDA_ERROR_OUT_OF_MEMORY: out of memory", {"family": "cuda"}),
     # host

@@ -9,7 +9,7 @@ import pytest
 
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
-from kerasmem.estimation import choice, methods
+from kerasmem.estimation import choice
 from kerasmem.estimation.arguments import EstimateArguments
 from kerasmem.estimation.facade import estimate, estimated
 from kerasmem.estimation.outcome import Outcome
@@ -158,7 +158,7 @@ def test_the_report_says_which_method_answered(monkeypatch):
     assert estimate(small).settings.method == "graph"
     report = estimate(small, jit_compile=True)
     assert (report.settings.method, report.settings.execution) == ("xla", "xla")
-    monkeypatch.setattr(methods, "step_outcome", refuse)
+    monkeypatch.setattr(choice, "step_outcome", refuse)
     monkeypatch.setattr(choice, "PROBED_SHARE", 0)
     report = estimate(small)
     assert (report.settings.method, report.settings.execution) == ("formula", "none")
@@ -170,7 +170,7 @@ def test_the_report_says_which_method_answered(monkeypatch):
 
 def test_what_failed_is_a_value(monkeypatch):
     assert estimated(EstimateArguments(small)).failed == ()
-    monkeypatch.setattr(methods, "step_outcome", refuse)
+    monkeypatch.setattr(choice, "step_outcome", refuse)
     monkeypatch.setattr(choice, "PROBED_SHARE", 0)
     assert estimated(EstimateArguments(small)).failed == ("graph",)
     assert estimated(EstimateArguments(small, device="t4")).failed[-2:] == ("xla", "graph")
@@ -182,7 +182,7 @@ def refuse(*arguments, **options):
 
 def test_figures_of_a_method_are_the_reports(monkeypatch):
     found = replace(outcome("graph"), layers={"dense": 60}, categories={"weights": 70, "allocator": 30})
-    monkeypatch.setattr(methods, "step_outcome", lambda *arguments, **options: found)
+    monkeypatch.setattr(choice, "step_outcome", lambda *arguments, **options: found)
     report = estimate(lambda: keras.Sequential([keras.Input((3,)), layers.Dense(2, name="dense")]))
     assert (report.bytes.total, report.bytes.low, report.bytes.high) == (100, 90, 120)
     assert (report.bytes.weights, report.bytes.allocator, report.bytes.optimizer) == (70, 30, None)

@@ -7,11 +7,10 @@ from recordings import check_complete
 
 from kerasmem.devices.recording import ALLOCATE, DEALLOCATE, AllocatorEvent, Mark
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.allocator import FREE, BFCAllocator, replay
 from kerasmem.estimation.probe.fitting import BATCH, FIRST, SETUP, STEP, fit_recording, replay_fit, split_recording
 from kerasmem.estimation.probe.probing import _check, default_batch_sizes, probe
 from kerasmem.estimation.probe.running import Answer, Run
-from kerasmem.estimation.replay import FREE, replay
 from kerasmem.models.request import ModelRequest
 
 # (operation, bytes whatever the batch, bytes a sample)

@@ -12,8 +12,14 @@ from kerasmem.devices.gpu_specs import OLDEST_CAPABILITY, capability_specs, card
 from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.estimation.compiled import hlo
 from kerasmem.estimation.gpu_target import plan, targets, worker
-from kerasmem.estimation.gpu_target.need import WORKSPACE_LIMIT, gpu_need, workspace_interval
-from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, gpu_target_plan
+from kerasmem.estimation.gpu_target.plan import (
+    WORKSPACE_LIMIT,
+    GpuPlan,
+    Variant,
+    gpu_target_outcome,
+    gpu_target_plan,
+    workspace_bytes,
+)
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import ChildFailure
 from kerasmem.units import GIB, MIB
@@ -155,41 +161,48 @@ def test_recomputation_is_seen():
 # Arithmetic
 
 
+def variant(limited, triton, argument, output, alias, temp, **options):
+    sizes = {"argument": argument, "output": output, "alias": alias, "temp": temp}
+    return Variant(limited=limited, triton=triton, **sizes, **options)
+
+
 def made(variants, **options):
-    return GpuPlan("a100-80", A100.memory_bytes, tuple(variants), {"trainable": (40, 60), "inputs": (7,)}, **options)
+    sizes = {"memory_bytes": A100.memory_bytes, "arguments": {"trainable": (40, 60), "inputs": (7,)}}
+    return GpuPlan(card="a100-80", variants=tuple(variants), **sizes, **options)
 
 
 def test_the_total_is_the_plan_that_xla_makes_by_itself():
-    need = gpu_need(made([Variant(True, True, 100, 90, 80, 1000), Variant(True, False, 100, 90, 80, 900)]))
-    assert (need.total, need.low, need.high) == (1110, 1010, 1110)
-    assert need.intervals == ()
-    assert {each.what: each.bytes for each in need.unmodelled} == {
-        "CUDA context and libraries": None, "autotuning": None, "prefetched batches": 7, "allocator": None,
+    found = gpu_target_outcome(made([variant(True, True, 100, 90, 80, 1000), variant(True, False, 100, 90, 80, 900)]))
+    # three arguments, what is returned and the rest, each rounded up to 256
+    assert (found.pool.requested, found.total, found.low, found.high) == (1110, 4 * 256 + 1024, 1010, 4 * 256 + 1024)
+    assert {each.what: each.bytes for each in found.unmodelled} == {
+        "CUDA context and libraries": None, "autotuning": None, "prefetched batches": 7,
     }  # fmt: skip
+    assert not any("workspace" in note for note in found.notes)
 
 
 def test_the_workspace_of_the_largest_convolution_widens_the_interval_upwards():
-    plan = made([Variant(True, True, 0, 0, 0, 1000)], convolutions=((300, "small"), (500, "large")))
-    need = gpu_need(plan)
-    assert (need.total, need.low, need.high) == (1000, 1000, 1500)
-    assert "large" in need.intervals[0].why
-    assert workspace_interval(made([], convolutions=((9 * GIB, "huge"),))).high == WORKSPACE_LIMIT
+    plan = made([variant(True, True, 0, 0, 0, 1000)], convolutions=((300, "small"), (500, "large")))
+    found = gpu_target_outcome(plan)
+    assert (found.total, found.low, found.high) == (3 * 256 + 1024, 1000, 3 * 256 + 1024 + 500)
+    assert "large" in found.notes[-1]
+    assert workspace_bytes(made([], convolutions=((9 * GIB, "huge"),))) == WORKSPACE_LIMIT
 
 
 def test_the_allocator_is_asked_for_each_variant():
-    variants = [Variant(True, True, 0, 0, 0, 1000), Variant(True, False, 0, 0, 0, 2000)]
-    need = gpu_need(made(variants), allocator_bytes=lambda each: each.temp // 10)
-    assert (need.total, need.low, need.high) == (1100, 1000, 2200)  # the waste may be nothing
-    assert "allocator" not in [each.what for each in need.unmodelled]
+    found = gpu_target_outcome(made([variant(True, True, 0, 0, 0, 1000), variant(True, False, 0, 0, 0, 2000)]))
+    assert (found.total, found.low, found.high) == (3 * 256 + 1024, 1000, 3 * 256 + 2048)  # the waste may be nothing
+    assert "allocator" not in [each.what for each in found.unmodelled]
 
 
 def test_recomputation_is_said_with_what_it_saves():
-    squeezed = Variant(True, True, 0, 0, 0, 1000, recomputed=True)
-    need = gpu_need(made([squeezed, Variant(False, True, 0, 0, 0, 1500)], notes=("assumed",)))
-    assert (need.total, need.high) == (1000, 1500)
-    assert any("recomputes" in note and "1,500 B" in note for note in need.notes)
-    assert need.notes[-1] == "assumed"
-    assert not any("recomputes" in note for note in gpu_need(made([Variant(True, True, 0, 0, 0, 1)])).notes)
+    squeezed = variant(True, True, 0, 0, 0, 1000, recomputed=True)
+    found = gpu_target_outcome(made([squeezed, variant(False, True, 0, 0, 0, 1500)], notes=("assumed",)))
+    assert (found.pool.requested, found.high) == (1000, 3 * 256 + 1536)
+    assert any("recomputes" in note and "1,500 B" in note for note in found.notes)
+    assert found.notes[-1] == "assumed"
+    plain = gpu_target_outcome(made([variant(True, True, 0, 0, 0, 1)]))
+    assert not any("recomputes" in note for note in plain.notes)
 
 
 # The parent
@@ -358,8 +371,8 @@ def test_a_convolution_is_found_and_named(planned):
     found = planned("convolution", batch=8)
     assert any("edges" in operation for _, operation in found.convolutions)
     assert any(each.layer == "edges" for each in found.live)
-    need = gpu_need(found)
-    assert need.high > need.plan_high
+    need = gpu_target_outcome(found)
+    assert need.high >= need.total + workspace_bytes(found) > need.total
 
 
 @needs_jax

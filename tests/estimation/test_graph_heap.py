@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kerasmem.estimation.allocator import FREE
 from kerasmem.estimation.graph.heap import HANDLE_BYTES, Heap, make_variables
 from kerasmem.estimation.graph.program import Variable
-from kerasmem.estimation.replay import FREE
 
 
 def variable(size, kind="weights", initial="random", dtype="float32"):

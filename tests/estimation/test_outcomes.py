@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 
 from kerasmem.devices.catalogue import find_card
+from kerasmem.devices.recording import ALLOCATE, AllocatorEvent
 from kerasmem.estimation.compiled.hlo import LiveBuffer
 from kerasmem.estimation.compiled.planned import instant_of
-from kerasmem.estimation.gpu_target import need
-from kerasmem.estimation.gpu_target.need import gpu_target_outcome
-from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant
+from kerasmem.estimation.gpu_target.plan import GpuPlan, Variant, gpu_target_outcome
 from kerasmem.estimation.probe import probing
-from kerasmem.estimation.probe.probing import ProbeResult, probe_outcome
+from kerasmem.estimation.probe.fitting import Fit, Replayed
+from kerasmem.estimation.probe.probing import probe
+from kerasmem.estimation.probe.running import Answer, Run
 from kerasmem.models.request import ModelRequest
 from kerasmem.units import MIB
 
 T4 = find_card("t4")
-REQUEST = ModelRequest("m.keras")
+EVENT = AllocatorEvent(1, ALLOCATE, "bfc_cpu_allocator_for_gpu", 256, 256, 256, 256, 256)
 ARGUMENTS = {
     "trainable": (4 * MIB, 2 * MIB), "non_trainable": (1024,), "optimizer": (4 * MIB, 2 * MIB, 8),
     "metrics": (4, 4), "inputs": (3 * MIB,),
@@ -36,21 +37,20 @@ WEIGHTS = {"trainable": [(4 * MIB, "conv"), (2 * MIB, "attention")], "non_traina
 
 
 def variant(temp, triton=False):
-    return Variant(True, triton, argument=GIVEN, output=STATE, alias=STATE, temp=temp)
+    return Variant(limited=True, triton=triton, argument=GIVEN, output=STATE, alias=STATE, temp=temp)
 
 
 def made(variants=None, **options):
     found = {"live": LIVE, "instant": INSTANT, "arguments": ARGUMENTS, **options}
-    return GpuPlan("t4", T4.memory_bytes, variants or (variant(36 * MIB),), **found)
+    return GpuPlan(card="t4", memory_bytes=T4.memory_bytes, variants=variants or (variant(36 * MIB),), **found)
 
 
 @pytest.fixture
-def planned(monkeypatch):
+def planned():
     """Return the outcome of a plan."""
 
     def outcome(plan, rows=ROWS, weights=WEIGHTS):
-        monkeypatch.setattr(need, "gpu_target_plan", lambda request, card: plan)
-        return gpu_target_outcome(REQUEST, T4, rows, weights)
+        return gpu_target_outcome(plan, rows, weights)
 
     return outcome
 
@@ -109,47 +109,53 @@ class TestGpuTarget:
 
     def test_inference_returns_more_than_it_is_lent(self, planned):
         arguments = {"trainable": (4 * MIB,), "inputs": (MIB,)}
-        forward = Variant(True, False, argument=5 * MIB, output=2 * MIB, alias=0, temp=30 * MIB)
+        forward = Variant(limited=True, triton=False, argument=5 * MIB, output=2 * MIB, alias=0, temp=30 * MIB)
         found = planned(made((forward,), arguments=arguments), weights={})
         assert found.categories["optimizer"] == 0
         assert found.pool.requested == 37 * MIB
         assert sum(found.categories.values()) == found.total
 
 
-def probed(**options):
-    values = {
-        "requested": 90, "total": 100, "low": 95, "high": 110, "reserved": 200, "smallest_limit": 105,
-        "points": ((8, 20), (16, 30)), "device": "CPU:0", "execution": "graph", "weights": 30, "optimizer": 60,
-        "inputs": 5, "notes": ("run at 8 and 16",),
-    }  # fmt: skip
-    return ProbeResult(**{**values, **options})
+def answer(*batches, optimizer=60):
+    runs = tuple(Run(batch, 5 * batch, 0, 0, (95, 100, 110), 0.1) for batch in batches)
+    return Answer("CPU:0", "graph", 30, optimizer, ("assumed",), runs)
 
 
 class TestProbe:
     @pytest.fixture
     def outcome(self, monkeypatch):
-        def ask(found, is_fixed=False):
-            asked = {}
-            monkeypatch.setattr(probing, "probe", lambda request, is_fixed: asked.update(is_fixed=is_fixed) or found)
-            outcome = probe_outcome(REQUEST, is_fixed)
-            assert asked == {"is_fixed": is_fixed}
-            return outcome
+        """Return what a probe says of the batch of a request, by what the process and the replay found."""
+
+        def ask(answer, target, *, limit=105, **options):
+            replayed = Replayed((95, 100, 110), (80, 90, 100), 200, limit)
+            monkeypatch.setattr(probing, "run_steps", lambda request, runs, **_: answer)
+            monkeypatch.setattr(probing, "read_recording", lambda folder, marks: ((EVENT,), ()))
+            monkeypatch.setattr(probing, "fit_recording", lambda segments, sizes: Fit(24, (), (), (0,), 0, 0))
+            monkeypatch.setattr(probing, "replay_fit", lambda *_, **__: replayed)
+            return probe(ModelRequest("m.keras", batch_size=target), **options).outcome
 
         return ask
 
     def test_what_was_measured_is_passed_on(self, outcome):
-        found = outcome(probed(), is_fixed=True)
+        found = outcome(answer(512), 512, is_fixed=True)
         assert (found.method, found.execution) == ("probe", "graph")
         assert (found.total, found.low, found.high) == (100, 95, 110)
+        assert (found.pool.requested, found.pool.in_use, found.pool.reserved) == (None, 100, None)
+        assert found.categories == {"weights": 30, "inputs": 5 * 512, "optimizer": 60}
+        assert "small enough to be run itself: 3 steps" in found.notes[0] and found.notes[1] == "assumed"
+
+    def test_what_was_foretold_is_passed_on(self, outcome):
+        found = outcome(answer(24, 16, 8), 512)
+        assert (found.total, found.low, found.high) == (100, 91, 110)
         assert found.pool.smallest_limit == 105
         assert (found.pool.requested, found.pool.in_use, found.pool.reserved) == (90, 100, 200)
-        assert found.categories == {"weights": 30, "inputs": 5, "optimizer": 60}
-        assert found.notes == ("run at 8 and 16",)
+        assert found.categories == {"weights": 30, "inputs": 5 * 512, "optimizer": 60}
+        assert found.notes[0].startswith("run at batches 8 and 16 and 24 on CPU:0") and found.notes[1] == "assumed"
 
     def test_the_upper_end_is_never_below_the_limit_that_trains(self, outcome):
-        assert outcome(probed(smallest_limit=130)).high == 130
+        assert outcome(answer(24, 16, 8), 512, limit=130).high == 130
 
     def test_what_is_not_known_is_left_out(self, outcome):
-        found = outcome(probed(optimizer=None, smallest_limit=None, reserved=None))
+        found = outcome(answer(512, optimizer=None), 512, is_fixed=True)
         assert "optimizer" not in found.categories
         assert found.high == 110

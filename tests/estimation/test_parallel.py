@@ -9,13 +9,23 @@ from types import SimpleNamespace
 import pytest
 
 from kerasmem.errors import InputError, MissingExtraError, UsageError
-from kerasmem.estimation import methods
+from kerasmem.estimation import choice
 from kerasmem.estimation.arguments import EstimateArguments
+from kerasmem.estimation.compiled.hlo import Collective, collectives
 from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.parallel import plan as planning
-from kerasmem.estimation.parallel.collectives import Collective, collectives
-from kerasmem.estimation.parallel.parallelism import Parallelism, check_method, parallelism, parse_layout
-from kerasmem.estimation.parallel.placement import Placed, by_rule, not_divided, place, unused_layout, weight_of
+from kerasmem.estimation.parallel.parallelism import (
+    Parallelism,
+    Placed,
+    by_rule,
+    check_method,
+    not_divided,
+    parallelism,
+    parse_layout,
+    place,
+    unused_layout,
+    weight_of,
+)
 from kerasmem.estimation.parallel.plan import DevicePlan, device_outcome, device_plan
 from kerasmem.estimation.report import Pool
 from kerasmem.estimation.tracing import Step
@@ -85,11 +95,11 @@ def test_only_xla_knows_shards(asked):
 def test_a_method_that_looks_at_one_device_says_what_it_leaves_out(monkeypatch):
     found = Outcome("probe", "graph", 100, 90, 110, Pool(100, 100, None))
     asked = Parallelism(2)
-    monkeypatch.setattr(methods, "_on_one_device", lambda *arguments: found)
+    monkeypatch.setattr(choice, "_on_one_device", lambda *arguments: found)
 
     def ask(method, mode):
         shapes = SimpleNamespace(split=asked)
-        return methods.outcome_of(method, Step(EstimateArguments("m.keras", mode=mode), None, shapes), None)
+        return choice.outcome_of(method, Step(EstimateArguments("m.keras", mode=mode), None, shapes), None)
 
     assert [each.what for each in ask("probe", "train").unmodelled] == ["exchange of gradients"]
     assert ask("graph", "inference") == found

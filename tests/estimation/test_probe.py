@@ -20,20 +20,21 @@ MODELS = Path(__file__).parents[1] / "support" / "small_models.py"
 @pytest.mark.usefixtures("onednn_kernels")
 def test_a_probe_foretells_what_a_larger_batch_takes():
     request = ModelRequest(f"{MODELS}:convnet", batch_size=64)
-    said = probe(request, batch_sizes=(8, 16, 24), timeout=300)
+    probed = probe(request, batch_sizes=(8, 16, 24), timeout=300)
+    said = probed.outcome
     runs = [run_steps(request, [(64, 10)], timeout=300).runs[0] for _ in range(3)]
     run, peaks = runs[0], [peak for run in runs for peak in run.peaks]
     # a step takes one of four heights, 10 to 15 % apart, as its operations happen to overlap: the probe's is one of
     # them, or the next, and its interval has what is usual or lies within the steps' own
     assert 0.85 * min(peaks) <= said.total <= 1.15 * max(peaks)
     assert said.low <= 1.01 * max(peaks) and statistics.median(peaks) <= 1.01 * said.high
-    assert said.low <= said.total <= min(said.high, said.reserved)
-    assert said.requested <= said.high
-    assert said.smallest_limit >= said.requested
-    assert [batch for batch, _ in said.points] == [8, 16, 24]
-    assert said.inputs == run.inputs == 64 * (24 * 24 * 3 + 1) * 4
-    assert (said.device, said.execution) == ("CPU:0", "graph")
-    assert said.total > 2.2 * dict(said.points)[24]  # it is no copy of a point
+    assert said.low <= said.total <= min(said.high, said.pool.reserved)
+    assert said.pool.requested <= said.high
+    assert said.pool.smallest_limit >= said.pool.requested
+    assert [batch for batch, _ in probed.points] == [8, 16, 24]
+    assert said.categories["inputs"] == run.inputs == 64 * (24 * 24 * 3 + 1) * 4
+    assert (probed.answer.device, said.execution) == ("CPU:0", "graph")
+    assert said.total > 2.2 * dict(probed.points)[24]  # it is no copy of a point
 
 
 def test_memory_that_grows_with_the_square_of_the_batch_is_refused():
@@ -44,7 +45,7 @@ def test_memory_that_grows_with_the_square_of_the_batch_is_refused():
 @pytest.mark.slow
 def test_xla_is_foretold_to_a_few_percent():
     request = ModelRequest(f"{MODELS}:perceptron", batch_size=4096, jit_compile=True)
-    said = probe(request, batch_sizes=(512, 1024, 1536), timeout=300)
+    said = probe(request, batch_sizes=(512, 1024, 1536), timeout=300).outcome
     peaks = run_steps(request, [(4096, 3)], timeout=300).runs[0].peaks
     assert len(set(peaks)) == 1
     assert said.execution == "xla"
@@ -53,9 +54,10 @@ def test_xla_is_foretold_to_a_few_percent():
 
 @pytest.mark.slow
 def test_a_small_batch_is_run_itself():
-    said = probe(ModelRequest(f"{MODELS}:perceptron", batch_size=8, mode="inference"), timeout=300)
-    assert said.points == ((8, said.total),)
-    assert (said.requested, said.optimizer) == (None, None)
+    probed = probe(ModelRequest(f"{MODELS}:perceptron", batch_size=8, mode="inference"), timeout=300)
+    said = probed.outcome
+    assert probed.points == ((8, said.total),)
+    assert (said.pool.requested, said.categories.get("optimizer")) == (None, None)
     assert "small enough to be run itself" in said.notes[0]
 
 

@@ -6,16 +6,16 @@ import json
 
 import pytest
 
-from kerasmem.devices.recording import ALLOCATE, AllocatorEvent
+from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, of_device
 from kerasmem.errors import InputError
+from kerasmem.models.facts import ModelFacts
 from kerasmem.models.op_names import Attribution, outside_scopes
-from kerasmem.profiling.assembling import RecordedStep, assemble, of_device, usual
+from kerasmem.profiling.assembling import assemble, usual
 from kerasmem.profiling.naming import Namer
-from kerasmem.profiling.replaying import Chunk, KnownTensor
+from kerasmem.profiling.replaying import Chunk, KnownTensor, replay_step
 from kerasmem.profiling.results import (
     PeakBytes,
     ProfiledLayer,
-    ProfiledModel,
     ProfileSettings,
     StepProfile,
 )
@@ -118,11 +118,11 @@ def profile():
         events.append(AllocatorEvent(number, ALLOCATE, "GPU_0_bfc", 10 + number, size, chunk, in_use, 0, name))
     weight = KnownTensor(1, 2000, "weights", "dense/kernel", ("net", "dense"))
     return assemble(
-        RecordedStep(of_device(events, "GPU:0"), (), (weight,), ()),
+        replay_step(of_device(events, "GPU:0"), (), (weight,)),
         NAMER,
-        ProfiledModel("net", "", 1, 500, 500),
+        ModelFacts("net", "", 1, 500, 500),
         ProfileSettings(32, "adam", "mse", "float32", "train", "graph", None),
-        [ProfiledLayer("dense", "Dense", (None, 4), 500, None, 0)],
+        [ProfiledLayer(name="dense", class_name="Dense", output_shape=(None, 4), parameters=500)],
         peaks=[9000, 10_000],
         notes=["a note"],
     )

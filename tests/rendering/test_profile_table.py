@@ -7,12 +7,12 @@ import io
 import pytest
 from rich.console import Console
 
+from kerasmem.models.facts import ModelFacts
 from kerasmem.models.op_names import Instant
 from kerasmem.profiling.results import (
     LiveChunk,
     PeakBytes,
     ProfiledLayer,
-    ProfiledModel,
     ProfileSettings,
     Share,
     StepProfile,
@@ -24,15 +24,22 @@ from kerasmem.rendering.profile_table import profile_table
 MIB = 2**20
 
 
+def profiled(name, kind, shape, parameters, elements, size, parts):
+    return ProfiledLayer(
+        name=name, class_name=kind, output_shape=shape, parameters=parameters, activation_elements=elements,
+        bytes_at_peak=size, parts=parts,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def profile():
     layers = [
-        ProfiledLayer(f"dense_{number}", "Dense", (None, 8), 100, 8, number * MIB, {"activations": number * MIB})
+        profiled(f"dense_{number}", "Dense", (None, 8), 100, 8, number * MIB, {"activations": number * MIB})
         for number in range(1, 6)
     ]
-    layers.append(ProfiledLayer("evil\x1b[2J", "Layer", None, 0, None, 5 * MIB, {"weights": 5 * MIB}))
+    layers.append(profiled("evil\x1b[2J", "Layer", None, 0, None, 5 * MIB, {"weights": 5 * MIB}))
     return StepProfile(
-        ProfiledModel("net\x1b[1m", "m.keras", 6, 600, 600),
+        ModelFacts("net\x1b[1m", "m.keras", 6, 600, 600),
         ProfileSettings(32, "adam", "mse", "float32", "train", "graph", None),
         PeakBytes(24 * MIB, 20 * MIB, 25 * MIB, 5 * MIB, 0, 0, 15 * MIB, 0, 0, 3 * MIB, MIB),
         tuple(layers),

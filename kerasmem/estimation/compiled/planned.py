@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from kerasmem.estimation.allocator import BFCAllocator
 from kerasmem.estimation.compiled.hlo import BACKWARD, OPTIMIZER, LiveBuffer
+from kerasmem.estimation.outcome import Shares
 from kerasmem.models.op_names import CATEGORIES, Instant
+from kerasmem.records import Record
 from kerasmem.units import GIB
 
 Weights = Mapping[str, Sequence[tuple[int, str | None]]]  # by group: each weight's bytes and the row that counts it
@@ -26,26 +28,100 @@ ENVIRONMENT = {
 }
 
 
-def requests(arguments: Mapping[str, Sequence[int]], returned: int, temporary: int) -> list[tuple[int, int]]:
-    """Return what is asked of the allocator, one after another: a number and bytes.
+@dataclass(frozen=True, kw_only=True)
+class PlannedBytes:
+    """What one compilation of the step takes on a device, in bytes.
 
-    Args:
-        arguments: sizes of the step's arguments, by group.
-        returned: bytes of what it returns and no argument lends it.
-        temporary: bytes of everything in between.
+    Attributes:
+        argument: of the step's arguments: weights, optimizer, the batch.
+        output: of what it returns, the new weights included.
+        alias: of outputs that take the place of arguments.
+        temp: of everything in between.
     """
-    groups = ("trainable", "non_trainable", "metrics", "optimizer", "inputs")
-    sizes = [size for group in groups for size in arguments.get(group, ())]
-    sizes += [size for size in (returned, temporary) if size > 0]
-    return list(enumerate(sizes))
+
+    argument: int
+    output: int
+    alias: int
+    temp: int
+
+    @property
+    def total(self) -> int:
+        """Bytes that the step needs by this plan."""
+        return self.argument + self.beside
+
+    @property
+    def beside(self) -> int:
+        """Bytes of the plan beside the arguments."""
+        return self.output - self.alias + self.temp
 
 
-def allocated(asked: Sequence[tuple[int, int]]) -> BFCAllocator:
-    """Return the allocator after all of this was asked of it."""
-    allocator = BFCAllocator()
-    for _, size in asked:
-        allocator.allocate(size)
-    return allocator
+@dataclass(frozen=True, kw_only=True)
+class CompiledPlan(Record, what="plan"):
+    """What XLA says of a step that it compiled.
+
+    Attributes:
+        arguments: sizes in bytes of the step's arguments on a device, by group: "trainable", "non_trainable",
+            "optimizer", "metrics", "inputs".
+        live: what has memory at the peak, the largest first; empty where XLA does not say.
+        instant: when that is.
+        notes: what was assumed of the model's training.
+    """
+
+    arguments: Mapping[str, tuple[int, ...]]
+    live: tuple[LiveBuffer, ...] = ()
+    instant: Instant | None = None
+    notes: tuple[str, ...] = ()
+
+    def requests(self, planned: PlannedBytes) -> list[tuple[int, int]]:
+        """Return what a compilation asks of the allocator, one after another: a number and bytes."""
+        groups = ("trainable", "non_trainable", "metrics", "optimizer", "inputs")
+        sizes = [size for group in groups for size in self.arguments.get(group, ())]
+        sizes += [size for size in (planned.output - planned.alias, planned.temp) if size > 0]
+        return list(enumerate(sizes))
+
+    def allocated(self, planned: PlannedBytes) -> BFCAllocator:
+        """Return the allocator after all of this was asked of it."""
+        allocator = BFCAllocator()
+        for _, size in self.requests(planned):
+            allocator.allocate(size)
+        return allocator
+
+    def divided(
+        self,
+        planned: PlannedBytes,
+        total: int,
+        rows: frozenset[str],
+        weights: Weights,
+        whole: Mapping[str, Sequence[int]] | None = None,
+    ) -> Shares:
+        """Return the bytes at the peak by category, and by layer.
+
+        Args:
+            planned: the compilation; what is not known of its bytes beside the arguments is workspace.
+            total: bytes in use at the peak.
+            rows: names of the layers in the report.
+            weights: of the model, in its order; they are shared out where the plan has the same ones.
+            whole: by group the bytes of the plan's weights where a device has less than all of each.
+        """
+        shares = Shares()
+        for group, sizes in self.arguments.items():
+            shares.add(sum(sizes), group if group in ("optimizer", "inputs") else "weights")
+        left = planned.beside
+        for each in self.live:
+            if each.phase is None:  # an argument, counted above
+                continue
+            if each.bytes > left:
+                break
+            left -= each.bytes
+            shares.add(each.bytes, CATEGORIES[each.phase], row_of(each.layer, rows))
+        shares.add(left, "workspace")
+        shares.fill(total)
+        for group, of_model in weights.items():
+            if [size for size, _ in of_model] == list((whole or self.arguments).get(group, ())):
+                for (_, row), size in zip(of_model, self.arguments.get(group, ()), strict=True):
+                    if row is not None:
+                        shares.layers[row] += size
+        return shares
 
 
 def row_of(path: str | None, rows: frozenset[str]) -> str | None:
@@ -54,60 +130,6 @@ def row_of(path: str | None, rows: frozenset[str]) -> str | None:
         return path
     parts = path.split("/")
     return next((row for end in range(len(parts), 0, -1) if (row := "/".join(parts[:end])) in rows), None)
-
-
-def divide(
-    arguments: Mapping[str, Sequence[int]], live: Sequence[LiveBuffer], within: int, rows: frozenset[str]
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the bytes at the peak by category, and by layer without its weights.
-
-    Args:
-        arguments: sizes of the step's arguments, by group.
-        live: what has memory at the peak, the largest first.
-        within: bytes of the plan beside the arguments; what is not known of them is workspace.
-        rows: names of the layers in the report.
-    """
-    groups = {name: sum(sizes) for name, sizes in arguments.items()}
-    categories = {
-        "weights": groups.get("trainable", 0) + groups.get("non_trainable", 0) + groups.get("metrics", 0),
-        "optimizer": groups.get("optimizer", 0),
-        "gradients": 0,
-        "activations": 0,
-        "inputs": groups.get("inputs", 0),
-        "workspace": 0,
-    }
-    layers: Counter[str] = Counter()
-    known = 0
-    for each in live:
-        if each.phase is None:  # an argument, counted above
-            continue
-        if known + each.bytes > within:
-            break
-        known += each.bytes
-        categories[CATEGORIES[each.phase]] += each.bytes
-        if (row := row_of(each.layer, rows)) is not None:
-            layers[row] += each.bytes
-    categories["workspace"] += within - known
-    return categories, dict(layers)
-
-
-def add_weights(
-    layers: dict[str, int], weights: Weights, whole: Mapping[str, Sequence[int]], held: Mapping[str, Sequence[int]]
-) -> None:
-    """Add to the layers what a device has of their weights, where the plan has the same ones.
-
-    Args:
-        layers: bytes by layer; changed.
-        weights: of the model, in its order.
-        whole: by group the bytes of the plan's weights.
-        held: and what the device has of each.
-    """
-    for group, known in weights.items():
-        if [size for size, _ in known] != list(whole.get(group, ())):
-            continue
-        for (_, row), size in zip(known, held[group], strict=True):
-            if row is not None:
-                layers[row] = layers.get(row, 0) + size
 
 
 def with_row(instant: Instant | None, rows: frozenset[str]) -> Instant | None:

@@ -1,70 +1,60 @@
-"""XLA's plan of a step for a card, asked for from a process of its own."""
+"""XLA's plan of a step for a card, asked for from a process of its own, and what the step then needs on the card.
+
+Nothing here was fitted to measurements. What the plan leaves out widens the interval by a rule with its reason, and
+what has no rule is named without bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kerasmem.devices.cards import Card
 from kerasmem.errors import MissingExtraError
-from kerasmem.estimation.compiled.hlo import LiveBuffer
-from kerasmem.estimation.compiled.planned import DEFAULT_MEMORY_LIMIT, DEFAULT_TIMEOUT, ENVIRONMENT
+from kerasmem.estimation.allocator import smallest_limit
+from kerasmem.estimation.compiled import planned
 from kerasmem.estimation.gpu_target.targets import check_target, target_text
 from kerasmem.estimation.gpu_target.worker import EXTRA, FEATURE, missing_parts
-from kerasmem.models.op_names import Instant
+from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.report import Pool, Unmodelled
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import run_child
-from kerasmem.records import Record
+from kerasmem.units import GIB
 
 WORKER = "kerasmem.estimation.gpu_target.worker"
 # XLA writes matrix products with Triton from Ampere on; before, there is nothing to choose.
 _TRITON_CAPABILITY = (8, 0)
+# What XLA lets cuDNN have for one convolution unless TF_CUDNN_WORKSPACE_LIMIT_IN_MB says otherwise: 4096 MiB, by
+# `ScratchAllocator::GetDefaultMemoryLimitInBytes` of XLA's algorithm picker (openxla/xla, xla/service/gpu/autotuning).
+WORKSPACE_LIMIT = 4 * GIB
 
 
-@dataclass(frozen=True)
-class Variant:
+@dataclass(frozen=True, kw_only=True)
+class Variant(planned.PlannedBytes):
     """One compilation of the step.
 
     Attributes:
         limited: XLA planned for the card's memory; where not, for as much as it wants.
         triton: XLA might use Triton for matrix products, as it does unless told otherwise.
-        argument: bytes of the step's arguments: weights, optimizer, the batch.
-        output: bytes of what it returns, the new weights included.
-        alias: bytes of outputs that take the place of arguments.
-        temp: bytes of everything in between.
         recomputed: XLA computes values a second time to save memory.
         seconds: how long it took to compile.
     """
 
     limited: bool
     triton: bool
-    argument: int
-    output: int
-    alias: int
-    temp: int
     recomputed: bool = False
     seconds: float = 0.0
 
-    @property
-    def total(self) -> int:
-        """Bytes that the step needs by this plan."""
-        return self.argument + self.output - self.alias + self.temp
 
-
-@dataclass(frozen=True)
-class GpuPlan(Record, what="GPU plan"):
+@dataclass(frozen=True, kw_only=True)
+class GpuPlan(planned.CompiledPlan, what="GPU plan"):
     """What XLA plans for a step on a card.
 
     Attributes:
         card: the card's key in the catalogue.
         memory_bytes: the memory that XLA was told of.
-        variants: the compilations; the first is the one that XLA makes by itself on that card.
-        arguments: sizes in bytes of the step's arguments, by group: "trainable", "non_trainable", "optimizer",
-            "metrics", "inputs".
-        live: what has memory at the peak of the first variant, the largest first; empty where XLA does not say.
-        instant: when that is.
+        variants: the compilations; the first is the one that XLA makes by itself on that card, and `live` is its.
         convolutions: for each convolution that cuDNN runs the bytes of its inputs and outputs, and its operation.
-        notes: what was assumed of the model's training.
         seconds: how long the whole took.
         host_bytes: the most memory that the process had.
     """
@@ -72,11 +62,7 @@ class GpuPlan(Record, what="GPU plan"):
     card: str
     memory_bytes: int
     variants: tuple[Variant, ...]
-    arguments: Mapping[str, tuple[int, ...]]
-    live: tuple[LiveBuffer, ...] = ()
-    instant: Instant | None = None
     convolutions: tuple[tuple[int, str], ...] = ()
-    notes: tuple[str, ...] = ()
     seconds: float = 0.0
     host_bytes: int = 0
 
@@ -90,8 +76,8 @@ def gpu_target_plan(
     request: ModelRequest,
     card: Card,
     *,
-    timeout: float = DEFAULT_TIMEOUT,
-    memory_limit: int | None = DEFAULT_MEMORY_LIMIT,
+    timeout: float = planned.DEFAULT_TIMEOUT,
+    memory_limit: int | None = planned.DEFAULT_MEMORY_LIMIT,
     memory_bytes: int | None = None,
 ) -> GpuPlan:
     """Have XLA plan the step of a model for a card; no GPU is needed and none is touched.
@@ -120,5 +106,73 @@ def gpu_target_plan(
         "target": target_text(card, memory),
         "has_triton": card.compute_capability >= _TRITON_CAPABILITY,
     }
-    answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=ENVIRONMENT)
+    answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=planned.ENVIRONMENT)
     return GpuPlan.from_dict({"card": card.key, "memory_bytes": memory, **answer})
+
+
+def gpu_target_outcome(plan: GpuPlan, rows: Collection[str] = (), weights: planned.Weights | None = None) -> Outcome:
+    """Return what the step needs on a card by XLA's plan for it, its buffers put through the allocator's rules.
+
+    The total is the plan that XLA makes by itself. The interval spans all variants, from what none of the allocator's
+    waste is added to (where it holds all of the card's memory from the start, that is next to nothing) to what cuDNN
+    may take besides.
+
+    Args:
+        plan: XLA's.
+        rows: names of the layers in the report; what belongs to another one counts as the row that has it inside.
+        weights: for "trainable" and "non_trainable" each weight's bytes and row, in the model's order.
+    """
+    likely, names = plan.likely, frozenset(rows)
+    allocator = plan.allocated(likely)
+    total = allocator.peak
+    limit = max(smallest_limit(plan.requests(each)) for each in plan.variants)
+    workspace = workspace_bytes(plan)
+    shares = plan.divided(likely, total, names, weights or {})
+    return Outcome(
+        "gpu-target", "xla", total,
+        low=min(each.total for each in plan.variants),
+        high=max(max(plan.allocated(each).peak for each in plan.variants) + workspace, limit),
+        pool=Pool(likely.total, total, allocator.reserved, None, limit),
+        categories=shares.categories,
+        layers=shares.layers,
+        instant=planned.with_row(plan.instant, names),
+        unmodelled=(
+            Unmodelled(
+                "CUDA context and libraries",
+                "outside the allocator; they depend on the driver, the card and the version",
+            ),
+            Unmodelled("autotuning", "while the first step is compiled on the card; freed before it runs"),
+            Unmodelled(
+                "prefetched batches", "each batch that the data pipeline puts on the card ahead of time",
+                sum(plan.arguments.get("inputs", ())),
+            ),
+        ),
+        notes=_notes(plan, workspace),
+    )  # fmt: skip
+
+
+def workspace_bytes(plan: GpuPlan) -> int:
+    """Return the most that cuDNN may take for its convolutions beside the plan.
+
+    Without the card XLA cannot ask cuDNN which of its algorithms it will run, and counts 0 bytes for each. Many need
+    none. Those that work in another layout hold a copy of the input, the filter and the output of one convolution,
+    and convolutions run one after another, so the largest convolution's three bound that. FFT and some Winograd
+    algorithms may want more; XLA gives none more than `WORKSPACE_LIMIT`.
+    """
+    return min(max((size for size, _ in plan.convolutions), default=0), WORKSPACE_LIMIT)
+
+
+def _notes(plan: GpuPlan, workspace: int) -> tuple[str, ...]:
+    notes = [f"XLA's plan for {plan.card}, made without the card; not compared with a measurement on it"]
+    if plan.likely.recomputed:
+        free = next((each for each in plan.variants if not each.limited and each.triton == plan.likely.triton), None)
+        wanted = "" if free is None else f"; without that limit it would take {free.total:,} B"
+        notes.append(f"XLA recomputes values to keep within {plan.memory_bytes:,} B{wanted}")
+    notes += plan.notes
+    if plan.convolutions:
+        notes.append(
+            f"cuDNN's workspace for {len(plan.convolutions)} convolutions: up to {workspace:,} B more (the algorithm "
+            "is chosen on the card; at most a copy of the input, filter and output of the largest, "
+            f"{max(plan.convolutions)[1]})"
+        )
+    return tuple(notes)

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from kerasmem.devices.cards import Card
-from kerasmem.devices.gpu_specs import (
-    BLOCK_LIMITS,
-    GRID_LIMITS,
-    REGISTERS_PER_SM,
-    SHARED_MEMORY_PER_BLOCK,
-    THREADS_PER_BLOCK,
-    THREADS_PER_WARP,
-    capability_specs,
-    card_specs,
-    has_spec,
-)
-from kerasmem.errors import UsageError
+from importlib import resources
+from string import Template
 
-# What the step would run with; they choose among kernels, and no buffer depends on them that was found to.
-_CUDNN = (9, 10, 0)
-_CUDA = (12, 8, 0)
+from kerasmem.devices.cards import Card
+from kerasmem.devices.gpu_specs import capability_specs, card_specs, has_spec
+from kerasmem.errors import UsageError
 
 
 def check_target(card: Card) -> None:
@@ -34,6 +23,10 @@ def check_target(card: Card) -> None:
 def target_text(card: Card, memory_bytes: int | None = None) -> str:
     """Return the target configuration of a card.
 
+    What stands as a number in `data/gpu_target.txtpb` is the same on every card since compute capability 7.0
+    (`devices.gpu_specs.CAPABILITIES_ADDRESS`), but the versions of cuDNN and CUDA: those that the step would run with,
+    which choose among kernels, and no buffer depends on them that was found to.
+
     Args:
         card: a row of the catalogue.
         memory_bytes: the memory to plan for, in place of the card's own.
@@ -42,38 +35,14 @@ def target_text(card: Card, memory_bytes: int | None = None) -> str:
         UsageError: the card's hardware figures are not known.
     """
     check_target(card)
-    shared, own = capability_specs()[card.compute_capability], card_specs()[card.key]
+    shared = capability_specs()[card.compute_capability]
     major, minor = card.compute_capability
-    info: dict[str, object] = {
-        "threads_per_block_limit": THREADS_PER_BLOCK,
-        "threads_per_warp": THREADS_PER_WARP,
-        "shared_memory_per_block": SHARED_MEMORY_PER_BLOCK,
-        "shared_memory_per_core": shared.shared_memory_per_sm,
-        "shared_memory_per_block_optin": shared.shared_memory_per_block,
-        "threads_per_core_limit": shared.threads_per_sm,
-        "core_count": own.sms,
-        "fpus_per_core": shared.fpus_per_sm,
-        **{f"block_dim_limit_{axis}": limit for axis, limit in zip("xyz", GRID_LIMITS, strict=True)},
-        **{f"thread_dim_limit_{axis}": limit for axis, limit in zip("xyz", BLOCK_LIMITS, strict=True)},
-        "memory_bandwidth": own.bandwidth,
-        "l2_cache_size": own.l2_bytes,
-        "clock_rate_ghz": own.clock_ghz,
-        "device_memory_size": card.memory_bytes if memory_bytes is None else memory_bytes,
-        "registers_per_core_limit": REGISTERS_PER_SM,
-        "registers_per_block_limit": REGISTERS_PER_SM,
-    }
-    extension = " feature_extension: ACCELERATED_FEATURES" if shared.is_accelerated else ""
-    lines = [f"  {name}: {value}" for name, value in info.items()]
-    lines.append(f"  cuda_compute_capability {{ major: {major} minor: {minor}{extension} }}")
-    return "\n".join(
-        [
-            "gpu_device_info {",
-            *lines,
-            "}",
-            'platform_name: "CUDA"',
-            "dnn_version_info {{ major: {} minor: {} patch: {} }}".format(*_CUDNN),
-            "runtime_version {{ major: {} minor: {} patch: {} }}".format(*_CUDA),
-            f'device_description_str: "{card.name}"',
-            "",
-        ]
+    text = resources.files("kerasmem.estimation").joinpath("data/gpu_target.txtpb").read_text("utf-8")
+    return Template(text).substitute(
+        {**vars(shared), **vars(card_specs()[card.key])},
+        memory_bytes=card.memory_bytes if memory_bytes is None else memory_bytes,
+        major=major,
+        minor=minor,
+        extension=" feature_extension: ACCELERATED_FEATURES" if shared.is_accelerated else "",
+        name=card.name,
     )

@@ -16,18 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.errors import MissingExtraError
-from kerasmem.estimation.compiled.child import (
-    argument_bytes,
-    at_peak,
-    compile_lowered,
-    dump_to,
-    first_line,
-    lower,
-    planned_bytes,
-    shaped,
-)
+from kerasmem.estimation.compiled import on_jax
 from kerasmem.estimation.compiled.hlo import convolution_bytes, is_recomputed
-from kerasmem.estimation.compiled.step import JaxStep, jax_step
 from kerasmem.models.backend import allow_jax, import_keras
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.processes.task import ChildFailure, serve
@@ -57,7 +47,7 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
     request = ModelRequest.from_dict(data["model"])
     options = {"xla_gpu_cuda_data_dir": cuda_folder()}
     with allow_jax(), open_request(request) as opened:
-        step = jax_step(opened, request)
+        step = on_jax.jax_step(opened, request)
         lowered, arguments = _lower(step, _device(data["target"]))
     found = _compile_all(lowered, options, data["has_triton"], step)
     return {
@@ -101,30 +91,34 @@ def _device(target: str) -> Any:
     try:
         return topologies.get_topology_desc("target", "cuda", target_config=target, topology="1x1x1").devices[0]
     except NotImplementedError as error:
-        raise ChildFailure(f"this version of JAX does not compile without a device ({first_line(error)})") from error
+        raise ChildFailure(
+            f"this version of JAX does not compile without a device ({on_jax.first_line(error)})"
+        ) from error
 
 
-def _lower(step: JaxStep, device: Any) -> tuple[Any, dict[str, list[int]]]:
+def _lower(step: on_jax.JaxStep, device: Any) -> tuple[Any, dict[str, list[int]]]:
     """Return the step in the compiler's language, and the sizes of its arguments in bytes, by group."""
     import jax
 
     place = jax.sharding.SingleDeviceSharding(device)
-    given = (step.state, step.data)
-    state, data = import_keras().tree.map_structure(lambda tensor: shaped(tensor, place), given)
-    return lower(step, state, data), argument_bytes(step, state, data, lambda leaf: leaf.size * leaf.dtype.itemsize)
+    given = (step.state(), step.data)
+    state, data = import_keras().tree.map_structure(lambda tensor: on_jax.shaped(tensor, place), given)
+    return on_jax.lower(step, state, data), on_jax.argument_bytes(
+        step, state, data, lambda leaf: leaf.size * leaf.dtype.itemsize
+    )
 
 
-def _compile_all(lowered: Any, options: dict[str, Any], has_triton: bool, step: JaxStep) -> dict[str, Any]:
+def _compile_all(lowered: Any, options: dict[str, Any], has_triton: bool, step: on_jax.JaxStep) -> dict[str, Any]:
     """Compile the variants that differ: two at a time, as XLA's compiler spends most of its time in one thread."""
 
     def variant(limited: bool, triton: bool, more: dict[str, Any], describe: Describe | None = None) -> dict[str, Any]:
         begin = time.monotonic()
-        compiled = compile_lowered(lowered, {**options, **more}, "this target")
+        compiled = on_jax.compile_lowered(lowered, {**options, **more}, "this target")
         seconds, module = time.monotonic() - begin, compiled.as_text()
         if describe is not None:
             described.update(describe(module))
         return {
-            "limited": limited, "triton": triton, **planned_bytes(compiled), "recomputed": is_recomputed(module),
+            "limited": limited, "triton": triton, **on_jax.planned_bytes(compiled), "recomputed": is_recomputed(module),
             "seconds": seconds,
         }  # fmt: skip
 
@@ -133,9 +127,9 @@ def _compile_all(lowered: Any, options: dict[str, Any], has_triton: bool, step: 
 
         def describe(module: str) -> dict[str, Any]:
             convolutions = [list(each) for each in convolution_bytes(module)]
-            return {**at_peak(module, folder, step), "convolutions": convolutions}
+            return {**on_jax.at_peak(module, folder, step), "convolutions": convolutions}
 
-        wanted = [pool.submit(variant, True, has_triton, dump_to(folder), describe)]
+        wanted = [pool.submit(variant, True, has_triton, on_jax.dump_to(folder), describe)]
         if has_triton:
             wanted.append(pool.submit(variant, True, False, _NO_TRITON))
         variants = [each.result() for each in wanted]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,8 +53,7 @@ def build_program(traced: TracedStep) -> tuple[Program, tuple[str, ...]]:
             raise NotModelled(f"the optimised graph cannot be read: {str(error).splitlines()[0][:200]}") from error
     program, notes = unroll(_plain(imported, traced, [each.name for each in graph.outputs]))
     by_name = {node.name: node for node in optimised.node}
-    infer, evaluate = _inference(by_name, optimised.versions), _evaluation(by_name, optimised.versions)
-    return resolve_lists(program, infer, evaluate), notes
+    return resolve_lists(program, *_asked_of_tensorflow(by_name, optimised.versions)), notes
 
 
 def _fold_large(graph: Any, definition: Any) -> None:
@@ -109,37 +108,34 @@ def _value_of(operation: Any, node: Any, values: dict[str, str]) -> str:
     return digest.hexdigest()
 
 
-def _inference(by_name: dict[str, Any], versions: Any) -> Infer:
-    """Return TensorFlow's own shape inference for an operation whose inputs have become known."""
-    known: dict[Any, list[tuple[int, ...] | None] | None] = {}
-
-    def infer(node: Node, inputs: Sequence[Tensor], values: Sequence[Any]) -> list[tuple[int, ...] | None] | None:
-        if node.name not in by_name:
-            return None
-        key = (node.name, tuple(each.shape for each in inputs), tuple(map(_as_key, values)))
-        if key not in known:
-            made = _alone(by_name[node.name], versions, inputs, values)
-            shapes = None if made is None else [tensor.shape for tensor in made.outputs]
-            known[key] = shapes and [tuple(each.as_list()) if each.is_fully_defined() else None for each in shapes]
-        return known[key]
-
-    return infer
-
-
-def _evaluation(by_name: dict[str, Any], versions: Any) -> Evaluate:
-    """Return TensorFlow's own evaluation of an operation on constants."""
+def _asked_of_tensorflow(by_name: dict[str, Any], versions: Any) -> tuple[Infer, Evaluate]:
+    """Return TensorFlow's own shape inference, and its evaluation, of an operation whose inputs have become known."""
     known: dict[Any, Any] = {}
 
-    def evaluate(node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
+    def ask(
+        node: Node, inputs: Sequence[Tensor], values: Sequence[Any], read: Callable[[Any], Any], what: int | None = None
+    ) -> Any:
         if node.name not in by_name:
             return None
-        key = (node.name, output, tuple(each.shape for each in inputs), tuple(map(_as_key, values)))
+        key = (node.name, what, tuple(each.shape for each in inputs), tuple(map(_as_key, values)))
         if key not in known:
             made = _alone(by_name[node.name], versions, inputs, values)
-            known[key] = None if made is None else constant_value(made.outputs[output])
+            known[key] = None if made is None else read(made)
         return known[key]
 
-    return evaluate
+    def infer(node: Node, inputs: Sequence[Tensor], values: Sequence[Any]) -> list[tuple[int, ...] | None] | None:
+        shapes: list[tuple[int, ...] | None] | None = ask(node, inputs, values, _shapes_of)
+        return shapes
+
+    def evaluate(node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
+        return ask(node, inputs, values, lambda made: constant_value(made.outputs[output]), output)
+
+    return infer, evaluate
+
+
+def _shapes_of(operation: Any) -> list[tuple[int, ...] | None]:
+    shapes = [tensor.shape for tensor in operation.outputs]
+    return [tuple(each.as_list()) if each.is_fully_defined() else None for each in shapes]
 
 
 def _as_key(value: Any) -> Any:

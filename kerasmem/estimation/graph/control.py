@@ -67,6 +67,17 @@ def unroll(program: Program) -> tuple[Program, tuple[str, ...]]:
     return walk.result(), tuple(walk.notes)
 
 
+class _Waiting:
+    """An operation of one iteration: what has arrived, and how much it still waits for."""
+
+    __slots__ = ("controls", "has_run", "inputs", "is_dead", "left")
+
+    def __init__(self, left: int) -> None:
+        self.left, self.is_dead, self.has_run = left, False, False
+        self.inputs: dict[int, _Token] = {}
+        self.controls: list[int] = []
+
+
 class _Walk:
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -77,18 +88,11 @@ class _Walk:
                 self._consumers[source].append((output, number, place))
             for source in node.controls:
                 self._after[source].append(number)
-        self._inputs: dict[_Instance, dict[int, _Token]] = defaultdict(dict)
-        self._waits: dict[_Instance, int] = {}
-        self._controls: dict[_Instance, list[int]] = defaultdict(list)
-        self._killed: set[_Instance] = set()
-        self._fired: set[_Instance] = set()
-        self._constants: dict[_Context, list[tuple[int, _Token]]] = defaultdict(
-            list
-        )  # of a frame, by its first context
+        self._waiting: dict[_Instance, _Waiting] = {}
+        self._constants: dict[_Context, list[tuple[int, _Token]]] = defaultdict(list)  # of a frame's first context
         self._iterations: dict[_Context, int] = {}
         self._ready: deque[_Instance] = deque()
         self._branches: dict[tuple[int, int], bool] = {}
-        self._reasons: dict[tuple[int, int], str] = {}
         self._new: list[Node] = []
         self._place: dict[int, int] = {}  # nodes outside frames: old number → new
         self._tokens: dict[tuple[int, int], _Token] = {}
@@ -100,7 +104,7 @@ class _Walk:
             if not node.inputs and not node.controls:
                 self._ready.append((number, ()))
         while self._ready:
-            self._fire(self._ready.popleft())
+            self._fire(*self._ready.popleft())
             if len(self._new) > LONGEST:
                 raise NotModelled(f"the step's loops run for more than {LONGEST:,} operations")
 
@@ -115,73 +119,54 @@ class _Walk:
         arguments = tuple(self._place[number] for number in program.arguments if number in self._place)
         return Program(tuple(self._new), program.variables, arguments, results)
 
-    def _needed(self, number: int) -> int:
-        node = self._program.nodes[number]
-        data = 1 if node.type == "Merge" else len(node.inputs)
-        return data + len(node.controls)
+    def _at(self, number: int, context: _Context) -> _Waiting:
+        waiting = self._waiting.get((number, context))
+        if waiting is None:
+            node = self._program.nodes[number]
+            data = 1 if node.type == "Merge" else len(node.inputs)
+            waiting = self._waiting[number, context] = _Waiting(data + len(node.controls))
+        return waiting
 
-    def _deliver(self, number: int, context: _Context, place: int, token: _Token) -> None:
-        instance = (number, context)
-        node = self._program.nodes[number]
-        if instance in self._fired:
+    def _arrive(self, number: int, context: _Context, token: _Token, place: int | None = None) -> None:
+        """Hand an operation a token: the input of this place; None for a control edge."""
+        node, waiting = self._program.nodes[number], self._at(number, context)
+        if waiting.has_run:
             return
-        waits = self._waits.setdefault(instance, self._needed(number))
-        if node.type == "Merge":
-            inputs = self._inputs[instance]
-            inputs[place] = token
-            alive = [each for each in inputs.values() if not each.dead]
-            arrived = len(inputs) == len(node.inputs)
-            if (not token.dead and len(alive) == 1) or (arrived and not alive):
-                self._lower(instance, waits)
-            return
-        self._inputs[instance][place] = token
-        if token.dead:
-            self._killed.add(instance)
-        self._lower(instance, waits)
+        if place is not None:
+            waiting.inputs[place] = token
+        elif token.source is not None:
+            waiting.controls.append(token.source[0])
+        if node.type != "Merge":
+            waiting.is_dead |= token.dead
+        elif place is not None:  # the first that is alive will do, or all of them dead
+            alive = sum(not each.dead for each in waiting.inputs.values())
+            if (token.dead or alive != 1) and (alive or len(waiting.inputs) < len(node.inputs)):
+                return
+        waiting.left -= 1
+        if not waiting.left:
+            self._ready.append((number, context))
 
-    def _lower(self, instance: _Instance, waits: int) -> None:
-        self._waits[instance] = waits - 1
-        if waits == 1:
-            self._ready.append(instance)
-
-    def _signal(self, number: int, context: _Context, source: int | None, dead: bool) -> None:
-        """Deliver a control edge."""
-        instance = (number, context)
-        if instance in self._fired:
+    def _fire(self, number: int, context: _Context) -> None:
+        node, waiting = self._program.nodes[number], self._at(number, context)
+        if waiting.has_run:
             return
-        waits = self._waits.setdefault(instance, self._needed(number))
-        if dead and self._program.nodes[number].type != "Merge":
-            self._killed.add(instance)
-        if source is not None:
-            self._controls[instance].append(source)
-        self._lower(instance, waits)
-
-    def _fire(self, instance: _Instance) -> None:
-        if instance in self._fired:
-            return
-        self._fired.add(instance)
-        number, context = instance
-        node = self._program.nodes[number]
-        tokens = self._inputs.pop(instance, {})
-        controls = self._controls.pop(instance, [])
-        self._waits.pop(instance, None)
-        dead = instance in self._killed
+        waiting.has_run = True
+        tokens, waiting.inputs = waiting.inputs, {}
         if node.type == "Merge":
             alive = next(((place, each) for place, each in tokens.items() if not each.dead), None)
             if alive is None:
-                self._send(number, context, [_DEAD, _DEAD], True, None)
+                self._send(number, context, [_DEAD, _DEAD], dead=True)
             else:
-                self._send(number, context, [alive[1], _Token(None, alive[0])], False, None)
-            return
-        if dead:
+                self._send(number, context, [alive[1], _Token(None, alive[0])])
+        elif waiting.is_dead:
             if node.type not in ("NextIteration", "Exit"):
-                self._send(number, context, [_DEAD] * len(node.outputs), True, None)
-            return
-        inputs = [tokens[place] for place in range(len(node.inputs))]
-        if node.type in CONTROL:
-            self._control(number, node, context, inputs)
+                self._send(number, context, [_DEAD] * len(node.outputs), dead=True)
         else:
-            self._emit(number, node, context, inputs, controls)
+            inputs = [tokens[place] for place in range(len(node.inputs))]
+            if node.type in CONTROL:
+                self._control(number, node, context, inputs)
+            else:
+                self._emit(number, node, context, inputs, waiting.controls)
 
     def _control(self, number: int, node: Node, context: _Context, inputs: list[_Token]) -> None:
         token = inputs[0]
@@ -191,68 +176,62 @@ class _Walk:
             if node.attributes.get("is_constant"):
                 self._constants[inner].append((number, token))
                 for iteration in range(self._iterations.get(inner, 0) + 1):
-                    self._send(number, (*context, (frame, iteration)), [token], False, None)
+                    self._send(number, (*context, (frame, iteration)), [token])
             else:
-                self._send(number, inner, [token], False, None)
+                self._send(number, inner, [token])
         elif node.type == "Exit":
-            self._send(number, context[:-1], [token], False, None)
+            self._send(number, context[:-1], [token])
         elif node.type == "NextIteration":
             (frame, iteration) = context[-1]
             following, first = (*context[:-1], (frame, iteration + 1)), (*context[:-1], (frame, 0))
             if self._iterations.get(first, 0) < iteration + 1:
                 self._iterations[first] = iteration + 1
                 for constant, value in self._constants[first]:
-                    self._send(constant, following, [value], False, None)
-            self._send(number, following, [token], False, None)
+                    self._send(constant, following, [value])
+            self._send(number, following, [token])
         elif node.type == "Switch":
             taken = self._taken(node, inputs[1])
-            self._send(number, context, [_DEAD, token] if taken else [token, _DEAD], False, None)
+            self._send(number, context, [_DEAD, token] if taken else [token, _DEAD])
         else:  # LoopCond
             if token.value is None:
                 raise NotModelled(f"how often the loop of {node.name} runs depends on the data")
-            self._send(number, context, [token], False, None)
+            self._send(number, context, [token])
 
     def _taken(self, node: Node, condition: _Token) -> bool:
         if condition.value is not None:
             return bool(condition.value)
         key = node.inputs[1]
         if key not in self._branches:
-            self._branches[key] = self._heavier(key)
+            self._branches[key], why = self._heavier(key)
             name = self._program.nodes[key[0]].name
-            self.notes.append(f"a branch of the step depends on the data ({name}): {self._reasons[key]}")
+            self.notes.append(f"a branch of the step depends on the data ({name}): the one {why} is counted")
         return self._branches[key]
 
-    def _heavier(self, condition: tuple[int, int]) -> bool:
-        """Return whether what hangs on the branch for "true" makes at least as many bytes as the other.
+    def _heavier(self, condition: tuple[int, int]) -> tuple[bool, str]:
+        """Return whether what hangs on the branch for "true" makes at least as many bytes as the other, and why.
 
         A branch whose sizes depend on the data too, as of places that are looked for, gives way to one whose do not.
         """
-        weights = []
-        known = []
+        switches = [
+            number
+            for number, node in enumerate(self._program.nodes)
+            if node.type == "Switch" and node.inputs[1] == condition
+        ]
+        weights, known = [], []
         for branch in (0, 1):
             seen: set[int] = set()
-            pending = [
-                consumer
-                for number, node in enumerate(self._program.nodes)
-                if node.type == "Switch" and node.inputs[1] == condition
-                for output, consumer, _ in self._consumers[number]
-                if output == branch
-            ]
+            pending = [each for switch in switches for output, each, _ in self._consumers[switch] if output == branch]
             while pending:
                 number = pending.pop()
-                node = self._program.nodes[number]
-                if number in seen or node.type == "Merge":
-                    continue
-                seen.add(number)
-                pending += [consumer for _, consumer, _ in self._consumers[number]] + self._after[number]
+                if number not in seen and self._program.nodes[number].type != "Merge":
+                    seen.add(number)
+                    pending += [consumer for _, consumer, _ in self._consumers[number]] + self._after[number]
             nodes = [self._program.nodes[number] for number in seen]
             weights.append((sum(out.bytes or 0 for node in nodes for out in node.outputs), len(nodes)))
             known.append(not any(node.type in SIZED_BY_DATA for node in nodes))
         if known[0] != known[1]:
-            self._reasons[condition] = "the one whose sizes are known is counted"
-            return known[1]
-        self._reasons[condition] = "the one that makes more is counted"
-        return weights[1] >= weights[0]
+            return known[1], "whose sizes are known"
+        return weights[1] >= weights[0], "that makes more"
 
     def _emit(self, number: int, node: Node, context: _Context, inputs: Sequence[_Token], controls: list[int]) -> None:
         place = len(self._new)
@@ -266,7 +245,7 @@ class _Walk:
             self._place[number] = place
         value = self._value(node, inputs)
         outputs = [_Token((place, output), value if output == 0 else None) for output in range(len(node.outputs))]
-        self._send(number, context, outputs, False, place)
+        self._send(number, context, outputs, place)
 
     def _value(self, node: Node, inputs: Sequence[_Token]) -> Any:
         if node.type == "Const":
@@ -277,13 +256,16 @@ class _Walk:
             return None
         return evaluate(*(token.value for token in inputs))
 
-    def _send(self, number: int, context: _Context, outputs: list[_Token], dead: bool, place: int | None) -> None:
+    def _send(
+        self, number: int, context: _Context, outputs: list[_Token], place: int | None = None, dead: bool = False
+    ) -> None:
         for output, consumer, input_place in self._consumers[number]:
-            self._deliver(consumer, context, input_place, outputs[output])
+            self._arrive(consumer, context, outputs[output], input_place)
         if place is None and not dead:
             place = next((token.source[0] for token in outputs if token.source is not None), None)
+        ended = _Token(None if place is None else (place, 0), dead=dead)
         for consumer in self._after[number]:
-            self._signal(consumer, context, place, dead)
+            self._arrive(consumer, context, ended)
         if not context:
             for output, token in enumerate(outputs):
                 if (number, output) not in self._tokens or self._tokens[number, output].dead:

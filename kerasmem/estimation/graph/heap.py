@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.allocator import FREE, BFCAllocator, Step
 from kerasmem.estimation.graph.program import Variable
-from kerasmem.estimation.replay import FREE, Step
 
 HANDLE_BYTES = 200  # a variable's handle is a small tensor of its own
 

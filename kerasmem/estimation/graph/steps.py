@@ -7,13 +7,13 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
+from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor, Memory
 from kerasmem.estimation.graph.heap import Buffer, Heap
 from kerasmem.estimation.graph.program import Node, Program
 from kerasmem.estimation.graph.rules import CPU_RULES, DeviceRules, is_known
-from kerasmem.estimation.outcome import SPREAD, Outcome
-from kerasmem.estimation.replay import smallest_limit
+from kerasmem.estimation.outcome import SPREAD, Outcome, Shares
 from kerasmem.estimation.report import Pool, Unmodelled
 from kerasmem.models.op_names import CATEGORIES, Attribution
 
@@ -49,8 +49,8 @@ def graph_outcome(
     usual = by_size[(len(by_size) - 1) // 2]
     total = int(statistics.median(each.in_use for each in peaks))
     live = _live(heap, usual.end)
-    categories, layers = _divide(program, live, usual, layer_of, attribution)
-    categories["allocator"] += total - usual.in_use
+    shares = _divide(program, live, usual, layer_of, attribution)
+    shares.fill(total)
     limit = smallest_limit(heap.requests(), descending=True)
     # A chunk may be nearly twice as large as what lies in it; whether the largest one's is, depends on the past.
     wasted = max((buffer.bytes for buffer in live), default=0)
@@ -65,8 +65,8 @@ def graph_outcome(
             *(each.in_use for each in (*peaks, *others)), limit, int(total * (1 + SPREAD["graph"])), total + wasted
         ),
         pool=Pool(usual.requested, total, heap.allocator.reserved, None, limit),
-        categories=categories,
-        layers=layers,
+        categories=shares.categories,
+        layers=shares.layers,
         instant=attribution.instant(at),
         unmodelled=tuple(
             Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")
@@ -109,30 +109,19 @@ def _live(heap: Heap, end: int) -> list[Buffer]:
 
 def _divide(
     program: Program, live: list[Buffer], peak: _Peak, layer_of: dict[int, str], attribution: Attribution
-) -> tuple[dict[str, int], dict[str, int]]:
+) -> Shares:
     """Return the bytes at the peak by category and by layer."""
-    categories = dict.fromkeys(
-        ("weights", "optimizer", "gradients", "activations", "inputs", "workspace", "allocator"), 0
-    )
-    layers: Counter[str] = Counter()
+    shares = Shares()
     arguments = frozenset(program.arguments)
     for buffer in live:
-        layer = None
         if (number := buffer.variable_at(peak.end)) is not None:
             kind = "optimizer" if program.variables[number].kind == "optimizer" else "weights"
-            layer = layer_of.get(number)
+            shares.add(buffer.bytes, kind, layer_of.get(number))
         elif buffer.node in arguments:
-            kind = "inputs"
+            shares.add(buffer.bytes, "inputs")
         elif buffer.node < 0:
-            kind = "workspace"
+            shares.add(buffer.bytes, "workspace")
         else:
             origin = attribution.origin(program.nodes[buffer.node].name)
-            kind = CATEGORIES[origin.phase]
-            layer = origin.layer
-            if buffer.is_scratch:
-                kind = "workspace"
-        categories[kind] += buffer.bytes
-        if layer is not None:
-            layers[layer] += buffer.bytes
-    categories["allocator"] = peak.in_use - sum(categories.values())
-    return categories, dict(layers)
+            shares.add(buffer.bytes, "workspace" if buffer.is_scratch else CATEGORIES[origin.phase], origin.layer)
+    return shares

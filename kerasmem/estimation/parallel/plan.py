@@ -3,70 +3,37 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kerasmem.errors import MissingExtraError, UsageError
-from kerasmem.estimation.allocator import GRAIN
-from kerasmem.estimation.compiled.hlo import LiveBuffer
-from kerasmem.estimation.compiled.planned import (
-    DEFAULT_MEMORY_LIMIT,
-    DEFAULT_TIMEOUT,
-    ENVIRONMENT,
-    Weights,
-    add_weights,
-    allocated,
-    divide,
-    requests,
-    with_row,
-)
+from kerasmem.estimation.allocator import GRAIN, smallest_limit
+from kerasmem.estimation.compiled import planned
+from kerasmem.estimation.compiled.hlo import Collective
 from kerasmem.estimation.outcome import SPREAD, Outcome
-from kerasmem.estimation.parallel.collectives import Collective
-from kerasmem.estimation.parallel.parallelism import DATA, MODEL, Parallelism
-from kerasmem.estimation.parallel.placement import Placed, not_divided
-from kerasmem.estimation.replay import smallest_limit
+from kerasmem.estimation.parallel.parallelism import DATA, MODEL, WEIGHTS, Parallelism, Placed, not_divided
 from kerasmem.estimation.report import Pool, Unmodelled
-from kerasmem.models.op_names import Instant
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import run_child
-from kerasmem.records import Record
 
 WORKER = "kerasmem.estimation.parallel.worker"
 FEATURE, EXTRA = "memory per device where weights, slots or an XLA step lie on several (Keras on JAX)", "jax"
 
 
-@dataclass(frozen=True)
-class DevicePlan(Record, what="device plan"):
+@dataclass(frozen=True, kw_only=True)
+class DevicePlan(planned.CompiledPlan, planned.PlannedBytes, what="device plan"):
     """What XLA plans for one device of several.
 
     Attributes:
-        argument, output, alias, temp: bytes, as for `gpu_target.plan.Variant`.
-        arguments: sizes of the step's arguments on a device, by group.
         placed: the variables and how they are divided.
         collectives: what is sent between devices.
-        live: what has memory at the peak, the largest first.
-        instant: when that is.
-        notes: what was assumed of the model's training.
     """
 
-    argument: int
-    output: int
-    alias: int
-    temp: int
-    arguments: Mapping[str, tuple[int, ...]]
     placed: tuple[Placed, ...]
     collectives: tuple[Collective, ...]
-    live: tuple[LiveBuffer, ...]
-    instant: Instant | None
-    notes: tuple[str, ...]
-
-    @property
-    def total(self) -> int:
-        """Bytes that the step needs on a device by this plan."""
-        return self.argument + self.output - self.alias + self.temp
 
 
-def device_plan(request: ModelRequest, asked: Parallelism, *, timeout: float = DEFAULT_TIMEOUT) -> DevicePlan:
+def device_plan(request: ModelRequest, asked: Parallelism, *, timeout: float = planned.DEFAULT_TIMEOUT) -> DevicePlan:
     """Have XLA plan a step that is spread over several devices; this machine's CPU stands in for each of them.
 
     Args:
@@ -91,7 +58,13 @@ def device_plan(request: ModelRequest, asked: Parallelism, *, timeout: float = D
     devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={asked.replicas}"}
     data = {"model": request.to_dict(), "parallelism": asked.to_dict()}
     return DevicePlan.from_dict(
-        run_child(WORKER, data, timeout=timeout, memory_limit=DEFAULT_MEMORY_LIMIT, env={**ENVIRONMENT, **devices})
+        run_child(
+            WORKER,
+            data,
+            timeout=timeout,
+            memory_limit=planned.DEFAULT_MEMORY_LIMIT,
+            env={**planned.ENVIRONMENT, **devices},
+        )
     )
 
 
@@ -99,7 +72,7 @@ def device_outcome(
     plan: DevicePlan,
     asked: Parallelism,
     rows: Collection[str] = (),
-    weights: Weights | None = None,
+    weights: planned.Weights | None = None,
 ) -> Outcome:
     """Return the peak on one device, divided by category and layer.
 
@@ -112,23 +85,16 @@ def device_outcome(
         rows: names of the layers in the report.
         weights: for "trainable" and "non_trainable" each weight's whole bytes and row, in the model's order.
     """
-    asking = requests(plan.arguments, plan.output - plan.alias, plan.temp)
+    asking, names = plan.requests(plan), frozenset(rows)
     total = sum(-(-size // GRAIN) * GRAIN for _, size in asking)
     limit = smallest_limit(asking)
-    categories, layers = divide(plan.arguments, plan.live, plan.temp + plan.output - plan.alias, frozenset(rows))
-    placed = {group: [each for each in plan.placed if each.group == group] for group in weights or {}}
-    add_weights(
-        layers,
-        weights or {},
-        {group: [each.bytes for each in found] for group, found in placed.items()},
-        {group: [each.on_device(asked.replicas) for each in found] for group, found in placed.items()},
-    )
-    categories["allocator"] = total - sum(categories.values())
+    whole = {group: [each.bytes for each in plan.placed if each.group == group] for group in weights or {}}
+    shares = plan.divided(plan, total, names, weights or {}, whole)
     spread = SPREAD["xla"]
     return Outcome(
-        "xla", "xla", total, int(total * (1 - spread)), int(max(allocated(asking).peak, limit) * (1 + spread)),
+        "xla", "xla", total, int(total * (1 - spread)), int(max(plan.allocated(plan).peak, limit) * (1 + spread)),
         Pool(plan.total, total, None, None, limit),
-        categories, layers, with_row(plan.instant, frozenset(rows)), _unmodelled(plan),
+        shares.categories, shares.layers, planned.with_row(plan.instant, names), _unmodelled(plan),
         (*_notes(plan, asked), *plan.notes),
     )  # fmt: skip
 
@@ -147,7 +113,7 @@ def _notes(plan: DevicePlan, asked: Parallelism) -> list[str]:
         f"Keras on JAX (KERAS_BACKEND=jax, keras.distribution) on {asked.replicas} devices: XLA's plan for one of "
         "them, with this machine's CPU in the devices' place; a GPU's kernels may take other scratch"
     ]
-    trained = [each for each in plan.placed if each.group in ("trainable", "non_trainable")]
+    trained = [each for each in plan.placed if each.group in WEIGHTS]
     slots = [each for each in plan.placed if each.group == "optimizer"]
     if asked.kind == MODEL:
         notes.append(f"weights: {_share(trained, asked.replicas)}, by {'the layout' if asked.layout else 'rule'}")

@@ -14,19 +14,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from kerasmem.errors import UsageError
-from kerasmem.estimation.compiled.child import (
-    argument_bytes,
-    at_peak,
-    compile_lowered,
-    dump_to,
-    lower,
-    planned_bytes,
-    shaped,
+from kerasmem.estimation.compiled import on_jax
+from kerasmem.estimation.compiled.hlo import collectives
+from kerasmem.estimation.parallel.parallelism import (
+    BATCH_AXIS,
+    DATA,
+    MODEL_AXIS,
+    Axes,
+    Parallelism,
+    Placed,
+    place,
+    unused_layout,
 )
-from kerasmem.estimation.compiled.step import JaxStep, jax_step
-from kerasmem.estimation.parallel.collectives import collectives
-from kerasmem.estimation.parallel.parallelism import BATCH_AXIS, DATA, MODEL_AXIS, Axes, Parallelism
-from kerasmem.estimation.parallel.placement import Placed, place, unused_layout
 from kerasmem.models.backend import allow_jax, import_keras
 from kerasmem.models.compiling import has_own_step
 from kerasmem.models.request import ModelRequest, open_request
@@ -53,9 +52,14 @@ def plan_request(data: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(
                 f"model {opened.model.name!r} has a train_step of its own, written for TensorFlow: {WAY_OUT}"
             )
-        step = jax_step(opened, request)
+        step = on_jax.jax_step(opened, request)
         layout = _layout_map(asked)
-        placed = place(_variables(opened.model, step), asked, layout.axes_of)
+        whole = [
+            Placed(str(each.path), tuple(each.shape), (None,) * len(each.shape), variable_bytes(each), name)
+            for name, group in step.variables.items()
+            for each in group
+        ]
+        placed = place(whole, asked, layout.axes_of)
         found = _compiled(step, placed, asked, layout)
         if unused := layout.unused():
             raise unused_layout(unused, [each.path for each in placed if each.group == "trainable"])
@@ -101,51 +105,37 @@ def _devices(count: int) -> list[str]:
     return [f"cpu:{device.id}" for device in jax.devices()[:count]]
 
 
-def _variables(model: Any, step: JaxStep) -> list[Placed]:
-    groups = {
-        "trainable": model.trainable_variables,
-        "non_trainable": model.non_trainable_variables,
-        "optimizer": model.optimizer.variables if "optimizer" in step.groups else [],
-        "metrics": model.metrics_variables if "metrics" in step.groups else [],
-    }
-    return [
-        Placed(str(each.path), tuple(each.shape), (None,) * len(each.shape), variable_bytes(each), name)
-        for name in step.groups
-        for each in groups[name]
-    ]
-
-
-def _compiled(step: JaxStep, placed: tuple[Placed, ...], asked: Parallelism, layout: Any) -> dict[str, Any]:
+def _compiled(step: on_jax.JaxStep, placed: tuple[Placed, ...], asked: Parallelism, layout: Any) -> dict[str, Any]:
     """Compile the step with its variables laid out, and return the plan for one device."""
     import jax
 
     mesh = layout.device_mesh.backend_mesh
 
     def on(tensor: Any, axes: Axes) -> Any:
-        return shaped(tensor, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)))
+        return on_jax.shaped(tensor, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)))
 
     def of_batch(tensor: Any) -> Any:
         rows = BATCH_AXIS if asked.kind == DATA else None
         return on(tensor, (rows, *[None] * (len(tensor.shape) - 1)))
 
-    by_group = {name: [each for each in placed if each.group == name] for name in step.groups}
+    by_group = ([each for each in placed if each.group == name] for name in step.variables)
     state = tuple(
-        [on(tensor, each.axes) for tensor, each in zip(group, by_group[name], strict=True)]
-        for name, group in zip(step.groups, step.state, strict=True)
+        [on(tensor, each.axes) for tensor, each in zip(tensors, group, strict=True)]
+        for tensors, group in zip(step.state(), by_group, strict=True)
     )
     data = import_keras().tree.map_structure(of_batch, step.data)
     kept = jax.tree.map(lambda each: each.sharding, state)
     with _distribution(asked, layout):
-        lowered = lower(step, state, data, f"; {WAY_OUT}", out_shardings=(None, kept))
+        lowered = on_jax.lower(step, state, data, f"; {WAY_OUT}", out_shardings=(None, kept))
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
-        compiled = compile_lowered(lowered, dump_to(folder), "several devices")
+        compiled = on_jax.compile_lowered(lowered, on_jax.dump_to(folder), "several devices")
         module = compiled.as_text()
         return {
-            **planned_bytes(compiled),
-            "arguments": argument_bytes(step, state, data, _shard_bytes),
+            **on_jax.planned_bytes(compiled),
+            "arguments": on_jax.argument_bytes(step, state, data, _shard_bytes),
             "placed": [each.to_dict() for each in placed],
             "collectives": [vars(each) for each in collectives(module)],
-            **at_peak(module, folder, step),
+            **on_jax.at_peak(module, folder, step),
         }
 
 

@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, Mark
-from kerasmem.estimation.allocator import GRAIN, BFCAllocator
-from kerasmem.estimation.replay import FREE, Step, replay, smallest_limit
+from kerasmem.estimation.allocator import FREE, GRAIN, BFCAllocator, Step, replay, smallest_limit
 
 SETUP, BATCH, FIRST, STEP = "setup", "batch", "first", "step"
 _STEPS_FOR_LIMIT = 3
@@ -24,6 +24,7 @@ _TOLERANCE = 0.01  # of a size: kernels' scratch grows by whole blocks
 _FUNCTION_NUMBER = re.compile(r"(__(?:inference|forward|backward)_\w*?)_\d+\b")
 
 Key = tuple[str, str, int]  # operation, region, occurrence of both within the segment
+_Sizes = dict[Any, set[int]]  # of allocations at one batch: by kind of segment and key, and by operation alone
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,6 @@ def fit_recording(segments: Sequence[Segment], batch_sizes: Sequence[int]) -> Fi
     """
     pattern = [segment for segment in segments if segment.run <= 1]
     others = [_sizes(segments, run) for run in range(2, len(batch_sizes) + 1)]
-    line = _Line(batch_sizes)
     steps: list[Step] = []
     slopes: list[float] = []
     begins: list[int] = []
@@ -148,9 +148,10 @@ def fit_recording(segments: Sequence[Segment], batch_sizes: Sequence[int]) -> Fi
                 continue
             slope, is_on, is_matched = 0.0, True, True
             if segment.kind != SETUP:
-                slope, is_on, is_matched = line.through(event, [each.find(segment.kind, key) for each in others])
+                alike = [_alike(each, segment.kind, key) for each in others]
+                slope, is_on, is_matched = _slope(batch_sizes, event, alike)
                 if not is_matched:
-                    slope, is_matched = line.guess(event, [each.of_operation(plain_name(event.op)) for each in others])
+                    slope, is_matched = _guess(batch_sizes, event, [each.get(key[0], set()) for each in others])
             if counts:
                 total += event.requested
                 off += event.requested * (not is_on)
@@ -188,66 +189,53 @@ def replay_fit(fit: Fit, batch_size: int, *, descending: bool, with_limit: bool 
     return Replayed(tuple(peaks), tuple(requested), pool.reserved, limit)
 
 
-class _Sizes:
-    """The sizes that allocations had at one batch: by kind of segment and key, and by operation alone."""
-
-    def __init__(self) -> None:
-        self.by_key: dict[tuple[str, Key], set[int]] = defaultdict(set)
-        self.by_operation: dict[str, set[int]] = defaultdict(set)
-
-    def find(self, kind: str, key: Key) -> set[int]:
-        found = self.by_key.get((kind, key))
-        if found is None and kind != BATCH:  # an operation may allocate in some steps and reuse a buffer in others
-            found = self.by_key.get((STEP if kind == FIRST else FIRST, key))
-        return found or set()
-
-    def of_operation(self, name: str) -> set[int]:
-        return self.by_operation.get(name, set())
-
-
 def _sizes(segments: Iterable[Segment], run: int) -> _Sizes:
-    sizes = _Sizes()
+    sizes: _Sizes = defaultdict(set)
     for segment in segments:
         if segment.run != run:
             continue
         for key, event in segment.keyed():
             if key is not None:
-                sizes.by_key[segment.kind, key].add(event.requested)
-                sizes.by_operation[plain_name(event.op)].add(event.requested)
+                sizes[segment.kind, key].add(event.requested)
+                sizes[key[0]].add(event.requested)
     return sizes
 
 
-@dataclass(frozen=True)
-class _Line:
-    """How a size grows with the batch, from its sizes at the largest batch and at smaller ones."""
+def _alike(sizes: _Sizes, kind: str, key: Key) -> set[int]:
+    found = sizes.get((kind, key))
+    if found is None and kind != BATCH:  # an operation may allocate in some steps and reuse a buffer in others
+        found = sizes.get((STEP if kind == FIRST else FIRST, key))
+    return found or set()
 
-    batch_sizes: Sequence[int]
 
-    def through(self, event: AllocatorEvent, others: Sequence[set[int]]) -> tuple[float, bool, bool]:
-        """Return the slope, whether the sizes lie on a line as far as can be seen, and whether there are any."""
-        size = event.requested
-        if not any(others):
-            return 0.0, True, False
-        slopes = [
-            [(size - other) / (self.batch_sizes[0] - batch) for other in sorted(found)]
-            for batch, found in zip(self.batch_sizes[1:], others, strict=True)
-        ]
-        if not all(slopes):
-            return min((slope for each in slopes for slope in each), key=abs), True, True
-        if len(slopes) == 1:
-            return min(slopes[0], key=abs), True, True
-        # Of what the nearer batch says, take what the farther one agrees with.
-        apart = self.batch_sizes[0] - self.batch_sizes[2]
-        near, wrong = min(
-            ((near, abs(near - far) * apart) for near in slopes[0] for far in slopes[1]), key=lambda pair: pair[1]
-        )
-        return near, wrong <= max(GRAIN, _TOLERANCE * size), True
+def _slope(batch_sizes: Sequence[int], event: AllocatorEvent, others: Sequence[set[int]]) -> tuple[float, bool, bool]:
+    """Return how a size grows with the batch, from the largest batch's and those of smaller ones.
 
-    def guess(self, event: AllocatorEvent, others: Sequence[set[int]]) -> tuple[float, bool]:
-        """Return a slope for an allocation that no other batch has, and whether it is a good one."""
-        if len(others) == 2 and all(others):
-            slope, is_on, _ = self.through(event, others)
-            if is_on:
-                return slope, True
-        is_batch_first = event.shape.startswith((f"[{self.batch_sizes[0]},", f"[{self.batch_sizes[0]}]"))
-        return (event.requested / self.batch_sizes[0] if is_batch_first else 0.0), False
+    Returns:
+        The slope, whether the sizes lie on a line as far as can be seen, and whether there are any.
+    """
+    size = event.requested
+    if not any(others):
+        return 0.0, True, False
+    slopes = [
+        [(size - other) / (batch_sizes[0] - batch) for other in sorted(found)]
+        for batch, found in zip(batch_sizes[1:], others, strict=True)
+    ]
+    if len(slopes) == 1 or not all(slopes):
+        return min((slope for each in slopes for slope in each), key=abs), True, True
+    # Of what the nearer batch says, take what the farther one agrees with.
+    apart = batch_sizes[0] - batch_sizes[2]
+    near, wrong = min(
+        ((near, abs(near - far) * apart) for near in slopes[0] for far in slopes[1]), key=lambda pair: pair[1]
+    )
+    return near, wrong <= max(GRAIN, _TOLERANCE * size), True
+
+
+def _guess(batch_sizes: Sequence[int], event: AllocatorEvent, others: Sequence[set[int]]) -> tuple[float, bool]:
+    """Return a slope for an allocation that no other batch has, and whether it is a good one."""
+    if len(others) == 2 and all(others):
+        slope, is_on, _ = _slope(batch_sizes, event, others)
+        if is_on:
+            return slope, True
+    is_batch_first = event.shape.startswith((f"[{batch_sizes[0]},", f"[{batch_sizes[0]}]"))
+    return (event.requested / batch_sizes[0] if is_batch_first else 0.0), False

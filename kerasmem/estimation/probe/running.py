@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.estimation.verification import Trial
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import ChildFailure, run_child
 from kerasmem.records import Record
@@ -16,6 +20,8 @@ from kerasmem.records import Record
 WORKER = "kerasmem.estimation.probe.worker"
 DEFAULT_TIMEOUT = 600.0
 _SHARE_OF_HOST = 0.95  # of the memory that is free when the worker starts; what it takes beyond would only swap
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)  # so some kernels end where memory runs out
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,11 @@ class Run:
     first: int
     peaks: tuple[int, ...]
     seconds: float
+
+    @property
+    def median(self) -> int:
+        """The usual peak, in bytes."""
+        return int(statistics.median(self.peaks))
 
 
 @dataclass(frozen=True)
@@ -84,23 +95,26 @@ def run_steps(
         ModelError: a step failed, or ran out of memory.
         KerasmemError: the process gave no answer: it was too slow or was ended by the system.
     """
-    data = {
-        "request": request.to_dict(),
-        "runs": [{"batch_size": size, "steps": steps} for size, steps in runs],
-        "folder": None if folder is None else os.fspath(folder),
-        "seconds": seconds,
-    }
-    return Answer.from_dict(ask_worker(WORKER, data, timeout=timeout, memory_limit=memory_limit))
+    more = {"folder": None if folder is None else os.fspath(folder), "seconds": seconds}
+    return Answer.from_dict(ask_worker(WORKER, request, runs, more, timeout=timeout, memory_limit=memory_limit))
 
 
 def ask_worker(
-    worker: str, data: dict[str, Any], *, timeout: float = DEFAULT_TIMEOUT, memory_limit: int | None = None
+    worker: str,
+    request: ModelRequest,
+    runs: Sequence[tuple[int, int]],
+    more: dict[str, Any],
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    memory_limit: int | None = None,
 ) -> dict[str, Any]:
     """Run a worker that trains real steps, and return its answer.
 
     Args:
         worker: its module.
-        data: what it is given: `request` (a `ModelRequest` as data), `runs` (each with a `batch_size`), ….
+        request: the model and how it is trained.
+        runs: (batch size, steps) pairs.
+        more: what else it is given.
         timeout: seconds for the whole process.
         memory_limit: bytes of host memory that the process may take; None: nearly all that is free.
 
@@ -114,23 +128,74 @@ def ask_worker(
     available = host_memory().available_bytes
     if memory_limit is None and available is not None:
         memory_limit = int(available * _SHARE_OF_HOST)
+    data = {
+        "request": request.to_dict(), "runs": [{"batch_size": size, "steps": steps} for size, steps in runs], **more,
+    }  # fmt: skip
     try:
-        return run_child(worker, data, timeout=timeout, memory_limit=memory_limit, env={"TF_CPP_MIN_LOG_LEVEL": "3"})
+        return run_child(worker, data, timeout=timeout, memory_limit=memory_limit, env=_QUIET)
     except ChildFailure as failure:
-        sizes = ", ".join(str(run["batch_size"]) for run in data["runs"])
-        model = data["request"]["source"] or data["request"]["factory"]
+        sizes = ", ".join(str(size) for size, _ in runs)
         raise KerasmemError(
-            f"the process that runs real steps of {model} at batch size {sizes} gave no "
-            f"answer: {failure.reason}; {_way_out(failure.reason)}"
+            f"the process that runs real steps of {request.source or request.factory} at batch size {sizes} gave no "
+            f"answer: {failure.reason}; {_way_out(failure)}"
         ) from failure
 
 
-def _way_out(reason: str) -> str:
-    if "longer than" in reason:
+def _way_out(failure: ChildFailure) -> str:
+    if failure.timed_out:
         return "allow more time (--timeout, timeout=…), take a smaller batch, or estimate without running it"
-    if "SIGSEGV" in reason or "SIGABRT" in reason:
-        return (
-            "some of TensorFlow's kernels end so where memory runs out: take a smaller batch, or estimate without "
-            "running it (kerasmem estimate)"
-        )
-    return "take a smaller batch, or estimate without running it (kerasmem estimate)"
+    smaller = "take a smaller batch, or estimate without running it (kerasmem estimate)"
+    if failure.signal in _CRASHES:
+        return f"some of TensorFlow's kernels end so where memory runs out: {smaller}"
+    return smaller
+
+
+def measured_notes(device: str, what: str, *more: str) -> tuple[str, ...]:
+    """Return the notes on a measurement: where it was made, what was done, and what a GPU may do otherwise."""
+    if device.startswith("GPU"):
+        return (f"measured on {device} through TensorFlow's allocator: {what}", *more)
+    other = "a GPU runs other kernels, which may take other scratch memory"
+    return (f"measured on {device} through the GPUs' allocator, on the CPU: {what}", *more, other)
+
+
+def try_batch(
+    request: ModelRequest, batch_size: int, limit_bytes: int, *, steps: int, last: int, timeout: float
+) -> Trial:
+    """Train and evaluate at a batch size, with the last batch of an epoch, under a limit.
+
+    Args:
+        request: the model and how it is trained.
+        batch_size: samples.
+        limit_bytes: for TensorFlow's allocator, on the first GPU or, without one, on the CPU.
+        steps: training steps.
+        last: samples of the last batch; 0 for none.
+        timeout: seconds for the process.
+
+    Raises:
+        KerasmemError: the model failed otherwise, or the process was too slow.
+    """
+    begin = time.monotonic()
+    counts = {request.mode: steps, **({"evaluate": 1} if request.mode == "train" else {})}
+    runs = [
+        {"mode": mode, "batch_size": size, "steps": count - 1}  # beside the first
+        for mode, most in counts.items()
+        for size, count in ((batch_size, most), (last, 1))
+        if size
+    ]
+    data = {"request": request.to_dict(), "runs": runs, "limit": limit_bytes}
+    # One region of the whole limit, as TensorFlow has it on a GPU unless it is told otherwise.
+    growth = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "false")
+    peak = None
+    try:
+        answer = run_child(WORKER, data, timeout=timeout, env={**_QUIET, "TF_FORCE_GPU_ALLOW_GROWTH": growth})
+        reason = answer.get("ran_out")
+        if reason is None:
+            peak = max(each for run in answer["runs"] for each in (run["first"], *run["peaks"]))
+    except ChildFailure as failure:
+        if failure.signal not in _CRASHES:
+            raise KerasmemError(
+                f"real steps at batch size {batch_size} gave no answer: {failure.reason}; allow more time "
+                "(--timeout, timeout=…), name a smaller maximum, or leave out --verify"
+            ) from failure
+        reason = f"{failure.reason}; TensorFlow may end so where memory runs out"
+    return Trial(batch_size, reason is None, peak, limit_bytes, time.monotonic() - begin, reason)

@@ -13,11 +13,13 @@ from typing import Any
 
 from kerasmem.compat.keras_layers import supports_jit
 from kerasmem.compat.keras_variables import give_value
+from kerasmem.devices.recording import start_recording
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import with_replaced
+from kerasmem.processes.forked_call import prepare_devices
 from kerasmem.processes.task import serve
 
 # Names of the marks in the recording, with the batch's place in the request as their number.
@@ -29,24 +31,30 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
     """Run the steps that were asked for.
 
     Args:
-        data: `request` (a `ModelRequest`); `runs`, a list of {"batch_size", "steps"}; `folder` for the recording or
-            None for none; `seconds`, after which no further step is begun once two of a run are done.
+        data: `request` (a `ModelRequest`); `runs`, a list of {"batch_size", "steps"}, and "mode" where it is not the
+            request's; `folder` for the recording, None for none; `seconds`, after which no further step is begun once
+            two of a run are done; `limit`, bytes for TensorFlow's allocator.
 
     Returns:
         The answer, JSON-ready: `device`, `execution`, `batch_size`, `weights`, `optimizer` (bytes), `notes`, and for
         each run `batch_size`, `inputs` (bytes), `before` (bytes in use before the steps), `peaks` (bytes, one a step,
-        without the first, which also sets things up), `first` (that one's), `seconds` a step.
+        without the first, which also sets things up), `first` (that one's), `seconds` a step. Where memory ran out
+        within a `limit`, only `ran_out`: the reason.
     """
-    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"  # the allocator that GPUs have, with its statistics
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # take no more of a GPU than the steps need
+    folder, limit = data.get("folder"), data.get("limit")
+    prepare_devices(limit)
     import tensorflow as tf
 
-    folder = data.get("folder")
     if folder is not None:
-        options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
-        tf.profiler.experimental.start(folder, options=options)
-    session = Session(ModelRequest.from_dict(data["request"]), folder is not None)
-    runs = [session.run(run["batch_size"], run["steps"], data.get("seconds")) for run in data["runs"]]
+        start_recording(folder)
+    try:
+        session = Session(ModelRequest.from_dict(data["request"]), folder is not None)
+        seconds = data.get("seconds")
+        runs = [session.run(run["batch_size"], run["steps"], seconds, run.get("mode")) for run in data["runs"]]
+    except (StepRanOutError, tf.errors.ResourceExhaustedError) as error:
+        if limit is None:
+            raise
+        return {"ran_out": str(error) if isinstance(error, StepRanOutError) else _reason(error)}
     if folder is not None:
         tf.profiler.experimental.stop()
     return {**session.facts(), "runs": runs}
@@ -72,13 +80,13 @@ class Session:
             self.structure, self.inputs = model_inputs(opened.model, request.input_shapes())
         give_values(self.model)
 
-    def run(self, batch_size: int, steps: int, seconds: float | None) -> dict[str, Any]:
-        """Train for some steps at one batch size."""
+    def run(self, batch_size: int, steps: int, seconds: float | None, mode: str | None = None) -> dict[str, Any]:
+        """Train for some steps at one batch size, or do what another mode does."""
         import tensorflow as tf
 
         self.count += 1
         try:
-            data, function = self._prepare(batch_size)
+            data, function = self._prepare(batch_size, mode or self.request.mode)
             with self.mark(BATCH_MARK):
                 tensors = tf.nest.map_structure(_filled, data)
             before = self.memory()["current"]
@@ -119,7 +127,7 @@ class Session:
             "notes": [] if self.prepared is None else list(self.prepared.notes),
         }
 
-    def _prepare(self, batch_size: int) -> tuple[Any, Callable[[Any], Any]]:
+    def _prepare(self, batch_size: int, mode: str) -> tuple[Any, Callable[[Any], Any]]:
         """Return specs of the batch, and a function that takes such a batch and runs the step."""
         import tensorflow as tf
 
@@ -129,7 +137,7 @@ class Session:
             self.jit_compile = self.device != "CPU:0" and supports_jit(model) if wanted == "auto" else bool(wanted)
             self.prepared = prepare_step(
                 model, with_replaced(self.training, request.optimizer, request.loss), self.structure, self.inputs,
-                batch_size, request.mode, self.jit_compile,
+                batch_size, mode, self.jit_compile,
             )  # fmt: skip
             self.prepared_size = batch_size
             give_values(model)
@@ -141,21 +149,16 @@ class Session:
             return tf.TensorSpec((batch_size, *shape[1:]) if own else shape, spec.dtype)
 
         # A new function for each batch size: the last one would be traced again, for any batch size.
-        if request.mode == "inference":
+        kind = {"inference": "predict", "evaluate": "test"}.get(mode, "train")
+        if kind == "predict":
             if model.run_eagerly is None or not model.compiled:
                 model.run_eagerly = False
             model.jit_compile = self.jit_compile
-            model.make_predict_function(force=True)
-            predict = model.predict_function
-            return tf.nest.map_structure(resized, (prepared.x,)), lambda tensors: predict([tensors])
-        if request.mode == "evaluate":
-            model.make_test_function(force=True)
-            function = model.test_function
-        else:
-            model.make_train_function(force=True)
-            function = model.train_function
+        getattr(model, f"make_{kind}_function")(force=True)
+        function = getattr(model, f"{kind}_function")
         data = (prepared.x,) if prepared.y is None else (prepared.x, prepared.y)
-        return tf.nest.map_structure(resized, data), lambda tensors: function(iter([tensors]))
+        specs = tf.nest.map_structure(resized, data)
+        return specs, lambda tensors: function([tensors] if kind == "predict" else iter([tensors]))
 
     def step(self, function: Callable[[Any], Any], tensors: Any, mark: str) -> int:
         """Run one step and return its peak in use, in bytes."""

@@ -1,39 +1,36 @@
 """The child process of `kerasmem profile`: trains real steps under TensorFlow's profiler and divides up one of them.
 
 The recording begins before the model is made, so that every chunk that is live in the step is known. Run by
-`kerasmem.estimation.profile.running`, never imported for its side effects.
+`kerasmem.estimation.measuring`, never imported for its side effects.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
-from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, Mark, read_recording
+from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, Mark, of_device, read_recording, start_recording
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.probe.running import measured_notes
 from kerasmem.estimation.probe.worker import FIRST_MARK, MARKS, STEP_MARK, Session
-from kerasmem.estimation.report import Bytes
+from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.xla import XlaRefused, compile_plan
 from kerasmem.models.op_names import Attribution, outside_scopes
 from kerasmem.models.op_scopes import NotedScopes, scopes_noted
 from kerasmem.models.request import ModelRequest
 from kerasmem.models.step import trace_step
+from kerasmem.processes.forked_call import prepare_devices
 from kerasmem.processes.task import serve
-from kerasmem.profiling.assembling import RecordedStep, assemble, of_device, usual
-from kerasmem.profiling.known_tensors import (
-    known_tensors,
-    optimizers_of,
-    tensors_of_model,
-    tensors_of_python,
-)
+from kerasmem.profiling.assembling import assemble, usual
+from kerasmem.profiling.known_tensors import known_tensors, optimizers_of, tensors_of_model, tensors_of_python
 from kerasmem.profiling.naming import Namer
-from kerasmem.profiling.replaying import KnownTensor
-from kerasmem.profiling.results import StepProfile
+from kerasmem.profiling.replaying import KnownTensor, replay_step
+from kerasmem.profiling.results import ProfiledLayer, ProfileSettings, StepProfile
 
 Contents = dict[int, tuple[tuple[int, str], ...]]
 
@@ -49,14 +46,12 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
         data: `request` (a `ModelRequest`), `runs` (one: {"batch_size", "steps"}), and `planned`: an estimate by the
             formula, whose model, settings and layers the profile takes over.
     """
-    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"  # the allocator that GPUs have, with its records
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    prepare_devices(None)
     import tensorflow as tf
 
     run = data["runs"][0]
     with tempfile.TemporaryDirectory(prefix="kerasmem-profile-") as folder:
-        options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
-        tf.profiler.experimental.start(folder, options=options)
+        start_recording(folder)
         session = _ProfiledSession(ModelRequest.from_dict(data["request"]))
         found = session.run(run["batch_size"], run["steps"] + WARM_UP_STEPS, SECONDS)
         tf.profiler.experimental.stop()
@@ -99,37 +94,35 @@ class _ProfiledSession(Session):
                 f"the profiler recorded no allocations of {self.device}; unset TF_GPU_ALLOCATOR, or use "
                 "`kerasmem measure`"
             )
-        template = StepProfile.from_dict({**_EMPTY, **planned, **_without_categories(planned)})
+        template, facts = MemoryReport.from_dict(planned), self.facts()
+        own = template.settings
         begins = [mark.time for mark in marks if mark.name == STEP_MARK]
         ends = [mark.time for mark in marks if mark.name == END_MARK]
         peaks = run["peaks"]
         skipped = min(WARM_UP_STEPS, len(peaks) - 1)
         number = skipped + usual(peaks[skipped:])
-        first, last = (_place(events, each[number]) for each in (begins, ends))
+        first, last = (bisect.bisect_left(events, each[number], key=_time) for each in (begins, ends))
         before, after = self.held[number]
         contents, scopes, notes, at = self._contents()
         names = [optimizer.name for optimizer in optimizers_of(self.model)] if self.request.mode == "train" else []
         attribution = Attribution(scopes, [row.name for row in template.layers], tuple(names))
         outside = outside_scopes(self.noted.operations(), attribution)
-        where = "TensorFlow's allocator" if self.device.startswith("GPU") else "the GPUs' allocator, on the CPU"
-        said = [
-            f"measured on {self.device} through {where}: the step with the median peak of {len(peaks) - skipped}, "
-            f"after {skipped + 1} to warm up; {run['seconds']:.2g} s a step under the profiler",
-            *self.facts()["notes"],
-            *notes,
-        ]
-        if not self.device.startswith("GPU"):
-            said.append("a GPU runs other kernels, which may take other scratch memory")
+        what = (
+            f"the step with the median peak of {len(peaks) - skipped}, after {skipped + 1} to warm up; "
+            f"{run['seconds']:.2g} s a step under the profiler"
+        )
         return assemble(
-            RecordedStep(events[first:last], events[:first], tuple(before), tuple(after), True),
+            replay_step(events[first:last], events[:first], before, after, is_complete=True),
             Namer(attribution, contents, outside, at=at, is_xla=self.jit_compile),
             template.model,
-            replace(template.settings, method="profile", execution=self.facts()["execution"]),
-            template.layers,
+            ProfileSettings(
+                own.batch_size, own.optimizer, own.loss, own.dtype_policy, own.mode, facts["execution"], own.device
+            ),
+            [ProfiledLayer(**{**vars(row), "bytes_at_peak": 0, "bytes": 0}) for row in template.layers],
             peaks=peaks[skipped:],
             reserved=_reserved(events[:last], self.device),
-            notes=said,
-            formula=template.formula,
+            notes=measured_notes(self.device, what, *facts["notes"], *notes),
+            formula=asdict(template.formula),
         )
 
     def _contents(self) -> tuple[Contents, dict[str, tuple[str, ...]], list[str], str | None]:
@@ -145,25 +138,8 @@ class _ProfiledSession(Session):
         return {plan.temporary: plan.live}, traced.scopes, [note], plan.at
 
 
-_EMPTY: dict[str, Any] = {"shares": [], "timeline": [], "live": [], "live_chunks": 0, "before": 0, "requested": None,
-                          "reserved": None, "events": 0, "instant": None}  # fmt: skip
-
-
-def _without_categories(planned: dict[str, Any]) -> dict[str, Any]:
-    """Return bytes and layers of an estimate as a profile's that is still to be filled."""
-    return {
-        "bytes": {"total": 0, "low": None, "high": None, **dict.fromkeys(Bytes.CATEGORIES, 0)},
-        "layers": [{**row, "bytes_at_peak": 0, "bytes": 0} for row in planned["layers"]],
-        "notes": [],
-        "unmodelled": [],
-    }
-
-
-def _place(events: Sequence[AllocatorEvent], time: int) -> int:
-    """Return the number of the first event from a time on."""
-    import bisect
-
-    return bisect.bisect_left(events, time, key=lambda event: event.time)
+def _time(event: AllocatorEvent) -> int:
+    return event.time
 
 
 def _reserved(events: Sequence[AllocatorEvent], device: str) -> int | None:

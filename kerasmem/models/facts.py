@@ -1,0 +1,76 @@
+"""What reports say of a model and of each of its layers: counts, shapes and bytes, without Keras."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kerasmem.records import renamed
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model: name, where it came from, layers and parameters (counts)."""
+
+    name: str
+    source: str
+    layers: int
+    parameters: int
+    trainable_parameters: int
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """The peak in bytes and what it is made of; None where the method does not know."""
+
+    total: int
+    low: int | None
+    high: int | None
+    weights: int | None = None
+    optimizer: int | None = None
+    gradients: int | None = None
+    activations: int | None = None
+    inputs: int | None = None
+    workspace: int | None = None
+    allocator: int | None = None
+
+    CATEGORIES: ClassVar[tuple[str, ...]] = (
+        "weights", "optimizer", "gradients", "activations", "inputs", "workspace", "allocator",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerMemory:
+    """One layer.
+
+    Attributes:
+        name: the path of names through nested models, joined by "/".
+        class_name: the layer's class ("class" in JSON).
+        output_shape: of its first output, None for the batch; None where it is not known.
+        parameters: numbers in its weights, each weight counted in the first layer that has it.
+        trainable_parameters: those of them that are trained.
+        activation_elements: output elements for one sample, over all uses; 0 for a view, None if unknown.
+        activation_bytes: the same in bytes at the true dtype, for one sample.
+        weight_bytes: its weights in bytes at their true dtype.
+        dtype: of its first output.
+        uses: how often the model calls it.
+        kind: "input", "layer" or "view".
+        inputs: the names of the layers whose outputs it takes, as far as known.
+        bytes: its part of the report's total, where the method divides the total by layer.
+        bytes_at_peak: what it holds at the peak, where the method knows.
+    """
+
+    name: str
+    class_name: str = renamed("class")
+    output_shape: tuple[int | None, ...] | None
+    parameters: int = 0
+    activation_elements: int | None = None
+    bytes_at_peak: int | None = None
+    bytes: int | None = None
+    trainable_parameters: int = 0
+    activation_bytes: int | None = None
+    weight_bytes: int = 0
+    dtype: str | None = None
+    uses: int = 1
+    kind: str = "layer"
+    inputs: tuple[str, ...] = ()
