@@ -56,14 +56,9 @@ def main(args: list[str] | None = None) -> None:
         code = cli.main(arguments, prog_name="kerasmem", standalone_mode=False, obj=args is None) or 0
         sys.stdout.flush()  # a full disk is met here, not at the interpreter's end
         sys.exit(code)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(2)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
     except (KeyboardInterrupt, click.Abort):
         _complain("interrupted")
         sys.exit(130)
@@ -73,8 +68,8 @@ def main(args: list[str] | None = None) -> None:
     except Exception as error:
         if debug:
             traceback.print_exc()
-            sys.exit(getattr(error, "exit_code", 1))
-        _complain(_message(error))
+        else:
+            _complain(_message(error))
         sys.exit(getattr(error, "exit_code", 1))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 EXAMPLES = """\b
@@ -32,15 +34,7 @@ The exit code is the script's own; 1 where it ran out of memory with one row at 
     metavar="DIR",
     help="Keep the checkpoints; a later run goes on from them.",
 )
-def command(
-    script: str,
-    arguments: tuple[str, ...],
-    micro_batches: int | None,
-    save_freq: int | None,
-    every: int | None,
-    restarts: int,
-    keep: str | None,
-) -> int:
+def command(save_freq: int | None, every: int | None, keep: str | None, **options: Any) -> int:
     """Run SCRIPT with its ARGUMENTS, and go on where it runs out of memory or is killed.
 
     Each `model.fit` in it becomes `kerasmem.fit`: a step that runs out is repeated in micro-batches. Where the process
@@ -56,12 +50,4 @@ def command(
 
     if every is not None:
         click.echo("kerasmem run: --every is called --save-freq now", err=True)
-    return supervise(
-        script,
-        arguments,
-        say=say,
-        micro_batches=micro_batches,
-        save_freq=save_freq or every or 100,
-        restarts=restarts,
-        folder=keep,
-    )
+    return supervise(say=say, save_freq=save_freq or every or 100, folder=keep, **options)

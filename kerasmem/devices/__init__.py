@@ -10,10 +10,9 @@ recording  what TensorFlow's profiler recorded of the allocator, event by event
 nvml       what the NVIDIA driver sees (the only module that touches NVML)
 visible    which NVML device a CUDA ordinal is
 host       what this process and this machine use
-tree       what this process and those under it hold, for a background thread
 limits     what this job may have: control groups, Slurm; how hard memory is to get
 sharing    who else is on the cards
-processes  processes of this machine, and which files they have open
+processes  what processes and those under them hold, and which files they have open
 health     reserved, largest free block and fragmentation of an allocator
 doctor     does TensorFlow see the GPU, and why not (doctor_child asks it, doctor_rules judges)
 live       all of it as plain results, without TensorFlow

@@ -64,7 +64,7 @@ def examine(timeout: float = 120.0) -> Examination:
     machine, said = read_machine(), ask_tensorflow(timeout)
     names = sorted(name for name in os.environ if name.startswith(_PREFIXES) and not name.startswith("TF_CLI_"))
     findings = judge(said, machine, os.environ)
-    findings += [Finding("note", text, None) for text in read_limits().notes]
+    findings += [Finding("note", text) for text in read_limits().notes]
     findings.sort(key=lambda finding: ("problem", "note", "fine").index(finding.kind))
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     return Examination(python, machine, {name: os.environ[name] for name in names}, tuple(findings), said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ class Finding:
 
     kind: Literal["problem", "note", "fine"]
     what: str
-    way_out: str | None
+    way_out: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,12 @@ class SelfReport:
 
 def judge(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:
     """Return what it all comes to."""
-    found = []
+    found = [*_about_gpus(said, machine, environ), *_about_variables(said, environ), *_about_borrowed(said)]
     if said.failure is not None:
-        found.append(Finding("problem", f"TensorFlow {said.failure}", _cure(said)))
-    found += _about_gpus(said, machine, environ)
-    found += _about_variables(said, environ)
-    found += _about_borrowed(said)
+        found.insert(0, Finding("problem", f"TensorFlow {said.failure}", _cure(said)))
     if said.jit_compile is not None:
         state = "on" if said.jit_compile else "off"
-        found.append(Finding("fine", f"XLA is {state} by default here (Keras's jit_compile='auto')", None))
+        found.append(Finding("fine", f"XLA is {state} by default here (Keras's jit_compile='auto')"))
     return found
 
 
@@ -152,89 +149,79 @@ def _cure(said: SelfReport) -> str | None:
     return "run `python -c 'import tensorflow'` for the whole message"
 
 
-def _about_gpus(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:
-    if said.gpus:
-        return _about_seen(said)
+def _about_gpus(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> Iterator[Finding]:
     hidden = environ.get("CUDA_VISIBLE_DEVICES")
-    if hidden is not None and (not hidden.strip() or hidden.strip().startswith("-")):
-        what = f"TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES={hidden!r} hides them all"
-        return [Finding("problem" if machine.devices else "note", what, "unset CUDA_VISIBLE_DEVICES")]
-    if not machine.devices:
-        return [Finding("note", f"no GPU to use: {machine.reason}", None)]
     cards = f"the driver lists {len(machine.devices)}, TensorFlow none"
-    if hidden is not None and all(device.cuda_index is None for device in machine.devices):
+    if said.gpus:
+        yield from _about_seen(said)
+    elif hidden is not None and (not hidden.strip() or hidden.strip().startswith("-")):
+        what = f"TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES={hidden!r} hides them all"
+        yield Finding("problem" if machine.devices else "note", what, "unset CUDA_VISIBLE_DEVICES")
+    elif not machine.devices:
+        yield Finding("note", f"no GPU to use: {machine.reason}")
+    elif hidden is not None and all(device.cuda_index is None for device in machine.devices):
         what = f"{cards}: CUDA_VISIBLE_DEVICES={hidden!r} names no card of this machine"
-        return [Finding("problem", what, "unset it, or name a card that `kerasmem devices` lists")]
-    return _about_unseen(said, cards, environ)
+        yield Finding("problem", what, "unset it, or name a card that `kerasmem devices` lists")
+    elif (why := _why_unseen(said, environ)) is not None:
+        yield Finding("problem", f"{cards}{why[0]}", why[1])
 
 
-def _about_unseen(said: SelfReport, cards: str, environ: Mapping[str, str]) -> list[Finding]:
+def _why_unseen(said: SelfReport, environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return why TensorFlow does not see the cards that the driver lists and the environment lets through."""
     if said.built_with_cuda is False:
-        return [Finding("problem", f"{cards}: this TensorFlow was built without CUDA", _INSTALL)]
+        return ": this TensorFlow was built without CUDA", _INSTALL
     if said.log.driver is not None:
-        return [Finding("problem", f"{cards}: {said.log.driver}", "update the NVIDIA driver, and restart the machine")]
+        return f": {said.log.driver}", "update the NVIDIA driver, and restart the machine"
     if said.log.missing:
-        names = ", ".join(said.log.missing)
+        way_out = f"{_INSTALL} brings them"
         if "libcuda.so.1" in said.log.missing:
             way_out = "libcuda.so.1 comes with the NVIDIA driver: install it, or start the container with --gpus all"
-        else:
-            way_out = f"{_INSTALL} brings them"
-            if environ.get("LD_LIBRARY_PATH"):
-                way_out += "; LD_LIBRARY_PATH is set and may lead to others"
-        return [Finding("problem", f"{cards}: libraries could not be loaded: {names}", way_out)]
+        elif environ.get("LD_LIBRARY_PATH"):
+            way_out += "; LD_LIBRARY_PATH is set and may lead to others"
+        return f": libraries could not be loaded: {', '.join(said.log.missing)}", way_out
     if said.failure is not None:
-        return []
-    return [Finding("problem", f"{cards}, and its log does not say why", "see the log below; restart the machine")]
+        return None
+    return ", and its log does not say why", "see the log below; restart the machine"
 
 
-def _about_seen(said: SelfReport) -> list[Finding]:
+def _about_seen(said: SelfReport) -> Iterator[Finding]:
     names = ", ".join(f"{gpu['name'].removeprefix('/physical_device:')} ({gpu['card'] or '?'})" for gpu in said.gpus)
-    found = [Finding("fine", f"TensorFlow sees {names}", None)]
+    yield Finding("fine", f"TensorFlow sees {names}")
     if not any(gpu["growth"] for gpu in said.gpus):
-        found.append(
-            Finding(
-                "note",
-                "memory growth is off: TensorFlow takes nearly a whole card when it first touches it",
-                "call kerasmem.enable_memory_growth() first, or set TF_FORCE_GPU_ALLOW_GROWTH=true",
-            )
-        )
+        what = "memory growth is off: TensorFlow takes nearly a whole card when it first touches it"
+        yield Finding("note", what, "call kerasmem.enable_memory_growth() first, or set TF_FORCE_GPU_ALLOW_GROWTH=true")
     if said.log.placed and not any(place.startswith("GPU") for place in said.log.placed):
-        found.append(Finding("problem", "a small training step ran on the CPU although there is a GPU", None))
-    return found
+        yield Finding("problem", "a small training step ran on the CPU although there is a GPU")
 
 
-def _about_variables(said: SelfReport, environ: Mapping[str, str]) -> list[Finding]:
-    found = []
+def _about_variables(said: SelfReport, environ: Mapping[str, str]) -> Iterator[Finding]:
     allocator = environ.get("TF_GPU_ALLOCATOR")
     if allocator == "cuda_malloc_async":
         what = "TF_GPU_ALLOCATOR=cuda_malloc_async: CUDA's pool in place of TensorFlow's allocator"
-        found.append(Finding("note", f"{what}; estimates of chunk waste do not hold for it", None))
+        yield Finding("note", f"{what}; estimates of chunk waste do not hold for it")
     elif allocator:
         what = f"TF_GPU_ALLOCATOR={allocator!r} is no allocator that TensorFlow knows"
-        found.append(Finding("problem", what, "unset it, or write cuda_malloc_async"))
+        yield Finding("problem", what, "unset it, or write cuda_malloc_async")
     growth = environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
     if growth not in (None, "true", "false"):
         what = f"TF_FORCE_GPU_ALLOW_GROWTH={growth!r} is not understood and has no effect"
-        found.append(Finding("problem", what, "write true or false, in small letters"))
+        yield Finding("problem", what, "write true or false, in small letters")
     jax = sorted(name for name in environ if name.startswith("XLA_PYTHON_CLIENT_"))
     if jax and said.backend != "jax":
         what = f"{', '.join(jax)}: JAX's; TensorFlow does not read {'it' if len(jax) == 1 else 'them'}"
-        found.append(Finding("note", what, "for TensorFlow, TF_FORCE_GPU_ALLOW_GROWTH=true"))
+        yield Finding("note", what, "for TensorFlow, TF_FORCE_GPU_ALLOW_GROWTH=true")
     if said.backend not in (None, "tensorflow"):
-        found.append(Finding("note", f"Keras runs on {said.backend}, not on TensorFlow", "KERAS_BACKEND=tensorflow"))
-    return found
+        yield Finding("note", f"Keras runs on {said.backend}, not on TensorFlow", "KERAS_BACKEND=tensorflow")
 
 
-def _about_borrowed(said: SelfReport) -> list[Finding]:
-    missing = [each for each in said.borrowed if each.missing is not None]
-    if said.borrowed and not missing:
-        count = len(said.borrowed)
-        return [Finding("fine", f"all {count} private parts of other packages that kerasmem uses are there", None)]
+def _about_borrowed(said: SelfReport) -> Iterator[Finding]:
     found: dict[tuple[str, str], list[str]] = {}
-    for each in missing:
-        found.setdefault((each.feature, each.package), []).append(str(each.missing))
-    return [
-        Finding("note", f"off or unsure: {feature} ({'; '.join(what)})", f"install a version of {package} that has it")
-        for (feature, package), what in found.items()
-    ]
+    for each in said.borrowed:
+        if each.missing is not None:
+            found.setdefault((each.feature, each.package), []).append(each.missing)
+    if said.borrowed and not found:
+        what = f"all {len(said.borrowed)} private parts of other packages that kerasmem uses are there"
+        yield Finding("fine", what)
+    for (feature, package), missing in found.items():
+        what = f"off or unsure: {feature} ({'; '.join(missing)})"
+        yield Finding("note", what, f"install a version of {package} that has it")

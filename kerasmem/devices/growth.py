@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,67 +77,56 @@ def enable_memory_growth(config: Any | None = None, *, environ: Mapping[str, str
         gpus = list(config.get_visible_devices("GPU"))
     except Exception as error:  # a broken driver must not stop a program that only asked for growth
         return GrowthStatus("failed", (), f"TensorFlow could not list its GPUs: {error}")
-    names = tuple(gpu.name for gpu in gpus)
     if not gpus:
         return GrowthStatus("no gpu", (), "TensorFlow sees no GPU, so there is nothing to switch.")
     forced = (os.environ if environ is None else environ).get(_FORCE)
+    state: GrowthState = "already on"
     if forced == "true":
-        return GrowthStatus("already on", names, f"Memory growth is on: {_FORCE}=true is in the environment.")
-    if forced == "false":
+        message = f"Memory growth is on: {_FORCE}=true is in the environment."
+    elif forced == "false":
+        state = "set differently"
         message = f"Memory growth is off: {_FORCE}=false in the environment overrides the program. Unset it."
-        return GrowthStatus("set differently", names, message)
-    return _switch_on(config, gpus, names)
+    else:
+        state, message = _switch_on(config, gpus)
+    return GrowthStatus(state, tuple(gpu.name for gpu in gpus), message)
 
 
-def _switch_on(config: Any, gpus: list[Any], names: tuple[str, ...]) -> GrowthStatus:
+def _switch_on(config: Any, gpus: list[Any]) -> tuple[GrowthState, str]:
     """Set growth on all of `gpus`, or leave them as they were and say why."""
-    limited = [gpu.name for gpu in gpus if config.get_logical_device_configuration(gpu)]
-    if limited:
-        message = (
+    if limited := [gpu for gpu in gpus if config.get_logical_device_configuration(gpu)]:
+        return "set differently", (
             f"{_listing(limited)} was divided into logical devices with a fixed memory limit, which "
             "TensorFlow does not combine with memory growth. The limit stands; remove "
             "set_logical_device_configuration() if you would rather have growth."
         )
-        return GrowthStatus("set differently", names, message)
     before = {gpu: config.experimental.get_memory_growth(gpu) for gpu in gpus}
     if all(before.values()):
-        return GrowthStatus("already on", names, f"Memory growth was on already for {_listing(names)}.")
-    refused = [gpu.name for gpu in gpus if before[gpu] is False]
-    if refused:
-        message = (
+        return "already on", f"Memory growth was on already for {_listing(gpus)}."
+    if refused := [gpu for gpu in gpus if before[gpu] is False]:
+        return "set differently", (
             f"This program switched memory growth off for {_listing(refused)} with "
             "set_memory_growth(…, False); that choice stands. Remove that call, or pass True, to have growth."
         )
-        return GrowthStatus("set differently", names, message)
     changed = []
     try:
         for gpu in gpus:
             config.experimental.set_memory_growth(gpu, True)
             changed.append(gpu)
-    except RuntimeError as error:
-        _restore(config, changed, before)
-        message = (
+    except (RuntimeError, ValueError) as error:
+        with contextlib.suppress(RuntimeError, ValueError):
+            for gpu in changed:  # GPUs that differ stop TensorFlow from starting at all
+                config.experimental.set_memory_growth(gpu, before[gpu])
+        if isinstance(error, ValueError):
+            return "failed", f"TensorFlow refused memory growth: {error}"
+        return "too late", (
             f"Too late for memory growth: TensorFlow has initialised its devices already ({error}), "
-            f"and takes nearly all the memory of {_listing(names)} at once. {_FIRST}"
+            f"and takes nearly all the memory of {_listing(gpus)} at once. {_FIRST}"
         )
-        return GrowthStatus("too late", names, message)
-    except ValueError as error:
-        _restore(config, changed, before)
-        return GrowthStatus("failed", names, f"TensorFlow refused memory growth: {error}")
-    return GrowthStatus("on", names, f"Memory growth is on for {_listing(names)}.")
+    return "on", f"Memory growth is on for {_listing(gpus)}."
 
 
-def _restore(config: Any, gpus: list[Any], before: Mapping[Any, bool | None]) -> None:
-    """Put `gpus` back as they were, for GPUs that differ stop TensorFlow from starting at all."""
-    for gpu in gpus:
-        try:
-            config.experimental.set_memory_growth(gpu, before[gpu])
-        except (RuntimeError, ValueError):
-            return
-
-
-def _listing(names: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(name.removeprefix("/physical_device:") for name in names)
+def _listing(gpus: list[Any]) -> str:
+    return ", ".join(gpu.name.removeprefix("/physical_device:") for gpu in gpus)
 
 
 def _tensorflow_config() -> tuple[Any, GrowthStatus | None]:
@@ -148,10 +138,9 @@ def _tensorflow_config() -> tuple[Any, GrowthStatus | None]:
     except ImportError:
         backend = "tensorflow"
     if backend != "tensorflow":
-        message = (
-            f"Keras runs on {backend}, and memory growth is TensorFlow's. "
-            + {"jax": "XLA_PYTHON_CLIENT_PREALLOCATE=false in the environment does the same for JAX."}.get(backend, "")
-        ).strip()
+        message = f"Keras runs on {backend}, and memory growth is TensorFlow's."
+        if backend == "jax":
+            message += " XLA_PYTHON_CLIENT_PREALLOCATE=false in the environment does the same for JAX."
         return None, GrowthStatus("other backend", (), message)
     try:
         import tensorflow as tf

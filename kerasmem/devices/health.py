@@ -9,10 +9,11 @@ What is allocated for it is small beside what is free, and given back at once. T
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -141,16 +142,16 @@ def _measure(tf: Any, device: str) -> tuple[AllocatorEvent, float] | None:
     size = _FIRST
     while size <= _LAST:
         shapes = [tf.constant([count // 4]) for count in (_SMALL, size)]  # made before, for they take memory too
-        with _Recording(tf) as recording, tf.device(device):
+        with _recorded(tf) as events, tf.device(device):
             small, large = (functools.partial(_empty, tf, shape) for shape in shapes)
             held = small()
             block = large()
             last = small()
             del block
             del held, last
-        if not any(event.requested == size for event in recording.events):
+        if not any(event.requested == size for event in events):
             return None
-        clue = _clue(recording.events, size)
+        clue = _clue(events, size)
         if clue is None:
             break
         if before is not None and clue.agrees(before):
@@ -213,23 +214,17 @@ def _rounded(size: float) -> int:
     return whole if abs(whole - size) <= 2e-3 * size else round(size / 256) * 256
 
 
-class _Recording:
-    """The allocations while a `with` lasts, as TensorFlow's profiler sees them."""
-
-    def __init__(self, tf: Any) -> None:
-        self._profiler = tf.profiler.experimental
-        self.events: tuple[AllocatorEvent, ...] = ()
-
-    def __enter__(self) -> _Recording:
-        self._folder = tempfile.TemporaryDirectory()
-        options = self._profiler.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=0)
-        self._profiler.start(self._folder.name, options=options)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+@contextlib.contextmanager
+def _recorded(tf: Any) -> Iterator[list[AllocatorEvent]]:
+    """Yield a list that gets the allocations while a `with` lasts, as TensorFlow's profiler sees them."""
+    profiler, is_whole = tf.profiler.experimental, False
+    events: list[AllocatorEvent] = []
+    options = profiler.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=0)
+    with tempfile.TemporaryDirectory() as folder:
+        profiler.start(folder, options=options)
         try:
-            self._profiler.stop(save=kind is None)
-            if kind is None:
-                self.events = read_allocator_events(self._folder.name)
+            yield events
+            is_whole = True
         finally:
-            self._folder.cleanup()
+            profiler.stop(save=is_whole)
+        events += read_allocator_events(folder)

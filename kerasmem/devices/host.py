@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import re
 import time
@@ -207,9 +206,8 @@ def held_bytes() -> int:
         >>> held_bytes() - before >= 2**24
         True
     """
-    trim = _trim()
-    if trim is not None:
-        trim(0)
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
     status = process_status(Path(_PROC))
     found = [size for name, size in status.items() if name in ("RssAnon", "VmSwap")]
     if found:
@@ -217,13 +215,3 @@ def held_bytes() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
-
-
-@functools.cache
-def _trim() -> Callable[[int], int] | None:
-    """Return glibc's malloc_trim(3); None where there is another C library."""
-    try:
-        function: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return None
-    return function

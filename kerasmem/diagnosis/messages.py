@@ -93,7 +93,7 @@ class Message:
 
 @functools.cache
 def read_data(name: str) -> dict[str, Any]:
-    """Return what a file of this room holds: "messages" or "texts"."""
+    """Return what a file of this room holds: "messages", "scopes" or "texts"."""
     data: dict[str, Any] = json.loads(resources.files(__package__).joinpath(f"data/{name}.json").read_text("utf-8"))
     return data
 

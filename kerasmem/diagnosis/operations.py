@@ -7,31 +7,14 @@ numbers every scope of a call ("net_1/block_2_1/Relu" is the layer block_2 of th
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
+from kerasmem.diagnosis.messages import read_data
 from kerasmem.models.op_names import BACKWARD
 
 _NUMBERED = re.compile(r"(.+)_\d{1,4}")
-_WRAPPERS = re.compile(
-    r"(?:StatefulPartitionedCall|PartitionedCall|while|body|cond|then|else|train_function|replica|replica_\d+|loop_body"
-    r"|one_step_on_(?:data|iterator)|jit\(.*|training|train_step|map|scan|remat.*|custom_jvp_call|pjit)(?:_\d+)?"
-)
-_OPTIMIZERS = re.compile(
-    r"(?i)(?:adam|adamw|adam_w|sgd|rmsprop|adagrad|adadelta|adamax|nadam|ftrl|lion|adafactor|lamb|muon"
-    r"|loss_scale_optimizer|optimizer|apply_gradients|rms_prop)(?:_\d+)?"
-)
-# scopes that operations open inside a layer
-_INSIDE = re.compile(
-    r"(?i)(?:convolution|conv\dd|separable_conv2d|depthwise|batchnorm|moments|einsum|tensordot|kernel|bias|add|sub|mul|div"
-    r"|truediv|floordiv|pow|sum|mean|matmul|reshape|dropout|normalize|softmax|sequential_call|random_uniform|lstm_cell"
-    r"|gru_cell|regularizer|l2_?loss|fusedbatchnorm.*|biasadd.*|relu.*|gelu|read|assign.*|const|initializer|zeros|fill"
-    r"|concat|stack|strided_slice|pad|transpose|tile|square.*|sqrt|rsqrt|maximum|minimum|cast|selu|tanh|sigmoid|swish)"
-    r"(?:_grad)?(?:_\d+)?"
-)
-_LOSSES = re.compile(
-    r"(?i)(?:compile_loss|loss|.*_?crossentropy|mean_.*_error|mse|mae|metrics?|compile_metrics)(?:_\d+)?"
-)
 
 
 @dataclass(frozen=True)
@@ -40,6 +23,14 @@ class OperationName:
 
     layer: str | None
     phase: str | None
+
+
+@functools.cache
+def _scope(kind: str) -> re.Pattern[str]:
+    """Return what matches the scopes of a kind, with the number that may follow: see `data/scopes.json`."""
+    names = "|".join(read_data("scopes")[kind])
+    case, end = "" if kind == "wrappers" else "(?i)", "(?:_grad)?" if kind == "inside" else ""
+    return re.compile(rf"{case}(?:{names}){end}(?:_\d+)?")
 
 
 def parse_operation(name: str, *, keras: int | None = None) -> OperationName:
@@ -61,16 +52,16 @@ def parse_operation(name: str, *, keras: int | None = None) -> OperationName:
     # the tape adds up the gradients of a value that was used more than once outside any scope
     backward = backward or any(re.fullmatch(r"AddN(?:_\d+)?", part) for part in parts)
     backward = backward or any(part.endswith("_grad") or "Backprop" in part for part in parts)
-    while parts and (_WRAPPERS.fullmatch(parts[0]) or parts[0] == BACKWARD):
+    while parts and (_scope("wrappers").fullmatch(parts[0]) or parts[0] == BACKWARD):
         parts.pop(0)
-    if parts and _OPTIMIZERS.fullmatch(parts[0]) and not backward:
+    if parts and _scope("optimizers").fullmatch(parts[0]) and not backward:
         return OperationName(None, "optimizer")
     if backward:
         parts = [part for part in parts if part != BACKWARD and not re.fullmatch(r"gradients?(?:_\d+)?", part)]
-        parts = parts[1:] if parts and _OPTIMIZERS.fullmatch(parts[0]) else parts
+        parts = parts[1:] if parts and _scope("optimizers").fullmatch(parts[0]) else parts
     if len(parts) < 2:  # of no layer: an operation of the step's own
         return OperationName(None, "backward" if backward else None)
-    if _LOSSES.fullmatch(parts[0]) and not re.search(r"conv|dense|block", parts[0]):
+    if _scope("losses").fullmatch(parts[0]) and not re.search(r"conv|dense|block", parts[0]):
         return OperationName(None, "backward" if backward else "forward")
     return OperationName(_layer(parts[:-1], keras), "backward" if backward else "forward")
 
@@ -80,13 +71,13 @@ def _layer(scopes: list[str], keras: int | None) -> str | None:
         inside: list[str] = []
         for each in scopes[1:]:
             found = _NUMBERED.fullmatch(each)
-            if not found or (inside and _INSIDE.fullmatch(each)):
+            if not found or (inside and _scope("inside").fullmatch(each)):
                 break
             inside.append(found[1])
         return "/".join(inside) or None
     kept = [scopes[0]]
     for each in scopes[1:]:
-        if _INSIDE.fullmatch(each):
+        if _scope("inside").fullmatch(each):
             break
         kept.append(each)
     if keras == 3 and len(kept) == 1:

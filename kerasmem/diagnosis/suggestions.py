@@ -14,10 +14,6 @@ from kerasmem.diagnosis.messages import read_data
 from kerasmem.units import format_size
 
 MOST = 3
-# operations on weights, whose first dimension is no batch
-_OF_WEIGHTS = (
-    "BackpropFilter", "MatMul_1", "Assign", "Initializer", "andom", "Const", "zeros", "ones", "Fill", "Read",
-)  # fmt: skip
 
 
 def suggestions(failure: Failure, found: Figures, operation: str | None, phase: str | None) -> tuple[Suggestion, ...]:
@@ -53,7 +49,8 @@ def batch_of(failure: Failure, operation: str | None, phase: str | None) -> int 
     if failure.family != "tensorflow" or not sizes or len(sizes) < 2 or phase == "optimizer":
         return None
     last = (operation or "").rsplit("/", 1)[-1]
-    if phase is None or any(word in last for word in _OF_WEIGHTS) or not 1 <= sizes[0] <= 65536:
+    is_of_weights = any(word in last for word in read_data("scopes")["operations on weights"])
+    if phase is None or is_of_weights or not 1 <= sizes[0] <= 65536:
         return None
     return int(sizes[0])
 

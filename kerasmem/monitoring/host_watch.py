@@ -7,7 +7,7 @@ import threading
 import time
 
 from kerasmem.devices.nvml import Nvml, NvmlDevice
-from kerasmem.devices.tree import TreeReader
+from kerasmem.devices.processes import TreeReader
 from kerasmem.devices.visible import visible_devices
 from kerasmem.monitoring.periodic import PeriodicThread
 from kerasmem.monitoring.phases import BackgroundReading

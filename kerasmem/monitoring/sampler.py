@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from kerasmem.devices.tree import TreeReader
+from kerasmem.devices.processes import TreeReader
 from kerasmem.monitoring.periodic import PeriodicThread
 from kerasmem.monitoring.phases import BackgroundReading, CurrentPhase, PhaseMaxima, PhasePeaks
 

@@ -7,8 +7,8 @@ from recorded_nvml import RecordedNvml
 
 from kerasmem.devices.host import parse_status
 from kerasmem.devices.nvml import Nvml
+from kerasmem.devices.processes import TreeReader
 from kerasmem.devices.sharing import card_processes
-from kerasmem.devices.tree import TreeReader
 
 MIB = 2**20
 STATUS = b"Name:\tVmRSS:  9 kB\nVmPeak:\t  500 kB\nVmHWM:\t  300 kB\nVmRSS:\t  200 kB\nVmSwap:\t   4 kB\nThreads:\t9\n"
@@ -61,7 +61,7 @@ def test_without_proc_psutil_answers(monkeypatch, tmp_path):
     from pathlib import Path
 
     reader = TreeReader()
-    monkeypatch.setattr("kerasmem.devices.tree._PROC", Path(tmp_path))
+    monkeypatch.setattr("kerasmem.devices.processes._PROC", Path(tmp_path))
     reading = reader.read()
     assert reading.rss_bytes > MIB and reading.high_water_bytes is None
 
