@@ -20,7 +20,6 @@ from typing import Any, BinaryIO
 from kerasmem.processes.children import child_environment, die_with_parent, start_module
 
 _HEAD = struct.Struct("!QQ")
-_LENGTH = struct.Struct("!Q")
 _BUFFER_BYTES = 2**22
 _SECONDS_TO_END = 5
 
@@ -63,7 +62,7 @@ class ChannelChild:
                 pass_fds=[theirs.fileno()],
                 stderr=self._messages,
             )
-        self._channel = Channel(ours)
+        self._socket = ours
 
     @property
     def pid(self) -> int:
@@ -77,10 +76,10 @@ class ChannelChild:
             ChildEnded: there is none; the child is then closed.
         """
         try:
-            self._channel.send(request)
-            return self._channel.receive()
+            _send(self._socket, request)
+            return _receive(self._socket)
         except (EOFError, OSError):
-            self._channel.close()
+            self._socket.close()
             raise ChildEnded(self._process.wait(), self._messages) from None
         except BaseException:  # Ctrl-C in the middle of an answer: nothing can be asked any more
             self._process.kill()
@@ -89,7 +88,7 @@ class ChannelChild:
 
     def close(self) -> None:
         """Have the child end."""
-        self._channel.close()
+        self._socket.close()
         try:
             self._process.wait(_SECONDS_TO_END)
         except subprocess.TimeoutExpired:
@@ -106,57 +105,45 @@ def serve_requests(answer: Callable[[Any], tuple[Any, bool]]) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    end = socket.socket(fileno=int(sys.argv[1]))
     goes_on = True
     with contextlib.suppress(EOFError, OSError):
         while goes_on:
-            message, goes_on = answer(channel.receive())
-            channel.send(message)
+            message, goes_on = answer(_receive(end))
+            _send(end, message)
     sys.stdout.flush()
     os._exit(0)
 
 
-class Channel:
-    """One end.
+def _send(end: socket.socket, message: Any) -> None:
+    """Send an object."""
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    views = [buffer.raw() for buffer in buffers]
+    lengths = struct.pack(f"!{len(views)}Q", *(view.nbytes for view in views))
+    end.sendall(_HEAD.pack(len(data), len(views)) + lengths + data)
+    for view in views:
+        end.sendall(view)
 
-    Args:
-        end: of a `socketpair`; both ends are processes of ours, for what is read is unpickled.
+
+def _receive(end: socket.socket) -> Any:
+    """Wait for an object. Both ends are processes of ours, for what is read is unpickled.
+
+    Raises:
+        EOFError: the other end is gone.
     """
+    size, count = _HEAD.unpack(_exactly(end, _HEAD.size))
+    lengths = struct.unpack(f"!{count}Q", _exactly(end, 8 * count))
+    data = _exactly(end, size)
+    return pickle.loads(data, buffers=[_exactly(end, length) for length in lengths])
 
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
 
-    def send(self, message: Any) -> None:
-        """Send an object."""
-        buffers: list[pickle.PickleBuffer] = []
-        data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-        views = [buffer.raw() for buffer in buffers]
-        lengths = b"".join(_LENGTH.pack(view.nbytes) for view in views)
-        self._socket.sendall(_HEAD.pack(len(data), len(views)) + lengths + data)
-        for view in views:
-            self._socket.sendall(view)
-
-    def receive(self) -> Any:
-        """Wait for an object.
-
-        Raises:
-            EOFError: the other end is gone.
-        """
-        size, count = _HEAD.unpack(self._exactly(_HEAD.size))
-        lengths = [_LENGTH.unpack(self._exactly(_LENGTH.size))[0] for _ in range(count)]
-        data = self._exactly(size)
-        return pickle.loads(data, buffers=[self._exactly(length) for length in lengths])
-
-    def close(self) -> None:
-        """Close this end."""
-        self._socket.close()
-
-    def _exactly(self, size: int) -> bytearray:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            read = self._socket.recv_into(view)
-            if read == 0:
-                raise EOFError
-            view = view[read:]
-        return data
+def _exactly(end: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        read = end.recv_into(view)
+        if read == 0:
+            raise EOFError
+        view = view[read:]
+    return data

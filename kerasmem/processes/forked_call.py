@@ -71,20 +71,16 @@ def _peak() -> dict[str, Any]:
         return {}
     import tensorflow as tf
 
-    peaks = {}
-    devices = tf.config.list_logical_devices()
     for kind in ("GPU", "CPU"):
-        for device in devices:
-            if device.device_type == kind:
-                name = ":".join(device.name.split(":")[-2:])
-                with contextlib.suppress(ValueError):
-                    peaks[name] = tf.config.experimental.get_memory_info(name)["peak"]
+        peaks = {}
+        for device in tf.config.list_logical_devices(kind):
+            name = ":".join(device.name.split(":")[-2:])
+            with contextlib.suppress(ValueError):
+                peaks[name] = tf.config.experimental.get_memory_info(name)["peak"]
         if peaks:
-            break
-    if not peaks:
-        return {}
-    device = max(peaks, key=lambda name: peaks[name])
-    return {"device": device, "peak": peaks[device]}
+            name = max(peaks, key=lambda name: peaks[name])
+            return {"device": name, "peak": peaks[name]}
+    return {}
 
 
 def _dumps_result(found: dict[str, Any]) -> bytes:

@@ -196,45 +196,40 @@ class ForkedCall:
 
     def _run(self) -> None:
         server = current_server()
-        reports, streams = self._start(server)
-        try:
-            while self.code is None:
-                ready, _, _ = select.select([reports, *streams], [], [], _POLL_SECONDS)
-                for descriptor in ready:
-                    if descriptor == reports:
-                        self._read_report(descriptor, server)
-                    else:
-                        self._pass_on(descriptor, streams)
-                self._watch()
-            while streams and (ready := select.select(list(streams), [], [], 0)[0]):
-                for descriptor in ready:
-                    self._pass_on(descriptor, streams)
-        except BaseException:  # also on Ctrl-C
-            self._end()
-            raise
-        finally:
-            for descriptor in (reports, *streams):
-                os.close(descriptor)
-
-    def _start(self, server: Server) -> tuple[int, dict[int, str]]:
-        """Have the server fork; return the descriptor of its reports, and those of the output with their names."""
         settings = {
             "cwd": os.getcwd(), "path": import_paths(), "argv": sys.argv, "environ": dict(os.environ),
             "device_bytes": self._device_bytes,
         }  # fmt: skip
-        ends = [os.pipe() for _ in range(3)]
-        (reports, out, err), writing = zip(*ends, strict=True)
-        report_end, out_end, err_end = writing
-        try:
-            server.ask(settings, (self._call.fileno(), self._answer.fileno(), out_end, err_end, report_end))
-        except ServerEnded:
+        with contextlib.ExitStack() as pipes:
+            (reports, out, err), writing = zip(*(os.pipe() for _ in range(3)), strict=True)
             for descriptor in (reports, out, err):
-                os.close(descriptor)
-            raise
-        finally:
-            for descriptor in writing:
-                os.close(descriptor)
-        return reports, {out: "stdout", err: "stderr"}
+                pipes.callback(os.close, descriptor)
+            try:
+                server.ask(settings, (self._call.fileno(), self._answer.fileno(), *writing[1:], writing[0]))
+            finally:
+                for descriptor in writing:
+                    os.close(descriptor)
+            try:
+                self._follow(server, reports, {out: "stdout", err: "stderr"})
+            except BaseException:  # also on Ctrl-C
+                self._end()
+                raise
+
+    def _follow(self, server: Server, reports: int, streams: dict[int, str]) -> None:
+        """Pass on the output until the fork has ended, and hold it to its limits."""
+        while self.code is None:
+            for descriptor in select.select([reports, *streams], [], [], _POLL_SECONDS)[0]:
+                if descriptor == reports:
+                    self._read_report(descriptor, server)
+                else:
+                    self._pass_on(descriptor, streams)
+            if self._pid is not None and self.failure is None:
+                self.failure = self._limits.exceeded(self._pid, self._started)
+                if self.failure is not None:
+                    self._end()
+        while streams and (ready := select.select(list(streams), [], [], 0)[0]):
+            for descriptor in ready:
+                self._pass_on(descriptor, streams)
 
     def _read_report(self, reports: int, server: Server) -> None:
         text = os.read(reports, 4096)
@@ -255,7 +250,6 @@ class ForkedCall:
         data = os.read(descriptor, 2**16)
         if not data:
             del streams[descriptor]
-            os.close(descriptor)
             return
         name = streams[descriptor]
         if name == "stderr" and self.errors.tell() < _KEPT_ERRORS:
@@ -265,12 +259,6 @@ class ForkedCall:
             with contextlib.suppress(OSError, ValueError):
                 stream.write(data.decode("utf-8", "backslashreplace"))
                 stream.flush()
-
-    def _watch(self) -> None:
-        if self._pid is not None and self.failure is None:
-            self.failure = self._limits.exceeded(self._pid, self._started)
-            if self.failure is not None:
-                self._end()
 
     def _end(self) -> None:
         if self._pid is not None and self.code is None:
