@@ -6,12 +6,13 @@ Each message has these fields; the first message that matches a line wins:
 needles   pieces of text, one of which every such line holds; looked for first, as it costs nothing
 pattern   a regular expression, searched in the line; must not backtrack without bound. `<limit_bytes:size>` stands for
           a group that is taken as a fact: `size` ("1.5GiB"), `count` (bytes without a unit), `kilobytes` (without their
-          unit) or `shape` ("64,112,112,64"). Any other `(?P<name>…)` is taken as text.
+          unit) or `shape` ("64,112,112,64"). Any other `(?P<name>…)` is taken as text; a `place`, an `allocator` or the
+          number of a `gpu` gives the device.
 kind      as in `Finding`
 family    as in `Diagnosis.family`
 what      an identifier within the family, for the sentence and the remedies
 facts     what every such line says
-sentences a list of patterns, each searched in what `pattern` matched
+sentences the name of a list of patterns, each searched in what `pattern` matched
 sums      facts that follow from others, such as "limit_bytes - free_bytes"
 ========= ==========================================================================================================
 """
