@@ -128,7 +128,7 @@ def _text_of(error: Any) -> str:
 
 
 def _diagnose(collector: Collector) -> Diagnosis:
-    stopped = [place for place, finding, _ in collector.others if finding.family == "stopped"]
+    stopped = [place for place, message, _ in collector.others if message.family == "stopped"]
     weak = collector.weak
     if collector.failures:
         return _failure(collector.failures[0], len(collector.failures) - 1 + collector.later)
@@ -142,8 +142,8 @@ def _diagnose(collector: Collector) -> Diagnosis:
         return _failure(weak[0], 0)
     if collector.others:
         ranks = {"notice": 0, "nan": 1}
-        place, finding, text = max(collector.others, key=lambda each: (ranks.get(each[1].family, 2), each[0]))
-        return _other(finding.family, finding.what, place, text)
+        place, message, text = max(collector.others, key=lambda each: (ranks.get(each[1].family, 2), each[0]))
+        return _other(message.family, message.what, place, text)
     return Diagnosis(False, summary="Nothing here says that memory ran out.")
 
 

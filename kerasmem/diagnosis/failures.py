@@ -1,4 +1,4 @@
-"""From findings, line by line, to failures: what belongs together, which came first, how many follow."""
+"""From messages, line by line, to failures: what belongs together, which came first, how many follow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.diagnosis.messages import Finding, all_messages
+from kerasmem.diagnosis.messages import Message, all_messages
 
 _FAR = 500  # lines after which another failure is another one
 _NEAR = 130  # lines around a failure in which details belong to it
@@ -20,9 +20,8 @@ _EXCEPTION = re.compile(r"^(?:[\w.]{1,120}\.)?\w{0,60}(?:Error|Exception|OutOfMe
 
 @dataclass
 class Failure:
-    """One failure as it is being read; see `Finding` for the fields."""
+    """One failure as it is being read; see `Message` for the fields."""
 
-    kind: str
     family: str
     what: str
     first: int
@@ -52,7 +51,7 @@ class Failure:
 
 
 class Collector:
-    """Puts findings together."""
+    """Puts messages together."""
 
     def __init__(self) -> None:
         self._messages = [(needle, each) for each in all_messages() for needle in each.needles]
@@ -61,7 +60,7 @@ class Collector:
         self.wanted = re.compile(f"{needles}|Error|Exception|BFCAllocator dump".encode())  # lines that `read` can use
         self.failures: list[Failure] = []
         self.weak: list[Failure] = []
-        self.others: list[tuple[int, Finding, str]] = []
+        self.others: list[tuple[int, Message, str]] = []
         self.later = 0
         self._current: Failure | None = None
         self._ahead: dict[str, tuple[int, Any]] = {}
@@ -72,21 +71,16 @@ class Collector:
         for number, text in lines:
             self._exception(number, text)
             if self._any.search(text):
-                for finding in self._findings(text):
-                    self._take(number, text, finding)
+                self._read_line(number, text)
 
-    def _findings(self, text: str) -> list[Finding]:
-        """Return what a line says: one thing that happened at most, and any details."""
-        found: list[Finding] = []
+    def _read_line(self, number: int, text: str) -> None:
+        """Take what a line says: one thing that happened at most, and any details."""
         decided = False
         for needle, message in self._messages:
-            if needle in text and (finding := message.read(text)) is not None:
-                decides = message.kind not in ("detail", "ahead")
-                if decides and decided:
-                    continue
+            decides = message.kind not in ("detail", "ahead")
+            if needle in text and not (decides and decided) and (facts := message.read(text)) is not None:
                 decided = decided or decides
-                found.append(finding)
-        return found
+                self._take(number, text, message, facts)
 
     def _exception(self, number: int, text: str) -> None:
         current = self._current
@@ -95,58 +89,58 @@ class Collector:
         if "BFCAllocator dump" in text and current and current.pieces:
             self._dump_over = True  # the second dump is of another moment
 
-    def _take(self, number: int, text: str, finding: Finding) -> None:
-        if finding.kind == "failure":
-            self._failure(number, text, finding)
-        elif finding.kind == "ahead":
-            for name, value in finding.facts.items():
+    def _take(self, number: int, text: str, message: Message, facts: dict[str, Any]) -> None:
+        current = self._current
+        if message.kind == "failure":
+            self._failure(number, text, message, facts)
+        elif message.kind == "ahead":
+            for name, value in facts.items():
                 self._ahead[name] = (number, value)
-            if self._current and number - self._current.last < _NEAR:
-                self._join(self._current, number)
-        elif finding.kind == "detail":
-            current = self._current or self._cut_off(number)
-            if current and number - current.last < _NEAR and not (self._dump_over and "free_piece" in finding.facts):
-                current.add(finding.facts, current.last if finding.what == "node" else number)
+            if current and number - current.last < _NEAR:
+                self._join(current, number)
+        elif message.kind == "detail":
+            current = current or self._cut_off(number)
+            if current and number - current.last < _NEAR and not (self._dump_over and "free_piece" in facts):
+                current.add(facts, current.last if message.what == "node" else number)
                 current.last = max(current.last, number)
-        elif finding.kind == "weak":
-            if not (self._current and number - self._current.last < _FAR):
-                self._weak(number, text, finding)
-        elif finding.kind == "cancel":
-            self._cancel(number)
-            self.others.append((number, Finding("other", finding.family, finding.what), text))
+        elif message.kind == "weak":
+            if not (current and number - current.last < _FAR):
+                self._weak(number, text, message, facts)
         else:
-            self.others.append((number, finding, text))
+            if message.kind == "cancel":
+                self._cancel(number)
+            self.others.append((number, message, text))
             del self.others[:-2000]
 
-    def _failure(self, number: int, text: str, finding: Finding) -> None:
-        facts, current = finding.facts, self._current
-        identity = (finding.family, finding.what, *map(facts.get, ("requested_bytes", "tensor_shape", "free_bytes")))
-        if current and finding.family == "host" and facts.get("in_use_bytes") and current.facts.get("in_use_bytes"):
+    def _failure(self, number: int, text: str, message: Message, facts: dict[str, Any]) -> None:
+        current = self._current
+        identity = (message.family, message.what, *map(facts.get, ("requested_bytes", "tensor_shape", "free_bytes")))
+        if current and message.family == "host" and facts.get("in_use_bytes") and current.facts.get("in_use_bytes"):
             current.closed = True  # the kernel names each process that it kills
             identity = (*identity, facts["in_use_bytes"])
         if current:
-            is_other = current.closed and identity != current.identity and self._is_another(finding)
+            is_other = current.closed and identity != current.identity and self._is_another(message)
             if is_other or number - current.last > _FAR:
                 current = None
         if current is None:
-            current = Failure("failure", finding.family, finding.what, number, number, text, identity=identity)
+            current = Failure(message.family, message.what, number, number, text, identity=identity)
             self._current, self._dump_over = current, False
             if len(self.failures) < 4:
                 self.failures.append(current)
             else:
                 self.later += 1
-        elif _rank(finding) > _rank(current):
-            current.family, current.what = finding.family, finding.what
+        elif _rank(message) > _rank(current):
+            current.family, current.what = message.family, message.what
         current.add(facts, number)
         self._join(current, number)
         if _EXCEPTION.match(text) or current.exception:
             current.closed, current.identity = True, identity
 
-    def _is_another(self, finding: Finding) -> bool:
+    def _is_another(self, message: Message) -> bool:
         """Whether a failure after a closed one is another: what a dying process adds is not."""
         assert self._current is not None
         return not (
-            finding.what in ("python", "os", "driver", "slurm", "container") and self._current.what != finding.what
+            message.what in ("python", "os", "driver", "slurm", "container") and self._current.what != message.what
         )
 
     def _join(self, current: Failure, number: int) -> None:
@@ -163,13 +157,12 @@ class Collector:
         last = self.weak[-1] if self.weak else None
         return last if last and last.what == "bfc" and number - last.last < _NEAR else None
 
-    def _weak(self, number: int, text: str, finding: Finding) -> None:
-        if finding.what == "bfc" and (cut_off := self._cut_off(number)):
-            cut_off.add(finding.facts, number)
+    def _weak(self, number: int, text: str, message: Message, facts: dict[str, Any]) -> None:
+        if message.what == "bfc" and (cut_off := self._cut_off(number)):
+            cut_off.add(facts, number)
         elif len(self.weak) < 100:
-            found = Failure("weak", finding.family, finding.what, number, number, text)
-            found.add(finding.facts, number)
-            self.weak.append(found)
+            self.weak.append(Failure(message.family, message.what, number, number, text))
+            self.weak[-1].add(facts, number)
 
     def _cancel(self, number: int) -> None:
         current = self._current
@@ -178,5 +171,5 @@ class Collector:
             self._current = None
 
 
-def _rank(found: Finding | Failure) -> tuple[int, int]:
+def _rank(found: Message | Failure) -> tuple[int, int]:
     return _RANKS.get(found.family, 0), _SPECIFIC.get(found.what, 2)

@@ -8,10 +8,13 @@ pattern   a regular expression, searched in the line; must not backtrack without
           a group that is taken as a fact: `size` ("1.5GiB"), `count` (bytes without a unit), `kilobytes` (without their
           unit) or `shape` ("64,112,112,64"). Any other `(?P<name>…)` is taken as text; a `place`, an `allocator` or the
           number of a `gpu` gives the device.
-kind      as in `Finding`
+kind      "failure" (memory ran out), "weak" (a death that is most often that), "detail" (of a failure beside it),
+          "ahead" (of a failure that follows), "cancel" (the failure just before was none) or "other" (something that is
+          not out of memory)
 family    as in `Diagnosis.family`
 what      an identifier within the family, for the sentence and the remedies
-facts     what every such line says
+facts     what every such line says: fields of a `Diagnosis` in bytes and counts, "processes", "pool", "free_piece",
+          "note"
 sentences the name of a list of patterns, each searched in what `pattern` matched
 sums      facts that follow from others, such as "limit_bytes - free_bytes"
 ========= ==========================================================================================================
@@ -41,25 +44,6 @@ _GROUPS = {
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What a line says.
-
-    Attributes:
-        kind: "failure" (memory ran out), "weak" (a death that is most often that), "detail" (of a failure beside it),
-            "ahead" (of a failure that follows), "cancel" (the failure just before was none) or "other" (something that
-            is not out of memory).
-        family: as in `Diagnosis.family`.
-        what: an identifier within the family, for the sentence and the remedies.
-        facts: any of the fields of a `Diagnosis` in bytes and counts, and "processes", "pool", "free_piece", "note".
-    """
-
-    kind: str
-    family: str
-    what: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Message:
     """How to read a line; the module's docstring has the fields."""
 
@@ -72,8 +56,8 @@ class Message:
     sentences: tuple[str, ...] = ()
     sums: Mapping[str, str] = field(default_factory=dict)
 
-    def read(self, line: str) -> Finding | None:
-        """Return what a line with one of the needles says, or None where it is no such line."""
+    def read(self, line: str) -> dict[str, Any] | None:
+        """Return the facts that a line with one of the needles tells, or None where it is no such line."""
         match = _compiled(self.pattern).search(line)
         if match is None:
             return None
@@ -89,7 +73,7 @@ class Message:
         for name, terms in self.sums.items():
             if (total := _sum(terms, facts)) is not None:
                 facts[name] = total
-        return Finding(self.kind, self.family, self.what, _with_device(facts))
+        return _with_device(facts)
 
 
 @functools.cache
