@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from kerasmem.devices.host import process_status
 from kerasmem.errors import UsageError
+from kerasmem.processes.children import resident_bytes
 from kerasmem.records import Record
 
 _PROC = Path("/proc")
@@ -80,7 +81,7 @@ class TreeReader:
         sizes = []
         for child in self._children:
             with contextlib.suppress(self._unseen):
-                sizes.append(int(child.memory_info().rss))
+                sizes.append(resident_bytes(child.pid) or int(child.memory_info().rss))
         return TreeReading(rss, rss + sum(sizes), 1 + len(sizes), status.get("VmHWM"), status.get("VmSwap"))
 
 
