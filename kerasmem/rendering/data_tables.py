@@ -70,8 +70,8 @@ def stats_table(found: DataStats, terminal: int | None = None) -> RenderableType
     for column in found.columns:
         rows.add_row(
             Text(short_name(column.name)),
-            _first_values(column.mean),
-            _first_values(column.variance),
+            _listed([f"{value:.4g}" for value in column.mean], _MOST_MEANS),
+            _listed([f"{value:.4g}" for value in column.variance], _MOST_MEANS),
             "–" if column.minimum is None else f"{column.minimum:.6g}",
             "–" if column.maximum is None else f"{column.maximum:.6g}",
             f"{column.nan_count:,}",
@@ -153,11 +153,9 @@ def _class_shares(found: Inspection) -> Iterable[str]:
     for dataset in shown[:8]:
         counts = dataset.class_counts or {}
         total, ratio = sum(counts.values()), max(counts.values()) / min(counts.values())
-        first = list(counts.items())[:_MOST_CLASSES]
-        shares = ", ".join(f"{printable(name, 30)} {100 * count / total:.1f} %" for name, count in first)
-        more = f", … ({len(counts):,} in all)" if len(counts) > _MOST_CLASSES else ""
+        shares = [f"{printable(name, 30)} {100 * count / total:.1f} %" for name, count in counts.items()]
         balance = "balanced" if ratio < 1.05 else f"the most common {ratio:,.1f} times the rarest"
-        yield f"Classes in {printable(dataset.name, 60)}: {shares}{more}; {balance}"
+        yield f"Classes in {printable(dataset.name, 60)}: {_listed(shares, _MOST_CLASSES)}; {balance}"
 
 
 def _conversion(done: Conversion, terminal: int | None) -> list[RenderableType]:
@@ -195,9 +193,12 @@ def _remarks(done: Conversion) -> Iterable[str]:
         yield f"An interrupted run had done {done.resumed_rows:,} rows; this one went on from there."
     for dataset in done.datasets:
         if dataset.class_names is not None and dataset.path == done.outputs[0]:
-            names = ", ".join(f"{number} {printable(name, 30)}" for number, name in enumerate(dataset.class_names[:10]))
-            more = f", … ({len(dataset.class_names):,} in all)" if len(dataset.class_names) > 10 else ""
-            yield f"Classes in {printable(dataset.name, 60)}: {names}{more}"
+            names = [f"{number} {printable(name, 30)}" for number, name in enumerate(dataset.class_names)]
+            yield f"Classes in {printable(dataset.name, 60)}: {_listed(names, 10)}"
+
+
+def _listed(texts: Sequence[str], most: int) -> str:
+    return ", ".join(texts[:most]) + (f", … ({len(texts):,} in all)" if len(texts) > most else "")
 
 
 def _reading(reading: Reading) -> tuple[str, ...]:
@@ -205,11 +206,6 @@ def _reading(reading: Reading) -> tuple[str, ...]:
     filters = printable("+".join(reading.filters), 40) or "nothing"
     size, ratio = format_size(reading.read_bytes), f"{reading.amplification:.2f}"
     return size, ratio, f"{reading.block_rows:,}", filters, mixing
-
-
-def _first_values(values: Sequence[float]) -> str:
-    shown = ", ".join(f"{value:.4g}" for value in values[:_MOST_MEANS])
-    return shown + (f", … ({len(values):,})" if len(values) > _MOST_MEANS else "")
 
 
 def _extents(shape: Sequence[int]) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import h5py
 import numpy as np
 
 from kerasmem.datatools.converting.encoding import Compression, create_dataset
-from kerasmem.datatools.converting.fields import Field
+from kerasmem.datatools.converting.fields import Target
 from kerasmem.datatools.converting.job import open_log, read_into, sync
 from kerasmem.datatools.inspecting.listing import CLASS_NAMES
 from kerasmem.hdf5.direct.index_walk import walk_chunks
@@ -25,30 +24,6 @@ from kerasmem.hdf5.links import DAMAGED, encoded
 _MOST_IN_ATTRIBUTE = 2000  # class names: an attribute has 64 KiB
 _MOST_BYTES = 60_000  # of an attribute; HDF5 keeps no larger ones beside a dataset
 _ENTRY = np.dtype([("target", "i8"), ("chunk", "i8"), ("at", "i8"), ("size", "i8")])
-
-
-@dataclass(frozen=True)
-class Target:
-    """One dataset of an output.
-
-    Args:
-        file: number of the output file.
-        name: full name in it.
-        field: type and row shape.
-        rows: its rows.
-        chunk_rows: rows of a chunk.
-    """
-
-    file: int
-    name: str
-    field: Field
-    rows: int
-    chunk_rows: int
-
-    @property
-    def chunks(self) -> int:
-        """How many chunks there are."""
-        return -(-self.rows // self.chunk_rows)
 
 
 class PlainStore:
@@ -73,7 +48,7 @@ class PlainStore:
         if state is None:
             create_files(paths, targets, compression)
         self._targets = targets
-        self._offsets = [np.empty(target.chunks, np.int64) for target in targets]
+        self._offsets = [np.empty(-(-target.rows // target.chunk_rows), np.int64) for target in targets]
         for target, offsets in zip(targets, self._offsets, strict=True):
             with h5py.File(paths[target.file], "r") as file:
                 walk_chunks(file[target.name], functools.partial(_note_offset, offsets, target.chunk_rows))
@@ -161,7 +136,7 @@ def create_files(paths: Sequence[str], targets: Sequence[Target], compression: C
         with h5py.File(path, "w") as file:
             for target in targets:
                 if target.file == number:
-                    create_dataset(file, target.name, target.field, target.rows, target.chunk_rows, compression)
+                    create_dataset(file, target, compression)
                     if target.field.class_names is not None:
                         _name_classes(file, target.name, target.field.class_names)
 

@@ -31,7 +31,8 @@ from kerasmem.datatools.converting.splitting import read_split
 from kerasmem.datatools.inspecting.advice import stream_line
 from kerasmem.datatools.inspecting.inspection import type_name
 from kerasmem.datatools.progress import Progress
-from kerasmem.errors import DataError, KerasmemError
+from kerasmem.errors import DataError
+from kerasmem.hdf5.layout import shown
 from kerasmem.units import parse_size
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def write_data(
         with job.ending():
             placing = job.state.get("phase") == "placing"
             refuse_outputs(outputs, inputs, force=force or placing)
-            if not job.resumed:
+            if not job.state:
                 check_space(plan, os.path.dirname(target), shuffle=settings.shuffle, packs=settings.compression.packs)
             run = ConversionRun(source, plan, settings, job, threads=options.threads, progress=tell)
             sums = run.write()
@@ -163,9 +164,9 @@ def write_data(
             run.place(outputs, sums)
         return _result(run, outputs, sums, verified=verify, seconds=time.monotonic() - started)
     except OSError as error:
-        if isinstance(error, KerasmemError) or error.filename is None:
+        if error.filename is None:
             raise
-        raise DataError(f"{error.filename!r}: {error.strerror}") from error
+        raise DataError(f"{shown(error.filename)}: cannot be read or written: {error.strerror}") from error
 
 
 def _result(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 import h5py
 import numpy as np
 
-from kerasmem.datatools.converting.fields import Field
+from kerasmem.datatools.converting.fields import Target
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.hdf5.direct.codecs import ZSTD, register_filters
 
@@ -34,17 +35,12 @@ class Compression:
         """Whether chunks are compressed."""
         return self.kind != "none"
 
-    def encoder(self) -> Callable[[np.ndarray], bytes]:
-        """Return what makes a chunk's stored bytes; it lets other threads run meanwhile."""
-        compress = _compressor(self)
-
-        def encode(chunk: np.ndarray) -> bytes:
-            data = np.ascontiguousarray(chunk).view(np.uint8).reshape(-1)
-            if chunk.dtype.itemsize > 1:
-                data = np.ascontiguousarray(data.reshape(-1, chunk.dtype.itemsize).T).reshape(-1)
-            return compress(data)
-
-        return encode
+    def encode(self, chunk: np.ndarray) -> bytes:
+        """Return a chunk's stored bytes; lets other threads run meanwhile."""
+        data = np.ascontiguousarray(chunk).view(np.uint8).reshape(-1)
+        if chunk.dtype.itemsize > 1:
+            data = np.ascontiguousarray(data.reshape(-1, chunk.dtype.itemsize).T).reshape(-1)
+        return _compressor(self)(data)
 
 
 def read_compression(value: str | None) -> Compression:
@@ -67,16 +63,15 @@ def read_compression(value: str | None) -> Compression:
     return Compression(kind, int(level) if level else usual)
 
 
-def create_dataset(
-    file: h5py.File, name: str, field: Field, rows: int, chunk_rows: int, compression: Compression
-) -> h5py.h5d.DatasetID:
-    """Return a new dataset of chunks, whose place in the file is settled now where nothing is compressed."""
+def create_dataset(file: h5py.File, target: Target, compression: Compression) -> None:
+    """Make a dataset of chunks, whose place in the file is settled now where nothing is compressed."""
+    shape, dtype = target.field.shape, np.dtype(target.field.dtype)
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    creation.set_chunk((chunk_rows, *field.shape))
+    creation.set_chunk((target.chunk_rows, *shape))
     creation.set_obj_track_times(False)  # the same data makes the same file
     creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     if compression.packs:
-        if np.dtype(field.dtype).itemsize > 1:
+        if dtype.itemsize > 1:
             creation.set_shuffle()
         if compression.kind == "gzip":
             creation.set_deflate(compression.level)
@@ -84,14 +79,12 @@ def create_dataset(
             creation.set_filter(ZSTD, h5py.h5z.FLAG_MANDATORY, (compression.level,))
     else:
         creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    links.set_create_intermediate_group(True)
-    links.set_char_encoding(h5py.h5t.CSET_UTF8)
-    kind = h5py.h5t.py_create(np.dtype(field.dtype), logical=True)
-    space = h5py.h5s.create_simple((rows, *field.shape))
-    return h5py.h5d.create(file.id, name.encode(), kind, space, creation, links)
+    space = h5py.h5s.create_simple((target.rows, *shape))
+    created = h5py.h5d.create(file.id, None, h5py.h5t.py_create(dtype, logical=True), space, creation)
+    file[target.name] = h5py.Dataset(created)
 
 
+@functools.cache
 def _compressor(compression: Compression) -> Callable[[np.ndarray], bytes]:
     level = compression.level
     if compression.kind == "zstd":

@@ -39,6 +39,25 @@ class Field:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
+@dataclass(frozen=True)
+class Target:
+    """One dataset of an output.
+
+    Args:
+        file: number of the output file.
+        name: full name in it.
+        field: type and row shape.
+        rows: its rows.
+        chunk_rows: rows of a chunk.
+    """
+
+    file: int
+    name: str
+    field: Field
+    rows: int
+    chunk_rows: int
+
+
 Rows = dict[str, np.ndarray]
 """Some rows: an array of equal length a field, by name."""
 

@@ -51,17 +51,10 @@ class Job:
         self._settings = json.loads(json.dumps(settings))
         self._written = 0
         self._since = time.monotonic()
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(self.folder)
-        except FileExistsError:
-            if os.path.islink(self.folder) or not os.path.isdir(self.folder):
-                raise UsageError(
-                    f"{shown(self.folder)}: is needed for what is written, and is no folder; remove it"
-                ) from None
-        except OSError as error:
-            raise UsageError(
-                f"{shown(self.folder)}: cannot be made: {error.strerror}; choose another output"
-            ) from error
+        if os.path.islink(self.folder) or not os.path.isdir(self.folder):
+            raise UsageError(f"{shown(self.folder)}: is needed for what is written, and is no folder; remove it")
         self._lock = open(self.path("lock"), "ab")  # noqa: SIM115  (held as long as the job)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,11 +64,6 @@ class Job:
         except OSError:
             pass  # a file system without locks
         self.state = self._read(output, discard)
-
-    @property
-    def resumed(self) -> bool:
-        """Whether there is something to go on from."""
-        return bool(self.state)
 
     def path(self, name: str) -> str:
         """Return the path of a file in the folder."""
@@ -105,7 +93,7 @@ class Job:
         try:
             yield
         except BaseException as error:
-            if self.resumed and (isinstance(error, UsageError) or not isinstance(error, Exception)):
+            if self.state and (isinstance(error, UsageError) or not isinstance(error, Exception)):
                 self.close()
             else:
                 self.remove()

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.datatools.converting.casting import written_type
-from kerasmem.datatools.converting.chunk_store import Target
-from kerasmem.datatools.converting.fields import Field, check_names
+from kerasmem.datatools.converting.fields import Field, Target, check_names
 from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings
 from kerasmem.datatools.converting.sizing import Sizes, choose_chunk_rows, choose_sizes
 from kerasmem.datatools.converting.sources.row_source import RowSource, even_pieces, rows_in

@@ -115,11 +115,9 @@ class WriteSettings:
             raise UsageError(
                 "stratify and group contradict each other: a group goes whole, whatever its classes; choose one"
             )
-        for name in ("stratify", "group"):
-            if getattr(self, name) is not None and not self.splits:
+        for name, given in (("stratify", self.stratify), ("group", self.group), ("split_as", self.as_groups or None)):
+            if given is not None and not self.splits:
                 raise UsageError(f"{name}: says how to split, and nothing is split; give split too, such as '0.8,0.2'")
-        if self.as_groups and not self.splits:
-            raise UsageError("split_as: nothing is split; give split too, such as '0.8,0.2'")
 
     @property
     def splits(self) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.datatools.converting.chunk_store import PackedStore, PlainStore, Target
+from kerasmem.datatools.converting.chunk_store import PackedStore, PlainStore
 from kerasmem.datatools.converting.encoding import Compression
+from kerasmem.datatools.converting.fields import Target
 from kerasmem.datatools.converting.job import sync
 
 
@@ -33,8 +34,8 @@ class ChunkWriter:
         self._filled = [0] * len(targets)
         self._done = [0] * len(targets)
         self.sums = [0] * len(targets)
-        self._encode = compression.encoder() if compression.packs else None
-        self._pool = ThreadPoolExecutor(threads, "kerasmem-pack") if self._encode is not None else None
+        self._encode = compression.encode
+        self._pool = ThreadPoolExecutor(threads, "kerasmem-pack") if compression.packs else None
         self._most = threads + 2
         self._waiting: deque[tuple[int, int, Future[bytes]]] = deque()
 
@@ -86,7 +87,7 @@ class ChunkWriter:
     def _emit(self, target: int) -> None:
         chunk, filled, number = self._chunks[target], self._filled[target], self._done[target]
         self.sums[target] = zlib.crc32(chunk[:filled].reshape(-1).view(np.uint8).data, self.sums[target])
-        if self._pool is None or self._encode is None:
+        if self._pool is None:
             self._store.put(target, number, chunk.reshape(-1).view(np.uint8).data)
         else:
             self._waiting.append((target, number, self._pool.submit(self._encode, chunk.copy())))

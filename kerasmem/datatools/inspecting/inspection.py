@@ -176,11 +176,12 @@ def choose_pair(contents: Contents, x: str | None, y: str | None) -> tuple[str |
 
 
 def _checked_name(contents: Contents, option: str, name: str | None) -> str | None:
-    if name is None or plain_name(name) in contents.usable:
-        return None if name is None else plain_name(name)
-    entry = next((entry for entry in contents.entries if entry.name == plain_name(name)), None)
-    if entry is not None:
-        raise UsageError(f"{option}: {shown(name)} {entry.problem}")
+    plain = None if name is None else plain_name(name)
+    if name is None or plain in contents.usable:
+        return plain
+    for entry in contents.entries:
+        if entry.name == plain:
+            raise UsageError(f"{option}: {shown(name)} {entry.problem}")
     listed = ", ".join(map(shown, list(contents.usable)[:12])) or "nothing that can be trained from"
     raise UsageError(f"{option}: there is no dataset {shown(name)}; there are {listed}")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -93,21 +95,32 @@ def list_contents(path: str, access: Access | None = None) -> Contents:
         DataError: the file cannot be read.
     """
     access = access or Access()
-    file = open_file(path, access.locking)
-    try:
-        size = os.path.getsize(path)
+    with opened(path, access.locking, f"{shown(path)}: its list of datasets") as file:
         writer = _writer(file, path)
         names, sparse, complete = _walk(file)
         entries = [_sparse_entry(file, path, name, kind) for name, kind in sparse.items()]
         inside = tuple(f"{name}/" for name in sparse)
         entries += [_entry(file, path, name, access) for name in names if not name.startswith(inside)]
+    entries.sort(key=lambda entry: entry.name)
+    return Contents(path, os.path.getsize(path), writer, tuple(entries), complete)
+
+
+@contextlib.contextmanager
+def opened(path: str, locking: bool | str | None, what: str) -> Iterator[h5py.File]:
+    """Yield a file; what h5py raises meanwhile says that `what` cannot be read.
+
+    Raises:
+        DataError: so it is.
+    """
+    file = open_file(path, locking)
+    try:
+        yield file
+    except DataError:
+        raise
     except DAMAGED as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{shown(path)}: its list of datasets cannot be read: {one_line(str(error))}") from error
+        raise DataError(f"{what} cannot be read: {one_line(str(error))}") from error
     finally:
         close_file(file)
-    return Contents(path, size, writer, tuple(sorted(entries, key=lambda entry: entry.name)), complete)
 
 
 def checksum(path: str, name: str) -> int:

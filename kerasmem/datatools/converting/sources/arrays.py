@@ -129,14 +129,14 @@ class _Member:
                 self._fill(file, label, flat[column], first)
             return flat.reshape((*self.shape[:0:-1], count)).T
         if self._whole is None:
-            if prod(self.shape) * self.dtype.itemsize > _COLUMN_BYTES:
+            size = prod(self.shape) * self.dtype.itemsize
+            if size > _COLUMN_BYTES:
                 raise DataError(
                     f"{label}: {shown(self.name)} is stored column by column (Fortran order) in an archive, and "
                     "would have to be loaded whole; save it as .npy, or with np.ascontiguousarray"
                 )
-            self._whole = np.empty(self.shape[::-1], self.dtype)
-            self._fill(file, label, self._whole, 0)
-        return self._whole.T[first : first + count]
+            self._whole = np.frombuffer(file.read(size), self.dtype).reshape(self.shape, order="F")
+        return self._whole[first : first + count]
 
     def _fill(self, file: Any, label: str, out: np.ndarray, row: int) -> None:
         if file.readinto(out.reshape(-1).view(np.uint8).data) < out.nbytes:

@@ -11,11 +11,9 @@ import numpy as np
 from kerasmem.datatools.converting.fields import ColumnChoice, Field, Rows, check_name
 from kerasmem.datatools.converting.settings import ReadOptions
 from kerasmem.datatools.converting.sources.row_source import RowSource, SideBySideSource, rows_in
-from kerasmem.datatools.inspecting.listing import CLASS_NAMES, Contents, Entry, list_contents, sparse_parts
+from kerasmem.datatools.inspecting.listing import CLASS_NAMES, Contents, Entry, list_contents, opened, sparse_parts
 from kerasmem.errors import DataError
-from kerasmem.hdf5.layout import one_line, shown
-from kerasmem.hdf5.links import DAMAGED
-from kerasmem.hdf5.scan import close_file, open_file
+from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.file_order import read_windows
 
@@ -28,13 +26,12 @@ class DenseSource(RowSource):
     def __init__(self, path: str, entries: Sequence[Entry], access: Access, budget: int) -> None:
         super().__init__(shown(path), path)
         self._access, self._budget = access, budget
-        layouts = [entry.layout for entry in entries]
+        shapes = [entry.shape or (0,) for entry in entries]
         self.fields = tuple(
-            Field(check_name(entry.name, self.label), layout.dtype, layout.row_shape, entry.class_names)
-            for entry, layout in zip(entries, layouts, strict=True)
-            if layout is not None
+            Field(check_name(entry.name, self.label), entry.dtype, shape[1:], entry.class_names)
+            for entry, shape in zip(entries, shapes, strict=True)
         )
-        self.rows = next(layout.rows for layout in layouts if layout is not None)
+        self.rows = shapes[0][0]
 
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield rows of the datasets."""
@@ -58,8 +55,7 @@ class SparseSource(RowSource):
 
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield rows, zeros and all."""
-        file = open_file(self.paths[0])
-        try:
+        with opened(self.paths[0], None, f"{self.label}:") as file:
             data, indices, indptr = sparse_parts(file, self._name)
             bounds = indptr[:].astype(np.int64)
             wrong = (
@@ -70,12 +66,6 @@ class SparseSource(RowSource):
             for first in range(start, self.rows, rows):
                 last = min(first + rows, self.rows)
                 yield {self.fields[0].name: self._dense(data, indices, bounds[first : last + 1])}
-        except DAMAGED as error:
-            if isinstance(error, DataError):
-                raise
-            raise DataError(f"{self.label}: cannot be read: {one_line(str(error))}") from error
-        finally:
-            close_file(file)
 
     def _dense(self, data: h5py.Dataset, indices: h5py.Dataset, bounds: np.ndarray) -> np.ndarray:
         out = np.zeros((len(bounds) - 1, self._width), self.fields[0].dtype)

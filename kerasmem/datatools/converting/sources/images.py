@@ -108,20 +108,14 @@ class ImageFolder(RowSource):
                 self._skipped += 1
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:
-        try:
-            found = entry.is_dir()
-        except OSError as error:  # a link that leads to itself
-            raise DataError(f"{shown(entry.path)}: cannot be read: {error.strerror}") from error
+        found = entry.is_dir()
         if found:
             self._refuse_link(entry, "is a link to a folder")
         return found
 
     def _note(self, entry: os.DirEntry[str]) -> None:
         self._refuse_link(entry, "is a link")
-        try:
-            found = entry.stat()
-        except OSError as error:
-            raise DataError(f"{shown(entry.path)}: cannot be read: {error.strerror}") from error
+        found = entry.stat()
         if not stat.S_ISREG(found.st_mode):
             raise DataError(f"{shown(entry.path)}: is called like an image and is no file")
         self._digest.update(os.fsencode(entry.path) + f"\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
@@ -150,9 +144,6 @@ def in_order(decode: Callable[[int], np.ndarray], numbers: Iterable[int], thread
 
 def _list(folder: str) -> list[os.DirEntry[str]]:
     """Return what a folder holds, sorted by name, without hidden files."""
-    try:
-        with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise DataError(f"{shown(folder)}: the folder cannot be read: {error.strerror}") from error
+    with os.scandir(folder) as entries:
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
     return sorted(visible, key=lambda entry: os.fsencode(entry.name))

@@ -63,10 +63,9 @@ class TableSource(RowSource):
         self.arrow = pyarrow
         with arrow_errors(self.label):
             self._open()
+            self.columns = self._survey() if self.types else {}
         if not self.types:
             raise UsageError(f"drop: no column of {self.label} is left to be written")
-        with arrow_errors(self.label):
-            self.columns = self._survey()
         if not self.rows:
             raise DataError(f"{self.label}: has a header and no rows")
 
