@@ -43,7 +43,7 @@ class DatasetRows:
     def read(self, run: RowRun, outputs: Outputs, scratch: Scratch, claims: Claims = ()) -> None:
         """Read rows, counted through the files, into the windows; `claims` are what `claims` returned for them."""
         for (number, here), claim in itertools.zip_longest(self._by_file(run), claims):
-            with self._files.use(number) as file, claim or contextlib.nullcontext():
+            with self._files.use(number, self._name) as file, claim or contextlib.nullcontext():
                 file.source(self._name).read(here, outputs, scratch)
 
     def claims(self, runs: Sequence[RowRun]) -> list[Claims]:
@@ -54,7 +54,7 @@ class DatasetRows:
             by_file.setdefault(number, []).append(here)
         found: dict[int, Iterator[Claim | None]] = {}
         for number, there in by_file.items():
-            with self._files.use(number) as file:
+            with self._files.use(number, self._name) as file:
                 found[number] = iter(file.claims(self._name, there))
         return [[next(found[number]) for number, _ in each] for each in parts]
 
@@ -82,7 +82,7 @@ class DatasetRows:
         bounds = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(rows)]
         for first, last in itertools.pairwise(bounds):
             number = int(files[first])
-            with self._files.use(number) as file:
+            with self._files.use(number, self._name) as file:
                 offsets = file.source(self._name).offsets(rows[first:last] - self._starts[number])
             part = part_of(places, first, last)
             yield first, last, None if offsets is None else ScatterRead(offsets, part, target)
@@ -90,7 +90,7 @@ class DatasetRows:
     def read_scattered(self, plan: ScatterRead, share: tuple[int, int], rows: np.ndarray) -> None:
         """Read a share of what was planned for these rows of one file."""
         number = int(np.searchsorted(self._starts, rows[0], side="right")) - 1
-        with self._files.use(number) as file:
+        with self._files.use(number, self._name) as file:
             file.source(self._name).read_scattered(plan, share, rows - self._starts[number])
 
 

@@ -4,76 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kerasmem.hdf5.direct.runs import RowRun
-from kerasmem.hdf5.direct.sources import Source
-from kerasmem.hdf5.layout import DataLayout, FileLayout, JoinedLayout
+from kerasmem.hdf5.layout import DataLayout, JoinedLayout
 from kerasmem.hdf5.opened import OpenFile
 from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
-from kerasmem.hdf5.remote.handle import Claim
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.settings import Access
 
 _MOST_OPEN = 256
 _SHARE = 8  # one part in so many of the file descriptors that the process may have; each file takes two
-
-
-class JoinedFile:
-    """Files whose datasets lie beside one another, with the face of one `OpenFile`.
-
-    Args:
-        files: the files.
-        layout: of all of them.
-    """
-
-    def __init__(self, files: Sequence[OpenFile | JoinedFile], layout: JoinedLayout) -> None:
-        self._files = files
-        parts = zip(files, layout.parts, strict=True)
-        self._by_name = {dataset.name: file for file, part in parts for dataset in part.datasets}
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes taken from the files so far."""
-        return sum(file.bytes_read for file in self._files)
-
-    @property
-    def traffic(self) -> Traffic:
-        """What came of remote files so far."""
-        return sum((file.traffic for file in self._files), Traffic())
-
-    def claims(self, name: str, runs: Sequence[RowRun]) -> Sequence[Claim | None]:
-        """See `OpenFile`."""
-        return self._by_name[name].claims(name, runs)
-
-    def source(self, name: str) -> Source:
-        """Return what reads a dataset of the open files."""
-        return self._by_name[name].source(name)
-
-    def open(self) -> None:
-        """Open the files."""
-        for file in self._files:
-            file.open()
-
-    def check(self) -> None:
-        """Raise if a file is no longer what it was."""
-        for file in self._files:
-            file.check()
-
-    def rest(self) -> None:
-        """Give the file descriptors back."""
-        for file in self._files:
-            file.rest()
-
-    def close(self) -> None:
-        """Close the files and forget them."""
-        for file in self._files:
-            file.close()
-
-
-def _parts(layout: FileLayout) -> tuple[FileLayout, ...]:
-    return layout.parts if isinstance(layout, JoinedLayout) else (layout,)
 
 
 class OpenFiles:
@@ -88,23 +29,23 @@ class OpenFiles:
     """
 
     def __init__(self, layout: DataLayout, access: Access) -> None:
-        several = len(layout.files) > 1
-        self.remote = any(is_url(part.path) for file in layout.files for part in _parts(file))
         self._access = access
         self._fetcher: RangeFetcher | None = None
-        self._files: list[OpenFile | JoinedFile] = [
-            self._make(file, first if several else None)
-            for file, first in zip(layout.files, layout.starts, strict=False)
-        ]
+        self._files: list[OpenFile] = []
+        self._by_name: list[dict[str, OpenFile]] = []  # the files of each layout, by the datasets that lie in them
+        for file, start in zip(layout.files, layout.starts, strict=False):
+            by_name: dict[str, OpenFile] = {}
+            for part in file.parts if isinstance(file, JoinedLayout) else (file,):
+                fetcher = self._start_fetcher if is_url(part.path) else None
+                opened = OpenFile(part, access, start if len(layout.files) > 1 else None, fetcher)
+                self._files.append(opened)
+                by_name |= dict.fromkeys((dataset.name for dataset in part.datasets), opened)
+            self._by_name.append(by_name)
+        self.remote = any(file.is_remote for file in self._files)
         self._most = most_open()
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
-        self._open: OrderedDict[int, int] = OrderedDict()  # how many tasks read from each, the latest used last
-
-    def _make(self, layout: FileLayout, first: int | None) -> OpenFile | JoinedFile:
-        if isinstance(layout, JoinedLayout):
-            return JoinedFile([self._make(part, first) for part in layout.parts], layout)
-        return OpenFile(layout, self._access, first, self._start_fetcher if is_url(layout.path) else None)
+        self._open: OrderedDict[OpenFile, int] = OrderedDict()  # how many tasks read from each, the latest used last
 
     @property
     def bytes_read(self) -> int:
@@ -122,31 +63,37 @@ class OpenFiles:
         return len(self._open)
 
     @contextmanager
-    def use(self, number: int) -> Iterator[OpenFile | JoinedFile]:
+    def use(self, number: int, name: str | None = None) -> Iterator[OpenFile]:
         """Open a file unless it is, and keep it open meanwhile.
+
+        Args:
+            number: which of the files that are counted through.
+            name: the dataset to be read; datasets may lie in different files beside one another.
 
         Raises:
             DataError: it cannot be opened, or is not what it was.
         """
+        by_name = self._by_name[number]
+        file = next(iter(by_name.values())) if name is None else by_name[name]
         with self._free:
-            while number not in self._open and len(self._open) >= self._most and not self._rest_one():
+            while file not in self._open and len(self._open) >= self._most and not self._rest_one():
                 self._free.wait()
-            self._open[number] = self._open.get(number, 0) + 1
-            self._open.move_to_end(number)
+            self._open[file] = self._open.get(file, 0) + 1
+            self._open.move_to_end(file)
         try:
-            self._files[number].open()
-            yield self._files[number]
+            file.open()
+            yield file
         finally:
             with self._free:
-                self._open[number] -= 1
+                self._open[file] -= 1
                 self._free.notify()
 
     def check(self) -> None:
         """Raise if a file that is open is no longer what it was."""
         with self._lock:
-            numbers = list(self._open)
-        for number in numbers:
-            self._files[number].check()
+            files = list(self._open)
+        for file in files:
+            file.check()
 
     def break_off(self) -> None:
         """Have whoever waits for a remote file fail at once."""
@@ -170,11 +117,11 @@ class OpenFiles:
             return self._fetcher
 
     def _rest_one(self) -> bool:
-        for number, users in self._open.items():
+        for file, users in self._open.items():
             if not users:
-                del self._open[number]
-                self._files[number].check()
-                self._files[number].rest()
+                del self._open[file]
+                file.check()
+                file.rest()
                 return True
         return False
 

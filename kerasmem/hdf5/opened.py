@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import warnings
@@ -12,12 +13,11 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.codecs import EXTRA, DecodeError, register_filters
-from kerasmem.hdf5.direct.handle import FileHandle, Handle, open_handle
+from kerasmem.hdf5.direct.codecs import DecodeError
+from kerasmem.hdf5.direct.handle import FileHandle, Handle
 from kerasmem.hdf5.direct.opening import open_source
 from kerasmem.hdf5.direct.runs import RowRun
-from kerasmem.hdf5.direct.sources import Refuse, Source
-from kerasmem.hdf5.direct.through_hdf5 import Hdf5Source
+from kerasmem.hdf5.direct.sources import Hdf5Source, Refuse, Source
 from kerasmem.hdf5.layout import DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED
 from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
@@ -53,9 +53,14 @@ class OpenFile:
         self._lengths: dict[str, int] = {}  # rows in the file when last opened, those appended too
         self._sources: dict[str, Source] = {}
         self._bytes_before = 0
-        self._traffic = Traffic()  # of files and handles that are closed
+        self.traffic = Traffic()  # what came so far, where it is remote
         self._spoiled = ""
         self._resting = False
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is behind a URL."""
+        return self._fetcher is not None
 
     @property
     def bytes_read(self) -> int:
@@ -65,15 +70,6 @@ class OpenFile:
             if self._fetcher is not None:
                 return self.traffic.received
             return self._bytes_before + through_hdf5 + (0 if self._handle is None else self._handle.bytes_read)
-
-    @property
-    def traffic(self) -> Traffic:
-        """What came of a remote file so far."""
-        with self._lock:
-            total = self._traffic
-            if isinstance(self._file, RemoteHdf5):
-                total = total + self._file.remote.traffic
-            return total + self._handle.traffic if isinstance(self._handle, RemoteHandle) else total
 
     def claims(self, name: str, runs: Sequence[RowRun]) -> Sequence[Claim | None]:
         """Have fetched what tasks will read of a dataset of the open file, in their order; return a claim for each."""
@@ -105,11 +101,8 @@ class OpenFile:
                 return
             if not self._resting:
                 return
-            try:
-                self._handle.open()
-                self._resting = False
-            except OSError as error:
-                raise DataError(f"{shown(self._layout.path)}: the file cannot be opened: {error.strerror}") from error
+            self._handle.open()
+            self._resting = False
             self.check()
 
     def check(self) -> None:
@@ -144,8 +137,6 @@ class OpenFile:
         with self._lock:
             self._bytes_before = self.bytes_read
             self.rest()
-            if isinstance(self._handle, RemoteHandle):
-                self._traffic = self._traffic + self._handle.traffic
             self._sources = {}
             self._handle = None
             self._resting = False
@@ -155,8 +146,6 @@ class OpenFile:
         self._datasets = {}
         file, self._file = self._file, None
         if file is not None:
-            if isinstance(file, RemoteHdf5):
-                self._traffic = self._traffic + file.remote.traffic
             close_file(file)
 
     def _open_first(self) -> Handle:
@@ -178,8 +167,8 @@ class OpenFile:
 
     def _open_handle(self) -> Handle:
         if self._fetcher is None:
-            return open_handle(self._layout.path, self._layout.size)
-        return RemoteHandle(self._layout.path, self._known, self._fetcher(), self._access.remote)
+            return FileHandle(self._layout.path, self._layout.size)
+        return RemoteHandle(self._layout.path, self._known, self._fetcher(), self._access.remote, self.traffic)
 
     @property
     def _known(self) -> ObjectInfo:
@@ -226,7 +215,7 @@ class OpenFile:
             if self._fetcher is None:
                 self._file = open_file(self._layout.path, self._access.locking)
             else:
-                self._file = open_remote(self._layout.path, self._access.remote, self._known)
+                self._file = open_remote(self._layout.path, self._access.remote, self._known, self.traffic)
         return self._file
 
     def _dataset(self, layout: DatasetLayout) -> h5py.Dataset:
@@ -238,15 +227,10 @@ class OpenFile:
             dataset = find_dataset(file, layout.name, allow_external=self._access.allow_external)
             try:
                 shape, dtype = rows_of(dataset)
-                longer = shape[:1] > layout.shape[:1] and dataset.maxshape[0] is None
-                grown = longer or shape[:1] == layout.shape[:1]
-                same = (
-                    grown
-                    and shape[1:] == layout.shape[1:]
-                    and dtype.str == layout.dtype
-                    and dataset.chunks == layout.chunks
-                )
-            except TypeError:  # no shape, or a type that NumPy lacks
+                most = layout.rows if dataset.maxshape[0] is not None else shape[0]
+                stored = (shape[1:], dtype.str, dataset.chunks)
+                same = layout.rows <= shape[0] <= most and stored == (layout.row_shape, layout.dtype, layout.chunks)
+            except (TypeError, IndexError):  # no shape, or a type that NumPy lacks
                 shape, dtype, same = dataset.shape, np.dtype("V"), False
             if not same:
                 raise DataError(
@@ -265,20 +249,9 @@ class OpenFile:
 
     def _open_source(self, file: h5py.File, layout: DatasetLayout, handle: Handle) -> Source:
         refuse = self._refuse(layout.name)
+        find = functools.partial(self._dataset, layout)
         try:
-            dataset = self._dataset(layout)
-            creation = dataset.id.get_create_plist()
-            if EXTRA & {creation.get_filter(number)[0] for number in range(creation.get_nfilters())}:
-                register_filters()
-            return open_source(
-                file,
-                lambda: self._dataset(layout),
-                layout.shape,
-                np.dtype(layout.dtype),
-                handle,
-                allow_missing=self._access.allow_missing,
-                refuse=refuse,
-            )
+            return open_source(file, find, layout, handle, allow_missing=self._access.allow_missing, refuse=refuse)
         except DataError:
             raise
         except (DecodeError, *DAMAGED) as error:

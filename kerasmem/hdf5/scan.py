@@ -17,8 +17,7 @@ from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.direct.codecs import EXTRA, register_filters
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, JoinedLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded, refuse_external_links, refuse_other_files, walk_objects
-from kerasmem.hdf5.remote.file import RemoteHdf5, open_remote
-from kerasmem.hdf5.remote.listing import ask_for_info
+from kerasmem.hdf5.remote.file import RemoteHdf5, ask_for_info, open_remote
 from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.settings import Access, all_files
@@ -325,18 +324,18 @@ def _refuse_dtype(here: str, dtype: np.dtype[Any]) -> None:
 def _what_exists(file: h5py.File, name: str) -> str:
     try:
         objects, _ = walk_objects(file, _VISITED)
-        found = [
-            (path, item.shape, _dtype_text(item)) for path, item in objects.items() if isinstance(item, h5py.Dataset)
-        ]
+        found = {
+            path: f"{shown(path)} {item.shape} {_dtype_text(item)}"
+            for path, item in objects.items()
+            if isinstance(item, h5py.Dataset)
+        }
     except DAMAGED:
         return "Its list of datasets cannot be read"
     if not found:
         return "It holds no datasets at all"
-    listed = "; ".join(f"{shown(path)} {shape} {dtype}" for path, shape, dtype in found[:_LISTED])
+    listed = "; ".join(list(found.values())[:_LISTED])
     more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    by_name = {path.lower(): path for path, _, _ in found} | {
-        path.rsplit("/", 1)[-1].lower(): path for path, _, _ in found
-    }
+    by_name = {path.lower(): path for path in found} | {path.rsplit("/", 1)[-1].lower(): path for path in found}
     near = difflib.get_close_matches(name.strip("/").lower(), by_name, n=1, cutoff=0.6)
     hint = f"Did you mean {shown(by_name[near[0]])}? " if near else ""
     return f"{hint}It holds: {listed}{more}"

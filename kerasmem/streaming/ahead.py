@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import traceback
@@ -128,75 +129,57 @@ class TransformPool:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-class _Series:
-    """Batches from `first` on of one epoch, in preparation for one reader."""
-
-    def __init__(self, cursor: object, epoch: int, first: int) -> None:
-        self.cursor = cursor
-        self.epoch = epoch
-        self.next = first  # to be submitted
-        self.turn = first  # to be gathered
-        self.over = False
-        self.moved = threading.Condition()
-        self.futures: dict[int, Future[Batch | None]] = {}
-
-
+@dataclass(eq=False)
 class BatchesAhead:
     """Keeps up to `depth` batches ready or in preparation.
 
-    Batches are gathered strictly in order, so that every part of the file is read once; what follows, the
+    One thread gathers batches, strictly in order, so that every part of the file is read once; what follows, the
     transform, runs in `workers` threads at a time. There is one series of batches at a time, so that memory is
     bounded; when readers take turns, each begins again where it had stopped.
 
     Args:
         gather: returns the raw batch at (epoch, place).
         finish: turns a raw batch at (epoch, place) into the final one.
-        workers: threads.
+        workers: threads that finish.
         depth: batches ahead.
         batches: batches an epoch.
     """
 
-    def __init__(
-        self,
-        gather: Callable[[int, int], Batch],
-        finish: Callable[[int, int, Batch], Batch],
-        *,
-        workers: int,
-        depth: int,
-        batches: int,
-    ) -> None:
-        self._gather = gather
-        self._finish = finish
-        self._depth = depth
-        self._batches = batches
+    gather: Callable[[int, int], Batch]
+    finish: Callable[[int, int, Batch], Batch]
+    workers: int
+    depth: int
+    batches: int
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._series: _Series | None = None
+        self._series: tuple[object, int] | None = None  # whose batches are in preparation: the reader and the epoch
+        self._next = 0  # the batch of it to be submitted next
+        self._futures: dict[int, Future[Future[Batch]]] = {}
         self._closed = False
-        self._gathering = 0
-        self._gathered = threading.Condition()
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="kerasmem-batches")
+        self._gatherer = ThreadPoolExecutor(1, thread_name_prefix="kerasmem-gather")
+        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="kerasmem-batches")
 
     def get(self, cursor: object, epoch: int, place: int) -> Batch:
         """Return the batch, and have those that follow it prepared for the same reader."""
         with self._lock:
-            series = self._series
-            if series is None or series.cursor is not cursor or series.epoch != epoch:
-                series = self._start(cursor, epoch, place)
-            if place <= series.next and not self._closed:
-                for following in range(series.next, min(place + self._depth, self._batches)):
-                    series.futures[following] = self._pool.submit(self._prepare, series, following)
-                    series.next = following + 1
-            future = series.futures.pop(place, None)
-        try:
-            batch = None if future is None else future.result()
-        except CancelledError:  # closed meanwhile
-            batch = None
-        return self._finish(epoch, place, self._gather(epoch, place)) if batch is None else batch
+            if self._series != (cursor, epoch):
+                self._drop()
+                self._series, self._next = (cursor, epoch), place
+            if place <= self._next and not self._closed:
+                for following in range(self._next, min(place + self.depth, self.batches)):
+                    self._futures[following] = self._gatherer.submit(self._prepare, epoch, following)
+                    self._next = following + 1
+            future = self._futures.pop(place, None)
+        if future is not None:
+            with contextlib.suppress(CancelledError):  # closed meanwhile
+                return future.result().result()
+        return self.finish(epoch, place, self.gather(epoch, place))
 
     def stop(self, cursor: object = None) -> None:
         """Drop what is prepared, all of it or only if it is for the reader `cursor`."""
         with self._lock:
-            if cursor is None or (self._series is not None and self._series.cursor is cursor):
+            if cursor is None or (self._series is not None and self._series[0] is cursor):
                 self._drop()
 
     def close(self) -> None:
@@ -207,40 +190,14 @@ class BatchesAhead:
         with self._lock:
             self._closed = True
             self._drop()
-        with self._gathered:
-            while self._gathering:
-                self._gathered.wait()
+        self._gatherer.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, cursor: object, epoch: int, place: int) -> _Series:
-        self._drop()
-        self._series = _Series(cursor, epoch, place)
-        return self._series
-
     def _drop(self) -> None:
-        series, self._series = self._series, None
-        if series is not None:
-            with series.moved:
-                series.over = True
-                series.moved.notify_all()
-            for future in series.futures.values():
-                future.cancel()
+        futures, self._futures, self._series = self._futures, {}, None
+        for future in futures.values():
+            if not future.cancel() and future.done() and not future.exception():
+                future.result().cancel()
 
-    def _prepare(self, series: _Series, place: int) -> Batch | None:
-        with series.moved:
-            while series.turn != place and not series.over:
-                series.moved.wait()
-            if series.over:
-                return None
-            with self._gathered:
-                self._gathering += 1
-        try:
-            batch = self._gather(series.epoch, place)
-        finally:
-            with self._gathered:
-                self._gathering -= 1
-                self._gathered.notify_all()
-            with series.moved:
-                series.turn = place + 1
-                series.moved.notify_all()
-        return self._finish(series.epoch, place, batch)
+    def _prepare(self, epoch: int, place: int) -> Future[Batch]:
+        return self._pool.submit(self.finish, epoch, place, self.gather(epoch, place))

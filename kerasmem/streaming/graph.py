@@ -128,16 +128,16 @@ def find_pieces(plan: StreamPlan, opened: OpenFiles) -> Pieces:
         rows = blocks.rows(np.array([block]))
         number = int(np.searchsorted(starts, rows[0], side="right")) - 1
         offsets = {}
-        with opened.use(number) as file:
-            for name in names:
+        for name in names:
+            with opened.use(number, name) as file:
                 there = file.source(name).offsets(rows - starts[number])
-                if there is None:
-                    raise DataError(
-                        f"{shown(plan.layout.files[number].path)}: dataset {shown(name)} is compressed, or stored "
-                        "in another way that only HDF5 reads; TensorFlow alone cannot. Write it again without: "
-                        "kerasmem data repack --compression none"
-                    )
-                offsets[name] = np.asarray(there, np.int64)
+            if there is None:
+                raise DataError(
+                    f"{shown(plan.layout.files[number].path)}: dataset {shown(name)} is compressed, or stored "
+                    "in another way that only HDF5 reads; TensorFlow alone cannot. Write it again without: "
+                    "kerasmem data repack --compression none"
+                )
+            offsets[name] = np.asarray(there, np.int64)
         torn = np.zeros(len(rows) - 1, bool)
         for name, there in offsets.items():
             torn |= np.diff(there) != layouts[name].row_bytes

@@ -14,12 +14,12 @@ import numpy as np
 
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.columns import Column, Part, make_columns
+from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DataLayout
-from kerasmem.hdf5.selection import read_rows
+from kerasmem.hdf5.settings import read_rows
 from kerasmem.streaming.blocks import Blocks, ShardBlocks
 from kerasmem.streaming.budget import MemoryPlan, check_order, is_plain, plan_memory
 from kerasmem.streaming.order import EpochOrder
-from kerasmem.streaming.quality import count_bytes
 from kerasmem.streaming.sharding import Share
 
 
@@ -72,8 +72,6 @@ class StreamPlan:
         uses: for each part the columns that it is made of, by number.
         share: this worker's part of the rows.
         selection: the rows that blocks are made of.
-        memory: sizes of blocks, windows and buffers.
-        blocks: the blocks, of this worker.
     """
 
     settings: StreamSettings
@@ -83,8 +81,31 @@ class StreamPlan:
     uses: tuple[tuple[int, ...], ...]
     share: Share
     selection: range | np.ndarray
-    memory: MemoryPlan
-    blocks: Blocks | ShardBlocks
+
+    @cached_property
+    def memory(self) -> MemoryPlan:
+        """Sizes of blocks, windows and buffers.
+
+        Raises:
+            UsageError: the memory budget is too small.
+        """
+        return plan_memory(
+            self.layout.datasets,
+            self.columns,
+            selection=self.share.plan_for(self.selection),
+            batch_size=self.settings.batch_size,
+            ahead=self.settings.ahead,
+            workers=self.settings.workers,
+            budget=self.settings.memory_budget,
+            ordered=not self.settings.shuffle,
+            grid=self.layout.block_grid,
+        )
+
+    @cached_property
+    def blocks(self) -> Blocks | ShardBlocks:
+        """The blocks, of this worker."""
+        blocks = Blocks(self.selection, self.layout.block_grid(self.memory.block_rows))
+        return self.share.deal(blocks, self.settings.seed) if self.settings.shuffle else blocks
 
     @property
     def num_batches(self) -> int:
@@ -138,18 +159,22 @@ class StreamPlan:
 
     def bytes_per_epoch(self) -> tuple[int, int]:
         """Return the bytes that an epoch needs, and those that it reads at most."""
-        datasets = self.layout.datasets
-        return count_bytes(
-            datasets,
-            self.blocks,
-            resident=self.memory.cache_bytes,
-            part_by_part={dataset.name for dataset in datasets if is_plain(dataset)},
-            chunks=self.layout.chunk_grid,
-        )
+        blocks, needed, read = self.blocks, 0.0, 0.0
+        spans = np.array([blocks.span(block) for block in range(blocks.count)], np.int64).reshape(-1, 2)
+        for layout in self.layout.datasets:
+            row = layout.stored_bytes / layout.rows if layout.rows else 0.0
+            needed += self.num_rows * row
+            if layout.name in self.memory.cache_bytes:  # read once and kept
+                read += max(self.num_rows * row, layout.stored_bytes)
+            elif layout.chunks is None or is_plain(layout):  # a part of a chunk is read without the rest of it
+                read += float((spans[:, 1] - spans[:, 0]).sum()) * row
+            else:
+                read += _chunks_touched(blocks, spans, self.layout.chunk_grid(layout.name), layout.rows) * row
+        return round(needed), round(read)
 
     def with_budget(self, budget: int) -> StreamPlan:
         """Return the plan that another `memory_budget` would give."""
-        return _with_memory(replace(self, settings=replace(self.settings, memory_budget=budget)))
+        return replace(self, settings=replace(self.settings, memory_budget=budget))
 
     def with_seed(self, seed: int) -> StreamPlan:
         """Return the plan with another seed; the seed was drawn, so the rows are not shared out by it."""
@@ -180,8 +205,6 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
         drop_remainder=settings.drop_remainder,
         chunks=layout.chunk_grid(heaviest.name),
     )
-    selection = share.select(rows, shuffle=settings.shuffle)
-    memory = _plan_memory(layout, columns, settings, share, selection)
     plan = StreamPlan(
         settings=settings,
         layout=layout,
@@ -189,47 +212,21 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
         columns=columns,
         uses=tuple(tuple(columns.index(column) for column in some) for some in wanted),
         share=share,
-        selection=selection,
-        memory=memory,
-        blocks=_make_blocks(layout, settings, share, selection, memory),
+        selection=share.select(rows, shuffle=settings.shuffle),
     )
     check_order(plan.blocks.count, plan.num_batches)
     return plan
 
 
-def _with_memory(plan: StreamPlan) -> StreamPlan:
-    """Return a plan with its memory and blocks made from its settings once more."""
-    memory = _plan_memory(plan.layout, plan.columns, plan.settings, plan.share, plan.selection)
-    blocks = _make_blocks(plan.layout, plan.settings, plan.share, plan.selection, memory)
-    return replace(plan, memory=memory, blocks=blocks)
-
-
-def _plan_memory(
-    layout: DataLayout,
-    columns: Sequence[Column],
-    settings: StreamSettings,
-    share: Share,
-    selection: range | np.ndarray,
-) -> MemoryPlan:
-    return plan_memory(
-        layout.datasets,
-        columns,
-        selection=share.plan_for(selection),
-        batch_size=settings.batch_size,
-        ahead=settings.ahead,
-        workers=settings.workers,
-        budget=settings.memory_budget,
-        ordered=not settings.shuffle,
-        grid=layout.block_grid,
-    )
-
-
-def _make_blocks(
-    layout: DataLayout,
-    settings: StreamSettings,
-    share: Share,
-    selection: range | np.ndarray,
-    memory: MemoryPlan,
-) -> Blocks | ShardBlocks:
-    blocks = Blocks(selection, layout.block_grid(memory.block_rows))
-    return share.deal(blocks, settings.seed) if settings.shuffle else blocks
+def _chunks_touched(blocks: Blocks | ShardBlocks, spans: np.ndarray, grid: Grid, rows: int) -> int:
+    """Return the rows of all chunks that are touched, each as often as there are blocks that touch it."""
+    touched = 0
+    for block, (start, stop) in enumerate(spans.tolist()):
+        picked = blocks.picked(block)
+        if picked is None:
+            first, last = grid.cell(start), grid.cell(stop - 1)
+            touched += min(int(grid.high(last)), rows) - int(grid.low(first))
+        else:
+            cells = np.unique(grid.cell(start + picked))
+            touched += int((np.minimum(grid.high(cells), rows) - grid.low(cells)).sum())
+    return touched

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kerasmem.hdf5.grid import Grid
-from kerasmem.hdf5.layout import DatasetLayout
 from kerasmem.records import Record
-from kerasmem.streaming.blocks import Blocks, ShardBlocks
 
 FORMAT_VERSION = 1
 GOOD = 0.99  # of the entropy of a uniform shuffle
@@ -117,53 +114,6 @@ def block_purity(rows: np.ndarray, codes: np.ndarray, grid: Grid) -> float:
     most = np.zeros(len(blocks))
     np.maximum.at(most, found // classes, counts)
     return float(np.mean(most / np.bincount(number)))
-
-
-def count_bytes(
-    layouts: Sequence[DatasetLayout],
-    blocks: Blocks | ShardBlocks,
-    *,
-    resident: Collection[str],
-    part_by_part: Collection[str],
-    chunks: Callable[[str], Grid],
-) -> tuple[int, int]:
-    """Return the bytes needed, and those read at most, in an epoch.
-
-    Args:
-        layouts: the datasets read.
-        blocks: how their rows are read.
-        resident: names of those that are read once and kept.
-        part_by_part: names of those where a part of a chunk can be read without the rest of it.
-        chunks: returns where the chunks of a dataset lie.
-    """
-    numbers = np.arange(blocks.count)
-    selected = int(blocks.sizes(numbers).sum())
-    spans = np.array([blocks.span(block) for block in range(blocks.count)], np.int64).reshape(-1, 2)
-    needed = read = 0.0
-    for layout in layouts:
-        row = layout.stored_bytes / layout.rows if layout.rows else 0.0
-        needed += selected * row
-        if layout.name in resident:
-            read += max(selected * row, layout.stored_bytes)
-        elif layout.chunks is None or layout.name in part_by_part:
-            read += float((spans[:, 1] - spans[:, 0]).sum()) * row
-        else:
-            read += _chunks_touched(blocks, spans, chunks(layout.name), layout.rows) * row
-    return round(needed), round(read)
-
-
-def _chunks_touched(blocks: Blocks | ShardBlocks, spans: np.ndarray, grid: Grid, rows: int) -> int:
-    """Return the rows of all chunks that are touched, each as often as there are blocks that touch it."""
-    touched = 0
-    for block, (start, stop) in enumerate(spans.tolist()):
-        picked = blocks.picked(block)
-        if picked is None:
-            first, last = grid.cell(start), grid.cell(stop - 1)
-            touched += min(int(grid.high(last)), rows) - int(grid.low(first))
-        else:
-            cells = np.unique(grid.cell(start + picked))
-            touched += int((np.minimum(grid.high(cells), rows) - grid.low(cells)).sum())
-    return touched
 
 
 def choose_runs(batches: int, rows: int, most: int, runs: int = 16) -> list[tuple[int, int]]:

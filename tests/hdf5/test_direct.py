@@ -12,7 +12,7 @@ import pytest
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.pipeline import fletcher32
-from kerasmem.hdf5.direct.through_hdf5 import Hdf5Source
+from kerasmem.hdf5.direct.sources import Hdf5Source
 
 DTYPES = ["<f4", ">f4", "<f8", "<f2", "|u1", "|i1", ">u2", "<i4", ">i8", "|b1"]
 SHAPES = [(), (1,), (5,), (600,), (3, 4), (7, 2, 3), (40, 40)]

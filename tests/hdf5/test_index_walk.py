@@ -5,13 +5,13 @@ import json
 import h5py
 import pytest
 
-from kerasmem.hdf5.direct.index_walk import walk_chunks
+from kerasmem.hdf5.direct.chunks import walk_chunks
 
 _CHUNKS = 40_000
 _GROWTH = """
 import json, sys
 import h5py
-from kerasmem.hdf5.direct.index_walk import walk_chunks
+from kerasmem.hdf5.direct.chunks import walk_chunks
 
 def resident(name):
     with open("/proc/self/status") as status:

@@ -10,13 +10,14 @@ import threading
 import time
 from pathlib import Path
 
+import h5py
 import pytest
 
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
 from kerasmem.hdf5.remote.cache import DiskCache, cache_key
-from kerasmem.hdf5.remote.listing import is_pattern
+from kerasmem.hdf5.remote.file import is_pattern
 from kerasmem.hdf5.remote.ranges import join_extents
 from kerasmem.hdf5.remote.urls import identity, is_url, local_path, name_of, place_of, redact
 from kerasmem.hdf5.settings import read_paths
@@ -80,6 +81,19 @@ class TestUrls:
     def test_patterns(self):
         assert is_pattern("s3://b/part-?.h5") and is_pattern("https://h/p-*.h5")
         assert not is_pattern("https://h/a.h5?id=*1") and not is_pattern("s3://b/a.h5")
+
+
+def test_a_store_without_coroutines_is_read_in_a_process_that_knows_no_other(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = range(9)
+    code = (
+        "import sys, fsspec\nfrom kerasmem.streaming.file_order import read_windows\n"
+        "fsspec.filesystem('memory').pipe('/a.h5', open(sys.argv[1], 'rb').read())\n"
+        "((_, window),) = read_windows(['memory://a.h5'], ['x'])\n"
+        "print(window['x'].tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "a.h5"], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(list(range(9))), done.stderr
 
 
 class TestRanges:

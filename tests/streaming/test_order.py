@@ -96,7 +96,7 @@ def test_state_is_of_blocks_not_of_rows():
 
 
 @pytest.mark.parametrize(
-    "module", ["streaming.order", "streaming.cursor", "streaming.plan", "hdf5.selection", "hdf5.layout"]
+    "module", ["streaming.order", "streaming.cursor", "streaming.plan", "hdf5.settings", "hdf5.layout"]
 )
 def test_arithmetic_loads_neither_tensorflow_nor_h5py(module):
     code = f"import sys, kerasmem.{module}; assert not {{'tensorflow', 'keras', 'h5py'}} & set(sys.modules), 'loaded'"

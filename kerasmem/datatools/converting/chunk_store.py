@@ -18,7 +18,7 @@ from kerasmem.datatools.converting.encoding import Compression, create_dataset
 from kerasmem.datatools.converting.fields import Target
 from kerasmem.datatools.converting.job import open_log, read_into, sync
 from kerasmem.datatools.inspecting.listing import CLASS_NAMES
-from kerasmem.hdf5.direct.index_walk import walk_chunks
+from kerasmem.hdf5.direct.chunks import walk_chunks
 from kerasmem.hdf5.links import DAMAGED, encoded
 
 _MOST_IN_ATTRIBUTE = 2000  # class names: an attribute has 64 KiB

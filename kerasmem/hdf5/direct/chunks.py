@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -12,9 +13,9 @@ import h5py
 import numpy as np
 
 from kerasmem.hdf5.direct.codecs import DecodeError
-from kerasmem.hdf5.direct.index_walk import walk_chunks
 
 MOST_CHUNKS = 8_000_000  # that are remembered, 24 bytes each
+_CACHE_BYTES = 256 << 10  # of HDF5's metadata while it reads an index
 
 
 @dataclass(frozen=True)
@@ -119,15 +120,11 @@ class ChunkIndex:
 
     def same_as(self, other: ChunkIndex) -> bool:
         """Return whether every chunk known here lies where it lay when `other` was made, or has been added."""
-        count = len(other._rows)
-        if count > len(self._rows):
-            return False
-        mine = {key: rest for key, *rest in self._table()}
-        return all(mine.get(key) == rest for key, *rest in other._table())
+        return set(other._entries()) <= set(self._entries())
 
-    def _table(self) -> Iterator[tuple[Any, ...]]:
-        keys = zip(self._rows.tolist(), self._numbers.tolist(), strict=True)
-        return zip(keys, self._offsets.tolist(), self._sizes.tolist(), self._masks.tolist(), strict=True)
+    def _entries(self) -> Iterator[tuple[int, ...]]:
+        columns = (self._rows, self._numbers, self._offsets, self._sizes, self._masks)
+        return zip(*(column.tolist() for column in columns), strict=True)
 
     def _stored(self, at: int, inner: tuple[slice, ...], edge: bool) -> Chunk:
         edge = edge or any(part.stop - part.start < chunk for part, chunk in zip(inner, self._chunks[1:], strict=False))
@@ -143,3 +140,40 @@ class ChunkIndex:
             cell, at = divmod(cell, count)
             parts.append(slice(at * chunk, min((at + 1) * chunk, extent)))
         return tuple(reversed(parts))
+
+
+def walk_chunks(dataset: h5py.Dataset, note: Callable[[Any], None]) -> None:
+    """Call `note` with what h5py tells of each stored chunk: `chunk_offset`, `filter_mask`, `byte_offset`, `size`.
+
+    Args:
+        dataset: a chunked dataset of an open file.
+        note: called once a chunk, in the order of the index; what it raises goes through.
+    """
+    if hasattr(dataset.id, "chunk_iter"):
+        with _small_cache(h5py.h5i.get_file_id(dataset.id)):
+            dataset.id.chunk_iter(note)
+    else:  # h5py over an HDF5 before 1.14
+        for number in range(dataset.id.get_num_chunks()):
+            note(dataset.id.get_chunk_info(number))
+
+
+@contextmanager
+def _small_cache(file: h5py.h5f.FileID) -> Iterator[None]:
+    """Hold HDF5's cache of metadata small meanwhile.
+
+    It counts a node of the index by its bytes in the file, and unpacked a node takes some ten times those: its own
+    two MiB to begin with are 17 MB of memory for an index that is gone through once and then not needed.
+    """
+    before, config = file.get_mdc_config(), file.get_mdc_config()
+    if before.max_size == _CACHE_BYTES:  # another thread's doing, which will set it back
+        yield
+        return
+    config.set_initial_size = True
+    config.initial_size = config.max_size = _CACHE_BYTES
+    config.min_size = min(config.min_size, _CACHE_BYTES)
+    config.incr_mode = config.decr_mode = config.flash_incr_mode = 0
+    file.set_mdc_config(config)
+    try:
+        yield
+    finally:
+        file.set_mdc_config(before)

@@ -8,7 +8,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -35,59 +34,68 @@ _preadv = _find_preadv()
 CAN_SCATTER = _preadv is not None
 
 
-class Handle(Protocol):
-    """A file, here or remote, that any number of threads read at given places."""
+class Handle:
+    """A file, here or remote, that any number of threads read at given places.
 
-    path: str
-    size: int
-    """Bytes that it had when it was looked at."""
-    sample: bytes
-    scatters: bool
-    """Whether rows can be put into place without a copy."""
+    Args:
+        path: the file.
+        size: bytes that it had when it was looked at.
 
-    @property
-    def length(self) -> int:
-        """Bytes that it had when it was opened."""
+    Attributes:
+        length: bytes that it had when it was opened.
+        bytes_read: bytes taken from it so far.
+        sample: a digest of some of its content.
+        scatters: whether rows can be put into place without a copy.
+    """
 
-    @property
-    def bytes_read(self) -> int:
-        """Bytes taken from it so far."""
+    scatters = False
+    sample = b""
+    bytes_read = 0
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path = path
+        self.size = self.length = size
 
     def open(self) -> None:
-        """Open it again after `close`."""
+        """Open it again after `close`; nothing where each read is by itself."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close it; nothing where each read is by itself."""
 
     def read(self, views: Sequence[memoryview], offset: int, size: int) -> None:
         """Fill the views, `size` bytes in all, with what follows `offset`."""
+        raise NotImplementedError
 
     def scatter(
         self, target: np.ndarray, vectors: np.ndarray, pieces: Iterable[tuple[int, int, int]], row_bytes: int
     ) -> None:
-        """Fill rows of an array; see `FileHandle`."""
+        """Fill rows of an array, where `scatters` says that it can; see `FileHandle`."""
+        raise NotImplementedError
 
     def changed(self) -> str:
         """Return in words what makes the file unfit to be read on; "" where nothing does."""
+        raise NotImplementedError
 
     def written(self) -> bool:
         """Return whether the file may have been written to since it was opened."""
+        return False
 
 
-class FileHandle:
+class FileHandle(Handle):
     """An open file that any number of threads read at given places.
 
     Args:
         path: the file.
         size: bytes that it had when it was looked at; it may grow, and must not shrink.
+
+    Raises:
+        DataError: it cannot be opened.
     """
 
     scatters = True
 
     def __init__(self, path: str, size: int) -> None:
-        self.path = path
-        self.size = size
-        self.bytes_read = 0
+        super().__init__(path, size)
         self._counting = threading.Lock()
         self._number = -1
         self.open()
@@ -96,9 +104,16 @@ class FileHandle:
         self.sample = self._take_sample()
 
     def open(self) -> None:
-        """Open the file again after `close`; `changed` and `written` tell whether it is still what it was."""
-        if self._number < 0:
-            self._number = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        """Open the file again after `close`; `changed` and `written` tell whether it is still what it was.
+
+        Raises:
+            DataError: it cannot be opened.
+        """
+        try:
+            if self._number < 0:
+                self._number = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise DataError(f"{shown(self.path)}: the file cannot be opened: {error.strerror}") from error
 
     def _take_sample(self) -> bytes:
         """Return a digest of some of the content, spread over the file as it was at first."""
@@ -200,12 +215,3 @@ class FileHandle:
 def view_of(array: np.ndarray) -> memoryview:
     """Return an array's memory as bytes."""
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-
-
-def open_handle(path: str, size: int) -> FileHandle:
-    """Open a file whose size was `size`; whatever is wrong becomes a `DataError`."""
-    try:
-        handle = FileHandle(path, size)
-    except OSError as error:
-        raise DataError(f"{shown(path)}: the file cannot be opened: {error.strerror}") from error
-    return handle

@@ -10,12 +10,12 @@ import h5py
 import numpy as np
 
 from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex
-from kerasmem.hdf5.direct.codecs import DecodeError
+from kerasmem.hdf5.direct.codecs import EXTRA, DecodeError, register_filters
 from kerasmem.hdf5.direct.handle import Handle
 from kerasmem.hdf5.direct.pipeline import Pipeline
 from kerasmem.hdf5.direct.scratch import PIECE_BYTES
-from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Refuse, Source
-from kerasmem.hdf5.direct.through_hdf5 import Hdf5Source
+from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, Source
+from kerasmem.hdf5.layout import DatasetLayout
 
 _PROBED = 4096  # bytes compared where a user block makes places in the file doubtful
 
@@ -23,8 +23,7 @@ _PROBED = 4096  # bytes compared where a user block makes places in the file dou
 def open_source(
     file: h5py.File,
     find: Callable[[], h5py.Dataset],
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
+    layout: DatasetLayout,
     handle: Handle,
     *,
     allow_missing: bool,
@@ -35,50 +34,37 @@ def open_source(
     Args:
         file: the file, open in h5py.
         find: returns the dataset, open.
-        shape: its shape, the extents of an array type included; it may have more rows.
-        dtype: its type, without them.
+        layout: its shape and type; it may have more rows.
         handle: the same file, to be read past HDF5.
         allow_missing: chunks that were never written come as the fill value.
         refuse: raises the error for rows that cannot be read.
     """
     dataset = find()
-    chunks = None if dataset.chunks is None else tuple(int(extent) for extent in dataset.chunks)
-    row_bytes = max(1, prod(shape[1:]) * dtype.itemsize)
-    cell = chunks[0] if chunks else max(1, PIECE_BYTES // row_bytes)
-    other = Hdf5Source(find, shape, dtype, cell, refuse)
+    shape, dtype, chunks = layout.shape, np.dtype(layout.dtype), layout.chunks
+    creation = dataset.id.get_create_plist()
+    filters = [(code, values) for code, _, values, _ in map(creation.get_filter, range(creation.get_nfilters()))]
+    if EXTRA & {code for code, _ in filters}:
+        register_filters()
+    cell = chunks[0] if chunks else max(1, PIECE_BYTES // max(1, layout.row_bytes))
+    other = Hdf5Source(shape, dtype, refuse, find, cell)
     if not _stored_as_read(dataset) or dataset.is_virtual or dataset.external or not _lies_in(file, dataset):
         return other
-    creation = dataset.id.get_create_plist()
-    layout = creation.get_layout()
     base = _base(file, dataset, handle)
     if base is None:
         return other
-    if layout == h5py.h5d.CONTIGUOUS:
+    if creation.get_layout() == h5py.h5d.CONTIGUOUS:
         offset = dataset.id.get_offset()
-        return other if offset is None else ContiguousSource(handle, shape[1:], dtype, refuse, base + offset)
-    if layout != h5py.h5d.CHUNKED or chunks is None or dataset.id.get_num_chunks() > MOST_CHUNKS:
+        return other if offset is None else ContiguousSource(shape, dtype, refuse, handle, base + offset)
+    if chunks is None or dataset.id.get_num_chunks() > MOST_CHUNKS:
         return other
     chunk = chunks + shape[len(chunks) :]
-    filters = []
-    for number in range(creation.get_nfilters()):
-        code, _, values, _ = creation.get_filter(number)
-        filters.append((int(code), tuple(int(value) for value in values)))
     try:
         pipeline = Pipeline(filters, prod(chunk) * dtype.itemsize)
     except DecodeError:
         return other
-    return ChunkedSource(
-        handle,
-        ChunkIndex(dataset, shape[: len(chunks)], handle.length, base),
-        chunk=chunk,
-        shape=shape,
-        dtype=dtype,
-        pipeline=pipeline,
-        filtered=bool(filters),
-        fill=_fill_value(dataset, dtype) if allow_missing else None,
-        other=other,
-        refuse=refuse,
-    )
+    index = ChunkIndex(dataset, shape[: len(chunks)], handle.length, base)
+    fill = _fill_value(dataset, dtype) if allow_missing else None
+    return ChunkedSource(shape, dtype, refuse, handle, index, chunk, pipeline, fill, other)
 
 
 def _stored_as_read(dataset: h5py.Dataset) -> bool:

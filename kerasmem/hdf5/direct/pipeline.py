@@ -28,8 +28,8 @@ class Pipeline:
     """
 
     def __init__(self, filters: Sequence[tuple[int, tuple[int, ...]]], chunk_bytes: int) -> None:
-        self._chunk_bytes = chunk_bytes
-        self._filters = tuple(filters)
+        self.chunk_bytes = chunk_bytes
+        self.filters = tuple(filters)
         self._decoders = {}
         for code, numbers in filters:
             if code == SHUFFLE and not any(numbers[:1]):
@@ -42,7 +42,7 @@ class Pipeline:
 
     def most_stored(self) -> int:
         """Return the most bytes a sound chunk can take in the file."""
-        return self._chunk_bytes + self._chunk_bytes // 8 + (4096 if self._filters else 0)
+        return self.chunk_bytes + self.chunk_bytes // 8 + (4096 if self.filters else 0)
 
     def decode(self, stored: np.ndarray, mask: int, scratch: Scratch) -> np.ndarray:
         """Return a chunk's bytes, in `scratch` or elsewhere.
@@ -56,17 +56,17 @@ class Pipeline:
             DecodeError: the bytes are damaged.
         """
         sizes: list[int | None] = []  # before each filter, on the way into the file
-        size: int | None = self._chunk_bytes
-        for index, (code, _) in enumerate(self._filters):
+        size: int | None = self.chunk_bytes
+        for index, (code, _) in enumerate(self.filters):
             sizes.append(size)
             if mask >> index & 1 or code == SHUFFLE or size is None:
                 continue
             size = size + _CHECKSUM if code == FLETCHER32 else None
         data = stored
-        for index in reversed(range(len(self._filters))):
+        for index in reversed(range(len(self.filters))):
             if mask >> index & 1:
                 continue
-            code, numbers = self._filters[index]
+            code, numbers = self.filters[index]
             if code == FLETCHER32:
                 data = _checked(data)
             elif code == SHUFFLE:
@@ -76,8 +76,8 @@ class Pipeline:
                 if wanted is None:
                     raise DecodeError("it is compressed twice over")
                 data = self._decompressed(code, numbers, data, wanted, scratch)
-        if data.nbytes != self._chunk_bytes:
-            raise DecodeError(f"a chunk of {self._chunk_bytes:,} bytes has {data.nbytes:,}")
+        if data.nbytes != self.chunk_bytes:
+            raise DecodeError(f"a chunk of {self.chunk_bytes:,} bytes has {data.nbytes:,}")
         return data
 
     def _decompressed(

@@ -1,12 +1,15 @@
-"""Rows out of storage that is read past HDF5: one run of bytes, and chunks."""
+"""How the rows of a dataset are read: one run of bytes or chunks, past HDF5, and whatever HDF5 alone can read."""
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn
 
+import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
@@ -18,6 +21,8 @@ from kerasmem.hdf5.direct.pipeline import Pipeline
 from kerasmem.hdf5.direct.runs import RowRun
 from kerasmem.hdf5.direct.scatter import ScatterRead
 from kerasmem.hdf5.direct.scratch import PIECE_BYTES, SCATTER_BYTES, Scratch
+from kerasmem.hdf5.layout import one_line
+from kerasmem.hdf5.links import DAMAGED
 from kerasmem.units import KIB
 
 _SKIP_BYTES = 64 * KIB  # in data without chunks, shorter gaps are read along
@@ -30,8 +35,19 @@ Outputs = Sequence[tuple[Delivery, np.ndarray]]
 """What to make of the rows of a dataset, and the window's array for it; one a column."""
 
 
+@dataclass(eq=False)
 class Source(ABC):
-    """Reads rows of one dataset. Any number of threads may do so at a time."""
+    """Reads rows of one dataset. Any number of threads may do so at a time.
+
+    Args:
+        shape: shape of the rows and all, the extents of an array type included.
+        dtype: type as stored, without them.
+        refuse: raises the error for rows that cannot be read.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    refuse: Refuse
 
     @abstractmethod
     def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
@@ -54,31 +70,86 @@ class Source(ABC):
         return iter(())
 
 
-class RowBytes:
-    """Rows that lie one after another in the file.
+@dataclass(eq=False)
+class Hdf5Source(Source):
+    """A dataset that is read by HDF5: one thread at a time, whatever the storage.
 
-    Args:
-        handle: the file.
-        shape: shape of a row.
-        dtype: type as stored.
+    Args, after those of every source:
+        find: returns the dataset, open.
+        cell: rows read at a time, and not read where none of them is picked.
     """
 
-    def __init__(self, handle: Handle, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._handle = handle
-        self._shape = shape
-        self._dtype = dtype
-        self.size = prod(shape) * dtype.itemsize
-        self.scatters = handle.scatters
+    find: Callable[[], h5py.Dataset]
+    cell: int
 
-    def extents(self, offset: int, run: RowRun) -> Iterator[tuple[int, int]]:
-        """Return where rows lie; the first of the run lies at `offset`."""
-        parts = [run] if run.picked is None else run.cells(max(1, _SKIP_BYTES // self.size))
+    def __post_init__(self) -> None:
+        self._reading = threading.Lock()
+        self._scratch = Scratch()
+        self.bytes_read = 0
+
+    def lies_where(self, other: Source) -> bool:
+        """Return whether the data known to `other`, made earlier, still lies where it did."""
+        return isinstance(other, Hdf5Source)
+
+    def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
+        """Read rows into the windows."""
+        for part in run.cells(self.cell):
+            with self._reading:
+                shape = (part.stop - part.start, *self.shape[1:])
+                raw = self._scratch.take("rows", prod(shape) * self.dtype.itemsize)
+                rows = raw.view(self.dtype).reshape(shape)
+                try:
+                    self._fetch(part.start, part.stop, rows)
+                except DataError:
+                    raise
+                except DAMAGED as error:
+                    self.refuse(part.start, part.stop, one_line(str(error)), error)
+                self.bytes_read += raw.nbytes
+                for delivery, target in outputs:
+                    delivery.put(rows, part.picked, target, part.places, scratch)
+
+    def _fetch(self, start: int, stop: int, into: np.ndarray) -> None:
+        dataset = self.find()
+        if dataset.dtype.subdtype is None:
+            dataset.read_direct(into, np.s_[start:stop])
+            return
+        # Rows whose every element is an array (PyTables writes such), which `read_direct` cannot.
+        extent = (stop - start, *dataset.shape[1:])
+        there = dataset.id.get_space()
+        there.select_hyperslab((start, *[0] * (len(extent) - 1)), extent)
+        dataset.id.read(h5py.h5s.create_simple(extent), there, into, h5py.h5t.py_create(dataset.dtype))
+
+
+@dataclass(eq=False)
+class DirectSource(Source):
+    """A dataset whose rows are read past HDF5.
+
+    Args, after those of every source:
+        handle: the file.
+    """
+
+    handle: Handle
+
+    def __post_init__(self) -> None:
+        self.row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
+
+    def read_scattered(self, plan: ScatterRead, share: tuple[int, int], rows: np.ndarray) -> None:
+        """Read a share of what was planned with `offsets` of these rows."""
+        try:
+            plan.read(self.handle, share)
+        except (EOFError, OSError) as error:
+            first, last = share
+            self.refuse(int(rows[first:last].min()), int(rows[first:last].max()) + 1, str(error), error)
+
+    def extents_from(self, offset: int, run: RowRun) -> Iterator[tuple[int, int]]:
+        """Return where rows lie that lie one after another; the first of the run lies at `offset`."""
+        parts = [run] if run.picked is None else run.cells(max(1, _SKIP_BYTES // self.row_bytes))
         for part in parts:
-            yield offset + (part.start - run.start) * self.size, (part.stop - part.start) * self.size
+            yield offset + (part.start - run.start) * self.row_bytes, (part.stop - part.start) * self.row_bytes
 
-    def read(self, offset: int, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
-        """Read rows; the first of the run lies at `offset`."""
-        size = self.size
+    def read_from(self, offset: int, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
+        """Read rows that lie one after another; the first of the run lies at `offset`."""
+        size = self.row_bytes
         delivery, target = outputs[0]
         if len(outputs) == 1 and delivery.plain:
             straight = isinstance(run.places, slice)
@@ -90,62 +161,31 @@ class RowBytes:
         for part in run.cells(cell):
             count = part.stop - part.start
             raw = scratch.take("rows", count * size)
-            self._handle.read([view_of(raw)], offset + (part.start - run.start) * size, len(raw))
-            rows = raw.view(self._dtype).reshape(count, *self._shape)
+            self.handle.read([view_of(raw)], offset + (part.start - run.start) * size, len(raw))
+            rows = raw.view(self.dtype).reshape(count, *self.shape[1:])
             for delivery, target in outputs:
                 delivery.put(rows, part.picked, target, part.places, scratch)
 
     def _scatter(self, offset: int, run: RowRun, target: np.ndarray) -> None:
         """Let the kernel put each row into its place."""
-        size, count = self.size, run.stop - run.start
+        size, count = self.row_bytes, run.stop - run.start
         window = view_of(target)
         if isinstance(run.places, slice):
             views = [window[run.places.start * size : run.places.stop * size]]
         else:
             views = [window[at : at + size] for at in (run.places.astype(np.int64) * size).tolist()]
-        self._handle.read(views, offset, count * size)
+        self.handle.read(views, offset, count * size)
 
 
-class DirectSource(Source):
-    """A dataset whose rows are read past HDF5.
-
-    Args:
-        handle: the file.
-        shape: shape of a row.
-        dtype: type as stored.
-        refuse: raises the error for rows that cannot be read.
-    """
-
-    def __init__(self, handle: Handle, shape: tuple[int, ...], dtype: np.dtype[Any], refuse: Refuse) -> None:
-        self._handle = handle
-        self._refuse = refuse
-        self._rows = RowBytes(handle, shape, dtype)
-
-    def read_scattered(self, plan: ScatterRead, share: tuple[int, int], rows: np.ndarray) -> None:
-        """Read a share of what was planned with `offsets` of these rows."""
-        try:
-            plan.read(self._handle, share)
-        except (EOFError, OSError) as error:
-            first, last = share
-            self._refuse(int(rows[first:last].min()), int(rows[first:last].max()) + 1, str(error), error)
-
-
+@dataclass(eq=False)
 class ContiguousSource(DirectSource):
     """A dataset in one run of bytes, with no filters.
 
-    Args:
-        handle: the file.
-        shape: shape of a row.
-        dtype: type as stored.
-        refuse: raises the error for rows that cannot be read.
+    Args, after those of `DirectSource`:
         offset: where in the file it begins.
     """
 
-    def __init__(
-        self, handle: Handle, shape: tuple[int, ...], dtype: np.dtype[Any], refuse: Refuse, offset: int
-    ) -> None:
-        super().__init__(handle, shape, dtype, refuse)
-        self.offset = offset
+    offset: int
 
     def lies_where(self, other: Source) -> bool:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
@@ -153,60 +193,37 @@ class ContiguousSource(DirectSource):
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return where the rows lie."""
-        return self._rows.extents(self.offset + run.start * self._rows.size, run)
+        return self.extents_from(self.offset + run.start * self.row_bytes, run)
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
         """Return where in the file each row begins; None where that is of no use."""
-        return self.offset + rows * self._rows.size if self._rows.scatters else None
+        return self.offset + rows * self.row_bytes if self.handle.scatters else None
 
     def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
         try:
-            self._rows.read(self.offset + run.start * self._rows.size, run, outputs, scratch)
+            self.read_from(self.offset + run.start * self.row_bytes, run, outputs, scratch)
         except (EOFError, OSError) as error:
-            self._refuse(run.start, run.stop, str(error), error)
+            self.refuse(run.start, run.stop, str(error), error)
 
 
+@dataclass(eq=False)
 class ChunkedSource(DirectSource):
     """A dataset in chunks whose filters are known here.
 
-    Args:
-        handle: the file.
+    Args, after those of `DirectSource`:
         index: where the chunks lie.
         chunk: shape of a chunk.
-        shape: shape of the dataset.
-        dtype: type as stored.
         pipeline: the filters.
-        filtered: whether there are any.
         fill: value of what was never written; None where that is an error.
         other: reads chunks that are stored in a way not known here.
-        refuse: raises the error for rows that cannot be read.
     """
 
-    def __init__(
-        self,
-        handle: Handle,
-        index: ChunkIndex,
-        *,
-        chunk: tuple[int, ...],
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        pipeline: Pipeline,
-        filtered: bool,
-        fill: np.ndarray | None,
-        other: Source,
-        refuse: Refuse,
-    ) -> None:
-        super().__init__(handle, shape[1:], dtype, refuse)
-        self.index = index
-        self._chunk = chunk
-        self._shape = shape
-        self._dtype = dtype
-        self._pipeline = pipeline
-        self._filtered = filtered
-        self._fill = fill
-        self._other = other
-        self._bytes = prod(chunk) * dtype.itemsize
+    index: ChunkIndex
+    chunk: tuple[int, ...]
+    pipeline: Pipeline
+    fill: np.ndarray | None
+    other: Source
 
     def lies_where(self, other: Source) -> bool:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
@@ -214,48 +231,48 @@ class ChunkedSource(DirectSource):
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
         """Return where in the file each row begins; None where not all lie there as they are."""
-        if self._filtered or not self._rows.scatters:
+        if self.pipeline.filters or not self.handle.scatters:
             return None
-        cells, inside = np.divmod(rows, self._chunk[0])
-        chunks = self.index.offsets(cells, self._bytes)
-        return None if chunks is None else chunks + inside * self._rows.size
+        cells, inside = np.divmod(rows, self.chunk[0])
+        chunks = self.index.offsets(cells, self.pipeline.chunk_bytes)
+        return None if chunks is None else chunks + inside * self.row_bytes
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return where the chunks lie, or of those without filters the rows."""
-        for part in run.cells(self._chunk[0]):
-            for chunk in self.index.row_of_chunks(part.start // self._chunk[0]):
+        for part in run.cells(self.chunk[0]):
+            for chunk in self.index.row_of_chunks(part.start // self.chunk[0]):
                 if chunk.offset is None:
                     continue
-                if self._filtered or chunk.inner:
+                if self.pipeline.filters or chunk.inner:
                     yield chunk.offset, chunk.size
                 else:
-                    yield from self._rows.extents(chunk.offset + part.start % self._chunk[0] * self._rows.size, part)
+                    yield from self.extents_from(chunk.offset + part.start % self.chunk[0] * self.row_bytes, part)
 
     def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
-        for part in run.cells(self._chunk[0]):
+        for part in run.cells(self.chunk[0]):
             try:
-                for chunk in self.index.row_of_chunks(part.start // self._chunk[0]):
+                for chunk in self.index.row_of_chunks(part.start // self.chunk[0]):
                     self._read_chunk(chunk, part, outputs, scratch)
             except DataError:
                 raise
             except (EOFError, OSError, DecodeError, ValueError, OverflowError) as error:
-                self._refuse(part.start, part.stop, str(error), error)
+                self.refuse(part.start, part.stop, str(error), error)
 
     def _read_chunk(self, chunk: Chunk, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
-        skipped = run.start % self._chunk[0]
+        skipped = run.start % self.chunk[0]
         if chunk.offset is None:
-            if self._fill is None:
+            if self.fill is None:
                 raise DecodeError("a chunk is missing there")
-            rest = tuple(part.stop - part.start for part in chunk.inner) + self._shape[1 + len(chunk.inner) :]
-            rows = np.broadcast_to(self._fill, (run.stop - run.start, *rest))
-        elif not self._filtered and not chunk.inner:
+            rest = tuple(part.stop - part.start for part in chunk.inner) + self.shape[1 + len(chunk.inner) :]
+            rows = np.broadcast_to(self.fill, (run.stop - run.start, *rest))
+        elif not self.pipeline.filters and not chunk.inner:
             self._check_size(chunk)
-            self._rows.read(chunk.offset + skipped * self._rows.size, run, outputs, scratch)
+            self.read_from(chunk.offset + skipped * self.row_bytes, run, outputs, scratch)
             return
-        elif self._filtered and chunk.edge and not chunk.mask and chunk.size == self._bytes:
+        elif self.pipeline.filters and chunk.edge and not chunk.mask and chunk.size == self.pipeline.chunk_bytes:
             # HDF5 can be told to leave the filters out for chunks at the edge, and tells nobody.
-            self._other.read(run, outputs, scratch)
+            self.other.read(run, outputs, scratch)
             return
         else:
             rows = self._decode(chunk, scratch)[skipped : skipped + run.stop - run.start]
@@ -268,11 +285,11 @@ class ChunkedSource(DirectSource):
         self._check_size(chunk)
         assert chunk.offset is not None
         stored = scratch.take("stored", chunk.size)
-        self._handle.read([view_of(stored)], chunk.offset, chunk.size)
-        data = self._pipeline.decode(stored, chunk.mask, scratch)
-        return data.view(self._dtype).reshape(self._chunk)
+        self.handle.read([view_of(stored)], chunk.offset, chunk.size)
+        data = self.pipeline.decode(stored, chunk.mask, scratch)
+        return data.view(self.dtype).reshape(self.chunk)
 
     def _check_size(self, chunk: Chunk) -> None:
-        most = self._pipeline.most_stored()
-        if chunk.size > most or (not self._filtered and chunk.size != self._bytes):
-            raise DecodeError(f"a chunk of {self._bytes:,} bytes takes {chunk.size:,} in the file")
+        most = self.pipeline.most_stored()
+        if chunk.size > most or (not self.pipeline.filters and chunk.size != self.pipeline.chunk_bytes):
+            raise DecodeError(f"a chunk of {self.pipeline.chunk_bytes:,} bytes takes {chunk.size:,} in the file")

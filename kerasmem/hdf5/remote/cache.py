@@ -17,8 +17,6 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from kerasmem.hdf5.layout import shown
 
@@ -78,7 +76,8 @@ class DiskCache:
         try:
             if not os.path.isdir(self.folder):
                 os.makedirs(self.folder, mode=0o700, exist_ok=True)
-            with self._alone():
+            with open(os.path.join(self.folder, "lock"), "a+b") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # of all processes one at a time makes room
                 self._make_room(len(data))
             os.makedirs(folder, mode=0o700, exist_ok=True)
             with open(temporary, "xb") as file:
@@ -96,27 +95,21 @@ class DiskCache:
             )
             return
         with self._lock:
-            known = self._lists.get(key)
-            if known is not None:
-                bisect.insort(known[1], (start, start + len(data), name))
+            listed, entries = self._lists.get(key, (-_LISTED, []))
+            self._lists[key] = listed, sorted([*entries, (start, start + len(data), name)])
 
     def _entries(self, key: str) -> list[tuple[int, int, str]]:
-        now = time.monotonic()
         with self._lock:
-            known = self._lists.get(key)
-            if known is not None and now - known[0] < _LISTED:
-                return list(known[1])
-        found = []
-        with contextlib.suppress(OSError):
-            for name in os.listdir(os.path.join(self.folder, key)):
-                parts = _ENTRY.fullmatch(name)
-                if parts:
-                    low = int(parts[1], 16)
-                    found.append((low, low + int(parts[2], 16), name))
-        found.sort()
-        with self._lock:
-            self._lists[key] = (now, found)
-        return list(found)
+            listed, entries = self._lists.get(key, (-_LISTED, []))
+            now = time.monotonic()
+            if now - listed >= _LISTED:
+                names: list[str] = []
+                with contextlib.suppress(OSError):
+                    names = os.listdir(os.path.join(self.folder, key))
+                parts = [found for found in map(_ENTRY.fullmatch, names) if found]
+                entries = sorted((int(part[1], 16), int(part[1], 16) + int(part[2], 16), part[0]) for part in parts)
+                self._lists[key] = now, entries
+            return entries
 
     def _load(self, key: str, name: str, low: int, high: int) -> bytes | None:
         path = os.path.join(self.folder, key, name)
@@ -131,18 +124,7 @@ class DiskCache:
             return data
         with contextlib.suppress(OSError):
             os.unlink(path)
-        with self._lock:
-            known = self._lists.get(key)
-            if known is not None and (low, high, name) in known[1]:
-                known[1].remove((low, high, name))
         return None
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the folder's lock: of all processes one at a time makes room."""
-        with open(os.path.join(self.folder, "lock"), "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def _make_room(self, size: int) -> None:
         """Note that so many bytes more will be there, and remove what was out of use longest where they are too many.

@@ -56,8 +56,15 @@ class PermanentError(Exception):
     """Asking again is of no use; the text is what is wrong and the way out."""
 
 
-class ChangedError(Exception):
-    """The object is not the version that is known; the text says what differs."""
+class ChangedError(PermanentError):
+    """The object is not the version that is known.
+
+    Args:
+        difference: what differs.
+    """
+
+    def __init__(self, difference: str) -> None:
+        super().__init__(f"the file was replaced or rewritten while in use ({difference}); make the sequence again")
 
 
 async def retry(
@@ -89,11 +96,6 @@ async def retry(
         await asyncio.sleep(max(pause, min(failure.wait, _LONGEST_ASKED)))
 
 
-def changed_text(error: ChangedError) -> str:
-    """Return what to say of a file that is another version than the one that is known."""
-    return f"the file was replaced or rewritten while in use ({error}); make the sequence again"
-
-
 def of_status(status: int, wait: str = "") -> Exception:
     """Return the failure that an HTTP status means."""
     if status in (408, 425, 429) or status >= 500:
@@ -112,7 +114,7 @@ def of_status(status: int, wait: str = "") -> Exception:
 
 def classify(error: Exception) -> Exception:
     """Return what an exception of fsspec, or of a library under it, means."""
-    if isinstance(error, (TransientError, PermanentError, ChangedError)):
+    if isinstance(error, (TransientError, PermanentError)):
         return error
     status = next(filter(None, map(_status, _causes(error))), 0)
     if status:

@@ -143,7 +143,6 @@ class RangeRequest:
         self.users = 0
         self.answer: Future[memoryview] = Future()
         self.task: asyncio.Task[None] | None = None
-        self.held = False  # whether its bytes count as in flight or not yet used
 
     def fail(self, error: BaseException) -> None:
         """Note why its bytes cannot be had, unless they came."""
@@ -165,9 +164,8 @@ class RangeFetcher:
         self._access = access
         self._cache = None if access.cache is None else DiskCache(access.cache, access.cache_size)
         self._queue: deque[RangeRequest] = deque()
-        self._active: set[RangeRequest] = set()
-        self._held = 0  # bytes in flight, or fetched and not yet used
-        self._arriving = 0  # bytes in flight
+        self._active: set[RangeRequest] = set()  # in flight
+        self._held: set[RangeRequest] = set()  # in flight, or fetched and not yet used
         self._most = REQUESTS  # grows by one an answer, so that connections are not opened all at once
         self._closed = False
         self._lock = threading.Lock()  # so that no call is sent once the loop is about to end
@@ -255,19 +253,17 @@ class RangeFetcher:
         while self._queue:
             request = self._queue[0]
             if request.task is None and request.users:
-                small = self._arriving + request.size <= _FILLED
+                small = _bytes(self._active) + request.size <= _FILLED
                 if len(self._active) >= (self._most if small else REQUESTS):
                     return
-                if self._held and self._held + request.size > self._access.ahead_bytes:
+                if self._held and _bytes(self._held) + request.size > self._access.ahead_bytes:
                     return
                 self._demand(request)
             self._queue.popleft()
 
     def _demand(self, request: RangeRequest) -> None:
         if request.task is None:
-            request.held = True
-            self._held += request.size
-            self._arriving += request.size
+            self._held.add(request)
             self._active.add(request)
             request.task = self._loop.create_task(self._fetch(request))
             request.task.add_done_callback(lambda task: self._end(request, task))
@@ -281,26 +277,20 @@ class RangeFetcher:
     def _end(self, request: RangeRequest, task: asyncio.Task[None]) -> None:
         error = _closed_error() if task.cancelled() else task.exception()
         self._active.discard(request)
-        self._arriving -= request.size
         self._most = REQUESTS if error is not None else min(self._most + 1, SMALL_REQUESTS)
         if error is not None:
             request.fail(error)
-            self._uncount(request)
+            self._held.discard(request)
         self._begin_more()
 
     def _let_go(self, requests: list[RangeRequest]) -> None:
         for request in requests:
             request.users -= 1
             if not request.users:
-                self._uncount(request)
+                self._held.discard(request)
                 if request.task is not None and not request.answer.done():
                     request.task.cancel()
         self._begin_more()
-
-    def _uncount(self, request: RangeRequest) -> None:
-        if request.held:
-            request.held = False
-            self._held -= request.size
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await self._loop.run_in_executor(self._disk, work, *arguments)
@@ -315,6 +305,10 @@ class RangeFetcher:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.file_systems.close()
         await self._loop.shutdown_default_executor()
+
+
+def _bytes(requests: Iterable[RangeRequest]) -> int:
+    return sum(request.size for request in requests)
 
 
 def _closed_error() -> PermanentError:

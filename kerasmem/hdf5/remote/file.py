@@ -1,4 +1,6 @@
-"""A remote file as HDF5 opens it: blocks of its metadata, fetched as they are asked for and kept in memory.
+"""Remote files found and opened: which ones a pattern means, their versions, and each as HDF5 reads it.
+
+Of the metadata that HDF5 asks for, whole blocks are fetched and kept in memory.
 
 HDF5 calls back while it holds the lock without which no thread can as much as let go of an HDF5 object. A thread that
 waited here for another one to fetch something could wait for ever: that one may be collecting garbage, find such an
@@ -13,22 +15,23 @@ import io
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import h5py
 
 from kerasmem.compat.event_loops import no_running_loop
+from kerasmem.compat.file_systems import call_file_system
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.hdf5.links import DAMAGED
-from kerasmem.hdf5.remote.access import RemoteAccess
+from kerasmem.hdf5.remote.access import REQUESTS, RemoteAccess
 from kerasmem.hdf5.remote.cache import DiskCache
-from kerasmem.hdf5.remote.failures import ChangedError, PermanentError, changed_text, retry
-from kerasmem.hdf5.remote.fetcher import ObjectReader, Traffic
+from kerasmem.hdf5.remote.failures import PermanentError, retry
+from kerasmem.hdf5.remote.fetcher import ObjectReader, RangeFetcher, Traffic
 from kerasmem.hdf5.remote.file_systems import FileSystems
 from kerasmem.hdf5.remote.objects import HEAD, ObjectInfo
-from kerasmem.hdf5.remote.urls import identity, redact
+from kerasmem.hdf5.remote.urls import identity, redact, scheme_of
 from kerasmem.units import MIB
 
 _BLOCK = HEAD
@@ -72,26 +75,29 @@ class RemoteFile(io.RawIOBase):
         url: the file.
         access: the settings.
         known: size and version; by default they are asked for now.
+        traffic: what comes is counted here.
     """
 
-    def __init__(self, url: str, access: RemoteAccess, known: ObjectInfo | None = None) -> None:
+    def __init__(
+        self, url: str, access: RemoteAccess, known: ObjectInfo | None = None, traffic: Traffic | None = None
+    ) -> None:
         super().__init__()
         self._url = url
         self._access = access
-        self.traffic = Traffic()
+        self._traffic = traffic or Traffic()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._file_systems: FileSystems | None = None
         self._at = 0
         self._failure: DataError | None = None
         self._cache = None if access.cache is None else DiskCache(access.cache, access.cache_size)
         if known is None:
-            self.traffic.requests += 1
+            self._traffic.requests += 1
             try:
                 known = self._ask(lambda systems: retry(systems.object_at(url).info))
             except BaseException:
                 self.close()
                 raise
-            self.traffic.received += len(known.head)
+            self._traffic.received += len(known.head)
         self.known = known
         # Where nothing tells which version it is, blocks are this one's alone.
         self._version = known.tag or f"file {next(_numbers)}"
@@ -111,14 +117,6 @@ class RemoteFile(io.RawIOBase):
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure from None
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a place."""
@@ -152,19 +150,16 @@ class RemoteFile(io.RawIOBase):
         if last - first > _DIRECT:
             self._fetch(offset, view)
             return
-        found = {number: _blocks.get(self._name(number)) for number in range(first, last)}
-        missing = [number for number, data in found.items() if data is None]
+        found = [_blocks.get(self._name(number)) for number in range(first, last)]
+        missing = [first + at for at, data in enumerate(found) if data is None]
         if missing:
             low, high = missing[0] * _BLOCK, min((missing[-1] + 1) * _BLOCK, self.known.size)
             data = memoryview(bytearray(high - low))
             self._fetch(low, data)
             for number in range(missing[0], missing[-1] + 1):
-                found[number] = bytes(data[number * _BLOCK - low : (number + 1) * _BLOCK - low])
-                _blocks.put(self._name(number), found[number] or b"")
-        for number, block in found.items():
-            begin = max(offset, number * _BLOCK)
-            part = (block or b"")[begin - number * _BLOCK : offset + len(view) - number * _BLOCK]
-            view[begin - offset : begin - offset + len(part)] = part
+                block = found[number - first] = bytes(data[number * _BLOCK - low : (number + 1) * _BLOCK - low])
+                _blocks.put(self._name(number), block)
+        view[:] = b"".join(data or b"" for data in found)[offset - first * _BLOCK :][: len(view)]
 
     def _name(self, number: int) -> _BlockName:
         return identity(self._url), self._version, self.known.size, number
@@ -173,7 +168,7 @@ class RemoteFile(io.RawIOBase):
         async def fetch(file_systems: FileSystems) -> None:
             key = self._access.cache_key(self._url, self.known.tag, self.known.size)
             target = file_systems.object_at(self._url)
-            reader = ObjectReader(target, self.known, self.traffic, self._cache, key)
+            reader = ObjectReader(target, self.known, self._traffic, self._cache, key)
             await reader.keep(await reader.read(start, view), start, view)
 
         self._ask(fetch)
@@ -186,8 +181,6 @@ class RemoteFile(io.RawIOBase):
         try:
             with no_running_loop():
                 return self._loop.run_until_complete(work(self._file_systems))
-        except ChangedError as error:
-            raise DataError(f"{shown(self._url)}: {changed_text(error)}") from None
         except PermanentError as error:
             raise DataError(f"{shown(self._url)}: {error}") from None
 
@@ -205,9 +198,11 @@ class RemoteHdf5(h5py.File):
             self.remote.close()
 
 
-def open_remote(url: str, access: RemoteAccess, known: ObjectInfo | None = None) -> RemoteHdf5:
+def open_remote(
+    url: str, access: RemoteAccess, known: ObjectInfo | None = None, traffic: Traffic | None = None
+) -> RemoteHdf5:
     """Open a remote HDF5 file for reading; whatever is wrong becomes one clear `DataError`."""
-    remote = RemoteFile(url, access, known)
+    remote = RemoteFile(url, access, known, traffic)
     try:
         if not remote.known.size:
             raise DataError(f"{shown(url)}: the file is empty (0 bytes)")
@@ -228,7 +223,61 @@ def open_remote(url: str, access: RemoteAccess, known: ObjectInfo | None = None)
         raise DataError(f"{shown(url)}: HDF5 cannot open the file: {reason}") from None
 
 
-def keep_head(url: str, known: ObjectInfo) -> None:
-    """Keep the first bytes of a file in memory, for when it is opened."""
-    if known.tag is not None and len(known.head) == min(_BLOCK, known.size):
-        _blocks.put((identity(url), known.tag, known.size, 0), known.head)
+def is_pattern(url: str) -> bool:
+    """Return whether a URL stands for several; "?" asks a web server something, and stands for a letter elsewhere."""
+    http = scheme_of(url) in ("http", "https")
+    place = url.split("?", 1)[0] if http else url
+    return any(sign in place.split("://", 1)[1] for sign in ("*" if http else "*?["))
+
+
+def expand(url: str, access: RemoteAccess) -> list[str]:
+    """Return the URLs of all objects that match a pattern, in no order.
+
+    Raises:
+        DataError: none does, or they cannot be listed.
+    """
+    with contextlib.closing(RangeFetcher(access)) as fetcher:
+        try:
+            found = fetcher.run(retry(lambda: _glob(url, fetcher.file_systems)))
+        except PermanentError as error:
+            raise DataError(f"{shown(url)}: what matches this pattern cannot be listed: {error}") from None
+    if not found:
+        raise DataError(f"{shown(url)}: no file matches this pattern; a list of URLs can be given too")
+    return found
+
+
+async def _glob(url: str, file_systems: FileSystems) -> list[str]:
+    system, path = file_systems.system_of(url)
+    names = await call_file_system(system, "glob", path)
+    if scheme_of(url) in ("http", "https"):
+        # A page may name whatever it likes; only what lies on the same server is meant.
+        server = url.split("://", 1)[0] + "://" + url.split("://", 1)[1].split("/", 1)[0] + "/"
+        return [name for name in names if name.startswith(server)]
+    return [f"{url.split('://', 1)[0]}://{name.lstrip('/') if scheme_of(url) != 'memory' else name}" for name in names]
+
+
+def ask_for_info(urls: Sequence[str], access: RemoteAccess) -> dict[str, ObjectInfo]:
+    """Return size, version and first bytes of files, asked for all at once.
+
+    Raises:
+        DataError: one of them cannot be read.
+    """
+    few = asyncio.Semaphore(REQUESTS)
+
+    async def ask(url: str, systems: FileSystems) -> ObjectInfo:
+        async with few:
+            try:
+                return await retry(systems.object_at(url).info)
+            except PermanentError as error:
+                raise DataError(f"{shown(url)}: {error}") from None
+
+    async def ask_all(systems: FileSystems) -> list[ObjectInfo]:
+        return await asyncio.gather(*(ask(url, systems) for url in urls))
+
+    with contextlib.closing(RangeFetcher(access)) as fetcher:
+        found = dict(zip(urls, fetcher.run(ask_all(fetcher.file_systems)), strict=True))
+    for url, info in found.items():
+        # The first bytes are kept in memory, for when the file is opened.
+        if info.tag is not None and len(info.head) == min(_BLOCK, info.size):
+            _blocks.put((identity(url), info.tag, info.size, 0), info.head)
+    return found

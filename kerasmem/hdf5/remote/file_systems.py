@@ -75,14 +75,15 @@ class FileSystems:
         self._made.clear()
 
     def _make(self, url: str, scheme: str, chained: bool) -> tuple[Any, str]:
-        import fsspec
+        from fsspec import get_filesystem_class
+        from fsspec.asyn import AsyncFileSystem
         from fsspec.core import url_to_fs
 
         options = dict(self._access.storage_options)
         if chained:
             system, path = url_to_fs(url, **options)
             return system, path
-        if issubclass(fsspec.get_filesystem_class(scheme), fsspec.asyn.AsyncFileSystem):
+        if issubclass(get_filesystem_class(scheme), AsyncFileSystem):
             options |= {"asynchronous": True, "loop": self._loop}
         system, path = url_to_fs(url, skip_instance_cache=True, **_with_defaults(scheme, options))
         if hasattr(system, "retries"):

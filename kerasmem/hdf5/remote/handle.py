@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Iterable, Sequence
-from typing import NoReturn
-
-import numpy as np
+from collections.abc import Sequence
 
 from kerasmem.errors import DataError
+from kerasmem.hdf5.direct.handle import Handle
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import RemoteAccess
-from kerasmem.hdf5.remote.failures import ChangedError, PermanentError, changed_text, retry
+from kerasmem.hdf5.remote.failures import ChangedError, PermanentError, retry
 from kerasmem.hdf5.remote.fetcher import RangeFetcher, RangeRequest, Traffic
 from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.remote.ranges import MOST, Extent, join_extents
@@ -57,7 +55,7 @@ class Claim:
         self.release()  # of a task that was dropped
 
 
-class RemoteHandle:
+class RemoteHandle(Handle):
     """A remote file that any number of threads read at given places.
 
     Args:
@@ -65,31 +63,19 @@ class RemoteHandle:
         known: the version to read; another one is refused.
         fetcher: fetches its bytes.
         access: the settings.
+        traffic: what came is counted here.
     """
 
-    scatters = False
-
-    def __init__(self, url: str, known: ObjectInfo, fetcher: RangeFetcher, access: RemoteAccess) -> None:
-        self.path = url
-        self.size = self.length = known.size
-        self.sample = b""
-        self.traffic = Traffic()
+    def __init__(
+        self, url: str, known: ObjectInfo, fetcher: RangeFetcher, access: RemoteAccess, traffic: Traffic
+    ) -> None:
+        super().__init__(url, known.size)
+        self._traffic = traffic
         self._fetcher = fetcher
         self._most = max(1, min(MOST, access.ahead_bytes // 4))
         self._changed = ""
         self._proved = 0  # bytes received up to the last time the version was asked for
-        self._reader = fetcher.reader(url, known, self.traffic)
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes received so far, those of answers that broke off too."""
-        return self.traffic.received
-
-    def open(self) -> None:
-        """Nothing is to be opened: each range is a request of its own."""
-
-    def close(self) -> None:
-        """Nothing is to be closed."""
+        self._reader = fetcher.reader(url, known, self._traffic)
 
     def claims(self, needs: Sequence[Sequence[Extent]]) -> list[Claim]:
         """Announce what tasks will read, in their order; return a claim for each.
@@ -101,13 +87,13 @@ class RemoteHandle:
         starts = [request.start for request in by_start]
         claims = []
         for need in needs:
-            mine = {}
-            for start, size in need:
-                number = max(0, bisect.bisect_right(starts, start) - 1)
-                while size and number < len(by_start) and by_start[number].start < start + size:
-                    mine[number] = by_start[number]
-                    number += 1
-            claims.append(Claim(self._fetcher, [mine[number] for number in sorted(mine)]))
+            mine = {
+                number
+                for start, size in need
+                if size
+                for number in range(bisect.bisect_right(starts, start) - 1, bisect.bisect_left(starts, start + size))
+            }
+            claims.append(Claim(self._fetcher, [by_start[number] for number in sorted(mine)]))
         self._fetcher.prefetch(requests)
         return claims
 
@@ -144,34 +130,23 @@ class RemoteHandle:
                 if alone is not None:
                     alone.release()
 
-    def scatter(
-        self, target: np.ndarray, vectors: np.ndarray, pieces: Iterable[tuple[int, int, int]], row_bytes: int
-    ) -> NoReturn:
-        """Not for remote files: no kernel puts their rows into place."""
-        raise NotImplementedError
-
     def changed(self) -> str:
         """Return in words what makes the file unfit to be read on; "" where it is as it was."""
-        target, received = self._reader.target, self.traffic.received
+        target, received = self._reader.target, self._traffic.received
         if not self._changed and not target.proves_version and received > self._proved:
             try:
                 self._fetcher.run(retry(lambda: target.refuse_change(self._reader.known)))
                 self._proved = received
             except ChangedError as error:
-                self._changed = changed_text(error)
+                self._changed = str(error)
             except PermanentError as error:
                 return f"whether it is still what it was cannot be found out: {error}"
         return self._changed
 
-    def written(self) -> bool:
-        """Return False: a remote object does not grow, it is replaced."""
-        return False
-
     def _result(self, request: RangeRequest) -> memoryview:
         try:
             return self._fetcher.result(request)
-        except ChangedError as error:
-            self._changed = changed_text(error)
-            raise DataError(f"{shown(self.path)}: {self._changed}") from None
         except PermanentError as error:
+            if isinstance(error, ChangedError):
+                self._changed = str(error)
             raise DataError(f"{shown(self.path)}: {error}") from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +71,25 @@ class PartialRange:
         self.check()
 
 
+@dataclass
+class Answer:
+    """What a store answers to a request for a range.
+
+    Args:
+        start: first byte that comes.
+        stop: byte after the last.
+        size: bytes of the whole object; None where the store does not say.
+        tag: its version; None where the store tells none.
+        parts: the bytes, as they come.
+    """
+
+    start: int
+    stop: int
+    size: int | None
+    tag: str | None
+    parts: AsyncIterator[bytes]
+
+
 class RemoteObject(ABC):
     """An object of a store. Its coroutines belong to the event loop that it was made for.
 
@@ -80,12 +100,28 @@ class RemoteObject(ABC):
     proves_version = True
 
     @abstractmethod
-    async def info(self) -> ObjectInfo:
-        """Return size, version and first bytes."""
+    def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> AbstractAsyncContextManager[Answer]:
+        """Ask for a range; of the version that is known, where one is."""
 
-    @abstractmethod
+    async def info(self) -> ObjectInfo:
+        """Return size, version and first bytes: these are asked for, and the answer's header tells the rest."""
+        async with self.get(0, HEAD) as answer:
+            if answer.size is None:
+                raise PermanentError("the store does not say how long the file is")
+            into = PartialRange(memoryview(bytearray(answer.stop)))
+            await into.fill(answer.parts)
+            return ObjectInfo(answer.size, answer.tag, bytes(into.view))
+
     async def fetch(self, start: int, into: PartialRange, known: ObjectInfo) -> None:
         """Fetch bytes from `start` on, as many as are missing in `into`, of the version that is known."""
+        first, stop = start + into.done, start + len(into.view)
+        async with self.get(first, stop, known) as answer:
+            _refuse_other(known, answer.tag, answer.size)
+            if (answer.start, answer.stop) != (first, stop):
+                raise TransientError(
+                    f"bytes {answer.start:,} to {answer.stop:,} came in place of {first:,} to {stop:,}"
+                )
+            await into.fill(answer.parts)
 
     async def refuse_change(self, known: ObjectInfo) -> None:
         """Raise `ChangedError` if the object is not the version that is known."""
@@ -105,60 +141,35 @@ class HttpObject(RemoteObject):
         self._system = system
         self._url = url
 
-    async def info(self) -> ObjectInfo:
-        """Ask for the first bytes; the answer's header tells the rest."""
-        async with await self._get({"Range": f"bytes=0-{HEAD - 1}"}) as answer:
-            empty = answer.status == 416 and answer.headers.get("Content-Range", "").endswith("/0")
-            if empty or (answer.status == 200 and answer.headers.get("Content-Length") == "0"):
-                return ObjectInfo(0, self._tag(answer))
-            _, stop, size = self._range(answer)
-            if size is None:
-                raise PermanentError("the server does not say how long the file is (no length in Content-Range)")
-            into = PartialRange(memoryview(bytearray(stop)))
-            await into.fill(answer.content.iter_any())
-            return ObjectInfo(size, self._tag(answer), bytes(into.view))
-
-    async def fetch(self, start: int, into: PartialRange, known: ObjectInfo) -> None:
-        """Fetch a range."""
-        first, last = start + into.done, start + len(into.view) - 1
-        headers = {"Range": f"bytes={first}-{last}"}
-        if known.tag is not None and known.tag.startswith('"'):
-            headers["If-Match"] = known.tag
-        async with await self._get(headers) as answer:
-            if answer.status == 416:
-                raise ChangedError("it is shorter")
-            if answer.status == 200:
-                _refuse_other(known, self._tag(answer), None)
-            begin, stop, size = self._range(answer)
-            _refuse_other(known, self._tag(answer), size)
-            _check_range(begin, stop, first, last)
-            await into.fill(answer.content.iter_any())
-
-    async def _get(self, headers: Mapping[str, str]) -> Any:
+    @asynccontextmanager
+    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> AsyncIterator[Answer]:
+        """Ask for a range."""
         import aiohttp
 
         session = await self._system.set_session()
         options = dict(self._system.kwargs)
-        given = dict(options.pop("headers", {}))
         options.setdefault("timeout", aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT, sock_read=_SILENCE))
         # Bytes are counted as they are stored, so none may be compressed on their way.
-        headers = {**given, **headers, "Accept-Encoding": "identity"}
-        return session.get(self._system.encode_url(self._url), headers=headers, **options)
-
-    @staticmethod
-    def _range(answer: Any) -> tuple[int, int, int | None]:
-        if answer.status == 200:
-            raise PermanentError(_NO_RANGES)
-        if answer.status != 206:
-            raise of_status(answer.status, answer.headers.get("Retry-After", ""))
-        found = _RANGE.match(answer.headers.get("Content-Range", ""))
-        if found is None or answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise PermanentError(_NO_RANGES)
-        return int(found[1]), int(found[2]) + 1, None if found[3] == "*" else int(found[3])
-
-    @staticmethod
-    def _tag(answer: Any) -> str | None:
-        return answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+        headers = {**options.pop("headers", {}), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        if known is not None and known.tag is not None and known.tag.startswith('"'):
+            headers["If-Match"] = known.tag
+        async with session.get(self._system.encode_url(self._url), headers=headers, **options) as answer:
+            tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+            place = answer.headers.get("Content-Range", "")
+            if known is not None and answer.status == 416:
+                raise ChangedError("it is shorter")
+            if known is not None and answer.status == 200:
+                _refuse_other(known, tag, None)
+            if (answer.status == 416 and place.endswith("/0")) or (
+                answer.status == 200 and answer.headers.get("Content-Length") == "0"
+            ):
+                yield Answer(0, 0, 0, tag, answer.content.iter_any())
+                return
+            if answer.status not in (200, 206):
+                raise of_status(answer.status, answer.headers.get("Retry-After", ""))
+            if answer.status == 200 or answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise PermanentError(_NO_RANGES)
+            yield Answer(*_read_range(place), tag, answer.content.iter_any())
 
 
 class S3Object(RemoteObject):
@@ -176,38 +187,20 @@ class S3Object(RemoteObject):
             raise PermanentError("this names a bucket and no object in it")
         self._names = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
 
-    async def info(self) -> ObjectInfo:
-        """Ask for the first bytes; the answer's header tells the rest."""
+    @asynccontextmanager
+    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> AsyncIterator[Answer]:
+        """Ask for a range."""
+        match = {} if known is None or known.tag is None else {"IfMatch": known.tag}
         try:
-            answer = await get_s3_object(self._system, **self._names, Range=f"bytes=0-{HEAD - 1}")
+            answer = await get_s3_object(self._system, **self._names, **match, Range=f"bytes={start}-{stop - 1}")
         except Exception as error:
             said = [str(getattr(each, "response", "")) for each in (error, error.__cause__)]
-            if any("InvalidRange" in text for text in said):
-                return ObjectInfo(0, None)
-            raise
+            if known is not None or not any("InvalidRange" in text for text in said):
+                raise
+            yield Answer(0, 0, 0, None, _whole(b""))  # it is empty
+            return
         with contextlib.closing(answer["Body"]) as body:
-            begin, stop, size = self._range(answer)
-            into = PartialRange(memoryview(bytearray(stop - begin)))
-            await into.fill(_parts(body))
-        return ObjectInfo(size, answer.get("ETag"), bytes(into.view))
-
-    async def fetch(self, start: int, into: PartialRange, known: ObjectInfo) -> None:
-        """Fetch a range."""
-        first, last = start + into.done, start + len(into.view) - 1
-        match = {} if known.tag is None else {"IfMatch": known.tag}
-        answer = await get_s3_object(self._system, **self._names, **match, Range=f"bytes={first}-{last}")
-        with contextlib.closing(answer["Body"]) as body:
-            begin, stop, size = self._range(answer)
-            _refuse_other(known, answer.get("ETag"), size)
-            _check_range(begin, stop, first, last)
-            await into.fill(_parts(body))
-
-    @staticmethod
-    def _range(answer: Mapping[str, Any]) -> tuple[int, int, int]:
-        found = _RANGE.match(answer.get("ContentRange", ""))
-        if found is None or found[3] == "*":
-            raise PermanentError(_NO_RANGES)
-        return int(found[1]), int(found[2]) + 1, int(found[3])
+            yield Answer(*_read_range(answer.get("ContentRange", "")), answer.get("ETag"), _parts(body))
 
 
 class OtherObject(RemoteObject):
@@ -228,24 +221,22 @@ class OtherObject(RemoteObject):
         self._system = system
         self._path = path
 
-    async def info(self) -> ObjectInfo:
-        """Return what the file system says of the object, and its first bytes."""
-        found = await call_file_system(self._system, "info", self._path)
-        if found.get("type") == "directory":
-            raise PermanentError("this is a folder, not a file")
-        size = found.get("size")
-        if size is None:
-            raise PermanentError("the store does not say how long the file is")
-        tags = [f"{name}={found[name]}" for name in self._VERSIONS if found.get(name)]
-        head = b""
-        if size:
-            head = await call_file_system(self._system, "cat_file", self._path, start=0, end=min(HEAD, size))
-        return ObjectInfo(int(size), tags[0] if tags else None, bytes(head))
-
-    async def fetch(self, start: int, into: PartialRange, known: ObjectInfo) -> None:
-        """Fetch a range."""
-        first, stop = start + into.done, start + len(into.view)
-        into.put(await call_file_system(self._system, "cat_file", self._path, start=first, end=stop))
+    @asynccontextmanager
+    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> AsyncIterator[Answer]:
+        """Ask for a range, of whatever version there is."""
+        if known is None:
+            found = await call_file_system(self._system, "info", self._path)
+            if found.get("type") == "directory":
+                raise PermanentError("this is a folder, not a file")
+            size = found.get("size")
+            tags = [f"{name}={found[name]}" for name in self._VERSIONS if found.get(name)]
+            tag, stop = tags[0] if tags else None, min(stop, size or 0)
+        else:
+            size, tag = known.size, known.tag
+        data = b""
+        if start < stop:
+            data = await call_file_system(self._system, "cat_file", self._path, start=start, end=stop)
+        yield Answer(start, start + len(data), size, tag, _whole(data))
 
 
 def _refuse_other(known: ObjectInfo, tag: str | None, size: int | None) -> None:
@@ -255,11 +246,17 @@ def _refuse_other(known: ObjectInfo, tag: str | None, size: int | None) -> None:
         raise ChangedError("it has another length")
 
 
-def _check_range(begin: int, stop: int, first: int, last: int) -> None:
-    if (begin, stop) != (first, last + 1):
-        raise TransientError(f"bytes {begin:,} to {stop:,} came in place of {first:,} to {last + 1:,}")
+def _read_range(text: str) -> tuple[int, int, int | None]:
+    found = _RANGE.match(text)
+    if found is None:
+        raise PermanentError(_NO_RANGES)
+    return int(found[1]), int(found[2]) + 1, None if found[3] == "*" else int(found[3])
 
 
 async def _parts(body: Any) -> AsyncIterator[bytes]:
     while data := await body.read(_READ_BYTES):
         yield data
+
+
+async def _whole(data: bytes) -> AsyncIterator[bytes]:
+    yield data
