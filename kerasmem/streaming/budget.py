@@ -14,7 +14,7 @@ from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.scratch import PIECE_BYTES, PIECE_VALUES, SCATTER_BYTES
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DatasetLayout, shown
-from kerasmem.streaming.blocks import Blocks
+from kerasmem.streaming.order import Blocks
 from kerasmem.units import GIB, KIB, MIB, format_size, parse_size
 
 DEFAULT_BUDGET = 256 * MIB
@@ -113,11 +113,11 @@ def plan_memory(
     batches = _plan_batches(columns, min(batch_size, len(selection)), ahead, workers, given)
     room = DEFAULT_BUDGET if given is None else given - batches.reserve
     row_bytes = sum(column.row_bytes for column in columns) + _PLACE_BYTES
-    rows = _Rows(layouts, columns, selection, ordered, row_bytes, grid)
+    rows = _Rows(layouts, selection, ordered, row_bytes)
     smallest = []
     for block, cache in _candidates(rows, room):
         fullest = min(_fullest(selection, grid(block)), len(selection))
-        thread = max(_thread_bytes(layout, columns, block, rows.dense) for layout in layouts)
+        thread = max(_thread_bytes(layout, columns, block, isinstance(selection, range)) for layout in layouts)
         fixed = sum(cache.values())
         # For many threads there is a small part of the budget, and for as many as most machines have a larger one.
         ample = max(thread, min(_MOST_THREADS * thread, room // 8), min(_USUAL_THREADS * thread, room // 4))
@@ -165,18 +165,12 @@ def _plan_batches(columns: Sequence[Column], batch_size: int, ahead: int, worker
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows that windows are planned for: arguments of `plan_memory`, and the bytes of a delivered row."""
+    """The rows that windows are planned for: of the arguments of `plan_memory`, and the bytes of a delivered row."""
 
     layouts: Sequence[DatasetLayout]
-    columns: Sequence[Column]
     selection: range | np.ndarray
     ordered: bool
     row_bytes: int
-    grid: Callable[[int], Grid]
-
-    @property
-    def dense(self) -> bool:
-        return isinstance(self.selection, range)
 
     @property
     def plain(self) -> bool:
@@ -187,7 +181,7 @@ class _Rows:
         count = len(self.selection)
         if count * self.row_bytes <= space:
             return 1, count, count  # there are never more blocks than rows
-        if self.ordered and self.dense and self.plain:
+        if self.ordered and isinstance(self.selection, range) and self.plain:
             space = min(space, _WINDOWS * max(_IN_ORDER_BYTES, 2 * batch_bytes))
         blocks = max(space, 0) // (_WINDOWS * fullest * self.row_bytes)
         return (_WINDOWS, blocks, min(blocks * fullest, count)) if blocks else None

@@ -14,9 +14,8 @@ from kerasmem.hdf5.direct.scratch import Scratch
 from kerasmem.hdf5.layout import DataLayout
 from kerasmem.hdf5.scan import scan_files
 from kerasmem.hdf5.settings import Access
-from kerasmem.streaming.blocks import Blocks
 from kerasmem.streaming.budget import MemoryPlan, plan_memory
-from kerasmem.streaming.order import EpochOrder
+from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.reader import RowReader, Task
 from kerasmem.units import MIB
 

@@ -17,9 +17,8 @@ from kerasmem.hdf5.columns import Column, Part, make_columns
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DataLayout
 from kerasmem.hdf5.settings import read_rows
-from kerasmem.streaming.blocks import Blocks, ShardBlocks
 from kerasmem.streaming.budget import MemoryPlan, check_order, is_plain, plan_memory
-from kerasmem.streaming.order import EpochOrder
+from kerasmem.streaming.order import Blocks, EpochOrder, ShardBlocks
 from kerasmem.streaming.sharding import Share
 
 

@@ -16,7 +16,7 @@ from kerasmem import checks
 from kerasmem.cluster import find_shard
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.grid import Grid, as_grid
-from kerasmem.streaming.blocks import Blocks, ShardBlocks
+from kerasmem.streaming.order import Blocks, ShardBlocks
 
 _DEAL = 2  # which of a seed's random streams; with no epoch in it
 _GRID = 4096  # rows

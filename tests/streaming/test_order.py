@@ -8,8 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from kerasmem.streaming.blocks import Blocks
-from kerasmem.streaming.order import EpochOrder
+from kerasmem.streaming.order import Blocks, EpochOrder
 
 
 def epoch_rows(order, batch):

@@ -16,7 +16,7 @@ import pytest
 from kerasmem import H5ChunkSequence
 from kerasmem.cluster import find_shard, in_cluster
 from kerasmem.errors import UsageError
-from kerasmem.streaming.blocks import Blocks
+from kerasmem.streaming.order import Blocks
 from kerasmem.streaming.sharding import Share, read_shard
 
 HERE = Path(__file__).parent

@@ -13,9 +13,8 @@ from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.layout import DataLayout
 from kerasmem.hdf5.scan import scan_files
 from kerasmem.hdf5.settings import Access
-from kerasmem.streaming.blocks import Blocks
 from kerasmem.streaming.filling import Filling
-from kerasmem.streaming.order import EpochOrder
+from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.reader import RowReader
 from kerasmem.streaming.window import WindowStore
 
