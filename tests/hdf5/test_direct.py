@@ -11,7 +11,7 @@ import pytest
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.pipeline import fletcher32
+from kerasmem.hdf5.direct.codecs import fletcher32
 from kerasmem.hdf5.direct.sources import Hdf5Source
 
 DTYPES = ["<f4", ">f4", "<f8", "<f2", "|u1", "|i1", ">u2", "<i4", ">i8", "|b1"]

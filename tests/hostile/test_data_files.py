@@ -8,8 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from kerasmem.hdf5.direct.codecs import SHUFFLE, DecodeError
-from kerasmem.hdf5.direct.pipeline import Pipeline
+from kerasmem.hdf5.direct.codecs import SHUFFLE, DecodeError, Pipeline
 
 BLOSC, BLOSC2, LZ4, BITSHUFFLE, ZSTD = 32001, 32026, 32004, 32008, 32015
 

@@ -1,4 +1,4 @@
-"""Decoders of single compressed buffers, each given the exact size that has to come out.
+"""A chunk's filters undone: decoders of single buffers, each given the exact size that has to come out.
 
 A decoder takes the stored bytes, an array to fill and the filter's numbers in the file, and returns whatever
 holds the result: the array, or bytes of its own. It raises, or returns another size, when the bytes are
@@ -15,12 +15,18 @@ from typing import Any
 import h5py
 import numpy as np
 
+from kerasmem.hdf5.direct.handle import view_of
+from kerasmem.hdf5.direct.scratch import Scratch
+
 Decoder = Callable[[Any, np.ndarray, Sequence[int]], Any]
 
 GZIP, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
 LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32000, 32001, 32004, 32008, 32015, 32026
 _BLOSC_HEADER = 16  # bytes; the decoder trusts the sizes in them
 EXTRA = frozenset({BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2})  # what `kerasmem[codecs]` brings
+_CHECKSUM = 4  # bytes of it after the data
+_WORDS = {2: "<u2", 4: "<u4"}  # of so many bytes, whose first is the lowest, as in a shuffled chunk
+_PIECE = 1 << 16  # elements put together, or words added up, at a time
 
 
 class DecodeError(Exception):
@@ -129,3 +135,148 @@ def _bitshuffle(stored: Any, out: np.ndarray, numbers: Sequence[int]) -> Any:
 def _expect(size: int, wanted: int) -> None:
     if size != wanted:
         raise DecodeError(f"it says it holds {size:,} bytes, and the chunk has {wanted:,}")
+
+
+class Pipeline:
+    """The filters of one dataset.
+
+    Args:
+        filters: code and numbers of each filter, as the file lists them.
+        chunk_bytes: bytes of a decoded chunk.
+
+    Raises:
+        DecodeError: there is a filter that only HDF5 itself may know.
+    """
+
+    def __init__(self, filters: Sequence[tuple[int, tuple[int, ...]]], chunk_bytes: int) -> None:
+        self.chunk_bytes = chunk_bytes
+        self.filters = tuple(filters)
+        self._decoders = {}
+        for code, numbers in filters:
+            if code == SHUFFLE and not any(numbers[:1]):
+                raise DecodeError("its shuffle filter names no size of an element")
+            if code not in (SHUFFLE, FLETCHER32):
+                decoder = find_decoder(code)
+                if decoder is None:
+                    raise DecodeError(f"filter {code} is not known here")
+                self._decoders[code] = decoder
+
+    def most_stored(self) -> int:
+        """Return the most bytes a sound chunk can take in the file."""
+        return self.chunk_bytes + self.chunk_bytes // 8 + (4096 if self.filters else 0)
+
+    def decode(self, stored: np.ndarray, mask: int, scratch: Scratch) -> np.ndarray:
+        """Return a chunk's bytes, in `scratch` or elsewhere.
+
+        Args:
+            stored: the bytes in the file.
+            mask: bit i set means that filter i was left out for this chunk.
+            scratch: this thread's buffers.
+
+        Raises:
+            DecodeError: the bytes are damaged.
+        """
+        sizes: list[int | None] = []  # before each filter, on the way into the file
+        size: int | None = self.chunk_bytes
+        for index, (code, _) in enumerate(self.filters):
+            sizes.append(size)
+            if mask >> index & 1 or code == SHUFFLE or size is None:
+                continue
+            size = size + _CHECKSUM if code == FLETCHER32 else None
+        data = stored
+        for index in reversed(range(len(self.filters))):
+            if mask >> index & 1:
+                continue
+            code, numbers = self.filters[index]
+            if code == FLETCHER32:
+                data = _checked(data)
+            elif code == SHUFFLE:
+                data = _unshuffled(data, numbers, scratch)
+            else:
+                wanted = sizes[index]
+                if wanted is None:
+                    raise DecodeError("it is compressed twice over")
+                data = self._decompressed(code, numbers, data, wanted, scratch)
+        if data.nbytes != self.chunk_bytes:
+            raise DecodeError(f"a chunk of {self.chunk_bytes:,} bytes has {data.nbytes:,}")
+        return data
+
+    def _decompressed(
+        self, code: int, numbers: Sequence[int], data: np.ndarray, wanted: int, scratch: Scratch
+    ) -> np.ndarray:
+        out = scratch.take("decoded", wanted)
+        try:
+            result: Any = self._decoders[code](view_of(data), out, numbers)
+        except DecodeError:
+            raise
+        except Exception as error:  # every library has its own
+            raise DecodeError(f"it does not decompress ({type(error).__name__}: {error})") from error
+        array = result if isinstance(result, np.ndarray) else np.frombuffer(result, np.uint8)
+        array = array.reshape(-1).view(np.uint8)
+        if array.nbytes != wanted:
+            raise DecodeError(f"it decompresses to {array.nbytes:,} bytes in place of {wanted:,}")
+        return array
+
+
+def _unshuffled(data: np.ndarray, numbers: Sequence[int], scratch: Scratch) -> np.ndarray:
+    """Put the bytes of each element together again; what makes no whole element is at the end as it is."""
+    itemsize = numbers[0]
+    count = data.nbytes // itemsize if itemsize > 1 else 0
+    if count <= 1:
+        return data
+    whole = count * itemsize
+    out = scratch.take("unshuffled", data.nbytes)
+    planes = data[:whole].reshape(itemsize, count)
+    for first in range(0, count, _PIECE):
+        part = slice(first, first + _PIECE)
+        if itemsize in _WORDS:  # shifted into words, which is faster than going through memory byte by byte
+            word = out[:whole].view(_WORDS[itemsize])[part]
+            word[...] = planes[-1, part]
+            for byte in range(itemsize - 2, -1, -1):
+                np.left_shift(word, 8, out=word)
+                np.bitwise_or(word, planes[byte, part], out=word)
+        else:
+            elements = out[:whole].reshape(count, itemsize)
+            for byte in range(itemsize):
+                elements[part, byte] = planes[byte, part]
+    out[whole:] = data[whole:]
+    return out
+
+
+def _checked(data: np.ndarray) -> np.ndarray:
+    if data.nbytes < _CHECKSUM:
+        raise DecodeError("its checksum is missing")
+    data, tail = data[:-_CHECKSUM], data[-_CHECKSUM:]
+    stored = int.from_bytes(tail.tobytes(), "little")
+    found = fletcher32(data)
+    # HDF5 before 1.6.3 wrote the bytes of each half the other way round.
+    swapped = int.from_bytes(tail[[1, 0, 3, 2]].tobytes(), "little")
+    if not any(_same(found, other) for other in (stored, swapped)):
+        raise DecodeError(f"its checksum is {found:08x}, and the file says {stored:08x}")
+    return data
+
+
+def _same(one: int, other: int) -> bool:
+    """Compare sums modulo 65,535, where 0 and 65,535 are the same."""
+    return not ((one ^ other) and ((one >> 16) - (other >> 16)) % 65535 | ((one & 65535) - (other & 65535)) % 65535)
+
+
+def fletcher32(data: np.ndarray) -> int:
+    """Return HDF5's Fletcher checksum: of 16-bit words, the first byte the higher, modulo 65,535.
+
+    J. G. Fletcher, "An Arithmetic Checksum for Serial Transmissions", IEEE Trans. Comm. 30 (1982).
+    """
+    words = data[: data.nbytes // 2 * 2].view("<u2")
+    sums = total = 0
+    weights = np.arange(_PIECE, 0, -1, dtype=np.float64)
+    for start in range(0, len(words), _PIECE):
+        piece = words[start : start + _PIECE].astype(np.float64)  # fast, and exact below 2**53
+        # Each sum so far is added once more for every word that follows it.
+        total = (total + sums * len(piece) + int(np.dot(piece, weights[-len(piece) :]))) % 65535
+        sums = (sums + int(piece.sum())) % 65535
+    # Swapping the bytes of a word multiplies it by 256 modulo 65,535, and so the sums.
+    sums, total = sums * 256 % 65535, total * 256 % 65535
+    if data.nbytes % 2:
+        sums = (sums + (int(data[-1]) << 8)) % 65535
+        total = (total + sums) % 65535
+    return total << 16 | sums
