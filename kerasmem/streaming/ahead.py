@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -133,14 +134,14 @@ class TransformPool:
 class BatchesAhead:
     """Keeps up to `depth` batches ready or in preparation.
 
-    One thread gathers batches, strictly in order, so that every part of the file is read once; what follows, the
-    transform, runs in `workers` threads at a time. There is one series of batches at a time, so that memory is
+    Batches are gathered strictly in order, so that every part of the file is read once; what follows, the transform,
+    runs in `workers` threads at a time. There is one series of batches at a time, so that memory is
     bounded; when readers take turns, each begins again where it had stopped.
 
     Args:
         gather: returns the raw batch at (epoch, place).
         finish: turns a raw batch at (epoch, place) into the final one.
-        workers: threads that finish.
+        workers: threads.
         depth: batches ahead.
         batches: batches an epoch.
     """
@@ -153,11 +154,12 @@ class BatchesAhead:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
+        self._gathering = threading.Lock()  # held by whichever thread takes the batch whose turn it is
         self._series: tuple[object, int] | None = None  # whose batches are in preparation: the reader and the epoch
-        self._next = 0  # the batch of it to be submitted next
-        self._futures: dict[int, Future[Future[Batch]]] = {}
+        self._next = 0  # the batch of it to be prepared next
+        self._waiting: deque[tuple[int, int, Future[Batch]]] = deque()  # to be gathered, in order
+        self._answers: dict[int, Future[Batch]] = {}
         self._closed = False
-        self._gatherer = ThreadPoolExecutor(1, thread_name_prefix="kerasmem-gather")
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="kerasmem-batches")
 
     def get(self, cursor: object, epoch: int, place: int) -> Batch:
@@ -168,12 +170,16 @@ class BatchesAhead:
                 self._series, self._next = (cursor, epoch), place
             if place <= self._next and not self._closed:
                 for following in range(self._next, min(place + self.depth, self.batches)):
-                    self._futures[following] = self._gatherer.submit(self._prepare, epoch, following)
+                    answer = self._answers[following] = Future()
+                    self._waiting.append((epoch, following, answer))
+                    self._pool.submit(self._prepare)
                     self._next = following + 1
-            future = self._futures.pop(place, None)
-        if future is not None:
-            with contextlib.suppress(CancelledError):  # closed meanwhile
-                return future.result().result()
+            prepared = self._answers.pop(place, None)
+        if prepared is not None:
+            try:
+                return prepared.result()
+            except CancelledError:  # dropped or closed meanwhile
+                pass
         return self.finish(epoch, place, self.gather(epoch, place))
 
     def stop(self, cursor: object = None) -> None:
@@ -190,14 +196,25 @@ class BatchesAhead:
         with self._lock:
             self._closed = True
             self._drop()
-        self._gatherer.shutdown(wait=True, cancel_futures=True)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._gathering:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _drop(self) -> None:
-        futures, self._futures, self._series = self._futures, {}, None
-        for future in futures.values():
-            if not future.cancel() and future.done() and not future.exception():
-                future.result().cancel()
+        self._series, self._answers = None, {}
+        with contextlib.suppress(IndexError):
+            while True:
+                self._waiting.popleft()[2].cancel()
 
-    def _prepare(self, epoch: int, place: int) -> Future[Batch]:
-        return self._pool.submit(self.finish, epoch, place, self.gather(epoch, place))
+    def _prepare(self) -> None:
+        """Gather the batch whose turn it is, and finish it."""
+        answer: Future[Batch] | None = None
+        try:
+            with self._gathering:
+                if not self._waiting:
+                    return  # dropped meanwhile
+                epoch, place, answer = self._waiting.popleft()
+                batch = self.gather(epoch, place)
+            answer.set_result(self.finish(epoch, place, batch))
+        except BaseException as error:  # whoever asks for the batch gets it
+            if answer is not None:
+                answer.set_exception(error)
