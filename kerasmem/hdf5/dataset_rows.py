@@ -11,10 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.direct.delivery import Delivery, Places
-from kerasmem.hdf5.direct.runs import RowRun, part_of
-from kerasmem.hdf5.direct.scatter import ScatterRead
-from kerasmem.hdf5.direct.scratch import Scratch
+from kerasmem.hdf5.direct.delivery import Delivery, Places, RowRun, ScatterRead, Scratch, part_of
 from kerasmem.hdf5.direct.sources import Outputs
 from kerasmem.hdf5.files import OpenFiles
 from kerasmem.hdf5.grid import Grid

@@ -14,9 +14,9 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.codecs import DecodeError
+from kerasmem.hdf5.direct.delivery import RowRun
 from kerasmem.hdf5.direct.handle import FileHandle, Handle
 from kerasmem.hdf5.direct.opening import open_source
-from kerasmem.hdf5.direct.runs import RowRun
 from kerasmem.hdf5.direct.sources import Hdf5Source, Refuse, Source
 from kerasmem.hdf5.layout import DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED

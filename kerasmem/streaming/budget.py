@@ -11,7 +11,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.direct.scratch import PIECE_BYTES, PIECE_VALUES, SCATTER_BYTES
+from kerasmem.hdf5.direct.delivery import PIECE_BYTES, PIECE_VALUES, SCATTER_BYTES
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DatasetLayout, shown
 from kerasmem.streaming.order import Blocks

@@ -10,7 +10,7 @@ import numpy as np
 
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.columns import Column, make_columns, read_dtype, read_part
-from kerasmem.hdf5.direct.scratch import Scratch
+from kerasmem.hdf5.direct.delivery import Scratch
 from kerasmem.hdf5.layout import DataLayout
 from kerasmem.hdf5.scan import scan_files
 from kerasmem.hdf5.settings import Access

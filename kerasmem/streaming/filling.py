@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from kerasmem.hdf5.direct.scratch import Scratch
+from kerasmem.hdf5.direct.delivery import Scratch
 from kerasmem.streaming.reader import RowReader, Task
 
 _mine = threading.local()  # each thread's buffers

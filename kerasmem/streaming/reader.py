@@ -11,10 +11,7 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.dataset_rows import Claims, DatasetRows, ResidentRows
-from kerasmem.hdf5.direct.delivery import Delivery, Places
-from kerasmem.hdf5.direct.runs import RowRun, part_of
-from kerasmem.hdf5.direct.scatter import ScatterRead, can_scatter
-from kerasmem.hdf5.direct.scratch import Scratch
+from kerasmem.hdf5.direct.delivery import Delivery, Places, RowRun, ScatterRead, Scratch, can_scatter, part_of
 from kerasmem.hdf5.files import OpenFiles
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DataLayout, shown

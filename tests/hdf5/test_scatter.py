@@ -12,10 +12,10 @@ import pytest
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
+from kerasmem.hdf5.direct import delivery
 from kerasmem.hdf5.direct import handle as handles
-from kerasmem.hdf5.direct import scatter
+from kerasmem.hdf5.direct.delivery import ScatterRead, _pieces
 from kerasmem.hdf5.direct.handle import FileHandle, view_of
-from kerasmem.hdf5.direct.scatter import ScatterRead, _pieces
 from kerasmem.hdf5.direct.sources import DirectSource
 
 WIDTH = 300  # values: 1,200 bytes a row
@@ -66,7 +66,7 @@ def test_reads_that_bring_less_than_asked_go_on(tmp_path, monkeypatch):
     stored = np.random.default_rng(0).integers(0, 255, (500, 100), np.uint8)
     path.write_bytes(stored.tobytes())
     real, calls = handles._preadv, itertools.count()
-    monkeypatch.setattr(scatter, "MOST_VIEWS", 50)
+    monkeypatch.setattr(delivery, "MOST_VIEWS", 50)
 
     def reluctant(number, vectors, count, offset):
         kind = next(calls) % 3
@@ -185,7 +185,7 @@ def test_a_file_cut_meanwhile_is_named(numbered):
 
 
 def test_without_the_systems_call_rows_are_read_all_the_same(numbered, scattered_reads, monkeypatch):
-    monkeypatch.setattr(scatter, "CAN_SCATTER", False)
+    monkeypatch.setattr(delivery, "CAN_SCATTER", False)
     stream = H5ChunkSequence(numbered(rows=200, chunks=8, width=WIDTH), batch_size=16, memory_budget="150KiB")
     rows = [(x[:, 0], y) for x, y in stream.next_epoch()]
     assert all(np.array_equal(x, y) for x, y in rows) and not scattered_reads

@@ -272,7 +272,7 @@ def a_reader(path, resident=(), **settings):
 @pytest.mark.parametrize("options", [{}, {"x": {"compression": "gzip"}}])
 @pytest.mark.parametrize("in_file_order", [True, False])
 def test_tasks_fill_a_window_in_any_order(numbered, resident, options, in_file_order):
-    from kerasmem.hdf5.direct.scratch import Scratch
+    from kerasmem.hdf5.direct.delivery import Scratch
 
     reader, order = a_reader(numbered(rows=ROWS, chunks=8, options=options), resident), an_order()
     for window in range(order.windows):
@@ -290,7 +290,7 @@ def test_tasks_fill_a_window_in_any_order(numbered, resident, options, in_file_o
 
 
 def test_tasks_of_several_windows_at_once(numbered):
-    from kerasmem.hdf5.direct.scratch import Scratch
+    from kerasmem.hdf5.direct.delivery import Scratch
 
     reader, order = a_reader(numbered(rows=ROWS, chunks=8), ("y",)), an_order()
     windows, work = [], []

@@ -15,8 +15,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from kerasmem.hdf5.direct.delivery import Scratch
 from kerasmem.hdf5.direct.handle import view_of
-from kerasmem.hdf5.direct.scratch import Scratch
 
 Decoder = Callable[[Any, np.ndarray, Sequence[int]], Any]
 

@@ -1,16 +1,90 @@
-"""Rows as stored, converted and put into their places in a window, in one pass."""
+"""Rows on their way from a file into a window: which lie together, what is made of them, where they go.
+
+Rows that need no change the kernel puts where they are delivered, planned for a whole window at once. What a row costs
+in Python is then nothing: where it lies and where it goes are computed with NumPy, and these numbers are handed to
+`preadv` as they are, where `os.preadv` would want an object a row.
+"""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.direct.scratch import PIECE_VALUES, Scratch
+from kerasmem.hdf5.direct.handle import CAN_SCATTER, MOST_VIEWS, Handle, view_of
+from kerasmem.units import KIB
 
+PIECE_BYTES = 256 * KIB  # read at a time where rows change on their way: they stay in the processor's cache
+PIECE_VALUES = 32 * KIB  # converted at a time
+SCATTER_BYTES = KIB  # rows of this size on are scattered by the kernel, smaller ones by NumPy
 _WIDE = 1 << 12  # values of a row from which on each is converted straight into its place
+_SHARE_BYTES = 4 << 20  # what a thread takes on at a time
 
 Places = slice | np.ndarray
 """Where in a window rows go: a run, or one number a row."""
+
+
+class Scratch:
+    """Named byte buffers, each as large as the most that was asked of it so far."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, size: int) -> np.ndarray:
+        """Return `size` bytes, those returned for `name` before included."""
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name] = np.empty(size, np.uint8)
+        return buffer[:size]
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """Rows to be read: `start` to `stop` of the file, all or those picked, and where they go in a window."""
+
+    start: int
+    stop: int
+    picked: np.ndarray | None
+    places: Places
+
+    def cells(self, size: int) -> Iterator[RowRun]:
+        """Return the parts that lie in one cell each of a grid of `size` rows, without what is not picked."""
+        if self.picked is None and self.start // size == (self.stop - 1) // size:
+            yield self
+            return
+        for cell in range(self.start // size, (self.stop - 1) // size + 1):
+            low, high = max(cell * size, self.start), min((cell + 1) * size, self.stop)
+            first, last = low - self.start, high - self.start
+            picked = None
+            if self.picked is not None:
+                first, last = np.searchsorted(self.picked, [first, last]).tolist()
+                if first == last:
+                    continue
+                inside = self.picked[first:last]
+                low, high = self.start + int(inside[0]), self.start + int(inside[-1]) + 1
+                picked = None if high - low == last - first else inside - inside[0]
+            yield RowRun(low, high, picked, part_of(self.places, first, last))
+
+    def runs(self) -> Iterator[RowRun]:
+        """Return the parts without gaps."""
+        if self.picked is None:
+            yield self
+            return
+        breaks = np.flatnonzero(np.diff(self.picked) > 1) + 1
+        bounds = [0, *breaks.tolist(), len(self.picked)]
+        for first, last in itertools.pairwise(bounds):
+            low = self.start + int(self.picked[first])
+            yield RowRun(low, low + last - first, None, part_of(self.places, first, last))
+
+
+def part_of(places: Places, first: int, last: int) -> Places:
+    """Return the places of rows `first` to `last` of those that `places` are for."""
+    if isinstance(places, slice):
+        return slice(places.start + first, places.start + last)
+    return places[first:last]
 
 
 class Delivery:
@@ -125,3 +199,69 @@ def _scatter(rows: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
         target.reshape(-1).view(item)[places] = rows.reshape(-1).view(item)
     else:
         target[places] = rows
+
+
+def can_scatter(row_bytes: int) -> bool:
+    """Return whether rows of so many bytes are worth reading this way, and whether this system can."""
+    return CAN_SCATTER and row_bytes >= SCATTER_BYTES
+
+
+class ScatterRead:
+    """Rows of one file into a window, in shares for any number of threads.
+
+    Args:
+        offsets: (rows,) int64, where in the file each row begins.
+        places: where in the window each goes.
+        target: the window's array, (rows of the window, …), C-contiguous and of the type that is stored.
+    """
+
+    def __init__(self, offsets: np.ndarray, places: Places, target: np.ndarray) -> None:
+        self._offsets = offsets
+        self._places = places
+        self._target = target
+        self._size = target[0].nbytes
+        share = max(1, _SHARE_BYTES // self._size)
+        # One view is enough for any number of rows that stay in order.
+        self._firsts, self._lasts = _pieces(offsets, self._size, share if isinstance(places, slice) else MOST_VIEWS)
+        # A share begins where a multiple of so many rows is passed.
+        cuts = np.flatnonzero(np.diff(self._firsts // share, prepend=-1))
+        self._cuts = [*cuts.tolist(), len(self._firsts)]
+
+    def shares(self) -> Iterator[tuple[int, int]]:
+        """Return the parts that threads take on: first row, and row after the last, of those planned."""
+        for low, high in itertools.pairwise(self._cuts):
+            yield int(self._firsts[low]), int(self._lasts[high - 1])
+
+    def read(self, handle: Handle, share: tuple[int, int]) -> None:
+        """Read the rows of a share.
+
+        Raises:
+            EOFError: the file ends before that.
+            OSError: it cannot be read.
+        """
+        first, last = share
+        low, high = np.searchsorted(self._firsts, share).tolist()
+        starts, ends = self._firsts[low:high], self._lasts[low:high]
+        offsets, size = self._offsets[starts].tolist(), self._size
+        if isinstance(self._places, slice):
+            window, before = view_of(self._target), self._places.start
+            for start, end, offset in zip(starts.tolist(), ends.tolist(), offsets, strict=True):
+                handle.read([window[(before + start) * size : (before + end) * size]], offset, (end - start) * size)
+            return
+        vectors = np.empty((last - first, 2), np.uintp)
+        vectors[:, 0] = self._places[first:last]
+        vectors[:, 0] *= size
+        vectors[:, 0] += self._target.ctypes.data
+        vectors[:, 1] = size
+        pieces = zip((starts - first).tolist(), (ends - starts).tolist(), offsets, strict=True)
+        handle.scatter(self._target, vectors, pieces, size)
+
+
+def _pieces(offsets: np.ndarray, size: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first row, and the row after the last, of each piece of at most so many without a gap in the file."""
+    bounds = np.r_[0, np.flatnonzero(np.diff(offsets) != size) + 1, len(offsets)]
+    counts = np.diff(bounds)
+    parts = -(-counts // most)
+    number = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)  # of a piece within its run
+    firsts = np.repeat(bounds[:-1], parts) + number * most
+    return firsts, np.minimum(firsts + most, np.repeat(bounds[1:], parts))

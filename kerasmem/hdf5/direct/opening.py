@@ -11,8 +11,8 @@ import numpy as np
 
 from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex
 from kerasmem.hdf5.direct.codecs import EXTRA, DecodeError, Pipeline, register_filters
+from kerasmem.hdf5.direct.delivery import PIECE_BYTES
 from kerasmem.hdf5.direct.handle import Handle
-from kerasmem.hdf5.direct.scratch import PIECE_BYTES
 from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, Source
 from kerasmem.hdf5.layout import DatasetLayout
 

@@ -15,11 +15,8 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.chunks import Chunk, ChunkIndex
 from kerasmem.hdf5.direct.codecs import DecodeError, Pipeline
-from kerasmem.hdf5.direct.delivery import Delivery
+from kerasmem.hdf5.direct.delivery import PIECE_BYTES, SCATTER_BYTES, Delivery, RowRun, ScatterRead, Scratch
 from kerasmem.hdf5.direct.handle import Handle, view_of
-from kerasmem.hdf5.direct.runs import RowRun
-from kerasmem.hdf5.direct.scatter import ScatterRead
-from kerasmem.hdf5.direct.scratch import PIECE_BYTES, SCATTER_BYTES, Scratch
 from kerasmem.hdf5.layout import one_line
 from kerasmem.hdf5.links import DAMAGED
 from kerasmem.units import KIB
