@@ -1,15 +1,32 @@
-"""A sequence's batches as a `tf.data.Dataset`; TensorFlow is imported when one is made."""
+"""A sequence's batches as a `tf.data.Dataset`; TensorFlow is imported when one is made.
+
+`make_dataset` hands on the batches of this process. `make_graph_dataset` is a graph of TensorFlow's own operations.
+Workers of the tf.data service run a data set in processes of their own, on machines of their own; a Python generator
+cannot follow them there. What can are byte ranges: rows that lie in the file as they are, which is data without
+filters, are read by `tf.data.FixedLengthRecordDataset` with all that comes before and after left out.
+
+The rows are dealt with piece by piece; a piece is a run of rows that lie together in the file, in each dataset. The
+service hands out pieces to its workers, each to one. The order of pieces is computed from their numbers, the same in
+all workers; rows are shuffled within a window of pieces of whichever worker reads them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kerasmem.streaming.plan import StreamPlan
+from kerasmem.errors import DataError, UsageError
+from kerasmem.hdf5.columns import Column
+from kerasmem.hdf5.files import OpenFiles
+from kerasmem.hdf5.layout import JoinedLayout, shown
+from kerasmem.streaming.plan import StreamPlan, dataset_names
 
 Batch = tuple[Any, ...]
+_UNSIGNED = {"uint32": "int32", "uint64": "int64"}  # TensorFlow decodes these only as the others
+_KINDS = "fiub"
 
 
 def make_dataset(epoch: Callable[[], Iterator[Batch]], signature: Batch, *, batches: int | None, prefetch: int) -> Any:
@@ -61,3 +78,128 @@ def _without_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_lists(entry) for key, entry in value.items()}
     return value
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Runs of rows that lie together in a file, in every dataset.
+
+    Args:
+        files: which file each lies in.
+        rows: how many rows each has.
+        offsets: where in the file each begins, by dataset.
+    """
+
+    files: np.ndarray
+    rows: np.ndarray
+    offsets: dict[str, np.ndarray]
+
+
+def make_graph_dataset(plan: StreamPlan, opened: OpenFiles, epochs: int) -> Any:
+    """Return a `tf.data.Dataset` of a plan's rows, in batches of its size, that needs no Python of this process.
+
+    Args:
+        plan: the rows.
+        opened: the files that they lie in.
+        epochs: how often each row comes.
+
+    Raises:
+        DataError: a dataset is compressed, or otherwise does not lie in the file as it is.
+    """
+    import tensorflow as tf
+
+    settings = plan.settings
+    pieces = find_pieces(plan, opened)
+    paths = tf.constant([file.path for file in plan.layout.files])
+    sizes = tf.constant([file.size for file in plan.layout.files], tf.int64)
+    files, counts = tf.constant(pieces.files, tf.int64), tf.constant(pieces.rows, tf.int64)
+    offsets = {name: tf.constant(found, tf.int64) for name, found in pieces.offsets.items()}
+    row_bytes = {layout.name: layout.row_bytes for layout in plan.layout.datasets}
+    total, window = len(pieces.rows), max(plan.memory.window_rows, settings.batch_size)
+
+    def place(number: Any) -> Any:
+        if not settings.shuffle or total == 1:
+            return number % total
+        seed = tf.stack([tf.constant(settings.seed % 2**63, tf.int64), number // total])
+        return tf.random.experimental.index_shuffle(number % total, seed, tf.constant(total - 1, tf.int64))
+
+    def read(piece: Any) -> Any:
+        file, rows = files[piece], counts[piece]
+        parts = []
+        for column in plan.columns:
+            size, start = rows * row_bytes[column.name], offsets[column.name][piece]
+            rest = sizes[file] - start - size
+            record = tf.data.FixedLengthRecordDataset(paths[file], size, header_bytes=start, footer_bytes=rest)
+            parts.append(record.map(lambda text, column=column: decode(text, column)))
+        return tf.data.Dataset.zip(tuple(parts))
+
+    def mix(*arrays: Any) -> Any:
+        order = tf.random.shuffle(tf.range(tf.shape(arrays[0])[0]))
+        return tuple(tf.gather(array, order) for array in arrays)
+
+    data = tf.data.Dataset.range(total * epochs).map(place).flat_map(read)
+    if settings.shuffle:
+        data = data.rebatch(window).map(mix)
+    batches = data.rebatch(settings.batch_size, drop_remainder=settings.drop_remainder)
+    return batches.map(lambda *arrays: plan.build(arrays)).prefetch(2)
+
+
+def decode(text: Any, column: Column) -> Any:
+    """Return the rows of a column, converted, from a string tensor of their bytes."""
+    import tensorflow as tf
+
+    stored = np.dtype(column.stored)
+    signed = _UNSIGNED.get(stored.newbyteorder("=").name)
+    plain = tf.as_dtype(signed or stored.newbyteorder("=").name)
+    little = stored.byteorder != ">"
+    values = tf.io.decode_raw(text, plain, little_endian=little)
+    if signed:
+        values = tf.bitcast(values, tf.as_dtype(stored.newbyteorder("=").name))
+    values = tf.cast(tf.reshape(values, [-1, *column.row_shape]), tf.as_dtype(column.dtype))
+    if column.scale is not None:
+        values = values * tf.cast(column.scale, values.dtype) + tf.cast(column.offset, values.dtype)
+    return values
+
+
+def find_pieces(plan: StreamPlan, opened: OpenFiles) -> Pieces:
+    """Return the runs of rows that lie together in each of the datasets, block by block.
+
+    Raises:
+        DataError: the rows of one do not lie in the file as they are.
+        UsageError: datasets lie in different files.
+    """
+    layouts = {layout.name: layout for layout in plan.layout.datasets}
+    names = dataset_names(plan.parts)
+    for name in names:
+        if np.dtype(layouts[name].dtype).kind not in _KINDS:
+            path = plan.layout.files[0].path
+            raise DataError(f"{shown(path)}: dataset {shown(name)} holds {layouts[name].dtype}, not numbers")
+    if any(isinstance(file, JoinedLayout) for file in plan.layout.files):
+        raise UsageError("path: TensorFlow alone reads the datasets of one file, not of several beside one another")
+    blocks, starts = plan.blocks, np.asarray(plan.layout.starts)
+    found: list[tuple[int, np.ndarray, dict[str, np.ndarray]]] = []
+    for block in range(blocks.count):
+        rows = blocks.rows(np.array([block]))
+        number = int(np.searchsorted(starts, rows[0], side="right")) - 1
+        offsets = {}
+        for name in names:
+            with opened.use(number, name) as file:
+                there = file.source(name).offsets(rows - starts[number])
+            if there is None:
+                raise DataError(
+                    f"{shown(plan.layout.files[number].path)}: dataset {shown(name)} is compressed, or stored "
+                    "in another way that only HDF5 reads; TensorFlow alone cannot. Write it again without: "
+                    "kerasmem data repack --compression none"
+                )
+            offsets[name] = np.asarray(there, np.int64)
+        torn = np.zeros(len(rows) - 1, bool)
+        for name, there in offsets.items():
+            torn |= np.diff(there) != layouts[name].row_bytes
+        begins = np.r_[0, np.flatnonzero(torn) + 1]
+        lengths = np.diff(np.r_[begins, len(rows)])
+        found.append((number, lengths, {name: there[begins] for name, there in offsets.items()}))
+    return Pieces(
+        np.concatenate([np.full(len(lengths), number, np.int64) for number, lengths, _ in found]),
+        np.concatenate([lengths for _, lengths, _ in found]).astype(np.int64),
+        {name: np.concatenate([offsets[name] for _, _, offsets in found]) for name in names},
+    )

@@ -21,22 +21,18 @@ from kerasmem.errors import UsageError
 from kerasmem.hdf5.columns import Column, read_dtype, read_scale
 from kerasmem.hdf5.layout import DataLayout, shown
 from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
-from kerasmem.hdf5.remote.ranges import advise_blocks
 from kerasmem.hdf5.remote.urls import is_url, name_of
 from kerasmem.hdf5.scan import scan_files
 from kerasmem.hdf5.settings import Access, all_files, check_transform, read_files, read_locking, read_parts, read_size
 from kerasmem.streaming.ahead import Batch, Preparation
 from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.cursor import Cursor, Position, Progress
-from kerasmem.streaming.dataset import batches_signature, make_dataset, plan_signature
-from kerasmem.streaming.description import advise, describe_plan, describe_quality
+from kerasmem.streaming.dataset import batches_signature, make_dataset, make_graph_dataset, plan_signature
+from kerasmem.streaming.description import advise, advise_blocks, describe_plan, describe_quality
 from kerasmem.streaming.distributed import check_devices, check_reader, for_strategy
-from kerasmem.streaming.file_order import read_windows
-from kerasmem.streaming.graph import make_graph_dataset
-from kerasmem.streaming.mixing import examine
 from kerasmem.streaming.opened import OpenStream, opening
 from kerasmem.streaming.plan import StreamSettings, dataset_names, make_plan
-from kerasmem.streaming.quality import ShuffleQuality
+from kerasmem.streaming.quality import ShuffleQuality, examine
 from kerasmem.streaming.sharding import read_shard
 from kerasmem.streaming.state import make_state, read_state
 from kerasmem.units import parse_size
@@ -568,7 +564,10 @@ class H5ChunkSequence(keras.utils.PyDataset):
         lines = describe_plan(self.stream_plan, self._preparation.describe(self.plan.ahead))
         if self._is_remote:
             lines += "\n" + self.opened().reader.files.traffic.describe(self._access.remote)
-        return lines if labels is None else f"{lines}\n{describe_quality(self._examine(labels), shuffle=self.shuffle)}"
+        if labels is None:
+            return lines
+        quality = examine(self.stream_plan, labels, self._files, self._access)
+        return f"{lines}\n{describe_quality(quality, shuffle=self.shuffle)}"
 
     @property
     def read_bytes(self) -> int:
@@ -604,7 +603,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             if len(targets) != 1:
                 raise UsageError("labels: name the dataset of the labels, as there is no single one of targets")
             labels = targets[0]
-        quality = self._examine(labels)
+        quality = examine(self.stream_plan, labels, self._files, self._access)
         if not quality.good:
             warnings.warn(f"H5ChunkSequence: {advise(quality, shuffle=self.shuffle)}", stacklevel=2)
         return quality
@@ -668,13 +667,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
         self.progress.go_to(*position, skipped=skipped)
         if self._opened is not None and self._opened.is_here:
             self._opened.stop_ahead()
-
-    def _examine(self, labels: str) -> ShuffleQuality:
-        def read(rows: np.ndarray) -> Iterator[np.ndarray]:
-            windows = read_windows(self._files, [labels], access=self._access, rows=rows)
-            return (window[labels] for _, window in windows)
-
-        return examine(self.stream_plan, labels, read)
 
     @property
     def _is_remote(self) -> bool:

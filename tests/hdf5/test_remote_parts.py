@@ -18,7 +18,7 @@ from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
 from kerasmem.hdf5.remote.cache import DiskCache, cache_key
 from kerasmem.hdf5.remote.file import is_pattern
-from kerasmem.hdf5.remote.ranges import join_extents
+from kerasmem.hdf5.remote.handle import join_extents
 from kerasmem.hdf5.remote.urls import identity, is_url, local_path, name_of, place_of, redact
 from kerasmem.hdf5.settings import read_paths
 from kerasmem.units import MIB

@@ -121,7 +121,7 @@ def test_shards_and_slices_are_looked_at_by_themselves(class_sorted):
 
 
 def test_large_data_is_looked_at_in_parts(class_sorted, monkeypatch):
-    monkeypatch.setattr("kerasmem.streaming.mixing._MOST_ROWS", 8000)
+    monkeypatch.setattr("kerasmem.streaming.quality._MOST_ROWS", 8000)
     stream = H5ChunkSequence(class_sorted(), memory_budget=a_tenth())
     quality = stream.quality()
     assert 7000 <= quality.rows_examined <= 9000

@@ -21,9 +21,8 @@ from kerasmem.hdf5.scan import scan_files
 from kerasmem.hdf5.settings import Access, read_parts, read_path
 from kerasmem.streaming.description import advise, describe_plan, describe_quality
 from kerasmem.streaming.file_order import read_windows
-from kerasmem.streaming.mixing import examine
 from kerasmem.streaming.plan import StreamPlan, StreamSettings, dataset_names, make_plan
-from kerasmem.streaming.quality import ShuffleQuality
+from kerasmem.streaming.quality import ShuffleQuality, examine
 
 _WRITERS = {
     "MATLAB": "MATLAB counts axes from the other end: its last axis is the first here, which counts the rows",
@@ -143,12 +142,7 @@ def preview_plan(path: str, x: str, y: str | None, *, batch_size: int, access: A
 
 def preview_mixing(plan: StreamPlan, labels: str, access: Access | None = None) -> ShuffleQuality:
     """Return how well a plan mixes labels, which are read for that."""
-
-    def read(rows: np.ndarray) -> Iterator[np.ndarray]:
-        paths = [file.path for file in plan.layout.files]
-        return (window[labels] for _, window in read_windows(paths, [labels], access=access, rows=rows))
-
-    return examine(plan, labels, read)
+    return examine(plan, labels, [file.path for file in plan.layout.files], access)
 
 
 def choose_pair(contents: Contents, x: str | None, y: str | None) -> tuple[str | None, str | None]:
