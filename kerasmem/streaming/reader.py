@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +25,7 @@ Task = Callable[[Scratch], None]
 """A part of the filling of a window that any thread may do, with its own buffers."""
 
 
+@dataclass(eq=False)
 class RowReader:
     """Reads windows of rows; opens files as they are needed. Any number of threads may read at a time.
 
@@ -35,26 +37,20 @@ class RowReader:
         access: as in `scan_files`.
     """
 
-    def __init__(
-        self,
-        layout: DataLayout,
-        columns: Sequence[Column],
-        *,
-        resident: Mapping[str, int],
-        check_finite: bool,
-        access: Access,
-    ) -> None:
+    layout: DataLayout
+    columns: Sequence[Column]
+    resident: Collection[str]
+    check_finite: bool
+    access: Access
+
+    def __post_init__(self) -> None:
         self.rows_read = 0
-        self._layout = layout
-        self._check_finite = check_finite
-        self.files = OpenFiles(layout, access)
-        self._columns = tuple(columns)
-        self._deliveries = [Delivery(column) for column in columns]
+        self.files = OpenFiles(self.layout, self.access)
+        self._deliveries = [Delivery(column) for column in self.columns]
         self._by_dataset: dict[str, list[int]] = {}
-        for number, column in enumerate(columns):
+        for number, column in enumerate(self.columns):
             self._by_dataset.setdefault(column.name, []).append(number)
-        self._rows = {name: DatasetRows(self.files, layout.starts, name) for name in self._by_dataset}
-        self._resident_names = frozenset(resident)
+        self._rows = {name: DatasetRows(self.files, self.layout.starts, name) for name in self._by_dataset}
         self._resident: dict[str, ResidentRows] = {}
         self._announcing = threading.Lock()
         self._next: tuple[tuple[int, int], list[Claims]] | None = None  # the window to come, announced already
@@ -84,11 +80,11 @@ class RowReader:
         tasks = [
             self._from_resident(name, order, window, places, arrays)
             for name in self._by_dataset
-            if name in self._resident_names
+            if name in self.resident
         ]
         heavy = []
         for name in self._by_dataset:
-            if name not in self._resident_names:
+            if name not in self.resident:
                 straight = self._straight(name, order, window, places, arrays)
                 if straight is None:
                     heavy.append(name)
@@ -118,13 +114,13 @@ class RowReader:
     def _make_resident(self) -> None:
         with self.files.use(0):  # so that a file that has gone or changed is found before anything is read
             pass
-        for layout in self._layout.datasets:
-            if layout.name in self._resident_names and layout.name not in self._resident:
+        for layout in self.layout.datasets:
+            if layout.name in self.resident and layout.name not in self._resident:
                 if layout.chunks:
-                    grid = self._layout.chunk_grid(layout.name)
+                    grid = self.layout.chunk_grid(layout.name)
                 else:
                     cell = max(1, _CELL_BYTES // max(1, layout.row_bytes))
-                    grid = Grid([cell] * len(self._layout.files), self._layout.starts)
+                    grid = Grid([cell] * len(self.layout.files), self.layout.starts)
                 self._resident[layout.name] = ResidentRows(layout, grid, self._rows[layout.name])
 
     # ---- tasks
@@ -134,7 +130,7 @@ class RowReader:
     ) -> list[Task] | None:
         """Return the tasks for a dataset whose rows are delivered as they lie in the files; None for others."""
         number, *others = self._by_dataset[name]
-        column, target = self._columns[number], arrays[number]
+        column, target = self.columns[number], arrays[number]
         if others or not self._deliveries[number].plain or not can_scatter(column.row_bytes):
             return None
         rows = order.blocks.rows(order.window_order(window))
@@ -157,8 +153,8 @@ class RowReader:
     ) -> Task:
         def task(scratch: Scratch) -> None:
             self._rows[name].read_scattered(plan, share, rows)
-            if self._check_finite:
-                column = self._columns[self._by_dataset[name][0]]
+            if self.check_finite:
+                column = self.columns[self._by_dataset[name][0]]
                 self._refuse_not_finite(column, rows[slice(*share)], target[part_of(places, *share)])
 
         return task
@@ -192,10 +188,10 @@ class RowReader:
 
         def task(scratch: Scratch) -> None:
             dataset.read(run, outputs, scratch, claims)
-            if self._check_finite:
+            if self.check_finite:
                 rows = np.arange(run.start, run.stop) if run.picked is None else run.start + run.picked
                 for number in numbers:
-                    self._refuse_not_finite(self._columns[number], rows, arrays[number][run.places])
+                    self._refuse_not_finite(self.columns[number], rows, arrays[number][run.places])
 
         return task
 
@@ -210,8 +206,8 @@ class RowReader:
             resident.load(rows, scratch)
             for number in numbers:
                 self._deliveries[number].put(resident.values, rows, arrays[number], places, scratch)
-                if self._check_finite:
-                    self._refuse_not_finite(self._columns[number], rows, arrays[number][places])
+                if self.check_finite:
+                    self._refuse_not_finite(self.columns[number], rows, arrays[number][places])
 
         return task
 
@@ -226,7 +222,7 @@ class RowReader:
         narrower = np.dtype(column.stored).kind == "f" and np.dtype(column.stored).itemsize > values.itemsize
         too_large = f" (values too large for {column.dtype} become infinity)" if narrower or column.scale else ""
         raise DataError(
-            f"{shown(self._layout.file_of(int(bad[0])).path)}: dataset {shown(column.name)} holds NaN or infinity in "
+            f"{shown(self.layout.file_of(int(bad[0])).path)}: dataset {shown(column.name)} holds NaN or infinity in "
             f"{where}; clean them, leave them out with `rows`, or pass nan_policy='ignore'{too_large}"
         )
 

@@ -3,19 +3,89 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kerasmem.hdf5.columns import Column
+from kerasmem.hdf5.direct.delivery import Scratch
 from kerasmem.hdf5.memory import Arena
-from kerasmem.streaming.filling import Filling
 from kerasmem.streaming.order import EpochOrder, Segment
-from kerasmem.streaming.reader import RowReader
+from kerasmem.streaming.reader import RowReader, Task
 
+_mine = threading.local()  # each thread's buffers
 _RECYCLED = 64 * 1024  # bytes of a batch from which on its memory is worth using again
+
+
+class Filling:
+    """Work in progress on a window.
+
+    Args:
+        reader: whose file is checked once all is read.
+        plan: returns the tasks; called by the first thread.
+        changed: told when the filling is over.
+    """
+
+    def __init__(self, reader: RowReader, plan: Callable[[], Sequence[Task]], changed: threading.Condition) -> None:
+        self._reader = reader
+        self._plan: Callable[[], Sequence[Task]] | None = plan
+        self._planning = threading.Lock()
+        self._tasks: deque[Task] = deque()
+        self._running = 0
+        self._changed = changed
+        self.over = False
+        self.stopped = False
+        self.error: BaseException | None = None
+
+    def start(self, pool: ThreadPoolExecutor, threads: int) -> None:
+        """Let `threads` threads of the pool work on it."""
+        self._running = threads
+        for _ in range(threads):
+            pool.submit(self._work)
+
+    def stop(self) -> None:
+        """Begin no further task; the window stays unfinished."""
+        self.stopped = True
+        self._plan = None
+        self._tasks.clear()
+
+    def _work(self) -> None:
+        try:
+            with self._planning:
+                plan, self._plan = self._plan, None
+                if plan is not None:
+                    self._tasks.extend(plan())
+            scratch = getattr(_mine, "scratch", None)
+            if scratch is None:
+                scratch = _mine.scratch = Scratch()
+            while self._tasks:
+                try:
+                    task = self._tasks.popleft()
+                except IndexError:
+                    break
+                task(scratch)
+        except BaseException as error:  # whoever waits for the window gets it
+            self.error = self.error or error
+            self.stop()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._running -= 1
+            last = not self._running
+        if not last:
+            return
+        try:
+            self._reader.check()
+        except BaseException as error:
+            self.error = error  # that the file was cut or replaced explains whatever else went wrong
+        with self._changed:
+            self.over = True
+            self._changed.notify_all()
 
 
 @dataclass
@@ -51,6 +121,7 @@ class _Delivered:
     at: int
 
 
+@dataclass(eq=False)
 class WindowStore:
     """Keeps up to `count` windows. Threads read the next one while one is being delivered.
 
@@ -69,25 +140,17 @@ class WindowStore:
         threads: threads that read.
     """
 
-    def __init__(
-        self,
-        reader: RowReader,
-        columns: Sequence[Column],
-        *,
-        count: int,
-        rows: int,
-        batch_rows: int,
-        batches: int,
-        threads: int,
-    ) -> None:
-        self._reader = reader
-        self._shapes = [(column.row_shape, column.dtype) for column in columns]
-        self._count = count
-        self._rows = rows
-        self._batch_rows = batch_rows
-        self._batches = batches
-        self._threads = threads
-        self._recycles = batch_rows * sum(column.row_bytes for column in columns) >= _RECYCLED
+    reader: RowReader
+    columns: Sequence[Column]
+    count: int
+    rows: int
+    batch_rows: int
+    batches: int
+    threads: int
+
+    def __post_init__(self) -> None:
+        self._shapes = [(column.row_shape, column.dtype) for column in self.columns]
+        self._recycles = self.batch_rows * sum(column.row_bytes for column in self.columns) >= _RECYCLED
         self._changed = threading.Condition()
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -153,18 +216,18 @@ class WindowStore:
             for key in list(self._slots):
                 self._drop(key)
             pool, self._pool = self._pool, None
-        self._reader.files.break_off()  # a thread may be waiting for a store
+        self.reader.files.break_off()  # a thread may be waiting for a store
         if pool is not None:
             pool.shutdown(wait=True)
-        self._reader.close()
+        self.reader.close()
         with self._changed:
             self._windows.clear()
             self._single.clear()
             self._new_arenas()
 
     def _new_arenas(self) -> None:
-        self._windows = Arena(self._shapes, self._rows, self._count)
-        self._single = Arena(self._shapes, self._batch_rows, self._batches)
+        self._windows = Arena(self._shapes, self.rows, self.count)
+        self._single = Arena(self._shapes, self.batch_rows, self.batches)
 
     def _may_give(self, order: EpochOrder, window: int) -> bool:
         return order.windows > 1 and self._shared != order.key(window)
@@ -243,13 +306,13 @@ class WindowStore:
 
     def _read_ahead(self, order: EpochOrder, window: int) -> None:
         """Have the window to come read, unless that takes more memory than there is."""
-        if window < order.windows and self._count > 1 and order.key(window) not in self._slots:
+        if window < order.windows and self.count > 1 and order.key(window) not in self._slots:
             self._begin(order, window, ahead=True)
 
     def _begin(self, order: EpochOrder, window: int, *, ahead: bool) -> _Slot | None:
         """Begin to read a window in the place of the one longest out of use; None when all are in use."""
         keep = order.key(window - 1) if ahead else None
-        while len(self._slots) >= self._count:
+        while len(self._slots) >= self.count:
             free = [key for key, slot in self._slots.items() if not slot.users and key != keep]
             if not free:
                 return None
@@ -261,7 +324,7 @@ class WindowStore:
             return None  # somebody still holds batches of the window before
         rows = order.window_rows(window)
         arrays = self._windows.take(rows)
-        reader = self._reader
+        reader = self.reader
         in_file_order = order.windows == 1
         filling = Filling(
             reader, lambda: reader.tasks(order, window, arrays, in_file_order=in_file_order), self._changed
@@ -269,6 +332,6 @@ class WindowStore:
         self._clock += 1
         slot = self._slots[order.key(window)] = _Slot(arrays, filling, used=self._clock)
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="kerasmem-reader")
-        filling.start(self._pool, self._threads)
+            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="kerasmem-reader")
+        filling.start(self._pool, self.threads)
         return slot

@@ -13,10 +13,9 @@ from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.layout import DataLayout
 from kerasmem.hdf5.scan import scan_files
 from kerasmem.hdf5.settings import Access
-from kerasmem.streaming.filling import Filling
 from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.reader import RowReader
-from kerasmem.streaming.window import WindowStore
+from kerasmem.streaming.window import Filling, WindowStore
 
 ROWS, BLOCK, WINDOW = 96, 4, 6  # rows, rows of a block, blocks of a window
 COLUMNS = (Column("x", (2,), "<f4", "float32"), Column("y", (), "<i8", "int64"))
