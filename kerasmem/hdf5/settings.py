@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from kerasmem import checks
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Part, read_part
 from kerasmem.hdf5.layout import plain_name, shown
 from kerasmem.hdf5.remote.access import RemoteAccess
 from kerasmem.hdf5.remote.urls import is_broken_url, is_url, local_path
-
-_LOCKING = (None, True, False, "best-effort")
+from kerasmem.units import parse_size
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,6 @@ def natural_order(path: str) -> tuple[list[tuple[int, str]], str]:
     return numbered, path
 
 
-def read_locking(value: Any) -> bool | str | None:
-    """Return how a file is to be locked."""
-    if not any(value is known or (isinstance(value, str) and value == known) for known in _LOCKING):
-        raise UsageError(f"locking: {value!r} is none of None, True, False and 'best-effort'")
-    return value
-
-
 def read_path(path: Any) -> str:
     """Return an absolute path, so that worker processes and later `chdir`s find the same file."""
     try:
@@ -126,20 +119,19 @@ def read_path(path: Any) -> str:
 
 def read_place(path: Any) -> str:
     """Return a URL as it is, and of anything else the absolute path; `file://` names a file of this machine."""
-    if isinstance(path, (str, os.PathLike)):
-        text = os.fspath(path)
-        if isinstance(text, str):
-            if is_broken_url(text) and not os.path.exists(text):
-                raise UsageError(f"path: {shown(text)} has lost a slash, as pathlib does with URLs; give it as text")
-            if is_url(text) and "\0" not in text:
-                return text
-            return read_path(local_path(text))
-    return read_path(path)
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        return read_path(path)
+    if is_broken_url(text) and not os.path.exists(text):
+        raise UsageError(f"path: {shown(text)} has lost a slash, as pathlib does with URLs; give it as text")
+    return text if is_url(text) and "\0" not in text else read_path(local_path(text))
 
 
-def read_size(value: Any) -> Any:
-    """Return a size with NumPy's integers made plain; whether it is one is for `parse_size` to say."""
-    return int(value) if isinstance(value, np.integer) else value
+def read_budget(value: Any) -> int | None:
+    """Return a `memory_budget` in bytes; None where none is given."""
+    if value is None:
+        return None
+    return parse_size(int(value) if isinstance(value, np.integer) else value, field="memory_budget")
 
 
 def read_parts(x: Any, y: Any, sample_weight: Any) -> tuple[Part, ...]:
@@ -156,8 +148,7 @@ def check_transform(transform: Any, processes: bool) -> None:
     """Refuse a transform that cannot be called, or not be sent to worker processes."""
     if transform is None:
         return
-    if not callable(transform):
-        raise UsageError(f"transform: {transform!r} cannot be called")
+    checks.function("transform", transform)
     if processes:
         try:
             pickle.dumps(transform)
@@ -183,18 +174,32 @@ def read_rows(rows: Any, length: int, *, ordered: bool) -> range | np.ndarray:
     """
     if rows is None:
         return range(length)
+    if isinstance(rows, (tuple, slice)):
+        rows = _as_range(rows, length)
+    if isinstance(rows, range):
+        if not len(rows):
+            raise DataError(f"rows: {rows.start:,} to {rows.stop:,} selects no rows; the file has {length:,}")
+        if rows.step < 0 and ordered:
+            raise UsageError("rows: with shuffle=False rows come in file order; a falling range cannot be kept")
+        low, high = min(rows), max(rows)
+    else:
+        rows = _as_array(rows, length)
+        low, high = int(rows.min()), int(rows.max())
+    if low < 0:
+        raise DataError(f"rows: {low} is negative; count from the first row, 0 to {length - 1:,}")
+    if high >= length:
+        raise DataError(f"rows: {high:,} is past the end; the file has {length:,} rows")
+    if isinstance(rows, range):
+        return range(low, high + 1) if abs(rows.step) == 1 else np.sort(np.asarray(rows, np.int64))
+    rows = _in_file_order(rows.astype(np.int64), ordered)
+    return range(low, high + 1) if high - low + 1 == len(rows) else rows
+
+
+def _as_range(rows: Any, length: int) -> range:
     if isinstance(rows, tuple):
         if len(rows) != 2:
             raise UsageError(f"rows: a tuple means (start, stop), and {rows!r} has {len(rows)} entries")
         rows = slice(*rows)
-    if isinstance(rows, slice):
-        rows = _as_range(rows, length)
-    if isinstance(rows, range):
-        return _check_range(rows, length, ordered)
-    return _check_array(rows, length, ordered)
-
-
-def _as_range(rows: slice, length: int) -> range:
     bounds = {"start": (rows.start, 0), "stop": (rows.stop, length), "step": (rows.step, 1)}
     values = {}
     for name, (value, default) in bounds.items():
@@ -213,18 +218,7 @@ def _as_range(rows: slice, length: int) -> range:
     return range(values["start"], values["stop"], values["step"])
 
 
-def _check_range(rows: range, length: int, ordered: bool) -> range | np.ndarray:
-    if not len(rows):
-        raise DataError(f"rows: {rows.start:,} to {rows.stop:,} selects no rows; the file has {length:,}")
-    _check_bounds(min(rows), max(rows), length)
-    if rows.step < 0 and ordered:
-        raise UsageError("rows: with shuffle=False rows come in file order; a falling range cannot be kept")
-    if abs(rows.step) == 1:
-        return range(min(rows), max(rows) + 1)
-    return np.sort(np.asarray(rows, np.int64))
-
-
-def _check_array(rows: Any, length: int, ordered: bool) -> range | np.ndarray:
+def _as_array(rows: Any, length: int) -> np.ndarray:
     try:
         array = np.asarray(rows)
     except (ValueError, TypeError) as error:
@@ -235,17 +229,7 @@ def _check_array(rows: Any, length: int, ordered: bool) -> range | np.ndarray:
         raise UsageError("rows: give a slice, a range, (start, stop) or a flat array of whole row numbers")
     if not array.size:
         raise DataError(f"rows: the array is empty; the file has {length:,} rows")
-    low, high = int(array.min()), int(array.max())
-    _check_bounds(low, high, length)
-    array = _in_file_order(array.astype(np.int64), ordered)
-    return range(low, high + 1) if high - low + 1 == array.size else array
-
-
-def _check_bounds(low: int, high: int, length: int) -> None:
-    if low < 0:
-        raise DataError(f"rows: {low} is negative; count from the first row, 0 to {length - 1:,}")
-    if high >= length:
-        raise DataError(f"rows: {high:,} is past the end; the file has {length:,} rows")
+    return array
 
 
 def _in_file_order(rows: np.ndarray, ordered: bool) -> np.ndarray:

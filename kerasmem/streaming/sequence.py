@@ -23,7 +23,7 @@ from kerasmem.hdf5.layout import DataLayout, shown
 from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
 from kerasmem.hdf5.remote.urls import is_url, name_of
 from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import Access, all_files, check_transform, read_files, read_locking, read_parts, read_size
+from kerasmem.hdf5.settings import Access, all_files, check_transform, read_budget, read_files, read_parts
 from kerasmem.streaming.ahead import Batch, Preparation
 from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.cursor import Cursor, Position, Progress
@@ -35,7 +35,6 @@ from kerasmem.streaming.plan import StreamSettings, dataset_names, make_plan
 from kerasmem.streaming.quality import ShuffleQuality, examine
 from kerasmem.streaming.sharding import read_shard
 from kerasmem.streaming.state import make_state, read_state
-from kerasmem.units import parse_size
 
 
 class _Request(NamedTuple):
@@ -201,16 +200,14 @@ class H5ChunkSequence(keras.utils.PyDataset):
             dtype=read_dtype(dtype, names),
             scale=read_scale(scale, names),
             rows=rows,
-            memory_budget=None
-            if memory_budget is None
-            else parse_size(read_size(memory_budget), field="memory_budget"),
+            memory_budget=read_budget(memory_budget),
             ahead=self._preparation.depth,
             workers=self._preparation.workers,
         )
         access = Access(
             checks.flag("allow_external", allow_external),
             checks.flag("allow_missing_chunks", allow_missing_chunks),
-            read_locking(locking),
+            checks.choice("locking", locking, (None, True, False, "best-effort")),
             read_remote(storage_options, cache, cache_size, remote=any(map(is_url, self.paths))),
         )
         self._check_finite = checks.choice("nan_policy", nan_policy, ("ignore", "error")) == "error"

@@ -287,7 +287,7 @@ def test_locking(tmp_path):
         file["x"], file["y"] = X, np.arange(ROWS)
     for locking in (None, False, True, "best-effort"):
         check(path, "x", "y", locking=locking)
-    with pytest.raises(UsageError, match="locking: 'no' is none of None, True, False and 'best-effort'"):
+    with pytest.raises(UsageError, match="locking: 'no' is not None or True or False or 'best-effort'"):
         H5ChunkSequence(path, locking="no")
     with pytest.raises(UsageError, match="locking: 0"):
         H5ChunkSequence(path, locking=0)
