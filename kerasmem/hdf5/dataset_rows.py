@@ -68,27 +68,29 @@ class DatasetRows:
             yield number, here
             run, number = rest, number + 1
 
-    def plan(
-        self, rows: np.ndarray, places: Places, target: np.ndarray
-    ) -> Iterator[tuple[int, int, ScatterRead | None]]:
-        """Return how to read rows as they lie in the files: for each run of them in one file, first and last, the plan.
+    def plan(self, rows: np.ndarray, places: Places, target: np.ndarray) -> list[ScatterRead] | None:
+        """Return how to read rows as they lie in the files, a plan for each run of them in one file.
 
-        The plan is None where the rows do not lie there as they are.
+        None where the rows do not lie there as they are.
         """
         files = np.searchsorted(self._starts, rows, side="right") - 1
         bounds = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(rows)]
+        plans = []
         for first, last in itertools.pairwise(bounds):
             number = int(files[first])
+            here, start = rows[first:last], int(self._starts[number])
             with self._files.use(number, self._name) as file:
-                offsets = file.source(self._name).offsets(rows[first:last] - self._starts[number])
-            part = part_of(places, first, last)
-            yield first, last, None if offsets is None else ScatterRead(offsets, part, target)
+                offsets = file.source(self._name).offsets(here - start)
+            if offsets is None:
+                return None
+            plans.append(ScatterRead(offsets, part_of(places, first, last), target, here, start))
+        return plans
 
-    def read_scattered(self, plan: ScatterRead, share: tuple[int, int], rows: np.ndarray) -> None:
-        """Read a share of what was planned for these rows of one file."""
-        number = int(np.searchsorted(self._starts, rows[0], side="right")) - 1
+    def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
+        """Read a share of what was planned."""
+        number = int(np.searchsorted(self._starts, plan.start, side="right")) - 1
         with self._files.use(number, self._name) as file:
-            file.source(self._name).read_scattered(plan, share, rows - self._starts[number])
+            file.source(self._name).read_scattered(plan, share)
 
 
 class ResidentRows:

@@ -134,28 +134,18 @@ class RowReader:
         if others or not self._deliveries[number].plain or not can_scatter(column.row_bytes):
             return None
         rows = order.blocks.rows(order.window_order(window))
-        tasks: list[Task] = []
-        for first, last, plan in self._rows[name].plan(rows, places, target):
-            if plan is None:
-                return None
-            for share in plan.shares():
-                tasks.append(self._share(name, rows[first:last], part_of(places, first, last), target, plan, share))
-        return tasks
+        plans = self._rows[name].plan(rows, places, target)
+        if plans is None:
+            return None
+        return [self._share(name, plan, share) for plan in plans for share in plan.shares()]
 
-    def _share(
-        self,
-        name: str,
-        rows: np.ndarray,
-        places: Places,
-        target: np.ndarray,
-        plan: ScatterRead,
-        share: tuple[int, int],
-    ) -> Task:
+    def _share(self, name: str, plan: ScatterRead, share: tuple[int, int]) -> Task:
         def task(scratch: Scratch) -> None:
-            self._rows[name].read_scattered(plan, share, rows)
+            self._rows[name].read_scattered(plan, share)
             if self.check_finite:
                 column = self.columns[self._by_dataset[name][0]]
-                self._refuse_not_finite(column, rows[slice(*share)], target[part_of(places, *share)])
+                values = plan.target[part_of(plan.places, *share)]
+                self._refuse_not_finite(column, plan.rows[slice(*share)], values)
 
         return task
 

@@ -52,7 +52,7 @@ def test_rows_go_to_their_places(tmp_path, in_order):
     rows = np.sort(np.random.default_rng(1).choice(3000, 2500, replace=False))
     target = np.zeros((2600, 64), np.uint8)
     places = slice(50, 2550) if in_order else 50 + np.random.default_rng(2).permutation(2500)
-    plan = ScatterRead(6 + rows * 64, places, target)
+    plan = ScatterRead(6 + rows * 64, places, target, rows)
     handle = FileHandle(str(path), path.stat().st_size)
     for share in plan.shares():
         plan.read(handle, share)
@@ -78,7 +78,7 @@ def test_reads_that_bring_less_than_asked_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(handles, "_preadv", reluctant)
     target = np.zeros((500, 100), np.uint8)
     places = np.random.default_rng(2).permutation(500)
-    plan = ScatterRead(np.arange(500) * 100, places, target)
+    plan = ScatterRead(np.arange(500) * 100, places, target, np.arange(500))
     handle = FileHandle(str(path), path.stat().st_size)
     for share in plan.shares():
         plan.read(handle, share)
@@ -91,7 +91,7 @@ def test_what_the_system_refuses_is_an_error(tmp_path, monkeypatch):
     handle = FileHandle(str(path), 1000)
     target = np.zeros((10, 100), np.uint8)
     with pytest.raises(EOFError, match="ends at byte 1,000"):
-        plan = ScatterRead(np.arange(10) * 100 + 50, np.arange(10)[::-1].copy(), target)
+        plan = ScatterRead(np.arange(10) * 100 + 50, np.arange(10)[::-1].copy(), target, np.arange(10))
         plan.read(handle, next(iter(plan.shares())))
 
     def fails(*given):

@@ -206,6 +206,7 @@ def can_scatter(row_bytes: int) -> bool:
     return CAN_SCATTER and row_bytes >= SCATTER_BYTES
 
 
+@dataclass(eq=False)
 class ScatterRead:
     """Rows of one file into a window, in shares for any number of threads.
 
@@ -213,16 +214,22 @@ class ScatterRead:
         offsets: (rows,) int64, where in the file each row begins.
         places: where in the window each goes.
         target: the window's array, (rows of the window, …), C-contiguous and of the type that is stored.
+        rows: the number of each, counted through all files.
+        start: the number of the file's first row.
     """
 
-    def __init__(self, offsets: np.ndarray, places: Places, target: np.ndarray) -> None:
-        self._offsets = offsets
-        self._places = places
-        self._target = target
-        self._size = target[0].nbytes
+    offsets: np.ndarray
+    places: Places
+    target: np.ndarray
+    rows: np.ndarray
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        self._size = self.target[0].nbytes
         share = max(1, _SHARE_BYTES // self._size)
         # One view is enough for any number of rows that stay in order.
-        self._firsts, self._lasts = _pieces(offsets, self._size, share if isinstance(places, slice) else MOST_VIEWS)
+        most = share if isinstance(self.places, slice) else MOST_VIEWS
+        self._firsts, self._lasts = _pieces(self.offsets, self._size, most)
         # A share begins where a multiple of so many rows is passed.
         cuts = np.flatnonzero(np.diff(self._firsts // share, prepend=-1))
         self._cuts = [*cuts.tolist(), len(self._firsts)]
@@ -242,19 +249,19 @@ class ScatterRead:
         first, last = share
         low, high = np.searchsorted(self._firsts, share).tolist()
         starts, ends = self._firsts[low:high], self._lasts[low:high]
-        offsets, size = self._offsets[starts].tolist(), self._size
-        if isinstance(self._places, slice):
-            window, before = view_of(self._target), self._places.start
+        offsets, size = self.offsets[starts].tolist(), self._size
+        if isinstance(self.places, slice):
+            window, before = view_of(self.target), self.places.start
             for start, end, offset in zip(starts.tolist(), ends.tolist(), offsets, strict=True):
                 handle.read([window[(before + start) * size : (before + end) * size]], offset, (end - start) * size)
             return
         vectors = np.empty((last - first, 2), np.uintp)
-        vectors[:, 0] = self._places[first:last]
+        vectors[:, 0] = self.places[first:last]
         vectors[:, 0] *= size
-        vectors[:, 0] += self._target.ctypes.data
+        vectors[:, 0] += self.target.ctypes.data
         vectors[:, 1] = size
         pieces = zip((starts - first).tolist(), (ends - starts).tolist(), offsets, strict=True)
-        handle.scatter(self._target, vectors, pieces, size)
+        handle.scatter(self.target, vectors, pieces, size)
 
 
 def _pieces(offsets: np.ndarray, size: int, most: int) -> tuple[np.ndarray, np.ndarray]:

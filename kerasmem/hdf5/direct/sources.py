@@ -57,8 +57,8 @@ class Source(ABC):
         """Return where in the file each row begins; None where not all lie there as they are."""
         return None
 
-    def read_scattered(self, plan: ScatterRead, share: tuple[int, int], rows: np.ndarray) -> None:
-        """Read a share of what was planned with `offsets` of these rows."""
+    def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
+        """Read a share of what was planned with `offsets`."""
         raise NotImplementedError
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
@@ -129,13 +129,13 @@ class DirectSource(Source):
     def __post_init__(self) -> None:
         self.row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
 
-    def read_scattered(self, plan: ScatterRead, share: tuple[int, int], rows: np.ndarray) -> None:
-        """Read a share of what was planned with `offsets` of these rows."""
+    def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
+        """Read a share of what was planned with `offsets`."""
         try:
             plan.read(self.handle, share)
         except (EOFError, OSError) as error:
-            first, last = share
-            self.refuse(int(rows[first:last].min()), int(rows[first:last].max()) + 1, str(error), error)
+            rows = plan.rows[slice(*share)] - plan.start
+            self.refuse(int(rows.min()), int(rows.max()) + 1, str(error), error)
 
     def extents_from(self, offset: int, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return where rows lie that lie one after another; the first of the run lies at `offset`."""
