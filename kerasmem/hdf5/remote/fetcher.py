@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ from kerasmem.hdf5.remote.file_systems import FileSystems
 from kerasmem.hdf5.remote.objects import ObjectInfo, PartialRange, RemoteObject
 from kerasmem.units import KIB, MIB, format_count, format_size
 
-_DISK_THREADS = 4
 _FILLED = 4 * MIB  # in flight fill a link of 100 MB/s on which an answer takes 40 ms
 _PROGRESS = 64 * KIB  # that came before an answer broke off, so that the next may be asked for patiently
 _CLOSING = 5.0  # seconds given to connections to close
@@ -170,7 +169,6 @@ class RangeFetcher:
         self._closed = False
         self._lock = threading.Lock()  # so that no call is sent once the loop is about to end
         self._process = os.getpid()
-        self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="kerasmem-cache") if self._cache else None
         self._loop = asyncio.new_event_loop()
         self.file_systems = FileSystems(access, self._loop)
         self._thread = threading.Thread(target=self._loop.run_forever, name="kerasmem-fetch", daemon=True)
@@ -180,7 +178,7 @@ class RangeFetcher:
     def reader(self, url: str, known: ObjectInfo, traffic: Traffic) -> ObjectReader:
         """Return what reads one version of a file."""
         key = self._access.cache_key(url, known.tag, known.size)
-        return ObjectReader(self.file_systems.object_at(url), known, traffic, self._cache, key, self._in_thread)
+        return ObjectReader(self.file_systems.object_at(url), known, traffic, self._cache, key, asyncio.to_thread)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Return what a coroutine returns, once it has run."""
@@ -234,8 +232,6 @@ class RangeFetcher:
         self._thread.join(_CLOSING)
         if not self._thread.is_alive():
             self._loop.close()
-        if self._disk is not None:
-            self._disk.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, call: Callable[..., Any], *arguments: Any) -> None:
         with self._lock:
@@ -291,9 +287,6 @@ class RangeFetcher:
                 if request.task is not None and not request.answer.done():
                     request.task.cancel()
         self._begin_more()
-
-    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        return await self._loop.run_in_executor(self._disk, work, *arguments)
 
     async def _shut_down(self) -> None:
         tasks = [task for task in asyncio.all_tasks(self._loop) if task is not asyncio.current_task()]
