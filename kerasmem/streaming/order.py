@@ -30,8 +30,8 @@ class Blocks:
 
     Example:
         >>> blocks = Blocks(range(3, 10), 4)
-        >>> [blocks.span(k) for k in range(blocks.count)]
-        [(3, 4), (4, 8), (8, 10)]
+        >>> [blocks.run(k) for k in range(blocks.count)]
+        [(3, 4, None), (4, 8, None), (8, 10, None)]
     """
 
     def __init__(self, selection: range | np.ndarray, grid: Grid | int) -> None:
@@ -57,21 +57,15 @@ class Blocks:
         cells = self._cell + blocks
         return np.minimum(self.grid.high(cells), self._last) - np.maximum(self.grid.low(cells), self._first)
 
-    def span(self, block: int) -> tuple[int, int]:
-        """Return the run of file rows, (start, stop), that covers a block."""
-        if self._rows is not None:
-            inside = self._rows[self._bounds[block] : self._bounds[block + 1]]
-            return int(inside[0]), int(inside[-1]) + 1
-        cell = self._cell + block
-        return max(self.grid.low(cell), self._first), min(self.grid.high(cell), self._last)
+    def run(self, block: int) -> tuple[int, int, np.ndarray | None]:
+        """Return the run of file rows, start and stop, that covers a block, and which of them are selected.
 
-    def picked(self, block: int) -> np.ndarray | None:
-        """Return which rows of the span are selected, counted from its start; None when all are."""
-        if self._rows is None:
-            return None
-        inside = self._rows[self._bounds[block] : self._bounds[block + 1]]
-        start = inside[0]
-        return None if inside[-1] + 1 - start == len(inside) else inside - start
+        The selected ones are counted from its start; None where all are.
+        """
+        if self._rows is not None:
+            return _run_of(self._rows[self._bounds[block] : self._bounds[block + 1]])
+        cell = self._cell + block
+        return max(self.grid.low(cell), self._first), min(self.grid.high(cell), self._last), None
 
     def rows(self, blocks: np.ndarray, low: np.ndarray | int = 0, high: np.ndarray | None = None) -> np.ndarray:
         """Return the file rows of blocks, rising in each, int64.
@@ -115,27 +109,21 @@ class ShardBlocks:
         """Return how many rows of the shard each block has."""
         return self._high[blocks] - self._low[blocks]
 
-    def span(self, block: int) -> tuple[int, int]:
-        """Return the run of file rows, (start, stop), that covers a block."""
-        if self._is_whole(block):
-            return self._whole.span(int(self._numbers[block]))
-        inside = self.rows(np.array([block]))
-        return int(inside[0]), int(inside[-1]) + 1
-
-    def picked(self, block: int) -> np.ndarray | None:
-        """Return which rows of the span are in the shard, counted from its start; None when all are."""
-        if self._is_whole(block):
-            return self._whole.picked(int(self._numbers[block]))
-        inside = self.rows(np.array([block]))
-        return None if inside[-1] + 1 - inside[0] == len(inside) else inside - inside[0]
+    def run(self, block: int) -> tuple[int, int, np.ndarray | None]:
+        """Return the run of file rows, start and stop, that covers a block, and which of them are in the shard."""
+        number = self._numbers[block : block + 1]
+        if self._low[block] == 0 and self._high[block] == self._whole.sizes(number)[0]:
+            return self._whole.run(int(number[0]))
+        return _run_of(self.rows(np.array([block])))
 
     def rows(self, blocks: np.ndarray) -> np.ndarray:
         """Return the file rows of blocks, rising in each, int64."""
         return self._whole.rows(self._numbers[blocks], self._low[blocks], self._high[blocks])
 
-    def _is_whole(self, block: int) -> bool:
-        number = self._numbers[block : block + 1]
-        return bool(self._low[block] == 0 and self._high[block] == self._whole.sizes(number)[0])
+
+def _run_of(rows: np.ndarray) -> tuple[int, int, np.ndarray | None]:
+    start, stop = int(rows[0]), int(rows[-1]) + 1
+    return start, stop, None if stop - start == len(rows) else rows - start
 
 
 @dataclass(frozen=True)

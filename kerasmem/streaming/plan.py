@@ -5,7 +5,7 @@ Made from settings and from what the files look like, by functions that need nei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -158,17 +158,17 @@ class StreamPlan:
 
     def bytes_per_epoch(self) -> tuple[int, int]:
         """Return the bytes that an epoch needs, and those that it reads at most."""
-        blocks, needed, read = self.blocks, 0.0, 0.0
-        spans = np.array([blocks.span(block) for block in range(blocks.count)], np.int64).reshape(-1, 2)
+        needed = read = 0.0
         for layout in self.layout.datasets:
+            runs = map(self.blocks.run, range(self.blocks.count))  # made one by one: together they are large
             row = layout.stored_bytes / layout.rows if layout.rows else 0.0
             needed += self.num_rows * row
             if layout.name in self.memory.cache_bytes:  # read once and kept
                 read += max(self.num_rows * row, layout.stored_bytes)
             elif layout.chunks is None or is_plain(layout):  # a part of a chunk is read without the rest of it
-                read += float((spans[:, 1] - spans[:, 0]).sum()) * row
+                read += sum(stop - start for start, stop, _ in runs) * row
             else:
-                read += _chunks_touched(blocks, spans, self.layout.chunk_grid(layout.name), layout.rows) * row
+                read += _chunks_touched(runs, self.layout.chunk_grid(layout.name), layout.rows) * row
         return round(needed), round(read)
 
     def with_budget(self, budget: int) -> StreamPlan:
@@ -217,11 +217,10 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
     return plan
 
 
-def _chunks_touched(blocks: Blocks | ShardBlocks, spans: np.ndarray, grid: Grid, rows: int) -> int:
+def _chunks_touched(runs: Iterable[tuple[int, int, np.ndarray | None]], grid: Grid, rows: int) -> int:
     """Return the rows of all chunks that are touched, each as often as there are blocks that touch it."""
     touched = 0
-    for block, (start, stop) in enumerate(spans.tolist()):
-        picked = blocks.picked(block)
+    for start, stop, picked in runs:
         if picked is None:
             first, last = grid.cell(start), grid.cell(stop - 1)
             touched += min(int(grid.high(last)), rows) - int(grid.low(first))

@@ -221,8 +221,7 @@ def _runs(order: EpochOrder, window: int, places: Places) -> Iterator[RowRun]:
     """Return the runs of rows that a window's blocks are."""
     done = 0
     for block in order.window_order(window).tolist():
-        start, stop = order.blocks.span(block)
-        picked = order.blocks.picked(block)
+        start, stop, picked = order.blocks.run(block)
         count = stop - start if picked is None else len(picked)
         yield RowRun(start, stop, picked, part_of(places, done, done + count))
         done += count

@@ -44,8 +44,7 @@ def test_blocks_tile_the_selection():
         blocks = Blocks(selection, size)
         pieces = []
         for k in range(blocks.count):
-            start, stop = blocks.span(k)
-            picked = blocks.picked(k)
+            start, stop, picked = blocks.run(k)
             pieces.append(np.arange(start, stop) if picked is None else start + picked)
             assert start // size == (stop - 1) // size, "a block lies in one cell of the grid"
             assert blocks.sizes(np.array([k]))[0] == len(pieces[-1]) > 0

@@ -58,7 +58,7 @@ def test_shards_are_disjoint_and_complete_and_have_equal_steps(shuffle):
             assert len(mine) == blocks.total == blocks.sizes(np.arange(blocks.count)).sum()
             assert blocks.total <= len(share.plan_for(selection)), "memory is planned for enough rows"
             for block, piece in enumerate(pieces):
-                picked, (start, stop) = blocks.picked(block), blocks.span(block)
+                start, stop, picked = blocks.run(block)
                 assert np.array_equal(start + (np.arange(stop - start) if picked is None else picked), piece)
             bounds = [share.bounds(place, blocks.total) for place in range(steps)]
             lengths = [stop - start for start, stop in bounds]
