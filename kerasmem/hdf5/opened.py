@@ -43,6 +43,7 @@ class OpenFile:
         self, layout: FileLayout, access: Access, first: int | None, fetcher: Callable[[], RangeFetcher] | None = None
     ) -> None:
         self._layout = layout
+        self._known = ObjectInfo(layout.size, layout.tag)  # of a remote file
         self._access = access
         self._first = first
         self._fetcher = fetcher
@@ -98,12 +99,10 @@ class OpenFile:
         with self._lock:
             if self._handle is None:
                 self._open_first()
-                return
-            if not self._resting:
-                return
-            self._handle.open()
-            self._resting = False
-            self.check()
+            elif self._resting:
+                self._handle.open()
+                self._resting = False
+                self.check()
 
     def check(self) -> None:
         """Raise if the file is no longer what it was: HDF5 itself gives zeros for what was cut off.
@@ -169,10 +168,6 @@ class OpenFile:
         if self._fetcher is None:
             return FileHandle(self._layout.path, self._layout.size)
         return RemoteHandle(self._layout.path, self._known, self._fetcher(), self._access.remote, self.traffic)
-
-    @property
-    def _known(self) -> ObjectInfo:
-        return ObjectInfo(self._layout.size, self._layout.tag)
 
     def _look_again(self, before: Handle) -> None:
         """Open the file once more; what was there has to lie where it lay, and to look as it did."""

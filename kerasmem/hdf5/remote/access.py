@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem import checks
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.remote.cache import cache_key
-from kerasmem.hdf5.remote.urls import identity, is_url
+from kerasmem.hdf5.remote.urls import identity
 from kerasmem.units import GIB, MIB, format_size, parse_size
 
 DEFAULT_CACHE = 10 * GIB
@@ -42,13 +42,6 @@ class RemoteAccess:
     cache: str | None = None
     cache_size: int = DEFAULT_CACHE
     ahead_bytes: int = AHEAD_BYTES
-
-    def settings(self, paths: Sequence[str]) -> dict[str, Any]:
-        """Return the settings as a sequence takes them; none for files of this machine."""
-        if not any(map(is_url, paths)):
-            return {}
-        size = None if self.cache is None else self.cache_size
-        return {"storage_options": self.storage_options, "cache": self.cache, "cache_size": size}
 
     def cache_key(self, url: str, tag: str | None, size: int) -> str | None:
         """Return the name of a file's folder in the cache; None without a cache, or a version to know it by."""
