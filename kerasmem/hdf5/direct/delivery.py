@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.direct.handle import CAN_SCATTER, MOST_VIEWS, Handle, view_of
+from kerasmem.hdf5.direct.handle import CAN_SCATTER, MOST_VIEWS, FileHandle, view_of
 from kerasmem.units import KIB
 
 PIECE_BYTES = 256 * KIB  # read at a time where rows change on their way: they stay in the processor's cache
@@ -239,7 +239,7 @@ class ScatterRead:
         for low, high in itertools.pairwise(self._cuts):
             yield int(self._firsts[low]), int(self._lasts[high - 1])
 
-    def read(self, handle: Handle, share: tuple[int, int]) -> None:
+    def read(self, handle: FileHandle, share: tuple[int, int]) -> None:
         """Read the rows of a share.
 
         Raises:

@@ -45,10 +45,8 @@ class Handle:
         length: bytes that it had when it was opened.
         bytes_read: bytes taken from it so far.
         sample: a digest of some of its content.
-        scatters: whether rows can be put into place without a copy.
     """
 
-    scatters = False
     sample = b""
     bytes_read = 0
 
@@ -64,12 +62,6 @@ class Handle:
 
     def read(self, views: Sequence[memoryview], offset: int, size: int) -> None:
         """Fill the views, `size` bytes in all, with what follows `offset`."""
-        raise NotImplementedError
-
-    def scatter(
-        self, target: np.ndarray, vectors: np.ndarray, pieces: Iterable[tuple[int, int, int]], row_bytes: int
-    ) -> None:
-        """Fill rows of an array, where `scatters` says that it can; see `FileHandle`."""
         raise NotImplementedError
 
     def changed(self) -> str:
@@ -91,8 +83,6 @@ class FileHandle(Handle):
     Raises:
         DataError: it cannot be opened.
     """
-
-    scatters = True
 
     def __init__(self, path: str, size: int) -> None:
         super().__init__(path, size)

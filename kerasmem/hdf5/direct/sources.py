@@ -16,7 +16,7 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.chunks import Chunk, ChunkIndex
 from kerasmem.hdf5.direct.codecs import DecodeError, Pipeline
 from kerasmem.hdf5.direct.delivery import PIECE_BYTES, SCATTER_BYTES, Delivery, RowRun, ScatterRead, Scratch
-from kerasmem.hdf5.direct.handle import Handle, view_of
+from kerasmem.hdf5.direct.handle import FileHandle, Handle, view_of
 from kerasmem.hdf5.layout import one_line
 from kerasmem.hdf5.links import DAMAGED
 from kerasmem.units import KIB
@@ -131,6 +131,7 @@ class DirectSource(Source):
 
     def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
         """Read a share of what was planned with `offsets`."""
+        assert isinstance(self.handle, FileHandle)  # or else there are no `offsets`
         try:
             plan.read(self.handle, share)
         except (EOFError, OSError) as error:
@@ -193,7 +194,7 @@ class ContiguousSource(DirectSource):
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
         """Return where in the file each row begins; None where that is of no use."""
-        return self.offset + rows * self.row_bytes if self.handle.scatters else None
+        return self.offset + rows * self.row_bytes if isinstance(self.handle, FileHandle) else None
 
     def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
@@ -227,7 +228,7 @@ class ChunkedSource(DirectSource):
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
         """Return where in the file each row begins; None where not all lie there as they are."""
-        if self.pipeline.filters or not self.handle.scatters:
+        if self.pipeline.filters or not isinstance(self.handle, FileHandle):
             return None
         cells, inside = np.divmod(rows, self.chunk[0])
         chunks = self.index.offsets(cells, self.pipeline.chunk_bytes)
