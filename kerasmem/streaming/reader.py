@@ -11,9 +11,8 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.dataset_rows import Claims, DatasetRows, ResidentRows
 from kerasmem.hdf5.direct.delivery import Delivery, Places, RowRun, ScatterRead, Scratch, can_scatter, part_of
-from kerasmem.hdf5.files import OpenFiles
+from kerasmem.hdf5.files import Claims, DatasetRows, OpenFiles, ResidentRows
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DataLayout, shown
 from kerasmem.hdf5.settings import Access
