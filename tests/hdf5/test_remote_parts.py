@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import itertools
 import os
 import subprocess
@@ -9,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import pytest
@@ -17,8 +20,10 @@ from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
 from kerasmem.hdf5.remote.cache import DiskCache, cache_key
+from kerasmem.hdf5.remote.failures import ChangedError, TransientError, retry
 from kerasmem.hdf5.remote.file import is_pattern
 from kerasmem.hdf5.remote.handle import join_extents
+from kerasmem.hdf5.remote.objects import HEAD, PartialRange, S3Object
 from kerasmem.hdf5.remote.urls import identity, is_url, local_path, name_of, place_of, redact
 from kerasmem.hdf5.settings import read_paths
 from kerasmem.units import MIB
@@ -94,6 +99,60 @@ def test_a_store_without_coroutines_is_read_in_a_process_that_knows_no_other(tmp
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "a.h5"], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == str(list(range(9))), done.stderr
+
+
+class FakeS3:
+    """What is used of s3fs's file system: one object, and errors as botocore has them under s3fs's own."""
+
+    def __init__(self, data):
+        self.data, self.tag, self.cut, self.asked = data, '"one"', None, {}
+
+    def split_path(self, path):
+        bucket, _, key = path.partition("/")
+        return bucket, key, None
+
+    async def _call_s3(self, method, **asked):
+        self.asked = asked
+        if not self.data:
+            raise OSError("s3fs") from FakeS3Error("InvalidRange", 416)
+        if asked.get("IfMatch", self.tag) != self.tag:
+            raise OSError("s3fs") from FakeS3Error("PreconditionFailed", 412)
+        first, last = map(int, asked["Range"].removeprefix("bytes=").split("-"))
+        part = self.data[first : last + 1]
+        place = f"bytes {first}-{first + len(part) - 1}/{len(self.data)}"
+        return {"ContentRange": place, "ETag": self.tag, "Body": FakeBody(part[: self.cut])}
+
+
+class FakeS3Error(Exception):
+    def __init__(self, code, status):
+        super().__init__(code)
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+class FakeBody(io.BytesIO):
+    async def read(self, size):
+        return super().read(size)
+
+
+def test_an_object_of_s3_without_a_server(monkeypatch):
+    monkeypatch.setattr("kerasmem.compat.file_systems.CALL_S3", SimpleNamespace(get=lambda: None))
+    system = FakeS3(os.urandom(200_000))
+    found = S3Object(system, "bucket/key")
+    known = asyncio.run(found.info())
+    assert (known.size, known.tag, known.head) == (200_000, '"one"', system.data[:HEAD])
+    into, system.cut = PartialRange(memoryview(bytearray(1000))), 100
+    with pytest.raises(TransientError, match="only 100 of 1,000 bytes came"):
+        asyncio.run(found.fetch(5000, into, known))
+    system.cut = None
+    asyncio.run(found.fetch(5000, into, known))
+    assert into.view == system.data[5000:6000]
+    assert (system.asked["Range"], system.asked["IfMatch"]) == ("bytes=5100-5999", '"one"')
+    system.tag = '"other"'
+    for ask in (lambda: found.fetch(0, PartialRange(into.view), known), lambda: found.refuse_change(known)):
+        with pytest.raises(ChangedError, match="replaced or rewritten while in use"):
+            asyncio.run(retry(ask))
+    system.data = b""
+    assert asyncio.run(found.info()).size == 0
 
 
 class TestRanges:
