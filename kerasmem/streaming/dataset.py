@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.files import OpenFiles
 from kerasmem.hdf5.layout import JoinedLayout, shown
 from kerasmem.streaming.plan import StreamPlan, dataset_names
+
+if TYPE_CHECKING:
+    from kerasmem.hdf5.files import OpenFiles
 
 Batch = tuple[Any, ...]
 _UNSIGNED = {"uint32": "int32", "uint64": "int64"}  # TensorFlow decodes these only as the others

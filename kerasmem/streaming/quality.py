@@ -12,7 +12,6 @@ from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import Access
 from kerasmem.records import Record
-from kerasmem.streaming.file_order import read_windows
 from kerasmem.streaming.order import EpochOrder
 from kerasmem.streaming.plan import StreamPlan
 
@@ -169,6 +168,7 @@ def examine(
     Raises:
         UsageError: these are no class labels.
     """
+    from kerasmem.streaming.file_order import read_windows
 
     def read(rows: np.ndarray) -> Iterator[np.ndarray]:
         return (window[labels] for _, window in read_windows(files, [labels], access=access, rows=rows))
