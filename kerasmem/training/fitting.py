@@ -136,7 +136,7 @@ def train(
         arguments: of `model.fit`, by name.
         options: those beyond.
         source: what `make_source` made of the arguments, if it was called.
-        supervisor: for `kerasmem run`, see `trainer.Supervisor`.
+        supervisor: for `kerasmem run`, a `Supervised`.
 
     Returns:
         Keras's `History`.
@@ -145,7 +145,7 @@ def train(
     from kerasmem.training.dataset_sources import make_source
     from kerasmem.training.run_state import RunState
     from kerasmem.training.saving import SAVE_FREQ
-    from kerasmem.training.trainer import SaveCallback, StepCallback, Trainer
+    from kerasmem.training.trainer import SaveCallback, Trainer
 
     arguments = dict(arguments)
     callbacks = _callback_list(arguments.get("callbacks"))
@@ -164,14 +164,14 @@ def train(
     trainer = Trainer(
         model,
         run,
+        first_epoch,
         isolated=options.isolated,
         micro_batches=options.micro_batches,
         source=source if checkpoint is not None else None,
         checkpoint=checkpoint,
         supervisor=supervisor,
     )
-    own = (StepCallback(trainer, first_epoch), SaveCallback(trainer, options.save_freq or SAVE_FREQ))
-    arguments["callbacks"] = [own[0], *callbacks, own[1]]
+    arguments["callbacks"] = [trainer, *callbacks, SaveCallback(trainer, options.save_freq or SAVE_FREQ)]
     with trainer.in_place(callbacks):
         history = model.fit(**arguments)
     if history is None or (checkpoint is not None and checkpoint.saved is not None):

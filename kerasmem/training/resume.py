@@ -81,7 +81,7 @@ class ResumeTraining(SavingCallback):
         self.sequence = sequence
         self.keep = checks.flag("keep", keep)
         self.checkpoint: Checkpoint
-        super().__init__(RunState(), None, None, read_save_freq(save_freq, every))
+        super().__init__(RunState(), None, read_save_freq(save_freq, every))
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restore what was saved, if anything was."""

@@ -6,7 +6,12 @@ import json
 import mmap
 import os
 import struct
-from typing import Any, NamedTuple
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    from kerasmem.training.run_state import RunState
+    from kerasmem.training.steps.engine import RanOut
 
 _LAYOUT = struct.Struct("<6q")
 RAN_OUT = 86  # exit code of a script that ran out of memory in a step that its process could not survive
@@ -74,3 +79,37 @@ class RunFolder:
         with open(path + ".part", "w", encoding="utf-8") as file:
             json.dump(data, file)
         os.replace(path + ".part", path)
+
+    def die(self, failure: dict[str, Any]) -> NoReturn:
+        """Leave word of a failure, and end the process at once, saving nothing that it holds."""
+        self.write("failure", failure)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(RAN_OUT)
+
+
+class Supervised:
+    """Tells the watching process of each step of one `fit`.
+
+    Args:
+        folder: of the run.
+        number: of the call of `fit`, from 1.
+
+    Attributes:
+        sizes: rows of a micro-batch of training ("train") and validation ("test"), where an earlier process knows them.
+    """
+
+    def __init__(self, folder: RunFolder, number: int) -> None:
+        self._folder, self._number = folder, number
+        plan = folder.read("plan")
+        self.sizes = {kind: plan[f"{number} {kind}"] for kind in ("train", "test") if f"{number} {kind}" in plan}
+
+    def before_step(self, run: RunState, rows: int) -> None:
+        """Note the step that comes."""
+        size = run.micro_batch_rows or 0
+        self._folder.note(ScriptPosition(self._number, run.epoch, run.batch, rows, size, in_fit=True))
+
+    def die(self, failure: RanOut, kind: str, rows: int, size: int) -> NoReturn:
+        """End the process: a step on so many rows, in pieces of `size`, ran out, and this process cannot go on."""
+        told = {"diagnosis": failure.diagnosis.to_dict(), "certain": failure.is_certain}
+        self._folder.die({**told, "kind": kind, "rows": rows, "size": min(rows, size)})

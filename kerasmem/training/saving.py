@@ -9,7 +9,6 @@ from typing import Any
 import keras
 
 from kerasmem import checks
-from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.run_state import RunState
 from kerasmem.training.sources import Source
 
@@ -22,13 +21,12 @@ class SavingCallback(keras.callbacks.Callback):
     Args:
         run: the state.
         source: the data; None where nothing is saved.
-        checkpoint: where to save; None where nothing is.
         save_freq: batches from one saving to the next.
     """
 
-    def __init__(self, run: RunState, source: Source | None, checkpoint: Checkpoint | None, save_freq: int) -> None:
+    def __init__(self, run: RunState, source: Source | None, save_freq: int) -> None:
         super().__init__()
-        self.run, self.source, self.checkpoint, self.save_freq = run, source, checkpoint, save_freq
+        self.run, self.source, self.save_freq = run, source, save_freq
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Note how many batches an epoch has."""

@@ -5,11 +5,9 @@ Started by `supervising`, as `python -m kerasmem.training.script SCRIPT ARGUMENT
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib.abc
-import importlib.machinery
 import importlib.util
 import inspect
 import os
@@ -17,19 +15,17 @@ import runpy
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from kerasmem.compat.keras_fit import new_epoch_iterator
 from kerasmem.errors import UsageError
-from kerasmem.training.run_folder import RAN_OUT, VARIABLE, RunFolder, ScriptPosition
+from kerasmem.training.run_folder import VARIABLE, RunFolder, ScriptPosition, Supervised
 
 if TYPE_CHECKING:
     from kerasmem.training.fitting import FitOptions
-    from kerasmem.training.run_state import RunState
     from kerasmem.training.sources import Source
-    from kerasmem.training.steps.engine import RanOut
 
 
 class Session:
@@ -45,12 +41,8 @@ class Session:
         self._settings = folder.read("settings")
         self._count = 0
         self.keras_fit: Any = None  # of `keras.Model`, before it was replaced
-        self._is_inside = False
+        self.is_inside = False  # a call of `fit` of the script's: those that we make in it are none
         self._to_pass_over: list[tuple[Any, Callable[[], None]]] = []  # data of calls that were over, and how to
-
-    def covers(self) -> bool:
-        """Return whether a call of `fit` is one of the script's, not one that we make."""
-        return not self._is_inside
 
     def fit(self, model: Any, arguments: dict[str, Any], options: FitOptions | None = None) -> Any:
         """Train as `fit` would, going on where an earlier run of the script was.
@@ -66,21 +58,24 @@ class Session:
 
         self._count += 1
         given, arguments = dict(arguments), dict(arguments)
-        with self._inside():
-            try:
-                check_model(model)
-                source = make_source(arguments)
-            except UsageError as error:
-                if options is not None and options.checkpoint is not None:
-                    raise
-                warnings.warn(
-                    f"kerasmem run: fit number {self._count} of the script cannot be gone on with, and starts over if "
-                    f"the script dies in it: {error}",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-                return self.keras_fit(model, **given) if options is None else train(model, given, options)
+        self.is_inside = True
+        try:
+            check_model(model)
+            source = make_source(arguments)
+        except UsageError as error:
+            if options is not None and options.checkpoint is not None:
+                raise
+            warnings.warn(
+                f"kerasmem run: fit number {self._count} of the script cannot be gone on with, and starts over if "
+                f"the script dies in it: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return self.keras_fit(model, **given) if options is None else train(model, given, options)
+        else:
             return self._train(model, given.get("x"), arguments, source, options or FitOptions())
+        finally:
+            self.is_inside = False
 
     def _train(self, model: Any, data: Any, arguments: dict[str, Any], source: Source, options: FitOptions) -> Any:
         from kerasmem.diagnosis.explaining import explain_oom
@@ -106,12 +101,12 @@ class Session:
             keep=True,
         )
         try:
-            history = train(model, arguments, chosen, source=source, supervisor=_Supervised(self.folder, number))
+            history = train(model, arguments, chosen, source=source, supervisor=Supervised(self.folder, number))
         except Exception as error:
             found = explain_oom(error)
             if not found.out_of_memory:
                 raise
-            die(self.folder, {"diagnosis": found.to_dict(), "certain": False})
+            self.folder.die({"diagnosis": found.to_dict(), "certain": False})
         if options.checkpoint is not None:  # the script's own; the end of this fit is for a later run of the script
             shutil.copyfile(options.checkpoint, end + ".part")
             os.replace(end + ".part", end)
@@ -119,41 +114,6 @@ class Session:
                 os.unlink(options.checkpoint)
         self.folder.note(ScriptPosition(number))
         return history
-
-    @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
-        self._is_inside = True
-        try:
-            yield
-        finally:
-            self._is_inside = False
-
-
-class _Supervised:
-    """Tells the watching process of each step of one `fit`, see `trainer.Supervisor`."""
-
-    def __init__(self, folder: RunFolder, number: int) -> None:
-        self._folder, self._number = folder, number
-        plan = folder.read("plan")
-        self.sizes = {kind: plan[f"{number} {kind}"] for kind in ("train", "test") if f"{number} {kind}" in plan}
-
-    def before_step(self, run: RunState, rows: int) -> None:
-        """Note the step that comes."""
-        size = run.micro_batch_rows or 0
-        self._folder.note(ScriptPosition(self._number, run.epoch, run.batch, rows, size, in_fit=True))
-
-    def die(self, failure: RanOut, kind: str, rows: int, size: int) -> None:
-        """End the process: a step on so many rows, in pieces of `size`, ran out."""
-        told = {"diagnosis": failure.diagnosis.to_dict(), "certain": failure.is_certain}
-        die(self._folder, {**told, "kind": kind, "rows": rows, "size": min(rows, size)})
-
-
-def die(folder: RunFolder, failure: dict[str, Any]) -> NoReturn:
-    """End the process at once, saving nothing that it holds."""
-    folder.write("failure", failure)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(RAN_OUT)
 
 
 def _pass_over(model: Any, data: Any, steps: int | None, source: Source, epochs: int) -> None:
@@ -170,7 +130,7 @@ def route_fit(session: Session, keras: ModuleType) -> None:
     signature = inspect.signature(original)
 
     def fit(self: Any, *arguments: Any, **named: Any) -> Any:
-        if not session.covers():
+        if session.is_inside:
             return original(self, *arguments, **named)
         bound = signature.bind(self, *arguments, **named).arguments
         bound.pop("self")
@@ -180,30 +140,26 @@ def route_fit(session: Session, keras: ModuleType) -> None:
     keras.Model.fit = fit
 
 
-class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _AfterImport(importlib.abc.MetaPathFinder):
     """Waits for the script to import Keras: not sooner, for it may set variables of the environment before."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._loader: Any = None
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         if name != "keras":
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        self._loader, spec.loader = spec.loader, self
+        spec: Any = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                route_fit(self._session, module)
+
+            spec.loader.exec_module = exec_module
         return spec
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        route_fit(self._session, module)
 
 
 def main(arguments: list[str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,14 +15,15 @@ from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.model_state import WEIGHTS, load_state, read_state
+from kerasmem.training.run_folder import Supervised
 from kerasmem.training.run_state import RunState
 from kerasmem.training.saving import SavingCallback
 from kerasmem.training.sources import Source, last_of
 from kerasmem.training.steps.batches import has_any_rows, row_count, without_optionals
 from kerasmem.training.steps.checks import uneven_layers
 from kerasmem.training.steps.driver import Driver
-from kerasmem.training.steps.engine import Engine, LocalEngine, RanOut
-from kerasmem.training.steps.remote import RemoteEngine
+from kerasmem.training.steps.engine import LocalEngine, RanOut
+from kerasmem.training.steps.remote import Engine, RemoteEngine
 
 # Callbacks of Keras's that change nothing of a model but its learning rate, before training ends.
 _HARMLESS = (
@@ -33,28 +35,19 @@ _HARMLESS = (
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
-class Supervisor(Protocol):
-    """Told of each step by a trainer in a process that another one watches.
-
-    Attributes:
-        sizes: rows of a micro-batch of training ("train") and validation ("test"), where an earlier process knows them.
-    """
-
-    sizes: dict[str, int]
-
-    def before_step(self, run: RunState, rows: int) -> None:
-        """Note the step that comes."""
-
-    def die(self, failure: RanOut, kind: str, rows: int, size: int) -> None:
-        """End the process: a step ran out, and this process cannot go on."""
+def stands_in(function: Any) -> Any:
+    """Mark a function that Keras calls in place of its own."""
+    function.is_kerasmem = True
+    return function
 
 
-class Trainer:
-    """Takes the steps of one call of `kerasmem.fit`.
+class Trainer(keras.callbacks.Callback):
+    """Takes the steps of one call of `kerasmem.fit`, and is the callback that comes before the user's.
 
     Args:
         model: compiled.
-        run: where the run stands; the trainer's callback that saves keeps it up to date.
+        run: where the run stands; the callback that saves keeps it up to date.
+        first_epoch: that the whole run began with.
         isolated: whether steps run in a process of their own.
         micro_batches: pieces from the first batch on, or None.
         source: the data, where a checkpoint is written.
@@ -66,16 +59,19 @@ class Trainer:
         self,
         model: Any,
         run: RunState,
+        first_epoch: int,
         *,
         isolated: bool,
         micro_batches: int | None,
         source: Source | None = None,
         checkpoint: Checkpoint | None = None,
-        supervisor: Supervisor | None = None,
+        supervisor: Supervised | None = None,
     ) -> None:
-        self.model, self.run, self.isolated, self.source, self.checkpoint = model, run, isolated, source, checkpoint
+        super().__init__()
+        self.set_model(model)
+        self.run, self.isolated, self.source, self.checkpoint = run, isolated, source, checkpoint
         self.driver: Driver | None = None
-        self._micro_batches, self._supervisor = micro_batches, supervisor
+        self._first_epoch, self._micro_batches, self._supervisor = first_epoch, micro_batches, supervisor
         self._keras_train = model.train_function  # traced already, where the model was trained before
         self._keras_test = model.test_function
         self._epoch_iterator: list[Any] = []
@@ -104,7 +100,7 @@ class Trainer:
                 stack.enter_context(logs_from_steps(self.model))
             if self.source is not None and self.source.reads_skipped:
                 self._epoch_iterator = stack.enter_context(noted_epoch_iterator(self.model))
-            self.model.train_function = StandIn(self.train)
+            self.model.train_function = self.train
             try:
                 yield
             except BaseException:
@@ -116,7 +112,7 @@ class Trainer:
     def _rescue(self) -> None:
         """After an error or Ctrl-C: bring the model the other process's weights, or those of the last good copy."""
         if self.driver is not None and self.isolated:
-            state = self.driver.last_good
+            state = self.driver.good
             with contextlib.suppress(RanOut):
                 state = self.driver.engine.state()
             if state is not None:
@@ -133,16 +129,17 @@ class Trainer:
 
     # ---- steps
 
+    @stands_in
     def train(self, iterator: Any) -> dict[str, Any]:
         """Stand in for Keras's training function."""
         if self.run.batch < self.run.skipped:
             return self._skip(iterator)
         return self._execute(iterator, self._train)
 
+    @stands_in
     def test(self, iterator: Any) -> dict[str, Any]:
         """Stand in for Keras's function that evaluates, within the validation of this `fit`."""
-        assert self.driver is not None
-        return self._execute(iterator, self._supervised("test", self.driver.test))
+        return self._execute(iterator, partial(self._take, "test"))
 
     def _execute(self, iterator: Any, take: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Take the steps of one execution."""
@@ -179,23 +176,20 @@ class Trainer:
         if self._supervisor is not None:
             self.run.micro_batch_rows = driver.size
             self._supervisor.before_step(self.run, row_count(batch))
-        logs = self._supervised("train", lambda each: driver.train(each, rate))(batch)
+        logs = self._take("train", batch, rate)
         if self.source is not None:
             self.source.seen(batch)
         return logs
 
-    def _supervised(self, kind: str, take: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-        """Return a step that tells the supervisor where this process cannot go on."""
-
-        def step(batch: Any) -> dict[str, Any]:
-            try:
-                return take(batch)
-            except RanOut as failure:
-                if self._supervisor is not None and self.driver is not None:
-                    self._supervisor.die(failure, kind, row_count(batch), self.driver.sizes[kind])
-                raise
-
-        return step
+    def _take(self, kind: str, batch: Any, rate: float | None = None) -> dict[str, Any]:
+        """Take a step; the supervisor is told where this process cannot go on."""
+        assert self.driver is not None
+        try:
+            return self.driver.step(kind, batch, rate)
+        except RanOut as failure:
+            if self._supervisor is not None:
+                self._supervisor.die(failure, kind, row_count(batch), self.driver.sizes[kind])
+            raise
 
     def _begin(self, batch: Any) -> Driver:
         """Make all variables there will be, and what takes the steps."""
@@ -263,55 +257,46 @@ class Trainer:
             driver.engine.load({**here, "metrics": there["metrics"]})
             driver.forget()
 
-    # ---- between steps
+    # ---- what Keras begins and ends
 
-    def begin(self, steps: int | None, first_epoch: int) -> None:
-        """`fit` begins: go to where an earlier process was.
-
-        Args:
-            steps: batches of an epoch; None where Keras does not know.
-            first_epoch: that the whole run began with.
-        """
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Go to where an earlier process was."""
         checkpoint, source, run = self.checkpoint, self.source, self.run
         if checkpoint is None or checkpoint.saved is None or source is None:
             return
         at_once = self.model.steps_per_execution
-        checkpoint.check(steps=steps, at_once=at_once)
+        checkpoint.check(steps=(self.params or {}).get("steps"), at_once=at_once)
         source.go_to(checkpoint.saved.position, run)
-        source.pass_over(run.epoch - first_epoch, next(iter(self._epoch_iterator), None), at_once)
+        source.pass_over(run.epoch - self._first_epoch, next(iter(self._epoch_iterator), None), at_once)
         if not run.batch:
             source.check()
 
-    def begin_epoch(self) -> None:
-        """Keras has just reset its metrics."""
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Reset the metrics of the other process, too: Keras has just reset the model's."""
         self._is_epochs_first = True
-        self.reset_metrics()
-
-    def reset_metrics(self) -> None:
-        """Keras has reset the model's metrics; reset those of the other process, too."""
         if self.driver is not None:
             self.driver.reset_metrics(has_happened=not self.isolated)
 
-    def end_epoch(self) -> None:
-        """Bring the model what callbacks expect it to have."""
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Bring the model what later callbacks expect it to have."""
         if self.driver is not None and self.isolated:
             load_state(self.model, self.driver.keep(), WEIGHTS)
 
-    def begin_test(self) -> None:
+    def on_test_begin(self, logs: Any = None) -> None:
         """Take over the steps of this `fit`'s validation."""
         if self.driver is None:
             return
         engine = self.driver.engine
         self._keras_test = engine.whole["test"] if isinstance(engine, LocalEngine) else self.model.test_function
-        self.model.test_function = StandIn(self.test)
-        self.reset_metrics()
+        self.model.test_function = self.test
+        self.driver.reset_metrics(has_happened=not self.isolated)
 
-    def end_test(self) -> None:
-        """What else evaluates uses Keras's own function."""
+    def on_test_end(self, logs: Any = None) -> None:
+        """Leave what else evaluates to Keras's own function."""
         self.model.test_function = self._keras_test
 
-    def end(self) -> None:
-        """`fit` ends: where nothing was left to train, the model gets what was saved."""
+    def on_train_end(self, logs: Any = None) -> None:
+        """Give the model what was saved, where nothing was left to train."""
         if self._to_restore and self.checkpoint is not None and self.source is not None:
             load_saved(self.model, self.checkpoint, self.source)
 
@@ -322,43 +307,11 @@ class Trainer:
             self.checkpoint.write(self.run, self.driver.keep())
 
 
-class StepCallback(keras.callbacks.Callback):
-    """Comes before the user's callbacks, and tells the trainer what Keras begins and ends."""
-
-    def __init__(self, trainer: Trainer, first_epoch: int) -> None:
-        super().__init__()
-        self._trainer, self._first_epoch = trainer, first_epoch
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Go to where an earlier process was."""
-        self._trainer.begin((self.params or {}).get("steps"), self._first_epoch)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note that metrics were reset."""
-        self._trainer.begin_epoch()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Bring the model what later callbacks look at."""
-        self._trainer.end_epoch()
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Take over the validation's steps."""
-        self._trainer.begin_test()
-
-    def on_test_end(self, logs: Any = None) -> None:
-        """Give them back."""
-        self._trainer.end_test()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Load what was saved where nothing was left to train."""
-        self._trainer.end()
-
-
 class SaveCallback(SavingCallback):
     """Comes after the user's callbacks, and saves what they have left."""
 
     def __init__(self, trainer: Trainer, save_freq: int) -> None:
-        super().__init__(trainer.run, trainer.source, trainer.checkpoint, save_freq)
+        super().__init__(trainer.run, trainer.source, save_freq)
         self._trainer = trainer
 
     def can_save(self) -> bool:
@@ -375,16 +328,3 @@ def load_saved(model: Any, checkpoint: Checkpoint, source: Source) -> None:
     if not model.built or not model.optimizer.built:
         symbolic_build(model, source.peek())
     load_state(model, checkpoint.restored(model, WEIGHTS), WEIGHTS)
-
-
-class StandIn:
-    """A function that Keras calls in place of its own."""
-
-    is_kerasmem = True
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-
-    def __call__(self, iterator: Any) -> Any:
-        """Call it."""
-        return self._function(iterator)

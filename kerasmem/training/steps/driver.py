@@ -19,7 +19,8 @@ from kerasmem.records import Record
 from kerasmem.training.model_state import ModelState
 from kerasmem.training.model_state import byte_count as state_bytes
 from kerasmem.training.steps.batches import byte_count, on_host, row_count, signature
-from kerasmem.training.steps.engine import Engine, RanOut
+from kerasmem.training.steps.engine import RanOut
+from kerasmem.training.steps.remote import Engine
 from kerasmem.units import GIB, format_size
 
 WHOLE = sys.maxsize
@@ -66,6 +67,9 @@ class Driver:
         uneven: what to say, once, of layers for which pieces are not the same as the whole.
         may_stay: whether a failure that costs the process is dealt with here; else it is raised.
         good: a copy to go back to from the start.
+
+    Attributes:
+        good: the last good copy.
     """
 
     def __init__(
@@ -86,37 +90,39 @@ class Driver:
         self._micro_batches = None if known.get("train") else micro_batches
         self._uneven = uneven
         self._may_stay = may_stay
-        self._good = good
+        self.good = good
         self._room = min(JOURNAL_BYTES, host_memory().available_bytes // 20)
         self._journal: list[_Entry] = []
         self._bytes = 0
         self._proven: set[Any] = set()
         self._deaths_here = 0  # without a step in between and without a sign that it was memory
 
-    def train(self, batch: Any, rate: float | None = None) -> dict[str, Any]:
-        """Take a training step.
+    def step(self, kind: str, batch: Any, rate: float | None = None) -> dict[str, Any]:
+        """Train ("train") or evaluate ("test") a batch.
 
         Args:
+            kind: which of them.
             batch: what Keras's iterator gave.
             rate: the learning rate, where it was changed since the step before.
 
         Raises:
             ModelError: one row at a time runs out too.
         """
-        if self._micro_batches:
-            self.sizes["train"] = -(-row_count(batch) // self._micro_batches)
+        if kind == "train" and self._micro_batches:
+            self.sizes[kind] = -(-row_count(batch) // self._micro_batches)
             self._micro_batches = None
-        if self.sizes["train"] < row_count(batch):
+        if kind == "train" and self.sizes[kind] < row_count(batch):
             self._warn_uneven()
-        return self._step(_Entry("train", batch, rate))
-
-    def test(self, batch: Any) -> dict[str, Any]:
-        """Evaluate a batch.
-
-        Raises:
-            ModelError: one row at a time runs out too.
-        """
-        return self._step(_Entry("test", batch, None))
+        shapes = signature(batch)
+        if (kind, self.sizes[kind], shapes) not in self._proven or self.good is None:
+            self.keep()
+        entry = _Entry(kind, batch, rate)
+        logs = self._safely(entry)
+        self._proven.add((kind, self.sizes[kind], shapes))
+        self._note(entry)
+        self.steps += 1
+        self._deaths_here = 0
+        return logs
 
     def reset_metrics(self, *, has_happened: bool) -> None:
         """Note that an epoch or an evaluation begins, which resets the metrics."""
@@ -129,18 +135,13 @@ class Driver:
         """Rows of a piece, where batches are trained on in pieces."""
         return None if self.sizes["train"] == WHOLE else self.sizes["train"]
 
-    @property
-    def last_good(self) -> ModelState | None:
-        """The last good copy."""
-        return self._good
-
     def forget(self) -> None:
         """Have the next step begin with a copy: something else has changed the weights."""
-        self._good = None
+        self.good = None
 
     def keep(self) -> ModelState:
         """Take a good copy now, and return it."""
-        if self._good is None or self._journal:
+        if self.good is None or self._journal:
             for _ in range(3):
                 try:
                     state = self.engine.state()
@@ -149,20 +150,9 @@ class Driver:
                     self._again(_Entry("none", None, None), failure)
             else:
                 raise ModelError("the process that trains ends again and again; nothing was lost up to the last copy")
-            self._good, self._bytes = state, 0
+            self.good, self._bytes = state, 0
             self._journal.clear()
-        return self._good
-
-    def _step(self, entry: _Entry) -> dict[str, Any]:
-        key = (entry.kind, self.sizes[entry.kind], signature(entry.batch))
-        if key not in self._proven or self._good is None:
-            self.keep()
-        logs = self._safely(entry)
-        self._proven.add((entry.kind, self.sizes[entry.kind], key[2]))
-        self._note(entry)
-        self.steps += 1
-        self._deaths_here = 0
-        return logs
+        return self.good
 
     def _note(self, entry: _Entry) -> None:
         size = byte_count(entry.batch)
@@ -177,9 +167,9 @@ class Driver:
         try:
             return self._take(entry)
         except RanOut as failure:
+            if failure.is_dead and not self._may_stay:
+                raise
             first = failure
-        if first.is_dead and not self._may_stay:
-            raise first
         return self._again(entry, first)
 
     def _again(self, entry: _Entry, failure: RanOut) -> dict[str, Any]:
@@ -187,9 +177,9 @@ class Driver:
         summary = failure.diagnosis.summary
         while True:
             self._split(entry, failure)
-            assert self._good is not None
+            assert self.good is not None
             try:
-                self.engine.load(self._good)
+                self.engine.load(self.good)
                 self._proven.clear()
                 for old in self._journal:
                     self._take(old)
@@ -232,7 +222,7 @@ class Driver:
         warnings.warn(
             f"a {'training' if entry.kind == 'train' else 'validation'} step on {rows} rows ran out of memory "
             f"({failure.diagnosis.summary.rstrip('.')}); it is repeated from a copy of the state before it "
-            f"({format_size(state_bytes(self._good or {}))}), in micro-batches of {self.sizes[entry.kind]} rows",
+            f"({format_size(state_bytes(self.good or {}))}), in micro-batches of {self.sizes[entry.kind]} rows",
             RuntimeWarning,
             stacklevel=2,
         )

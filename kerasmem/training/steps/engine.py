@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from typing import Any, Protocol
+from typing import Any
 
 from kerasmem.compat.keras_fit import step_on_data
 from kerasmem.diagnosis.diagnosis import Diagnosis
@@ -28,28 +28,6 @@ class RanOut(Exception):
         self.diagnosis, self.is_certain, self.is_dead = diagnosis, is_certain, is_dead
 
 
-class Engine(Protocol):
-    """What takes steps."""
-
-    def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
-        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole where it has no more."""
-
-    def state(self) -> ModelState:
-        """Return a copy of all that steps change."""
-
-    def load(self, state: ModelState) -> None:
-        """Go back to a copy, in a new process where the old one is gone."""
-
-    def reset_metrics(self) -> None:
-        """Reset the metrics."""
-
-    def set_rate(self, rate: float) -> None:
-        """Set the learning rate."""
-
-    def close(self) -> None:
-        """End."""
-
-
 class LocalEngine:
     """Steps in this process: Keras's own function as long as batches are whole.
 
@@ -68,7 +46,7 @@ class LocalEngine:
         self._open = {"train", "test"} if any_rows and not model.run_eagerly else set()
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
-        """See `Engine`."""
+        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole where it has no more."""
         try:
             if size < row_count(batch):
                 logs: dict[str, Any] = getattr(self._micro, kind)(batch, size)
@@ -95,25 +73,25 @@ class LocalEngine:
         return RanOut(diagnosis, is_dead=bool(self.model.jit_compile))
 
     def state(self) -> ModelState:
-        """See `Engine`."""
+        """Return a copy of all that steps change."""
         return read_state(self.model)
 
     def load(self, state: ModelState) -> None:
-        """See `Engine`."""
+        """Go back to a copy."""
         self._micro.release()
         gc.collect()
         load_state(self.model, state)
 
     def reset_metrics(self) -> None:
-        """See `Engine`."""
+        """Reset the metrics."""
         self.model.reset_metrics()
 
     def set_rate(self, rate: float) -> None:
-        """See `Engine`."""
+        """Set the learning rate."""
         self.model.optimizer.learning_rate = rate
 
     def close(self) -> None:
-        """See `Engine`."""
+        """Give the accumulators back."""
         self._micro.release()
 
 

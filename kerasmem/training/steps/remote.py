@@ -13,7 +13,7 @@ from kerasmem.processes.channel import ChannelChild, ChildEnded
 from kerasmem.processes.children import exit_reason
 from kerasmem.training.model_state import ModelState, describe, read_state, variables
 from kerasmem.training.steps.batches import on_host
-from kerasmem.training.steps.engine import RanOut
+from kerasmem.training.steps.engine import LocalEngine, RanOut
 from kerasmem.training.steps.packing import WORKER, pack
 
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
@@ -43,27 +43,27 @@ class RemoteEngine:
         return None if self._child is None else self._child.pid
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
-        """See `Engine`."""
+        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole where it has no more."""
         logs: dict[str, Any] = self._ask("step", kind, on_host(batch), size)
         return logs
 
     def state(self) -> ModelState:
-        """See `Engine`."""
+        """Return a copy of all that steps change."""
         found: ModelState = self._ask("state")
         return found
 
     def load(self, state: ModelState) -> None:
-        """See `Engine`."""
+        """Go back to a copy, in a new process where the old one is gone."""
         if self._child is None:
             self._start()
         self._ask("load", state)
 
     def reset_metrics(self) -> None:
-        """See `Engine`."""
+        """Reset the metrics."""
         self._ask("reset_metrics")
 
     def set_rate(self, rate: float) -> None:
-        """See `Engine`."""
+        """Set the learning rate."""
         self._ask("set_rate", rate)
 
     def close(self) -> None:
@@ -103,6 +103,9 @@ class RemoteEngine:
         if kind == "failed":
             raise ModelError(f"the step failed in its process: {value}")
         return value
+
+
+Engine = LocalEngine | RemoteEngine  # where steps run; what both of them do is written at the first
 
 
 def _death(end: ChildEnded) -> RanOut:
