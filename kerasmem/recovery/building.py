@@ -18,7 +18,7 @@ from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.opening import OpenedModel, open_model
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.training import TrainingSettings, training_of_copy, with_replaced
-from kerasmem.recovery.changes import OPTIMIZERS, Change, change_of, ordered
+from kerasmem.recovery.changes import NEW_MODEL, OPTIMIZERS, Change, change_of, ordered
 from kerasmem.recovery.micro_step import with_micro_batches
 from kerasmem.recovery.transforms import transformed
 from kerasmem.training.segments.building import recompute
@@ -89,7 +89,7 @@ def build(origin: Origin | Mapping[str, Any], changes: Sequence[Mapping[str, Any
 def _training(opened: OpenedModel, origin: Origin, changes: Sequence[Change]) -> TrainingSettings:
     """Return the settings of the changed model's `compile`: a copy has none of its own."""
     training = opened.training
-    is_changed = any(each.kind in _NEW_MODEL for each in changes)
+    is_changed = any(each.kind in NEW_MODEL for each in changes)
     if is_changed and opened.model.compiled:
         training = training_of_copy(opened.model, training)
     training = with_replaced(training, origin.optimizer, origin.loss)
@@ -106,6 +106,3 @@ def _compile(model: Any, training: TrainingSettings, input_shape: Any) -> None:
     structure, inputs = model_inputs(model, normalise_input_shapes(input_shape))
     flat = [keras.KerasTensor(each.shape, each.dtype) for each in inputs]
     compile_model(model, training, output_spec(model, structure, flat), jit_compile=False)
-
-
-_NEW_MODEL = {"float32", "separable", "input_size", "recompute"}

@@ -93,6 +93,9 @@ class Change:
         return {"kind": self.kind, "value": self.value}
 
 
+# Kinds of which the model is another object: Keras rebuilds it from its layers, or we do.
+CLONED = {"float32", "separable", "input_size"}
+NEW_MODEL = {*CLONED, "recompute"}
 _GROUPS = {"micro_batches": "batch", "batch_size": "batch", "replicas": "batch", "freeze": "trained", "lora": "trained"}
 
 

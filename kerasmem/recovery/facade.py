@@ -16,7 +16,7 @@ from kerasmem.recovery.building import Origin
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.plans import find_plans
 from kerasmem.recovery.remedies import RemedySearch
-from kerasmem.recovery.traits import traits_of
+from kerasmem.recovery.traits import Traits
 from kerasmem.units import format_size
 
 DEFAULT_BUDGET_SECONDS = 300.0
@@ -84,7 +84,7 @@ def advise(
     )  # fmt: skip
     current = estimator.estimate_current()
     try:
-        traits = traits_of(origin, current.settings.batch_size, jit_compile, mode)
+        traits = Traits(origin, current.settings.batch_size, jit_compile, mode)
     except KerasmemError as error:
         return _advice(estimator, notes=[f"no remedy can be estimated: {error}"])
     search = RemedySearch(estimator, traits)

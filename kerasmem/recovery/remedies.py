@@ -250,7 +250,7 @@ class RemedySearch:
             before=before,
             verdict=need.verdict,
             method=need.method,
-            code=script(self.traits.parts, made, heading),
+            code=script(self.traits, made, heading),
         )
 
 

@@ -164,9 +164,8 @@ def _half_precision(policy: str | None) -> list[str]:
     if policy is None:
         return []
     return [
-        "for layer in model._flatten_layers():   # also those inside layers; weights stay float32",
-        '    if layer.dtype_policy.name == "float32":',
-        f'        layer.dtype_policy = "{policy}"',
+        "from kerasmem.recovery.transforms import with_policy",
+        f'model = with_policy(model, "{policy}")   # every layer; weights stay float32',
     ]
 
 

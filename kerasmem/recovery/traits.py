@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
@@ -18,21 +17,31 @@ from kerasmem.models.training import with_replaced
 from kerasmem.models.weightless import weightless
 from kerasmem.recovery.building import Origin, build
 from kerasmem.recovery.changes import Change, change
-from kerasmem.recovery.script import ScriptParts, Sizes, batch_tensors
 from kerasmem.recovery.source_text import arrays_text
 from kerasmem.recovery.transforms import head_start, is_mixing, is_rebuilt, takes_lora, transformed
 
+Sizes = list[list[int]]  # a shape for each input, without the batch
 LORA_RANK = 8
 # An input this long is cut to a multiple of so much: what a network halves again and again stays whole.
 _MULTIPLES = ((128, 32), (32, 8), (8, 2))
 _SHRINK = 0.7  # each side; half the area
 
 
-@dataclass(frozen=True)
 class Traits:
-    """What a model is, as far as advice depends on it.
+    """What a model is, opened without weights, as far as advice and scripts depend on it.
+
+    Args:
+        origin: how the user gave the model.
+        batch_size: samples in a batch.
+        jit_compile: as the user gave it, "auto" to leave it to Keras.
+        mode: "train", "evaluate" or "inference".
 
     Attributes:
+        model: without weights.
+        training: the settings of its `compile`.
+        structure: of its inputs.
+        inputs: flat.
+        targets: of a step as Python, for the model as it is and for smaller inputs; None where the step takes none.
         has_own_step: its class brings a training step.
         has_batch_norm: it normalises by the statistics of a batch.
         is_graph: Keras can rebuild it from its layers.
@@ -43,80 +52,55 @@ class Traits:
         can_lora: a layer of the backbone can train thin factors in place of its kernel.
         smaller_inputs: the shapes of smaller inputs, without the batch; empty where there are none.
         why_not_smaller: why there is none.
-        parts: of a script.
+
+    Raises:
+        KerasmemError: the model cannot be opened or compiled.
     """
 
-    has_own_step: bool
-    has_batch_norm: bool
-    is_graph: bool
-    has_embedding: bool
-    is_double: bool
-    has_mixing: bool
-    head_start: int
-    can_lora: bool
-    smaller_inputs: Sizes
-    why_not_smaller: str
-    parts: ScriptParts
+    def __init__(self, origin: Origin, batch_size: int, jit_compile: bool | str, mode: str = "train") -> None:
+        self.origin, self.batch_size, self.jit_compile, self.mode = origin, batch_size, jit_compile, mode
+        keras = import_keras()
+        with _random_state_kept(), weightless():
+            with origin.opened() as opened:
+                self.training = with_replaced(opened.training, origin.optimizer, origin.loss)
+            self.model = model = build(origin, [])
+            self.structure, self.inputs = model_inputs(model, normalise_input_shapes(origin.input_shape))
+            self.has_own_step, self.is_graph = has_own_step(model), is_rebuilt(model)
+            layers = flatten_layers(model)
+            self.has_batch_norm = any(isinstance(each, keras.layers.BatchNormalization) for each in layers)
+            self.has_embedding = any(isinstance(each, keras.layers.Embedding) for each in layers)
+            self.has_mixing = any(map(is_mixing, layers))
+            self.is_double = "float64" in {
+                *(each.dtype for each in self.inputs), *(each.dtype_policy.name for each in layers)
+            }  # fmt: skip
+            start = head_start(model) if list(getattr(model, "layers", ())) else 0
+            backbone = [inner for layer in list(model.layers)[:start] for inner in flatten_layers(layer)]
+            self.head_start = start if any(layer.weights for layer in backbone) else 0
+            self.can_lora = any(takes_lora(each, LORA_RANK) for each in backbone)
+            self.smaller_inputs, self.why_not_smaller = _smaller_model(model, self.inputs)
+            now = self._targets(None)
+            self.targets = (now, self._targets(self.smaller_inputs) if self.smaller_inputs else now)
 
     def change(self, kind: str, value: Any) -> Change:
         """Return a change with words that hold for this model."""
-        return change(kind, value, has_batch_norm=self.has_batch_norm, batch_size=self.parts.batch_size)
+        return change(kind, value, has_batch_norm=self.has_batch_norm, batch_size=self.batch_size)
+
+    def _targets(self, sizes: Sizes | None) -> str | None:
+        """Return the targets of a step on inputs of these sizes as Python; None where the step takes none."""
+        model, loss = self.model, self.model.loss
+        if loss is None and self.has_own_step:
+            return None
+        built = transformed(model, change("input_size", sizes)) if sizes else model
+        outputs = output_spec(built, self.structure, batch_tensors(self.inputs, self.batch_size, sizes))
+        labels = target_spec(loss, outputs, self.batch_size)
+        return arrays_text(labels, import_keras().tree.flatten(labels), str(2 * self.batch_size))
 
 
-def traits_of(origin: Origin, batch_size: int, jit_compile: bool | str, mode: str = "train") -> Traits:
-    """Open a model without weights and return what advice depends on.
-
-    Raises:
-        KerasmemError: it cannot be opened or compiled.
-    """
-    keras = import_keras()
-    with _random_state_kept(), weightless():
-        with origin.opened() as opened:
-            training = opened.training
-        model = build(origin, [])
-        layers = flatten_layers(model)
-        structure, inputs = model_inputs(model, normalise_input_shapes(origin.input_shape))
-        start = head_start(model) if list(getattr(model, "layers", ())) else 0
-        backbone = [inner for layer in list(model.layers)[:start] for inner in flatten_layers(layer)]
-        is_graph = is_rebuilt(model)
-        smaller, why = _smaller_model(model, inputs)
-        now = _targets(model, structure, inputs, batch_size)
-        targets = (now, _targets(model, structure, inputs, batch_size, smaller) if smaller else now)
-        return Traits(
-            has_own_step=has_own_step(model),
-            has_batch_norm=any(isinstance(each, keras.layers.BatchNormalization) for each in layers),
-            is_graph=is_graph,
-            has_embedding=any(isinstance(each, keras.layers.Embedding) for each in layers),
-            is_double=any(each.dtype == "float64" for each in inputs)
-            or any(each.dtype_policy.name == "float64" for each in layers),
-            has_mixing=any(is_mixing(each) for each in layers),
-            head_start=start if any(layer.weights for layer in backbone) else 0,
-            can_lora=any(takes_lora(each, LORA_RANK) for each in backbone),
-            smaller_inputs=smaller,
-            why_not_smaller=why,
-            parts=ScriptParts(
-                origin,
-                model,
-                with_replaced(training, origin.optimizer, origin.loss),
-                structure,
-                tuple(inputs),
-                targets,
-                start,
-                batch_size,
-                jit_compile,
-                mode,
-            ),
-        )
-
-
-def _targets(model: Any, structure: Any, inputs: list[Any], batch_size: int, sizes: Sizes | None = None) -> str | None:
-    """Return the targets of a step as Python; None where the step takes none."""
-    if model.loss is None and has_own_step(model):
-        return None
-    built = transformed(model, change("input_size", sizes)) if sizes else model
-    outputs = output_spec(built, structure, batch_tensors(inputs, batch_size, sizes))
-    labels = target_spec(model.loss, outputs, batch_size)
-    return arrays_text(labels, import_keras().tree.flatten(labels), str(2 * batch_size))
+def batch_tensors(inputs: Sequence[Any], batch_size: int, sizes: Sizes | None = None) -> list[Any]:
+    """Return a batch of the inputs, or of inputs of other sizes, as Keras's symbolic tensors."""
+    shapes = sizes or [each.shape[1:] for each in inputs]
+    make = import_keras().KerasTensor
+    return [make((batch_size, *shape), str(each.dtype)) for each, shape in zip(inputs, shapes, strict=True)]
 
 
 @contextlib.contextmanager

@@ -6,8 +6,9 @@ it (another input, other layers), otherwise the same.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerasmem.compat.keras_functional import functional_class
@@ -16,6 +17,9 @@ from kerasmem.errors import ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import input_name
 from kerasmem.recovery.changes import Change
+
+# What a user need not read of a function whose source stands in a script.
+_OURS = (": Any", " -> Any", " -> bool", "    keras = import_keras()\n", "  # fmt: skip")
 
 
 def transformed(model: Any, change: Change) -> Any:
@@ -46,36 +50,32 @@ def with_policy(model: Any, policy: str) -> Any:
 
 def with_float32(model: Any, value: Any = None) -> Any:
     """Rebuild a model of float64 inputs or layers in float32."""
-    keras = import_keras()
-    dtypes = {"float64": "float32"}
-    inputs = [
-        keras.Input(tuple(each.shape[1:]), dtype=dtypes.get(str(each.dtype), each.dtype), name=input_name(each))
-        for each in model.inputs
-    ]
+    return _cloned(model, clone_function=single, input_tensors=new_inputs(model, import_keras().Input, is_single=True))
 
-    def single(layer: Any) -> Any:
-        config = layer.get_config()
-        if layer.dtype_policy.name == "float64":
-            config["dtype"] = "float32"
-        return layer.__class__.from_config(config)
 
-    return _cloned(model, clone_function=single, input_tensors=packed_inputs(model, inputs))
+def single(layer: Any) -> Any:
+    """Return the layer in float32 where it computes in float64, else as it is."""
+    config = layer.get_config()
+    if layer.dtype_policy.name == "float64":
+        config["dtype"] = "float32"
+    return layer.__class__.from_config(config)
 
 
 def with_separable(model: Any, value: Any = None) -> Any:
     """Rebuild the model with separable convolutions in place of those that mix space and channels."""
-    keras = import_keras()
-
-    def separable(layer: Any) -> Any:
-        if not is_mixing(layer):
-            return layer.__class__.from_config(layer.get_config())
-        config = layer.get_config()
-        kept = ("name", "filters", "kernel_size", "strides", "padding", "data_format", "dilation_rate", "activation",
-                "use_bias", "dtype")  # fmt: skip
-        made = getattr(keras.layers, f"Separable{type(layer).__name__}")
-        return made.from_config({key: config[key] for key in kept})
-
     return _cloned(model, clone_function=separable)
+
+
+def separable(layer: Any) -> Any:
+    """Return a separable convolution in place of one that mixes space and channels, another layer as it is."""
+    keras = import_keras()
+    config = layer.get_config()
+    if not is_mixing(layer):
+        return layer.__class__.from_config(config)
+    kept = ("name", "filters", "kernel_size", "strides", "padding", "data_format", "dilation_rate", "activation",
+            "use_bias", "dtype")  # fmt: skip
+    made = getattr(keras.layers, f"Separable{type(layer).__name__}")
+    return made.from_config({key: config[key] for key in kept})
 
 
 def with_input_size(model: Any, shapes: Sequence[Sequence[int]]) -> Any:
@@ -84,12 +84,7 @@ def with_input_size(model: Any, shapes: Sequence[Sequence[int]]) -> Any:
     Raises:
         UsageError: they do not: the model is bound to its input's size.
     """
-    keras = import_keras()
-    inputs = [
-        keras.Input(tuple(shape), dtype=each.dtype, name=input_name(each))
-        for each, shape in zip(model.inputs, shapes, strict=True)
-    ]
-    smaller = _cloned(model, input_tensors=packed_inputs(model, inputs))
+    smaller = _cloned(model, input_tensors=new_inputs(model, import_keras().Input, shapes))
     if [tuple(each.shape) for each in smaller.weights] != [tuple(each.shape) for each in model.weights]:
         raise UsageError("the model's weights depend on its input's size")
     return smaller
@@ -167,10 +162,31 @@ def _cloned(model: Any, **options: Any) -> Any:
     return keras.models.clone_model(model, **options, **recursive)
 
 
-def packed_inputs(model: Any, inputs: list[Any]) -> Any:
-    """Return new inputs in the structure in which the model takes them."""
+def new_inputs(
+    model: Any, make: Callable[..., Any], shapes: Sequence[Sequence[int | None]] | None = None, is_single: bool = False
+) -> Any:
+    """Return new inputs in the structure in which the model takes them.
+
+    Args:
+        model: whose inputs they replace.
+        make: makes one from its shape without the batch, `dtype` and `name`, as `keras.Input` does.
+        shapes: for each input; None: its own.
+        is_single: float32 in place of float64.
+    """
+    made = []
+    for each, shape in zip(model.inputs, shapes or [each.shape[1:] for each in model.inputs], strict=True):
+        dtype = "float32" if is_single and each.dtype == "float64" else str(each.dtype)
+        made.append(make(tuple(shape), dtype=dtype, name=input_name(each)))
     is_graph = isinstance(model, functional_class())  # a Sequential model takes one
-    return import_keras().tree.pack_sequence_as(model.input, inputs) if is_graph else inputs[0]
+    return import_keras().tree.pack_sequence_as(model.input, made) if is_graph else made[0]
+
+
+def source_lines(function: Callable[..., Any]) -> list[str]:
+    """Return the source of a function of this module, for a script that imports `keras`."""
+    text = inspect.getsource(function)
+    for each in _OURS:
+        text = text.replace(each, "")
+    return text.splitlines()
 
 
 _TRANSFORMS: dict[str, Any] = {

@@ -16,7 +16,7 @@ from kerasmem.recovery.building import Origin, build
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.remedies import RemedySearch
 from kerasmem.recovery.script import script
-from kerasmem.recovery.traits import traits_of
+from kerasmem.recovery.traits import Traits
 
 MODELS = Path(advised_models.__file__)
 RESIDUAL = f"{MODELS}:residual"
@@ -31,7 +31,7 @@ def search_for(name, *, device="16GB", batch_size=BATCH, **options):
         budget_seconds=None,
     )  # fmt: skip
     estimator.estimate_current()
-    return RemedySearch(estimator, traits_of(origin, batch_size, "auto"))
+    return RemedySearch(estimator, Traits(origin, batch_size, "auto"))
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +128,9 @@ def test_scripts_of_all_kinds_run(tmp_path):
         ("two_headed", 8, {"separable": True, "replicas": 2}),
         ("tagger", 4, {"input_size": [[32]], "micro_batches": 2}),
     ):
-        traits = traits_of(Origin(f"{MODELS}:{name}"), batch, "auto")
+        traits = Traits(Origin(f"{MODELS}:{name}"), batch, "auto")
         changes = [traits.change(kind, value) for kind, value in kinds.items()]
-        codes[(name, *kinds)] = script(traits.parts, changes, "A heading.")
+        codes[(name, *kinds)] = script(traits, changes, "A heading.")
     for key, answer in zip(codes, measured(codes.values(), folder=tmp_path), strict=True):
         assert isinstance(answer, list), (key, answer, codes[key])
 
@@ -156,10 +156,8 @@ def test_every_source(kind, tmp_path, monkeypatch):
     else:
         source = advised_models.double
     origin = Origin(source, options)
-    traits = traits_of(origin, 16, "auto")
-    code = script(
-        traits.parts, [traits.change("optimizer", "sgd_momentum"), traits.change("batch_size", 8)], "Heading."
-    )
+    traits = Traits(origin, 16, "auto")
+    code = script(traits, [traits.change("optimizer", "sgd_momentum"), traits.change("batch_size", 8)], "Heading.")
     compile(code, "script", "exec")
     exec(code, names)
     assert names["model"].optimizer.momentum == 0.9
@@ -223,8 +221,8 @@ def test_predicted_and_measured_savings_of_odd_models(name, batch, tmp_path):
     source = f"{MODELS}:{name}"
     base = kerasmem.estimate(source, batch_size=batch, method="graph")
     found = kerasmem.advise(source, device=base.bytes.low // 2, batch_size=batch, method="graph", budget_seconds=None)
-    traits = traits_of(Origin(source), batch, "auto")
-    (now,) = measured([script(traits.parts, [], "As it is.")], folder=tmp_path)
+    traits = Traits(Origin(source), batch, "auto")
+    (now,) = measured([script(traits, [], "As it is.")], folder=tmp_path)
     rows = [each for each in {each.name: each for each in (*found, *found.plans)}.values() if "cards" not in each.name]
     wrong = []
     for each in rows:
