@@ -22,7 +22,7 @@ from kerasmem.models.policy import with_dtype_policy
 from kerasmem.models.safety import check_graph, check_names, check_trust
 from kerasmem.models.tensorflow_ops import tensorflow_call_classes
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
-from kerasmem.models.vocabulary import Vocabulary, classes_in, import_user_module, register_own_classes
+from kerasmem.models.vocabulary import Vocabulary, import_user_module, own_objects, register_own_classes
 from kerasmem.models.weightless import weightless
 
 OBJECT_SOURCE = "Python object"
@@ -286,7 +286,7 @@ def _rebuild(model: Any, dtype_policy: str | None) -> Any:
         config.pop("compile_config", None)
         if dtype_policy is not None:
             config = with_dtype_policy(config, dtype_policy)
-        with _quiet_keras(), keras.saving.custom_object_scope(classes_in(model)):
+        with _quiet_keras(), keras.saving.custom_object_scope(own_objects(model)):
             return keras.saving.deserialize_keras_object(config, safe_mode=False)  # the user's own live object
     except Exception as error:
         raise NotRebuiltError(

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import GivenShape, normalise_input_shapes
 from kerasmem.models.opening import OpenedModel, open_model
-from kerasmem.models.vocabulary import import_user_module
+from kerasmem.models.vocabulary import import_user_module, own_objects
 from kerasmem.records import Record
 
 _WAY_OUT = "put the code that builds the model into a function of a module and give 'module:function'"
@@ -231,12 +230,10 @@ def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
         raise UsageError(
             f"model {model.name!r} cannot be described to another process ({keras_reason(error)}); {_WAY_OUT}"
         ) from error
-    known = _known_objects(flatten_layers(model))
+    known = own_objects(model)
     own = {name: reference(value, f"{name!r} of the model") for name, value in _found_objects(config, known)}
     with contextlib.suppress(TypeError, ValueError):  # settings of `compile` that JSON does not have are left out
         text = json.dumps({**config, "keras_version": keras.__version__, "compile_config": compiled})
-        losses = keras.tree.flatten(getattr(model, "loss", None))
-        known = _by_name([each for each in losses if callable(each)])
         for name, value in _found_objects(compiled, known):
             with contextlib.suppress(UsageError):  # a loss or metric: the child says that it does not know it
                 own.setdefault(name, reference(value, name))
@@ -245,23 +242,8 @@ def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
     return os.fspath(path), own
 
 
-def _known_objects(layers: list[Any]) -> dict[str, Any]:
-    """Return the classes of layers and of what they hold, and the functions that they hold, by name."""
-    return _by_name([*layers, *(value for layer in layers for value in vars(layer).values())])
-
-
-def _by_name(values: list[Any]) -> dict[str, Any]:
-    found = [value if inspect.isfunction(value) else type(value) for value in values]
-    return {each.__name__: each for each in found if not _is_of_keras(each)}
-
-
-def _is_of_keras(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).split(".")[0] in ("keras", "builtins")
-
-
 def _found_objects(config: Any, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the names in a configuration that are not Keras's, with what they stand for in this process."""
-    registry = import_keras().saving.get_registered_object
     pending = [config]
     while pending:
         value = pending.pop()
@@ -274,8 +256,8 @@ def _found_objects(config: Any, known: Mapping[str, Any]) -> Iterator[tuple[str,
         name = value.get("config") if name == "function" else name
         if not isinstance(name, str) or str(value.get("module")).split(".")[0] == "keras":
             continue
-        found = (registry(registered) if isinstance(registered, str) else None) or known.get(name)
-        if found is not None and not _is_of_keras(found):
+        found = known.get(registered, known.get(name)) if isinstance(registered, str) else known.get(name)
+        if found is not None:
             yield name, found
             if isinstance(registered, str) and registered not in (name, "function"):
                 yield registered, found

@@ -16,7 +16,7 @@ from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageErro
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import read_document
 from kerasmem.models.opening import is_factory_name, open_model
-from kerasmem.models.vocabulary import classes_in
+from kerasmem.models.vocabulary import own_objects
 
 Reshaped = Callable[[int], "contextlib.AbstractContextManager[Any]"]
 
@@ -128,7 +128,7 @@ def _configuration(model: Any, options: Mapping[str, Any]) -> tuple[dict[str, An
     """Return the configuration of a model in Python, and its classes."""
     keras = import_keras()
     with open_model(model, **options, shapes_only=False) as opened:
-        classes = classes_in(opened.model)
+        classes = own_objects(opened.model)
         try:
             return keras.saving.serialize_keras_object(opened.model), classes
         except Exception as error:

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from kerasmem.compat.keras_functional import LEGACY_LAYERS, functional_class
@@ -24,6 +24,7 @@ _CLASS_MODULES = (
     "losses", "metrics", "optimizers", "optimizers.schedules",
 )  # fmt: skip
 _FUNCTION_MODULES = ("activations", "initializers", "regularizers", "constraints", "losses", "metrics")
+_LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")  # what they have is found without being named
 _OWN_CLASS = "RecomputedFunctional"
 
 
@@ -117,9 +118,25 @@ def register_own_classes(config: Any) -> None:
         importlib.import_module("kerasmem.models.recomputed")
 
 
-def classes_in(model: Any) -> dict[str, type]:
-    """Return the classes of a live model and of the layers in it, by name."""
-    return {type(layer).__name__: type(layer) for layer in flatten_layers(model)}
+def own_objects(model: Any) -> dict[str, Any]:
+    """Return the classes and functions of a live model that are not Keras's, by the names Keras looks for them under.
+
+    They are those of its layers, optimizer, losses and metrics, and of what these hold.
+    """
+    keras = import_keras()
+    metrics = [inner for each in model.metrics for inner in (each, *getattr(each, "metrics", ()))]
+    losses = keras.tree.flatten(getattr(model, "loss", None))
+    parts = [getattr(model, "optimizer", None), *flatten_layers(model), *metrics, *losses]
+    held = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
+    parts += [each for each in held if isinstance(each, FunctionType) or hasattr(each, "get_config")]
+    things = [each if isinstance(each, (FunctionType, type)) else type(each) for each in parts]
+    own = {each.__name__: each for each in things if _root_module(each) not in _LIBRARIES}
+    own.pop("<lambda>", None)  # Keras writes a lambda down itself
+    return {**own, **keras.saving.get_custom_objects()}
+
+
+def _root_module(thing: Any) -> str:
+    return str(getattr(thing, "__module__", "")).partition(".")[0]
 
 
 def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
