@@ -65,33 +65,21 @@ def recompute(
         >>> model.cuts
         ('dense_2', 'dense_5', 'dense_8')
     """
-    source = _functional(model)
-    plan = plan_recompute(source, segments, memory=memory, batch_size=batch_size, cuts=cuts, input_shape=input_shape)
-    if memory is None or cuts is not None:
+    target = None if memory is None else resolve_device(str(memory)).available_bytes
+    plan = _planned(model, segments, target, batch_size, cuts, input_shape)
+    if target is None or cuts is not None:
         return build_recomputed(model, plan)
-    return _estimated_within(model, plan, segments, input_shape)
+    return _estimated_within(model, plan, target, segments, input_shape)
 
 
-def plan_recompute(
-    model: Any,
-    segments: int | str = AUTO,
-    *,
-    memory: int | str | None = None,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    cuts: Sequence[str] | None = None,
-    input_shape: Any = None,
+def _planned(
+    model: Any, segments: int | str, target: int | None, batch_size: int, cuts: Sequence[str] | None, input_shape: Any
 ) -> RecomputePlan:
-    """Return what `kerasmem.recompute` would do with these arguments, without doing it.
-
-    Raises:
-        UsageError: as `kerasmem.recompute`.
-        ModelError: as `kerasmem.recompute`.
-    """
+    """Return where to cut a model, as `recompute` does with these arguments."""
     source = _functional(model)
     batch_size = whole("batch_size", batch_size)
     if cuts is not None and segments != AUTO:
         raise UsageError("cuts and segments: give the one or the other")
-    target = None if memory is None else resolve_device(str(memory)).available_bytes
     steps = trace_chain(source, batch_size, input_shape)
     persistent = _persistent_bytes(model, source, batch_size, input_shape)
     if cuts is None:
@@ -120,13 +108,13 @@ def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
     return made
 
 
-def _estimated_within(model: Any, plan: RecomputePlan, segments: int | str, input_shape: Any) -> Any:
-    """Return the model cut so that the estimator, too, says that it stays within the plan's target.
+def _estimated_within(model: Any, plan: RecomputePlan, target: int, segments: int | str, input_shape: Any) -> Any:
+    """Return the model cut so that the estimator, too, says that it stays within the target.
 
     Raises:
         UsageError: it does not, however it is cut.
     """
-    target = aim = plan.target_bytes or 0
+    aim = target
     for _ in range(_TRIES):
         made = build_recomputed(model, replace(plan, target_bytes=target))
         need = estimate(made, batch_size=plan.batch_size, input_shape=input_shape).bytes
@@ -135,9 +123,7 @@ def _estimated_within(model: Any, plan: RecomputePlan, segments: int | str, inpu
             return made
         aim -= most - target
         try:
-            plan = plan_recompute(
-                model, segments, memory=max(aim, 1), batch_size=plan.batch_size, input_shape=input_shape
-            )
+            plan = _planned(model, segments, max(aim, 1), plan.batch_size, None, input_shape)
         except UsageError:
             break
     raise UsageError(

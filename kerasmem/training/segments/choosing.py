@@ -86,47 +86,27 @@ def lowest_peak(table: Table, segments: int | None = None) -> list[Cut]:
 
 
 def _least_held(table: Table, limit: float, segments: int | None) -> list[Cut] | None:
-    """Return a partition whose peaks all stay within the limit; None where there is none."""
-    size = len(table.places)
-    if segments is not None:
-        rows = [np.full(size, np.inf)]
-        rows[0][0] = 0.0
-        froms = []
-        for _ in range(segments - 1):
-            total = np.where(rows[-1][:, None] + table.peak <= limit, rows[-1][:, None] + table.held, np.inf)
-            total[np.tril_indices(size)] = np.inf
-            froms.append(np.argmin(total, axis=0))
-            rows.append(np.min(total, axis=0))
-        end = _last(table, rows[-1], limit)
-        cuts: list[Cut] = [(int(table.places[-1]), False)]
-        for origin in reversed(froms):
-            if end is None:
-                return None
-            cuts.append((int(table.places[end]), True))
-            end = int(origin[end])
-        return None if end is None else cuts[::-1]
-    held, origin = np.full(size, np.inf), np.zeros(size, int)
-    held[0] = 0.0
+    """Return a partition whose peaks all stay within the limit; None where there is none.
+
+    At each place the least that segments up to there can hold is known; with a number of segments, for each number.
+    """
+    size, counts, more = len(table.places), segments or 1, 0 if segments is None else 1
+    held, origin = np.full((size, counts), np.inf), np.zeros((size, counts), int)
+    held[0, 0] = 0.0
     for place in range(1, size - 1):
-        total = np.where(
-            held[:place] + table.peak[:place, place] <= limit, held[:place] + table.held[:place, place], np.inf
-        )
-        origin[place] = int(np.argmin(total))
-        held[place] = total[origin[place]]
-    end = _last(table, held, limit)
-    if end is None:
+        before = held[:place, : counts - more]
+        fits = before + table.peak[:place, place, None] <= limit
+        total = np.where(fits, before + table.held[:place, place, None], np.inf)
+        held[place, more:], origin[place, more:] = total.min(axis=0), total.argmin(axis=0)
+    # The last segment, which is kept, costs nothing: it begins where the longest that fits does.
+    begins = np.flatnonzero(held[:-1, -1] + table.peak_kept[:-1, -1] <= limit)
+    if not len(begins):
         return None
-    cuts = [(int(table.places[-1]), False)]
-    while end:
-        cuts.append((int(table.places[end]), True))
-        end = int(origin[end])
+    cuts, place, count = [(int(table.places[-1]), False)], int(begins[0]), counts - 1
+    while place:
+        cuts.append((int(table.places[place]), True))
+        place, count = int(origin[place, count]), count - more
     return cuts[::-1]
-
-
-def _last(table: Table, held: Any, limit: float) -> int | None:
-    """Return the place where the last segment, which is kept, begins: the longest that fits, as it costs nothing."""
-    fits = np.flatnonzero(held[:-1] + table.peak_kept[:-1, -1] <= limit)
-    return int(fits[0]) if len(fits) else None
 
 
 def _swept(steps: Sequence[Step], at: Any, again: bool) -> tuple[Any, Any]:
