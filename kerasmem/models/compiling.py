@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kerasmem.compat.keras_compile import user_metrics
@@ -89,7 +90,7 @@ def _loss(config: Any) -> Any:
     if isinstance(config, keras.losses.Loss) or callable(config):  # of a live model
         return config
     if isinstance(config, str):
-        return config if callable(getattr(keras.losses, config, None)) or _is_known(config) else None
+        return config if _is_known(keras.losses, config) else None
     if isinstance(config, (list, tuple)):
         found = [_loss(each) for each in config]
         return None if any(each is None for each in found) else found
@@ -101,18 +102,24 @@ def _loss(config: Any) -> Any:
     inner = config.get("config")
     if config["class_name"] == "function" or isinstance(inner, str):
         return _loss(inner) if isinstance(inner, str) else None
-    cls = getattr(keras.losses, str(config["class_name"]).rpartition(">")[2], None)
-    if not (isinstance(cls, type) and issubclass(cls, keras.losses.Loss)):
+    cls = _class_of(keras.losses, keras.losses.Loss, config)
+    if cls is None:
         return None
     known = ("from_logits", "label_smoothing", "ignore_class", "axis", "delta", "alpha", "gamma")
     return cls(**{key: inner[key] for key in known if isinstance(inner, dict) and key in inner})
 
 
-def _is_known(name: str) -> bool:
+def _is_known(module: Any, name: str) -> bool:
     try:
-        return import_keras().losses.get(name) is not None
+        return module.get(name) is not None
     except ValueError:
         return False
+
+
+def _class_of(module: Any, base: Any, config: Mapping[str, Any]) -> Any:
+    """Return the class of Keras's that a configuration names; None where it is another's."""
+    found = getattr(module, str(config.get("class_name")).rpartition(">")[2], None)
+    return found if isinstance(found, type) and issubclass(found, base) else None
 
 
 def _metrics(config: Any, outputs: int) -> Any:
@@ -133,17 +140,12 @@ def _metric(config: Any) -> Any:
     is_function = isinstance(config, dict) and config.get("class_name") == "function"
     name = config.get("config") if is_function else config
     if isinstance(name, str):
-        try:
-            return name if keras.metrics.get(name) is not None else None
-        except ValueError:
-            return None
+        return name if _is_known(keras.metrics, name) else None
     if not isinstance(config, dict) or not isinstance(config.get("config"), dict):
         return config if callable(config) else None  # a function of a live model
-    cls = getattr(keras.metrics, str(config.get("class_name")).rpartition(">")[2], None)
-    if not (isinstance(cls, type) and issubclass(cls, keras.metrics.Metric)):
-        return None
+    cls = _class_of(keras.metrics, keras.metrics.Metric, config)
     try:
-        return cls(**{key: value for key, value in config["config"].items() if key not in ("dtype", "fn")})
+        return cls and cls(**{key: value for key, value in config["config"].items() if key not in ("dtype", "fn")})
     except (TypeError, ValueError):
         return None
 

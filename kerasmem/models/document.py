@@ -18,6 +18,8 @@ from kerasmem.units import MIB, format_size
 MAX_CONFIG_BYTES = 64 * MIB
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+# What h5py and zipfile raise for a file that is not what it seems.
+_DAMAGES = (OSError, RuntimeError, KeyError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile)
 _FACTORY = "--factory package.module:function (a function that returns the model)"
 
 
@@ -60,12 +62,21 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
     path = Path(path)
     head = _read_head(path)
     if head.startswith(_HDF5_SIGNATURE):
-        return _read_h5(path)
-    if head.startswith(b"PK"):
-        return _read_keras_archive(path)
-    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
-        return _read_json(path)
-    raise ModelFileError(f"{path}: {_describe_unknown(path, head)}")
+        what, read = "HDF5 file", _read_h5
+    elif head.startswith(b"PK"):
+        what, read = ".keras archive", _read_keras_archive
+    elif head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+        what, read = "JSON file", _read_json
+    else:
+        raise ModelFileError(f"{path}: {_describe_unknown(path, head)}")
+    try:
+        return read(path)
+    except ModelFileError:
+        raise
+    except _DAMAGES as error:
+        raise ModelFileError(
+            f"{path}: the {what} is damaged or cut short ({_reason(error)}); copy or save it again"
+        ) from error
 
 
 def _read_head(path: Path) -> bytes:
@@ -111,28 +122,16 @@ def _describe_unknown(path: Path, head: bytes) -> str:
 def _read_h5(path: Path) -> ModelDocument:
     import h5py
 
-    try:
-        with h5py.File(path, "r") as file:
-            text = _attribute(file, "model_config", path)
-            if text is None:
-                raise _no_config_in_h5(path, set(file), set(file.attrs))
-            training = _attribute(file, "training_config", path)
-            version = _attribute(file, "keras_version", path)
-            stored = _count_stored(file)
-    except ModelFileError:
-        raise
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise ModelFileError(
-            f"{path}: the HDF5 file is damaged or cut short ({_reason(error)}); copy or save it again"
-        ) from error
-    return ModelDocument(
-        path=path,
-        kind="h5",
-        config=_parse(text, path, "model_config"),
-        training=_parse(training, path, "training_config") if training else None,
-        keras_version=version,
-        stored_parameters=stored,
-    )
+    with h5py.File(path, "r") as file:
+        text = _attribute(file, "model_config", path)
+        if text is None:
+            raise _no_config_in_h5(path, set(file), set(file.attrs))
+        training = _attribute(file, "training_config", path)
+        version = _attribute(file, "keras_version", path)
+        stored = _count_stored(file)
+    config = _parse(text, path, "model_config")
+    compiled = _parse(training, path, "training_config") if training else None
+    return ModelDocument(path, "h5", config, compiled, version, stored)
 
 
 def _attribute(file: Any, name: str, path: Path) -> str | None:
@@ -189,37 +188,23 @@ def _count_stored(file: Any) -> int | None:
 
 
 def _read_keras_archive(path: Path) -> ModelDocument:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = set(archive.namelist())
-            if "config.json" not in names:
-                raise ModelFileError(
-                    f"{path}: a zip archive without config.json is not a .keras model"
-                    + ("; it looks like a SavedModel: unpack it" if "saved_model.pb" in names else "")
-                )
-            config = _member(archive, "config.json", path)
-            metadata = _member(archive, "metadata.json", path) if "metadata.json" in names else "{}"
-    except ModelFileError:
-        raise
-    except (
-        OSError, RuntimeError, ValueError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile
-    ) as error:  # fmt: skip
-        raise ModelFileError(
-            f"{path}: the .keras archive is damaged or cut short ({_reason(error)}); copy or save it again"
-        ) from error
+    with zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+        if "config.json" not in names:
+            raise ModelFileError(
+                f"{path}: a zip archive without config.json is not a .keras model"
+                + ("; it looks like a SavedModel: unpack it" if "saved_model.pb" in names else "")
+            )
+        config = _member(archive, "config.json", path)
+        metadata = _member(archive, "metadata.json", path) if "metadata.json" in names else "{}"
     version = _parse(metadata, path, "metadata.json").get("keras_version")
     return _document(path, "keras", _parse(config, path, "config.json"), version)
 
 
-def _document(path: Path, kind: Literal["keras", "json"], config: dict[str, Any], version: object) -> ModelDocument:
+def _document(path: Path, kind: Literal["keras", "json"], config: dict[str, Any], version: Any) -> ModelDocument:
     training = config.get("compile_config")
-    return ModelDocument(
-        path=path,
-        kind=kind,
-        config=config,
-        training=training if isinstance(training, dict) else None,
-        keras_version=version if isinstance(version, str) else None,
-    )
+    version = version if isinstance(version, str) else None
+    return ModelDocument(path, kind, config, training if isinstance(training, dict) else None, version)
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:

@@ -16,7 +16,7 @@ from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageErro
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import read_document
 from kerasmem.models.opening import is_factory_name, open_model
-from kerasmem.models.vocabulary import own_objects
+from kerasmem.models.vocabulary import dictionaries, own_objects
 
 Reshaped = Callable[[int], "contextlib.AbstractContextManager[Any]"]
 
@@ -81,7 +81,7 @@ def with_number(config: Mapping[str, Any], vary: str, number: int) -> dict[str, 
         known = ", ".join(sorted(fields)) or "none"
         raise UsageError(f"--vary {vary}: layer {name!r} has no whole number {wanted!r}; it has: {known}")
     matching[0][wanted] = number
-    for node in _dictionaries(changed):
+    for node in dictionaries(changed):
         node.pop("build_config", None)
         node.pop("build_input_shape", None)
     return changed
@@ -98,17 +98,6 @@ def _layers(node: Any, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
         path = prefix + str(config.get("name", each.get("name")))
         yield path, config
         yield from _layers(each, f"{path}/")
-
-
-def _dictionaries(value: Any) -> Iterator[dict[str, Any]]:
-    pending = [value]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            yield value
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)
 
 
 @contextlib.contextmanager

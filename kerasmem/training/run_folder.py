@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
 import sys
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from kerasmem.training.run_state import RunState
     from kerasmem.training.steps.engine import RanOut
 
-_LAYOUT = struct.Struct("<6q")
+_LAYOUT = struct.Struct("<5q?")
 RAN_OUT = 86  # exit code of a script that ran out of memory in a step that its process could not survive
 VARIABLE = "KERASMEM_RUN_FOLDER"
 
@@ -48,21 +47,16 @@ class RunFolder:
     def __init__(self, path: str) -> None:
         self.path = path
         os.makedirs(path, exist_ok=True)
-        name = os.path.join(path, "position")
-        if not os.path.exists(name):
-            with open(name, "wb") as file:
-                file.write(bytes(_LAYOUT.size))
-        with open(name, "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
+        self._position = os.open(os.path.join(path, "position"), os.O_RDWR | os.O_CREAT, 0o666)
 
     def note(self, position: ScriptPosition) -> None:
         """Note where the script is; this survives its death at any moment."""
-        self._map[:] = _LAYOUT.pack(*position)
+        os.pwrite(self._position, _LAYOUT.pack(*position), 0)
 
     def position(self) -> ScriptPosition:
         """Return what was noted last."""
-        fit, epoch, batch, rows, size, in_fit = _LAYOUT.unpack(self._map[:])
-        return ScriptPosition(fit, epoch, batch, rows, size, bool(in_fit))
+        noted = os.pread(self._position, _LAYOUT.size, 0)
+        return ScriptPosition(*_LAYOUT.unpack(noted)) if noted else ScriptPosition()
 
     def read(self, name: str) -> dict[str, Any]:
         """Return an object from a file of the folder; empty where there is none."""

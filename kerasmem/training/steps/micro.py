@@ -70,8 +70,8 @@ class MicroStep:
 
         total = row_count(batch)
         bounds = [(start, min(start + size, total)) for start in range(0, total, size)]
-        if not self._is_known:  # tracing tells whether there is anything to count
-            self._trace_count(part(batch, *bounds[0]))
+        if not self._is_known:  # the first count tells whether there is anything to count
+            self._counted(part(batch, *bounds[0]))
             self._is_known = True
         counted: list[list[float]] = [[1.0] * len(self._divisors.kinds)] * len(bounds)
         if self._divisors.needs_counting:
@@ -84,13 +84,6 @@ class MicroStep:
                 share = tf.constant(np.float32(rows / total))
                 weights = tf.constant(np.asarray(factors, np.float32))
             yield part(batch, *bound), share, weights
-
-    def _trace_count(self, piece: Any) -> None:
-        count = self._function("count", self._count, row_count(piece))
-        if hasattr(count, "get_concrete_function"):
-            count.get_concrete_function(piece)
-        else:
-            count(piece)
 
     def _counted(self, piece: Any) -> list[float]:
         count = self._function("count", self._count, row_count(piece))
