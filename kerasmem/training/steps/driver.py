@@ -26,6 +26,7 @@ from kerasmem.units import GIB, format_size
 WHOLE = sys.maxsize
 JOURNAL_BYTES = GIB  # of batches kept on the host between two copies, or a twentieth of its free memory
 JOURNAL_STEPS = 1000
+_MOST_BETWEEN_STEPS = 3
 _MOST_DEATHS = 40  # halving a batch of a billion rows takes 30
 
 
@@ -51,7 +52,7 @@ class Recovery(Record, what="recovery"):
 
 
 class _Entry(NamedTuple):
-    kind: str  # "train", "test" or "reset"
+    kind: str  # "train", "test", "reset" or "state"
     batch: Any
     rate: float | None
 
@@ -119,9 +120,9 @@ class Driver:
         entry = _Entry(kind, batch, rate)
         logs = self._safely(entry)
         self._proven.add((kind, self.sizes[kind], shapes))
+        self._deaths_here = 0
         self._note(entry)
         self.steps += 1
-        self._deaths_here = 0
         return logs
 
     def reset_metrics(self, *, has_happened: bool) -> None:
@@ -142,15 +143,7 @@ class Driver:
     def keep(self) -> ModelState:
         """Take a good copy now, and return it."""
         if self.good is None or self._journal:
-            for _ in range(3):
-                try:
-                    state = self.engine.state()
-                    break
-                except RanOut as failure:  # it died between two steps
-                    self._again(_Entry("none", None, None), failure)
-            else:
-                raise ModelError("the process that trains ends again and again; nothing was lost up to the last copy")
-            self.good, self._bytes = state, 0
+            self.good, self._bytes = self._safely(_Entry("state", None, None)), 0
             self._journal.clear()
         return self.good
 
@@ -163,46 +156,38 @@ class Driver:
         self._journal.append(entry._replace(batch=on_host(entry.batch)))
         self._bytes += size
 
-    def _safely(self, entry: _Entry) -> dict[str, Any]:
-        try:
-            return self._take(entry)
-        except RanOut as failure:
-            if failure.is_dead and not self._may_stay:
-                raise
-            first = failure
-        return self._again(entry, first)
-
-    def _again(self, entry: _Entry, failure: RanOut) -> dict[str, Any]:
-        """Go back and take the steps once more until this one goes through."""
-        summary = failure.diagnosis.summary
+    def _safely(self, entry: _Entry) -> Any:
+        """Do what an entry says; where it runs out go back, and do once more all since, until it goes through."""
+        failures: list[RanOut] = []
         while True:
-            self._split(entry, failure)
-            assert self.good is not None
             try:
-                self.engine.load(self.good)
-                self._proven.clear()
-                for old in self._journal:
-                    self._take(old)
-                logs = self._take(entry)
+                if failures:
+                    self._split(entry, failures[-1])
+                    assert self.good is not None
+                    self.engine.load(self.good)
+                    self._proven.clear()
+                    for old in self._journal:
+                        self._take(old)
+                done = self._take(entry)
                 break
-            except RanOut as again:
-                if again.is_dead and not self._may_stay:
+            except RanOut as failure:
+                if failure.is_dead and not self._may_stay:
                     raise
-                failure = again
-        if entry.batch is not None:
+                failures.append(failure)
+        if failures and entry.batch is not None:
             rows, size = row_count(entry.batch), self.sizes[entry.kind]
             replayed = sum(old.kind == "train" for old in self._journal)
+            summary = failures[0].diagnosis.summary
             self.recoveries.append(
                 Recovery(self.steps, entry.kind, rows, size if size < rows else None, replayed, summary)
             )
-        return logs
+        return done
 
-    def _take(self, entry: _Entry) -> dict[str, Any]:
-        if entry.kind == "none":
-            return {}
+    def _take(self, entry: _Entry) -> Any:
+        if entry.kind == "state":
+            return self.engine.state()
         if entry.kind == "reset":
-            self.engine.reset_metrics()
-            return {}
+            return self.engine.reset_metrics()
         if entry.rate is not None:
             self.engine.set_rate(entry.rate)
         return self.engine.step(entry.kind, entry.batch, self.sizes[entry.kind])
@@ -210,9 +195,13 @@ class Driver:
     def _split(self, entry: _Entry, failure: RanOut) -> None:
         """Choose smaller pieces; the same once more where it is not known that memory was short."""
         self._deaths_here += 1
+        if entry.batch is None:  # the process died between two steps
+            if self._deaths_here > _MOST_BETWEEN_STEPS:
+                raise ModelError("the process that trains ends again and again; nothing was lost up to the last copy")
+            return
         if self._deaths_here > _MOST_DEATHS:
             raise ModelError(f"the same step failed {self._deaths_here} times: {_nothing_fits(failure)}")
-        if entry.batch is None or (not failure.is_certain and self._deaths_here == 1):
+        if not failure.is_certain and self._deaths_here == 1:
             return
         rows = row_count(entry.batch)
         now = min(self.sizes[entry.kind], rows)
