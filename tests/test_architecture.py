@@ -75,7 +75,8 @@ ONLY_IN = {
 KERAS_AT_THE_TOP = {
     "training/saving.py", "training/dataset_sources.py", "training/trainer.py",
     "monitoring/logger.py", "monitoring/step_profiler.py", "training/resume.py", "streaming/sequence.py",
-    "training/best_weights.py", "models/recomputed.py",
+    "training/best_weights.py", "models/recomputed.py", "models/segment_gradient.py", "training/sources.py",
+    "training/array_source.py", "training/steps/batches.py", "training/steps/micro.py", "training/steps/losses.py",
 }  # fmt: skip
 
 MODULES = structure.modules(PACKAGE)

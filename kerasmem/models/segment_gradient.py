@@ -15,8 +15,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
+
+import keras
+import tensorflow as tf
 
 from kerasmem.compat.graphs import could_record, in_xla, stop_recording
 from kerasmem.compat.keras_layers import flatten_layers, loss_owner, replace_losses
@@ -53,8 +55,6 @@ def run_recomputed(run: SegmentFunction, inputs: Sequence[Any], layers: Sequence
     Returns:
         The tensors that leave, with their masks.
     """
-    import tensorflow as tf
-
     inputs = list(inputs)
     parted = (tf.SparseTensor, tf.RaggedTensor)
     if any(each is not None and (not tf.is_tensor(each) or isinstance(each, parted)) for each in inputs):
@@ -125,12 +125,10 @@ class _Recomputation:
         self, inputs: Sequence[Any], masks: Sequence[Any], values: Sequence[Any], around: Any
     ) -> tuple[Any, list[Any]]:
         """Run with these values of the variables; return Keras's scope with what was assigned, and the outputs."""
-        import tensorflow as tf
-
         fresh = [None if each is None else tf.identity(each) for each in inputs]
         for tensor, mask in zip(fresh, masks, strict=True):
             set_mask(tensor, mask)
-        scope = _scope_class()(zip(self._variables, values, strict=True))
+        scope = _SegmentScope(zip(self._variables, values, strict=True))
         with around, scope:
             return scope, self._run(fresh)
 
@@ -155,8 +153,6 @@ class _Recomputation:
             upstream: the gradients of what `run_first` returned.
             unowned: variables that the segment reads and no layer of it owns; their gradients are returned too.
         """
-        import tensorflow as tf
-
         above = [None if each is None else tf.convert_to_tensor(each) for each in upstream]
         inputs, masks = _delayed(self._inputs, above), _delayed(self._masks, above)
         values = _delayed(self._values, above)
@@ -177,8 +173,6 @@ class _Recomputation:
 
 
 def _is_differentiable(tensor: Any) -> bool:
-    import tensorflow as tf
-
     return isinstance(tensor, tf.Tensor) and bool(tensor.dtype.is_floating)
 
 
@@ -188,8 +182,6 @@ def _differentiable(tensors: Iterable[Any]) -> list[Any]:
 
 def _variables_now(layers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return all variables of the layers, the states of seed generators among them, and their values now."""
-    import tensorflow as tf
-
     found = {id(each): each for layer in layers for each in layer.variables}
     common = global_seed_state()
     if common is not None:
@@ -199,45 +191,35 @@ def _variables_now(layers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         return [found[key] for key in values], [tf.convert_to_tensor(each) for each in values.values()]
 
 
-@cache
-def _scope_class() -> Any:
-    from keras import StatelessScope
+class _SegmentScope(keras.StatelessScope):
+    """A stateless scope inside a run: it starts from given values and knows which variables were assigned."""
 
-    class SegmentScope(StatelessScope):
-        """A stateless scope inside a run: it starts from given values and knows which variables were assigned."""
+    def __init__(self, held: Iterable[tuple[Any, Any]]) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        outer = attribute(STATELESS_SCOPE)
+        if outer is not None:
+            self.state_mapping.update(outer.state_mapping)
+        self.state_mapping.update((id(variable), value) for variable, value in held)
+        self._assigned: dict[int, Any] = {}
 
-        def __init__(self, held: Iterator[tuple[Any, Any]]) -> None:
-            super().__init__(collect_losses=True, initialize_variables=False)
-            outer = attribute(STATELESS_SCOPE)
-            if outer is not None:
-                self.state_mapping.update(outer.state_mapping)
-            self.state_mapping.update((id(variable), value) for variable, value in held)
-            self._assigned: dict[int, Any] = {}
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        self._assigned[id(update[0])] = update[0]
+        super().add_update(update)
 
-        def add_update(self, update: tuple[Any, Any]) -> None:
-            self._assigned[id(update[0])] = update[0]
-            super().add_update(update)
-
-        def updates(self) -> list[tuple[Any, Any]]:
-            return [(each, self.state_mapping[key]) for key, each in self._assigned.items()]
-
-    return SegmentScope
+    def updates(self) -> list[tuple[Any, Any]]:
+        return [(each, self.state_mapping[key]) for key, each in self._assigned.items()]
 
 
 class _Scopes:
     """The scopes of Keras and TensorFlow that were open around the first run, to be opened around the second."""
 
     def __init__(self) -> None:
-        import tensorflow as tf
-
         self._autocast = autocast_dtype()
         self._state = {name: attribute(name) for name in (CALL_CONTEXT, STATELESS_SCOPE)}
         self._names = "" if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_name_scope()
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        import tensorflow as tf
-
         names = f"recompute/{self._names}" if self._names else "recompute"
         with attributes_set(**self._state), tf.name_scope(names), autocast(self._autocast):
             yield
@@ -245,8 +227,6 @@ class _Scopes:
 
 def _runs_after(tensors: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
     """Let what is made inside run after these tensors, those operations too that have no inputs of their own."""
-    import tensorflow as tf
-
     if tf.executing_eagerly() or in_xla():
         return contextlib.nullcontext()
     manager: contextlib.AbstractContextManager[Any] = tf.control_dependencies(
@@ -257,8 +237,6 @@ def _runs_after(tensors: Sequence[Any]) -> contextlib.AbstractContextManager[Any
 
 def _delayed(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
     """Return the same tensors, not to be had before the others exist; None stays None."""
-    import tensorflow as tf
-
     others = [each for each in until if each is not None]
     if tf.executing_eagerly() or not others:
         return list(tensors)
@@ -272,15 +250,12 @@ def _delayed(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
 
 def _opaque_condition(tensors: Sequence[Any]) -> Any:
     """Return whether one value of each tensor is a number, which a compiler cannot know."""
-    import tensorflow as tf
-
     total = tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(each, [-1])[:1], "float32")) for each in tensors])
     return tf.equal(total, total)
 
 
 def _through_condition(tensors: Sequence[Any], holds: Any) -> list[Any]:
     """Return the same tensors out of a branch of a condition, across which XLA neither fuses nor compares."""
-    import tensorflow as tf
 
     def never() -> list[Any]:
         return [tf.zeros(each.shape, each.dtype) for each in tensors]
@@ -290,7 +265,5 @@ def _through_condition(tensors: Sequence[Any], holds: Any) -> list[Any]:
 
 def _inputs_after_weights(gradients: Sequence[Any], entering: int) -> list[Any]:
     """Let the gradients of the inputs wait for those of the weights: the segment before starts when all is done."""
-    import tensorflow as tf
-
     parts = [each.values if isinstance(each, tf.IndexedSlices) else each for each in gradients]
     return [*_delayed(gradients[:entering], parts[entering:]), *gradients[entering:]]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from kerasmem.errors import UsageError
 from kerasmem.training.sources import CountedSource, digest
@@ -26,8 +28,6 @@ class ArraySource(CountedSource):
     def __init__(
         self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: Any, steps: int | None
     ) -> None:
-        import keras
-
         parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
         parts = keras.tree.map_structure(_array, parts)
         leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
@@ -73,9 +73,6 @@ class ArraySource(CountedSource):
         return self.order(epoch), np.int64(place)
 
     def _dataset(self, parts: Any) -> Any:
-        import keras
-        import tensorflow as tf
-
         with tf.device("CPU:0"):
             held = keras.tree.map_structure(
                 lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), keras.tree.lists_to_tuples(parts)
@@ -111,8 +108,6 @@ def split_rows(parts: Any, share: float) -> tuple[Any, Any]:
     Raises:
         UsageError: one of the two would be empty.
     """
-    import keras
-
     parts = keras.tree.map_structure(_array, parts)
     rows = next((len(leaf) for leaf in keras.tree.flatten(parts) if leaf is not None), 0)
     at = math.floor(rows * (1.0 - share))
@@ -127,8 +122,6 @@ def split_rows(parts: Any, share: float) -> tuple[Any, Any]:
 
 def _array(leaf: Any) -> Any:
     """Return an array as Keras would have it: floats as the default float."""
-    import keras
-
     if leaf is None:
         return None
     if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):

@@ -12,7 +12,9 @@ import random
 import zlib
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from kerasmem.compat.keras_fit import read_epoch
 from kerasmem.errors import UsageError
@@ -156,17 +158,12 @@ class StreamSource(Source):
 
     def seen(self, batch: Any) -> None:
         """Note what tells the batch from others."""
-        import keras
-
         self._last = digest(
             [np.asarray(leaf[:1]) for leaf in keras.tree.flatten(batch) if leaf is not None and hasattr(leaf, "numpy")]
         )
 
     def peek(self) -> Any:
         """Return a batch; the pipeline is not begun where its description will do, since it may shuffle once more."""
-        import keras
-        import tensorflow as tf
-
         specs = getattr(self._data, "element_spec", None)
         leaves = keras.tree.flatten(specs)
         if not leaves or any(not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None for leaf in leaves):

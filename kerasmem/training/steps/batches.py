@@ -4,43 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 
 def without_optionals(batch: Any) -> Any:
     """Return a batch with None where Keras's pipeline carries an empty optional."""
-    import keras
-    import tensorflow as tf
-
     return keras.tree.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)
 
 
 def has_any_rows(iterator: Any) -> bool:
     """Return whether an iterator of TensorFlow's leaves open how many rows its batches have."""
-    import keras
-    import tensorflow as tf
-
     specs = keras.tree.flatten(getattr(iterator, "element_spec", None))
     return any(isinstance(each, tf.TensorSpec) and each.shape.rank and each.shape[0] is None for each in specs)
 
 
 def row_count(batch: Any) -> int:
     """Return the number of samples: the first dimension of the first array there is."""
-    import keras
-
     return next(int(leaf.shape[0]) for leaf in keras.tree.flatten(batch) if leaf is not None)
 
 
 def signature(batch: Any) -> tuple[Any, ...]:
     """Return shapes and types: what decides how much memory a step takes."""
-    import keras
-
     leaves = (leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
     return tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
 
 
 def byte_count(batch: Any) -> int:
     """Return what the arrays take, in bytes; sparse and ragged ones count as their values."""
-    import keras
-
     total = 0
     for leaf in keras.tree.flatten(batch):
         values = getattr(leaf, "flat_values", getattr(leaf, "values", leaf))
@@ -50,8 +41,6 @@ def byte_count(batch: Any) -> int:
 
 def part(batch: Any, start: int, stop: int) -> Any:
     """Return the rows from `start` to `stop`; dense ones are views on the host, so that only they go to a card."""
-    import keras
-    import tensorflow as tf
 
     def cut(leaf: Any) -> Any:
         if leaf is None:
@@ -68,12 +57,4 @@ def part(batch: Any, start: int, stop: int) -> Any:
 
 def on_host(batch: Any) -> Any:
     """Return a copy as NumPy arrays, which are no part of what TensorFlow's allocators hand out."""
-    import keras
-
-    return keras.tree.map_structure(lambda leaf: leaf.numpy() if _is_dense(leaf) else leaf, batch)
-
-
-def _is_dense(leaf: Any) -> bool:
-    import tensorflow as tf
-
-    return isinstance(leaf, tf.Tensor)
+    return keras.tree.map_structure(lambda leaf: leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf, batch)

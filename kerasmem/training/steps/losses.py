@@ -15,6 +15,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from keras import ops
+
 from kerasmem.compat.keras_losses import masked_weights, reduction_replaced
 
 PLAIN = "rows"  # a mean over rows; pieces count by their rows, which is how they are weighted anyway
@@ -56,9 +58,7 @@ class Divisors:
             nonlocal place
             value = reduce(values, **how)
             if factors is not None:
-                import keras
-
-                value = value * keras.ops.cast(factors[place], value.dtype)
+                value = value * ops.cast(factors[place], value.dtype)
             place += 1
             return value
 
@@ -92,8 +92,6 @@ class Divisors:
 
 def _divisor(values: Any, *, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> tuple[str, Any]:
     """Return the kind of a reduction and what Keras divides by there."""
-    from keras import ops
-
     values = ops.convert_to_tensor(values, dtype=dtype)
     one = ops.ones((), "float32")
     if tuple(values.shape) in ((), (0,)):
@@ -114,6 +112,4 @@ def _divisor(values: Any, *, sample_weight: Any, mask: Any, reduction: Any, dtyp
 
 
 def _size(tensor: Any) -> Any:
-    from keras import ops
-
     return ops.cast(ops.prod(ops.convert_to_tensor(ops.shape(tensor), dtype="int32")), "float32")

@@ -8,7 +8,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from kerasmem.compat.keras_losses import compiled_loss, loss_tracker
 from kerasmem.training.steps.batches import part, row_count
@@ -66,8 +68,6 @@ class MicroStep:
 
     def _pieces(self, batch: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
         """Yield each piece, its share of the rows, and what its losses are multiplied by."""
-        import tensorflow as tf
-
         total = row_count(batch)
         bounds = [(start, min(start + size, total)) for start in range(0, total, size)]
         if not self._is_known:  # the first count tells whether there is anything to count
@@ -93,8 +93,6 @@ class MicroStep:
         """Return the body as a graph; one for each number of rows, which Keras wants to know while tracing."""
         key = (name, rows)
         if key not in self._functions:
-            import tensorflow as tf
-
             made = body
             if not self.model.run_eagerly:
                 made = tf.function(
@@ -111,8 +109,6 @@ class MicroStep:
 
     def _count(self, data: Any) -> list[Any]:
         """Return the divisor of each loss, changing nothing."""
-        import keras
-
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with keras.StatelessScope(), self._divisors.reading() as found:
             if self._loss is not None:
@@ -121,9 +117,6 @@ class MicroStep:
 
     def _accumulate(self, data: Any, share: Any, factors: Any) -> tuple[Any, list[Any]]:
         """Add a piece's gradients up; return the metrics, and the gradients that are slices."""
-        import keras
-        import tensorflow as tf
-
         model = self.model
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
@@ -140,9 +133,6 @@ class MicroStep:
     def _compute_loss(
         self, x: Any, y: Any, predicted: Any, weight: Any, share: Any, factors: Any, *, training: bool
     ) -> Any:
-        import keras
-        import tensorflow as tf
-
         with self._divisors.weighing(factors), self._counting_batches(share):
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
         rows = tf.shape(next(each for each in keras.tree.flatten(x) if each is not None))[0]
@@ -166,8 +156,6 @@ class MicroStep:
                 metric.__dict__.pop("update_state", None)
 
     def _evaluate(self, data: Any, share: Any, factors: Any) -> Any:
-        import keras
-
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         predicted = self._forward(x, training=False)
         self._compute_loss(x, y, predicted, weight, share, factors, training=False)
@@ -179,8 +167,6 @@ class MicroStep:
         Optimizers square slices one by one, also where several are of the same row, so their sum would be another
         gradient. Those of all pieces take what those of the whole batch would.
         """
-        import tensorflow as tf
-
         self._kinds = ["none" if g is None else "slices" if isinstance(g, tf.IndexedSlices) else "" for g in gradients]
         if self._accumulators is None:
             with tf.init_scope():
@@ -197,15 +183,11 @@ class MicroStep:
         return slices
 
     def _reset(self) -> None:
-        import tensorflow as tf
-
         for accumulator in self._accumulators or ():
             if accumulator is not None:
                 accumulator.assign(tf.zeros_like(accumulator))
 
     def _apply(self, sparse: list[Any]) -> None:
-        import tensorflow as tf
-
         trainable = self.model.trainable_variables
         pieces = iter(sparse)
         gradients: list[Any] = []
