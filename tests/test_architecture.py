@@ -77,6 +77,7 @@ KERAS_AT_THE_TOP = {
     "monitoring/logger.py", "monitoring/step_profiler.py", "training/resume.py", "streaming/sequence.py",
     "training/best_weights.py", "models/recomputed.py", "models/segment_gradient.py", "training/sources.py",
     "training/array_source.py", "training/steps/batches.py", "training/steps/micro.py", "training/steps/losses.py",
+    "training/steps/checks.py", "training/steps/packing.py", "training/fitting.py",
 }  # fmt: skip
 
 MODULES = structure.modules(PACKAGE)

@@ -8,10 +8,18 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
+
 from kerasmem import checks
 from kerasmem.errors import UsageError
+from kerasmem.training.checkpoint import Checkpoint
+from kerasmem.training.dataset_sources import make_source
+from kerasmem.training.model_state import read_state
+from kerasmem.training.run_state import RunState, plain
+from kerasmem.training.saving import SAVE_FREQ, read_save_freq
 from kerasmem.training.steps.checks import check_model
 from kerasmem.training.steps.packing import refuse_in_worker
+from kerasmem.training.trainer import SaveCallback, Trainer, load_saved
 
 
 def fit(
@@ -115,8 +123,6 @@ class FitOptions:
 def _read_options(
     micro_batches: Any, checkpoint: Any, save_freq: Any, every: Any, keep: Any, isolated: Any
 ) -> FitOptions:
-    from kerasmem.training.saving import read_save_freq
-
     return FitOptions(
         micro_batches=None if micro_batches is None else checks.whole("micro_batches", micro_batches),
         checkpoint=None if checkpoint is None else os.path.abspath(checks.path("checkpoint", checkpoint)),
@@ -141,12 +147,6 @@ def train(
     Returns:
         Keras's `History`.
     """
-    from kerasmem.training.checkpoint import Checkpoint
-    from kerasmem.training.dataset_sources import make_source
-    from kerasmem.training.run_state import RunState
-    from kerasmem.training.saving import SAVE_FREQ
-    from kerasmem.training.trainer import SaveCallback, Trainer
-
     arguments = dict(arguments)
     callbacks = _callback_list(arguments.get("callbacks"))
     if options.isolated:
@@ -186,9 +186,6 @@ def train(
 
 def finished(model: Any, source: Any, path: str) -> Any:
     """Return the history of a run that was over when its checkpoint was written, its state in the model; or None."""
-    from kerasmem.training.checkpoint import Checkpoint
-    from kerasmem.training.trainer import load_saved
-
     checkpoint = Checkpoint(path, source)
     saved = checkpoint.read()
     if saved is None or not saved.run.is_over:
@@ -202,8 +199,6 @@ def finished(model: Any, source: Any, path: str) -> Any:
 
 def _history_of(model: Any, run: Any) -> Any:
     """Return Keras's `History` with the epochs of earlier processes, too."""
-    import keras
-
     history = keras.callbacks.History()
     history.set_model(model)
     history.history, history.epoch = run.history, run.epochs
@@ -213,9 +208,6 @@ def _history_of(model: Any, run: Any) -> Any:
 
 def _write_end(checkpoint: Any, model: Any, history: Any, run: Any, epochs: int) -> None:
     """Save what training came to, with what callbacks did at its end."""
-    from kerasmem.training.model_state import read_state
-    from kerasmem.training.run_state import plain
-
     run.history = {name: [plain(each) for each in some] for name, some in history.history.items()}
     run.epochs = list(history.epoch)
     run.epoch, run.batch, run.steps, run.logs = max(epochs, *run.epochs, 0) if run.epochs else epochs, 0, None, {}
@@ -225,16 +217,12 @@ def _write_end(checkpoint: Any, model: Any, history: Any, run: Any, epochs: int)
 
 def _callback_list(given: Any) -> list[Any]:
     """Return the user's callbacks as a list."""
-    import keras
-
     if isinstance(given, keras.callbacks.CallbackList):
         given = given.callbacks
     return list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
 
 
 def _check_callbacks(callbacks: list[Any]) -> None:
-    import keras
-
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.SwapEMAWeights):
             raise UsageError(

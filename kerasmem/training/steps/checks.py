@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from kerasmem.compat.keras_layers import draws_numbers, flatten_layers
 from kerasmem.compat.keras_losses import has_added_losses
 from kerasmem.errors import UsageError
@@ -18,9 +21,6 @@ def check_model(model: Any) -> None:
     Raises:
         UsageError: the message names what it is and the way out.
     """
-    import keras
-    import tensorflow as tf
-
     if keras.backend.backend() != "tensorflow":
         raise UsageError(f"fit: only the TensorFlow backend is supported, not {keras.backend.backend()}")
     if not isinstance(model, keras.Model):
@@ -51,8 +51,6 @@ def check_model(model: Any) -> None:
 
 
 def _reductions(model: Any) -> list[tuple[str, Any]]:
-    import keras
-
     return [
         (each.name, each.reduction) for each in keras.tree.flatten(model.loss) if isinstance(each, keras.losses.Loss)
     ]
@@ -60,8 +58,6 @@ def _reductions(model: Any) -> list[tuple[str, Any]]:
 
 def uneven_layers(model: Any) -> str | None:
     """Return what to say of layers for which a batch in pieces is not the same as the batch, or None."""
-    import keras
-
     statistics, random, added = [], [], []
     for layer in flatten_layers(model, include_self=False):
         if isinstance(layer, (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)):

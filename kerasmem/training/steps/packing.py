@@ -6,6 +6,10 @@ import os
 import pickle
 from typing import Any
 
+import cloudpickle
+import keras
+import tensorflow as tf
+
 from kerasmem.compat.tensorflow_runtime import operations_are_deterministic
 from kerasmem.errors import UsageError
 from kerasmem.models.vocabulary import own_objects
@@ -19,9 +23,6 @@ def pack(model: Any) -> dict[str, Any]:
     Raises:
         UsageError: the model cannot be described; the message has the way out.
     """
-    import cloudpickle
-    import keras
-
     try:
         config = keras.saving.serialize_keras_object(model)
     except Exception as error:
@@ -49,9 +50,6 @@ def pack(model: Any) -> dict[str, Any]:
 
 def unpack(packed: dict[str, Any]) -> Any:
     """Return the model, compiled, with newly drawn weights. In the other process."""
-    import keras
-    import tensorflow as tf
-
     if packed["deterministic"]:
         tf.config.experimental.enable_op_determinism()
     keras.config.set_floatx(packed["floatx"])
