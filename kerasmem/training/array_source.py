@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from kerasmem.errors import UsageError
 from kerasmem.training.sources import CountedSource, digest
+from kerasmem.training.steps.batches import map_arrays
 
 
 class ArraySource(CountedSource):
@@ -29,7 +30,7 @@ class ArraySource(CountedSource):
         self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: Any, steps: int | None
     ) -> None:
         parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-        parts = keras.tree.map_structure(_array, parts)
+        parts = map_arrays(_array, parts)
         leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
         self._rows = len(leaves[0])
         for leaf in leaves:
@@ -74,12 +75,10 @@ class ArraySource(CountedSource):
 
     def _dataset(self, parts: Any) -> Any:
         with tf.device("CPU:0"):
-            held = keras.tree.map_structure(
-                lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), keras.tree.lists_to_tuples(parts)
-            )
+            held = map_arrays(tf.convert_to_tensor, keras.tree.lists_to_tuples(parts))
 
         def take(rows: Any) -> Any:
-            return keras.tree.map_structure(lambda leaf: None if leaf is None else tf.gather(leaf, rows, axis=0), held)
+            return map_arrays(lambda leaf: tf.gather(leaf, rows, axis=0), held)
 
         def order(_: Any) -> Any:
             rows, place = tf.numpy_function(self._next_order, [], (tf.int64, tf.int64))
@@ -108,22 +107,17 @@ def split_rows(parts: Any, share: float) -> tuple[Any, Any]:
     Raises:
         UsageError: one of the two would be empty.
     """
-    parts = keras.tree.map_structure(_array, parts)
+    parts = map_arrays(_array, parts)
     rows = next((len(leaf) for leaf in keras.tree.flatten(parts) if leaf is not None), 0)
     at = math.floor(rows * (1.0 - share))
     if not 0 < at < rows:
         raise UsageError(f"validation_split: {share!r} of {rows} rows leaves none for training or none to validate on")
 
-    def part(start: int, stop: int) -> Any:
-        return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], parts)
-
-    return part(0, at), part(at, rows)
+    return map_arrays(lambda leaf: leaf[:at], parts), map_arrays(lambda leaf: leaf[at:], parts)
 
 
 def _array(leaf: Any) -> Any:
     """Return an array as Keras would have it: floats as the default float."""
-    if leaf is None:
-        return None
     if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
         raise UsageError(
             f"x, y: {type(leaf).__name__} is no array; for a run that can be gone on with give arrays, a PyDataset, "

@@ -126,10 +126,7 @@ def _read_limits(memory_limit: Any, host_memory_limit: Any, timeout: Any) -> tup
     sizes: list[int | None] = []
     for name, value in (("memory_limit", memory_limit), ("host_memory_limit", host_memory_limit)):
         if value is not None:
-            try:
-                value = parse_size(str(value)) if not isinstance(value, bool) else 0
-            except ValueError as error:
-                raise UsageError(f"{name} {value!r}: {error}") from None
+            value = parse_size(value if isinstance(value, bool) else str(value), field=name)
             if value < MIB:
                 raise UsageError(f"{name}: give bytes, at least {MIB:,}, or a size such as '4GB'")
         sizes.append(value)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+
+def map_arrays(function: Callable[[Any], Any], nested: Any) -> Any:
+    """Return a structure of arrays with the function applied to each; None stays None."""
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), nested)
 
 
 def without_optionals(batch: Any) -> Any:
@@ -43,8 +49,6 @@ def part(batch: Any, start: int, stop: int) -> Any:
     """Return the rows from `start` to `stop`; dense ones are views on the host, so that only they go to a card."""
 
     def cut(leaf: Any) -> Any:
-        if leaf is None:
-            return None
         if isinstance(leaf, tf.SparseTensor):
             rest = leaf.dense_shape[1:]
             begin = tf.concat([[tf.constant(start, tf.int64)], tf.zeros_like(rest)], 0)
@@ -52,7 +56,7 @@ def part(batch: Any, start: int, stop: int) -> Any:
         return leaf[start:stop]
 
     with tf.device("CPU:0"):
-        return keras.tree.map_structure(cut, batch)
+        return map_arrays(cut, batch)
 
 
 def on_host(batch: Any) -> Any:

@@ -53,11 +53,12 @@ class _Worker:
 
 
 def _tensors(batch: Any) -> Any:
-    import keras
     import tensorflow as tf
 
+    from kerasmem.training.steps.batches import map_arrays
+
     with tf.device("CPU:0"):
-        return keras.tree.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
+        return map_arrays(tf.convert_to_tensor, batch)
 
 
 if __name__ == "__main__":
