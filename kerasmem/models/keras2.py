@@ -146,7 +146,7 @@ class _Translator:
                     "build_input_shape": self.value(config.get("build_input_shape")),
                 },
             }
-        return _functional(self, config)
+        return _Graph(self, config).translated()
 
     def _sequential_layers(self, layers: list[Any]) -> list[Any]:
         shape = (layers[0].get("config") or {}).get("batch_input_shape") if layers else None
@@ -158,86 +158,68 @@ class _Translator:
         return translated
 
 
-def _functional(translator: _Translator, config: dict[str, Any]) -> dict[str, Any]:
-    nested = {
-        layer["name"]: layer["class_name"]
-        for layer in config["layers"]
-        if layer["class_name"] in _MODELS
-    }  # fmt: skip
-    names = {layer["name"] for layer in config["layers"]}
-    layers = []
-    for layer in config["layers"]:
-        translated = translator.value({key: layer[key] for key in layer if key != "inbound_nodes"})
-        translated["name"] = _slashless(layer["name"])
-        translated["config"]["name"] = translated["name"]
+class _Graph:
+    """The layers of a functional model and their calls."""
+
+    def __init__(self, translator: _Translator, config: dict[str, Any]) -> None:
+        self._translator, self._config = translator, config
+        self._classes = {layer["name"]: layer["class_name"] for layer in config["layers"]}
+
+    def translated(self) -> dict[str, Any]:
+        config: dict[str, Any] = {key: self._config[key] for key in ("name", "trainable") if key in self._config}
+        config["layers"] = [self._layer(layer) for layer in self._config["layers"]]
+        for ends in ("input_layers", "output_layers"):
+            config[ends] = _alone(self._ends(self._translator.value(self._config[ends])))
+        return {"module": functional_class().__module__, "class_name": "Functional", "config": config}
+
+    def _layer(self, layer: dict[str, Any]) -> dict[str, Any]:
+        rest = {key: layer[key] for key in layer if key != "inbound_nodes"}
+        translated: dict[str, Any] = self._translator.value(rest)
+        translated["name"] = translated["config"]["name"] = _slashless(layer["name"])
         translated["inbound_nodes"] = [
-            node if isinstance(node, dict) else _Node(translator, names, nested, layer["class_name"]).read(node)
+            node if isinstance(node, dict) else self._call(node, layer["class_name"])
             for node in layer.get("inbound_nodes") or []
         ]
-        layers.append(translated)
+        return translated
 
-    def tensors(value: Any) -> Any:
+    def _ends(self, value: Any) -> Any:
         """Rename what input_layers and output_layers point to; Keras 3 numbers a Sequential's calls from 0."""
-        if _is_tensor(value, names):
-            index = value[1] - (1 if nested.get(value[0]) == "Sequential" else 0)
+        if self._is_tensor(value):
+            index = value[1] - (1 if self._classes[value[0]] == "Sequential" else 0)
             return [_slashless(value[0]), index, value[2]]
         if isinstance(value, dict):
-            return {key: tensors(item) for key, item in value.items() if key != "class_name"}
-        return [tensors(item) for item in value] if isinstance(value, list) else value
+            return {key: self._ends(item) for key, item in value.items() if key != "class_name"}
+        return [self._ends(item) for item in value] if isinstance(value, list) else value
 
-    kept = {key: config[key] for key in ("name", "trainable") if key in config}
-    return {
-        "module": functional_class().__module__,
-        "class_name": "Functional",
-        "config": {
-            **kept,
-            "layers": layers,
-            "input_layers": _alone(tensors(translator.value(config["input_layers"]))),
-            "output_layers": _alone(tensors(translator.value(config["output_layers"]))),
-        },
-    }
-
-
-def _alone(tensors: Any) -> Any:
-    """Return the tensor of a list of one: Keras 2 gave such a model's output without the list."""
-    return tensors[0] if isinstance(tensors, list) and len(tensors) == 1 and isinstance(tensors[0], list) else tensors
-
-
-class _Node:
-    """One stored call of a layer: `[[layer, node, tensor, kwargs], …]`, perhaps nested or bare."""
-
-    def __init__(self, translator: _Translator, names: set[str], nested: dict[str, str], class_name: str) -> None:
-        self._translator, self._names, self._nested = translator, names, nested
-        self._class_name = class_name
-        self._kwargs: dict[str, Any] = {}
-
-    def read(self, node: Any) -> dict[str, Any]:
+    def _call(self, node: Any, class_name: str) -> dict[str, Any]:
+        """Return one stored call of a layer: `[[layer, node, tensor, kwargs], …]`, perhaps nested or bare."""
         if not node:
             return {"args": [], "kwargs": {}}
-        inputs = self._inputs(node)
-        if isinstance(inputs, list) and len(inputs) == 1 and self._class_name not in TENSORFLOW_CALLS:
+        stored: dict[str, Any] = {}
+        inputs = self._inputs(node, stored)
+        if isinstance(inputs, list) and len(inputs) == 1 and class_name not in TENSORFLOW_CALLS:
             inputs = inputs[0]
-        kwargs = {key: self._argument(value) for key, value in self._kwargs.items()}
+        kwargs = {key: self._argument(value) for key, value in stored.items()}
         if kwargs.get("name", "") is None:
             del kwargs["name"]
-        if self._class_name in RECURRENT and isinstance(inputs, list):
+        if class_name in RECURRENT and isinstance(inputs, list):
             inputs, *kwargs["initial_state"] = inputs
         return {"args": [inputs], "kwargs": kwargs}
 
-    def _inputs(self, value: Any) -> Any:
+    def _inputs(self, value: Any, stored: dict[str, Any]) -> Any:
+        """Return the inputs of a call, and put its keyword arguments into `stored`."""
         if isinstance(value, list) and len(value) == 4 and value[0] == "_CONSTANT_VALUE":
-            self._kwargs.update(value[3] or {})
+            stored.update(value[3] or {})
             return self._translator.value(value[2])
-        if _is_tensor(value, self._names):
-            if len(value) == 4:
-                self._kwargs.update(value[3] or {})
+        if self._is_tensor(value):
+            stored.update((value[3] if len(value) == 4 else None) or {})
             return self._tensor(value)
         if isinstance(value, dict):
-            return {key: self._inputs(item) for key, item in value.items()}
-        return [self._inputs(item) for item in value] if isinstance(value, list) else value
+            return {key: self._inputs(item, stored) for key, item in value.items()}
+        return [self._inputs(item, stored) for item in value] if isinstance(value, list) else value
 
     def _argument(self, value: Any) -> Any:
-        if _is_tensor(value, self._names):
+        if self._is_tensor(value):
             return self._tensor(value)
         if isinstance(value, list):
             return [self._argument(item) for item in value]
@@ -247,21 +229,25 @@ class _Node:
 
     def _tensor(self, value: list[Any]) -> dict[str, Any]:
         # Keras 2 counts the making of a nested model as its first call, Keras 3 does not.
-        index = value[1] - (1 if value[0] in self._nested else 0)
+        index = value[1] - (1 if self._classes[value[0]] in _MODELS else 0)
         history = [_slashless(value[0]), index, value[2]]
         # The shape and dtype are placeholders: Keras replaces the tensor by the one the history names.
         return {"class_name": "__keras_tensor__", "config": {"shape": [], "dtype": "float32", "keras_history": history}}
 
+    def _is_tensor(self, value: Any) -> bool:
+        return (
+            isinstance(value, list)
+            and len(value) in (3, 4)
+            and isinstance(value[0], str)
+            and value[0] in self._classes
+            and isinstance(value[1], int)
+            and isinstance(value[2], int)
+        )
 
-def _is_tensor(value: Any, names: set[str]) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) in (3, 4)
-        and isinstance(value[0], str)
-        and value[0] in names
-        and isinstance(value[1], int)
-        and isinstance(value[2], int)
-    )
+
+def _alone(tensors: Any) -> Any:
+    """Return the tensor of a list of one: Keras 2 gave such a model's output without the list."""
+    return tensors[0] if isinstance(tensors, list) and len(tensors) == 1 and isinstance(tensors[0], list) else tensors
 
 
 def _slashless(name: str) -> str:
