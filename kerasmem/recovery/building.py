@@ -19,8 +19,7 @@ from kerasmem.models.opening import OpenedModel, open_model
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.training import TrainingSettings, training_of_copy, with_replaced
 from kerasmem.recovery.changes import NEW_MODEL, OPTIMIZERS, Change, change_of, ordered
-from kerasmem.recovery.micro_step import with_micro_batches
-from kerasmem.recovery.transforms import transformed
+from kerasmem.recovery.transforms import transformed, with_micro_batches
 from kerasmem.training.segments.building import recompute
 
 
