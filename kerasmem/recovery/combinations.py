@@ -8,6 +8,7 @@ nothing is found that was not asked.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,27 +78,43 @@ def search_combinations(
     """
     by_key = {each.key: each for each in options}
     answers: dict[Combination, Answer | None] = dict(known)
-    order = sorted(combinations(options), key=lambda keys: (_harm(keys, by_key), len(keys), sorted(keys)))
     found: list[Combination] = []
     asked = 0
-    while len(found) < wanted and asked <= most_asked:
-        following = _next(order, found, answers, by_key, available_bytes)
-        if following is None and not found and asked < most_asked:
-            following = _strongest(order, answers, by_key)  # to be told that nothing fits, not to guess it
-        if following is None:
+
+    def harm(keys: Combination) -> float:
+        return sum(by_key[key].harm for key in keys)
+
+    def guessed(keys: Combination) -> float:
+        return guess(keys, answers, by_key)
+
+    def may_fit(keys: Combination) -> bool:
+        if any(_kinds(each, by_key) <= _kinds(keys, by_key) for each in found):
+            return False
+        return _fits(answers[keys]) if keys in answers else guessed(keys) <= available_bytes
+
+    order = sorted(combinations(options), key=lambda keys: (harm(keys), len(keys), sorted(keys)))
+    while len(found) < wanted:
+        following = next(filter(may_fit, order), None)
+        if following is None and not found:  # to be told that nothing fits, not to guess it
+            following = min((keys for keys in order if keys not in answers), key=guessed, default=None)
+        if following is None or (following not in answers and asked == most_asked):
             break
         if following not in answers:
             asked += 1
-            if asked > most_asked:
-                break
             answers[following] = ask(following)
-        answer = answers[following]
-        if answer is not None and answer.fits:
+        if _fits(answers[following]):
             found.append(following)
-    if found:
-        return sorted(found, key=lambda keys: _harm(keys, by_key))
+    return sorted(found, key=harm) or _least(answers, harm)
+
+
+def _kinds(keys: Combination, options: Mapping[str, Option]) -> set[str]:
+    return {options[key].kind or key for key in keys}
+
+
+def _least(answers: Mapping[Combination, Answer | None], harm: Callable[[Combination], float]) -> list[Combination]:
+    """Return of what was asked the combination that needs least, alone; nothing where no need is known."""
     told = {keys: each.high for keys, each in answers.items() if keys and each is not None and each.high is not None}
-    return [min(told, key=lambda keys: (told[keys], _harm(keys, by_key)))] if told else []
+    return [min(told, key=lambda keys: (told[keys], harm(keys)))] if told else []
 
 
 def combinations(options: Iterable[Option]) -> list[Combination]:
@@ -111,49 +128,12 @@ def combinations(options: Iterable[Option]) -> list[Combination]:
 
 def guess(keys: Combination, answers: Mapping[Combination, Answer | None], options: Mapping[str, Option]) -> float:
     """Return what a combination may need, from the largest part of it that was asked and what the rest saves alone."""
-    parts = [
-        (len(part), each.high) for part, each in answers.items() if each and each.high is not None and part <= keys
-    ]
-    most = max((size for size, _ in parts), default=0)
-    if not parts:
-        return 0.0
-    guesses = []
-    for part, each in answers.items():
-        if each is not None and each.high is not None and part <= keys and len(part) == most:
-            need = float(each.high)
-            for key in keys - part:
-                need *= options[key].ratio
-            guesses.append(need)
-    return min(guesses)
+    told = {part: each.high for part, each in answers.items() if each and each.high is not None and part <= keys}
+    most = max(map(len, told), default=0)
+    nearest = [(part, high) for part, high in told.items() if len(part) == most]
+    guesses = (high * math.prod(options[key].ratio for key in keys - part) for part, high in nearest)
+    return min(guesses, default=0.0)
 
 
-def _next(
-    order: Sequence[Combination],
-    found: Sequence[Combination],
-    answers: Mapping[Combination, Answer | None],
-    options: Mapping[str, Option],
-    available_bytes: int,
-) -> Combination | None:
-    """Return the least harmful combination that may fit and is not yet settled."""
-    settled = [{options[key].kind or key for key in each} for each in found]
-    for keys in order:
-        if any(each <= {options[key].kind or key for key in keys} for each in settled):
-            continue
-        if keys in answers:
-            answer = answers[keys]
-            if answer is not None and answer.fits:
-                return keys
-        elif guess(keys, answers, options) <= available_bytes:
-            return keys
-    return None
-
-
-def _strongest(
-    order: Sequence[Combination], answers: Mapping[Combination, Answer | None], options: Mapping[str, Option]
-) -> Combination | None:
-    left = [keys for keys in order if keys not in answers]
-    return min(left, key=lambda keys: guess(keys, answers, options), default=None)
-
-
-def _harm(keys: Iterable[str], options: Mapping[str, Option]) -> float:
-    return sum(options[key].harm for key in keys)
+def _fits(answer: Answer | None) -> bool:
+    return answer is not None and answer.fits
