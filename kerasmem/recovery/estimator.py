@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -163,9 +162,8 @@ class StepEstimator:
         options = {name: value for name, value in options.items() if name not in of_model}
         data = [each.to_data() for each in changes if each.kind not in ("batch_size", "replicas", "jit_compile")]
         given = {"changes": data, "rows": options["batch_size"]}
-        folder, key = cache_folder(), None
-        if self.cache and isinstance(origin.source, (str, os.PathLike)):
-            key = cache_key(origin.source, {**options, **of_model, "changes": data})
+        folder = cache_folder() if self.cache else None
+        key = None if folder is None else cache_key(origin.source, {**options, **of_model, "changes": data})
         if key is not None and folder is not None and (kept := read_entry(folder, key)) is not None:
             return kept
         if method in ("gpu-target", "probe"):  # in a process of its own

@@ -44,7 +44,6 @@ def plan_segments(
         (('dense_2', 'dense_5'), 330, 910)
     """
     table = Table.of(steps)
-    plain = table.peak_of([(len(steps), False)])[0][1]
     budget = None if target_bytes is None else target_bytes - persistent_bytes
     cuts: list[Cut] | None
     if segments != AUTO:
@@ -67,16 +66,11 @@ def plan_segments(
             f"the step needs about {format_size(round(lowest) + persistent_bytes)} at batch {batch_size:,}, "
             f"{format_size(persistent_bytes)} of it weights, gradients, optimizer and batch; take a smaller batch"
         )
-    return described(steps, cuts or [], batch_size, persistent_bytes, target_bytes, plain)
+    return described(steps, cuts or [], batch_size, persistent_bytes, target_bytes)
 
 
 def described(
-    steps: Sequence[Step],
-    cuts: Sequence[Cut],
-    batch_size: int,
-    persistent_bytes: int,
-    target_bytes: int | None,
-    plain: float | None = None,
+    steps: Sequence[Step], cuts: Sequence[Cut], batch_size: int, persistent_bytes: int, target_bytes: int | None
 ) -> RecomputePlan:
     """Return the plan of given cuts with what it is predicted to take."""
     places = sorted({0, len(steps), *(place for place, _ in cuts)})
@@ -94,19 +88,17 @@ def described(
         for begin, (end, again), (held, peak) in zip(begins, cuts, table.peak_of(cuts), strict=False)
     ]
     forward = sum(each.seconds for each in steps)
-    again = sum(
-        sum(each.seconds for each in steps[begin:end])
-        for begin, (end, twice) in zip(begins, cuts, strict=False)
-        if twice
-    )
+    twice = [
+        each.seconds for begin, (end, again) in zip(begins, cuts, strict=False) if again for each in steps[begin:end]
+    ]
     return RecomputePlan(
         batch_size=batch_size,
         segments=tuple(parts),
         activation_bytes=max(each.peak_bytes for each in parts),
-        plain_activation_bytes=round(table.peak_of([(len(steps), False)])[0][1] if plain is None else plain),
+        plain_activation_bytes=round(table.peak_of([(len(steps), False)])[0][1]),
         persistent_bytes=persistent_bytes,
         forward_flops=sum(each.flops for each in steps),
         extra_flops=sum(each.flops for each in parts if each.recomputed),
-        extra_time=round(again / (3 * forward), 4) if forward else 0.0,
+        extra_time=round(sum(twice) / (3 * forward), 4) if forward else 0.0,
         target_bytes=target_bytes,
     )

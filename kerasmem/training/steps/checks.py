@@ -42,18 +42,16 @@ def check_model(model: Any) -> None:
         )
     if any(getattr(variable, "overwrite_with_gradient", False) for variable in model.trainable_variables):
         raise UsageError("model: float8 training replaces its scales by their gradients, which do not add up")
-    for name, reduction in _reductions(model):
-        if reduction in (None, "none"):
+    _check_reductions(model)
+
+
+def _check_reductions(model: Any) -> None:
+    for each in keras.tree.flatten(model.loss):
+        if isinstance(each, keras.losses.Loss) and each.reduction in (None, "none"):
             raise UsageError(
-                f"loss: {name} has reduction=None, so that there is no one number whose gradient could be divided; "
-                'use reduction="sum" for the same gradients'
+                f"loss: {each.name} has reduction=None, so that there is no one number whose gradient could be "
+                'divided; use reduction="sum" for the same gradients'
             )
-
-
-def _reductions(model: Any) -> list[tuple[str, Any]]:
-    return [
-        (each.name, each.reduction) for each in keras.tree.flatten(model.loss) if isinstance(each, keras.losses.Loss)
-    ]
 
 
 def uneven_layers(model: Any) -> str | None:
