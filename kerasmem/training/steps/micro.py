@@ -70,8 +70,10 @@ class MicroStep:
         """Yield each piece, its share of the rows, and what its losses are multiplied by."""
         total = row_count(batch)
         bounds = [(start, min(start + size, total)) for start in range(0, total, size)]
-        if not self._is_known:  # the first count tells whether there is anything to count
-            self._counted(part(batch, *bounds[0]))
+        if not self._is_known:  # tracing tells whether there is anything to count
+            first = part(batch, *bounds[0])
+            count = self._function("count", self._count, row_count(first))
+            getattr(count, "get_concrete_function", count)(first)
             self._is_known = True
         counted: list[list[float]] = [[1.0] * len(self._divisors.kinds)] * len(bounds)
         if self._divisors.needs_counting:
