@@ -54,7 +54,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: str, source: Source, *, keeps_before: bool = False) -> None:
-        self.path, self._source, self._keeps_before = path, source, keeps_before
+        self.path, self.source, self._keeps_before = path, source, keeps_before
         self.saved: SavedRun | None = None
         self._arrays: ModelState = {}
 
@@ -97,10 +97,10 @@ class Checkpoint:
             UsageError: the message names what differs.
         """
         assert self.saved is not None
-        saved, run, kind, path = self.saved, self.saved.run, self._source.kind, shown(self.path)
+        saved, run, kind, path = self.saved, self.saved.run, self.source.kind, shown(self.path)
         if saved.data != kind:
             raise UsageError(f"checkpoint: {path} is of a run on {saved.data}, and x is now {kind}")
-        for name, now in self._source.describe().items():
+        for name, now in self.source.describe().items():
             before = saved.agrees.get(name)
             if before != now:
                 raise UsageError(
@@ -140,9 +140,9 @@ class Checkpoint:
         """Write where training stands."""
         saved = SavedRun(
             run=run,
-            data=self._source.kind,
-            agrees=self._source.describe(),
-            position=self._source.position(run),
+            data=self.source.kind,
+            agrees=self.source.describe(),
+            position=self.source.position(run),
             variables={group: describe(some) for group, some in state.items()},
         )
         content = {"saved": np.frombuffer(json.dumps(saved.to_dict()).encode(), np.uint8)}

@@ -154,8 +154,7 @@ def train(
     first_epoch = arguments.get("initial_epoch") or 0
     checkpoint, run = None, RunState()
     if options.checkpoint is not None:
-        source = source or make_source(arguments)
-        checkpoint = Checkpoint(options.checkpoint, source)
+        checkpoint = Checkpoint(options.checkpoint, source or make_source(arguments))
         saved = checkpoint.read()
         if saved is not None:
             run = saved.run
@@ -167,7 +166,6 @@ def train(
         first_epoch,
         isolated=options.isolated,
         micro_batches=options.micro_batches,
-        source=source if checkpoint is not None else None,
         checkpoint=checkpoint,
         supervisor=supervisor,
     )
@@ -191,7 +189,7 @@ def finished(model: Any, source: Any, path: str) -> Any:
     if saved is None or not saved.run.is_over:
         return None
     checkpoint.check(steps=None, at_once=1)
-    load_saved(model, checkpoint, source)
+    load_saved(model, checkpoint)
     history = _history_of(model, saved.run)
     history.recoveries = []
     return history

@@ -18,7 +18,7 @@ from kerasmem.training.model_state import WEIGHTS, load_state, read_state
 from kerasmem.training.run_folder import Supervised
 from kerasmem.training.run_state import RunState
 from kerasmem.training.saving import SavingCallback
-from kerasmem.training.sources import Source, last_of
+from kerasmem.training.sources import last_of
 from kerasmem.training.steps.batches import has_any_rows, row_count, without_optionals
 from kerasmem.training.steps.checks import uneven_layers
 from kerasmem.training.steps.driver import Driver
@@ -50,8 +50,7 @@ class Trainer(keras.callbacks.Callback):
         first_epoch: that the whole run began with.
         isolated: whether steps run in a process of their own.
         micro_batches: pieces from the first batch on, or None.
-        source: the data, where a checkpoint is written.
-        checkpoint: where it is written.
+        checkpoint: where the run is saved, with the place in its data; None for nowhere.
         supervisor: told of each step; a failure that costs the process is then not dealt with here.
     """
 
@@ -63,13 +62,13 @@ class Trainer(keras.callbacks.Callback):
         *,
         isolated: bool,
         micro_batches: int | None,
-        source: Source | None = None,
         checkpoint: Checkpoint | None = None,
         supervisor: Supervised | None = None,
     ) -> None:
         super().__init__()
         self.set_model(model)
-        self.run, self.isolated, self.source, self.checkpoint = run, isolated, source, checkpoint
+        self.run, self.isolated, self.checkpoint = run, isolated, checkpoint
+        self.source = None if checkpoint is None else checkpoint.source
         self.driver: Driver | None = None
         self._first_epoch, self._micro_batches, self._supervisor = first_epoch, micro_batches, supervisor
         self._keras_train = model.train_function  # traced already, where the model was trained before
@@ -261,10 +260,10 @@ class Trainer(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Go to where an earlier process was."""
-        checkpoint, source, run = self.checkpoint, self.source, self.run
-        if checkpoint is None or checkpoint.saved is None or source is None:
+        checkpoint, run, at_once = self.checkpoint, self.run, self.model.steps_per_execution
+        if checkpoint is None or checkpoint.saved is None:
             return
-        at_once = self.model.steps_per_execution
+        source = checkpoint.source
         checkpoint.check(steps=(self.params or {}).get("steps"), at_once=at_once)
         source.go_to(checkpoint.saved.position, run)
         source.pass_over(run.epoch - self._first_epoch, next(iter(self._epoch_iterator), None), at_once)
@@ -297,8 +296,8 @@ class Trainer(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Give the model what was saved, where nothing was left to train."""
-        if self._to_restore and self.checkpoint is not None and self.source is not None:
-            load_saved(self.model, self.checkpoint, self.source)
+        if self._to_restore and self.checkpoint is not None:
+            load_saved(self.model, self.checkpoint)
 
     def save(self) -> None:
         """Write where the run stands."""
@@ -323,8 +322,8 @@ class SaveCallback(SavingCallback):
         self._trainer.save()
 
 
-def load_saved(model: Any, checkpoint: Checkpoint, source: Source) -> None:
+def load_saved(model: Any, checkpoint: Checkpoint) -> None:
     """Load weights and optimizer of a run that has nothing left to train."""
     if not model.built or not model.optimizer.built:
-        symbolic_build(model, source.peek())
+        symbolic_build(model, checkpoint.source.peek())
     load_state(model, checkpoint.restored(model, WEIGHTS), WEIGHTS)
