@@ -12,7 +12,7 @@ from typing import Any
 
 from kerasmem.compat.keras_compile import user_metrics
 from kerasmem.models.backend import import_keras
-from kerasmem.models.inputs import ByKeyword
+from kerasmem.models.batch import pack_inputs
 from kerasmem.models.opening import is_factory_name
 from kerasmem.models.training import TrainingSettings, make_optimizer
 from kerasmem.recovery.changes import OPTIMIZERS
@@ -97,13 +97,7 @@ def arrays_text(structure: Any, flat: list[Any], samples: str) -> str:
         flat: the tensors, with the batch first.
         samples: the number of samples, as Python.
     """
-    keras = import_keras()
-    texts = [_zeros(each, samples) for each in flat]
-    if isinstance(structure, ByKeyword):
-        return "{" + ", ".join(f"{name!r}: {text}" for name, text in zip(structure, texts, strict=True)) + "}"
-    if not isinstance(structure, (list, tuple, dict)):
-        return texts[0]
-    return nested_text(keras.tree.pack_sequence_as(structure, texts))
+    return nested_text(pack_inputs(structure, [_zeros(each, samples) for each in flat]))
 
 
 def nested_text(nested: Any) -> str:
@@ -150,11 +144,11 @@ def _of_file(path: str, options: Mapping[str, Any]) -> tuple[list[str], list[str
     given = dict(options.get("custom_objects") or {})
     own = {name: each for name, each in given.items() if getattr(each, "__qualname__", "") == name}
     imports = [f"from {each.__module__} import {name}" for name, each in sorted(own.items())][:20]
-    objects = "{" + ", ".join(f"{name!r}: {name}" for name in sorted(own)[:20]) + "}" if own else ""
+    objects = nested_text({name: name for name in sorted(own)[:20]})
     if path.lower().endswith(".json"):
-        tail = f", custom_objects={objects}" if objects else ""
+        tail = f", custom_objects={objects}" if own else ""
         return imports, [f"model = keras.models.model_from_json(open({path!r}).read(){tail})"]
-    words = [f"custom_objects={objects}"] if objects else []
+    words = [f"custom_objects={objects}"] if own else []
     words += ["compile=False", *(["safe_mode=False"] if options.get("trust") else [])]
     return imports, [f"model = keras.saving.load_model({path!r}, {', '.join(words)})"]
 
@@ -175,12 +169,10 @@ def _loss_text(loss: Any) -> str | None:
         return repr(loss)
     if isinstance(loss, (list, tuple)):
         parts = [_loss_text(each) for each in loss]
-        return None if any(each is None for each in parts) else f"[{', '.join(map(str, parts))}]"
+        return None if None in parts else nested_text(parts)
     if isinstance(loss, dict):
         named = {key: _loss_text(each) for key, each in loss.items()}
-        if any(each is None for each in named.values()):
-            return None
-        return "{" + ", ".join(f"{key!r}: {each}" for key, each in named.items()) + "}"
+        return None if None in named.values() else nested_text(named)
     kind = type(loss)
     if isinstance(loss, keras.losses.Loss) and getattr(keras.losses, kind.__name__, None) is kind:
         try:
