@@ -10,7 +10,6 @@ The step is what Keras's `fit` runs for one batch: `model.train_step` (the model
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,6 +25,8 @@ from kerasmem.models.inputs import ModelInput
 from kerasmem.models.op_scopes import scopes_noted
 from kerasmem.models.training import TrainingSettings
 from kerasmem.models.weightless import with_stand_ins
+
+_STEPS = {"train": "train_step", "evaluate": "test_step", "inference": "predict_step"}
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         stand_ins[id(stand_in.handle)] = variable
         return stand_in
 
-    run = _runner(prepared)
+    run = getattr(prepared.model, _STEPS[prepared.mode])
 
     @tf.autograph.experimental.do_not_convert
     def step(*tensors: Any) -> Any:
@@ -184,15 +185,6 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         function, flat, captures, tuple(variables), kinds, noted.scopes,
         tuple(str(each.name) for each in (optimizer, inner) if each is not None),
     )  # fmt: skip
-
-
-def _runner(prepared: PreparedStep) -> Callable[[Any], Any]:
-    model = prepared.model
-    if prepared.mode == "train":
-        return lambda data: model.train_step(data)
-    if prepared.mode == "evaluate":
-        return lambda data: model.test_step(data)
-    return lambda data: model.predict_step(data)
 
 
 def _build(prepared: PreparedStep, outputs: Any) -> None:
