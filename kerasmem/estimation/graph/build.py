@@ -66,7 +66,7 @@ def _fold_large(graph: Any, definition: Any) -> None:
     values: dict[str, str] = {}  # operations on constants alone → what stands for their value
     large: dict[str, str] = {}
     for operation in graph.get_operations():
-        sizes = [_tensor(each) for each in operation.outputs]
+        sizes = [tensor_of(each) for each in operation.outputs]
         on_shapes = operation.type in ("Shape", "ShapeN", "Size", "Rank") and all(
             tensor.shape.is_fully_defined() for tensor in operation.inputs
         )
@@ -228,7 +228,7 @@ def _plain(graph: Any, traced: TracedStep, results: list[str]) -> Program:
                 "Placeholder" if operation.type == _UNFED else operation.type,
                 inputs,
                 tuple(number[each.name] for each in operation.control_inputs),
-                tuple(_tensor(each) for each in operation.outputs),
+                tuple(tensor_of(each) for each in operation.outputs),
                 _attributes(operation),
                 behind.get(index),
             )
@@ -302,7 +302,8 @@ def _variable(variable: Any, traced: TracedStep) -> Variable:
     )
 
 
-def _tensor(tensor: Any) -> Tensor:
+def tensor_of(tensor: Any) -> Tensor:
+    """Return a symbolic tensor as plain data; what only names a value elsewhere takes nothing."""
     dtype = tensor.dtype.base_dtype.name
     if dtype in ("resource", "variant"):
         return Tensor(None, dtype, 0)

@@ -16,6 +16,7 @@ from kerasmem.compat.keras_functional import calls_of, for_training
 from kerasmem.compat.keras_state import mask_of
 from kerasmem.compat.keras_variables import handle_only, raw_value
 from kerasmem.errors import KerasmemError, ModelError
+from kerasmem.estimation.graph.build import tensor_of
 from kerasmem.estimation.graph.costs import operations, seconds
 from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.estimation.graph.rules import ALIASES, NOTHING
@@ -181,10 +182,7 @@ def _root(tensor: Any) -> Any:
 
 
 def _bytes(tensor: Any) -> int:
-    dtype = tensor.dtype.base_dtype.name
-    if dtype in ("resource", "variant") or tensor.shape.rank is None or not tensor.shape.is_fully_defined():
-        return 0
-    return math.prod(tensor.shape.as_list()) * element_bytes(dtype)
+    return tensor_of(tensor).bytes or 0
 
 
 def _list_bytes(operation: Any, tensor: Any) -> int:
@@ -232,15 +230,9 @@ def _made_in_each_turn(loop: Any, number: int) -> bool:
 
 
 def _as_node(operation: Any) -> tuple[Node, list[Tensor]]:
-    inputs = [_plain(each) for each in operation.inputs]
+    inputs = list(map(tensor_of, operation.inputs))
     attributes = {}
     if "transpose_b" in operation.node_def.attr:
         attributes["transpose_b"] = operation.get_attr("transpose_b")
-    outputs = tuple(_plain(each) for each in operation.outputs)
+    outputs = tuple(map(tensor_of, operation.outputs))
     return Node(operation.name, operation.type, (), (), outputs, attributes), inputs
-
-
-def _plain(tensor: Any) -> Tensor:
-    known = tensor.shape.rank is not None and tensor.shape.is_fully_defined()
-    shape = tuple(tensor.shape.as_list()) if known else None
-    return Tensor(shape, tensor.dtype.base_dtype.name, _bytes(tensor) if known else None)
