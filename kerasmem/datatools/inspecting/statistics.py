@@ -6,7 +6,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -94,22 +93,16 @@ def _choose_layouts(contents: Contents, first: str, names: Sequence[str] | None)
     return found
 
 
-@dataclass
 class _Moments:
     """Count, mean and sum of squared deviations, a number for each entry of the last axis."""
 
-    layout: DatasetLayout
-    counts: Counter[int] | None = None  # rows of each value, while it may be labels
-    nans: int = 0
-    infinite: int = 0
-    low: float = np.inf
-    high: float = -np.inf
-    rows: int = 0
-    _state: tuple[np.ndarray, np.ndarray, np.ndarray] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        may_be_labels = np.dtype(self.layout.dtype).kind in "iub" and prod(self.layout.row_shape) == 1
-        self.counts = Counter() if may_be_labels else None
+    def __init__(self, layout: DatasetLayout) -> None:
+        may_be_labels = np.dtype(layout.dtype).kind in "iub" and prod(layout.row_shape) == 1
+        self.layout = layout
+        self.counts: Counter[int] | None = Counter() if may_be_labels else None  # rows of each value
+        self.nans = self.infinite = self.rows = 0
+        self.low, self.high = np.inf, -np.inf
+        self._state: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def add(self, values: np.ndarray) -> None:
         if self.counts is not None and not count_classes(self.counts, values):
