@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,8 @@ from kerasmem.hdf5.remote.urls import scheme_of
 from kerasmem.units import MIB
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "remote", "https": "remote"}
+
+_FOR_ANY_SERVER = ("range", "if-match", "accept", "accept-encoding", "user-agent")  # headers that a redirect keeps
 
 
 class FileSystems:
@@ -97,7 +100,7 @@ def _with_defaults(scheme: str, options: dict[str, Any]) -> dict[str, Any]:
         import aiohttp
 
         tracing = aiohttp.TraceConfig()
-        tracing.on_request_redirect.append(_refuse_downgrade)
+        tracing.on_request_redirect.append(_check_redirect)
         client = dict(options.get("client_kwargs") or {})
         client["trace_configs"] = [*client.get("trace_configs", ()), tracing]
         client.setdefault("read_bufsize", MIB)
@@ -113,9 +116,32 @@ def _with_defaults(scheme: str, options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-async def _refuse_downgrade(session: Any, context: Any, params: Any) -> None:
-    target = params.response.headers.get("Location") or params.response.headers.get("URI") or ""
-    there = target.split(":", 1)[0].lower() if "://" in target else params.url.scheme
-    if there not in ("http", "https") or (params.url.scheme == "https" and there == "http"):
-        here = params.url.scheme
-        raise PermanentError(f"it redirects from {here}:// to {shown(there)[1:-1]}://, which is not followed")
+async def _check_redirect(session: Any, context: Any, params: Any) -> None:
+    """Refuse a redirect that leads where the user would not have gone, and keep secrets from another server."""
+    from yarl import URL
+
+    here = params.url
+    target = URL(params.response.headers.get("Location") or params.response.headers.get("URI") or "")
+    target = target if target.scheme else here.join(target)
+    if target.scheme not in ("http", "https") or (here.scheme, target.scheme) == ("https", "http"):
+        raise PermanentError(
+            f"it redirects from {here.scheme}:// to {shown(target.scheme)[1:-1]}://, which is not followed"
+        )
+    if not hasattr(context, "began_inside"):
+        context.began_inside = await _is_inside(here.host)
+    if not context.began_inside and await _is_inside(target.host):
+        raise PermanentError("it redirects to an address of a private network, which is not followed")
+    if (target.scheme, target.host, target.port) != (here.scheme, here.host, here.port):
+        for name in set(params.headers):
+            if name.lower() not in _FOR_ANY_SERVER:  # an API's key, say
+                params.headers.popall(name)
+
+
+async def _is_inside(host: str | None) -> bool:
+    """Return whether a name leads to this machine, its network or another that is no part of the internet."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None)
+    except OSError:
+        return False  # nobody can connect to it
+    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    return any(not (getattr(each, "ipv4_mapped", None) or each).is_global for each in addresses)

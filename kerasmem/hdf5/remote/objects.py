@@ -108,6 +108,8 @@ class RemoteObject(ABC):
         async with self.get(0, HEAD) as answer:
             if answer.size is None:
                 raise PermanentError("the store does not say how long the file is")
+            if answer.start or answer.stop > HEAD:  # nobody reserves what a server names
+                raise PermanentError(f"it sends bytes {answer.start:,} to {answer.stop:,}, and not those asked for")
             into = PartialRange(memoryview(bytearray(answer.stop)))
             await into.fill(answer.parts)
             return ObjectInfo(answer.size, answer.tag, bytes(into.view))

@@ -1,0 +1,153 @@
+"""What a server may do with a reader: no more memory than was asked for, no secrets for others, no way inside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import socket
+import threading
+
+import h5py
+import numpy as np
+import pytest
+from conftest import GIB
+
+from kerasmem import H5ChunkSequence
+from kerasmem.errors import DataError
+from kerasmem.hdf5.remote import file_systems
+
+READ = """
+import sys
+from kerasmem import H5ChunkSequence
+from kerasmem.errors import DataError
+try:
+    H5ChunkSequence(sys.argv[1])
+except DataError as error:
+    sys.exit(f"Error: {error}")
+"""
+
+
+@pytest.fixture
+def serve():
+    """Start servers on this machine that answer with a function of the request; return their address."""
+    servers = []
+
+    def start(answer):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *arguments):
+                pass
+
+            def do_GET(self):
+                with contextlib.suppress(OSError):
+                    answer(self)
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_server_that_sends_more_than_was_asked_for(attack, serve):
+    size = 3 * GIB
+
+    def answer(request):
+        request.send_response(206)
+        request.send_header("Content-Range", f"bytes 0-{size - 1}/{size}")
+        request.send_header("Content-Length", str(size))
+        request.end_headers()
+        for _ in range(size // 2**20):
+            request.wfile.write(bytes(2**20))
+
+    found = attack(f"{serve(answer)}/x.h5", script=READ, memory=1 * GIB)
+    assert found.code == 1 and "and not those asked for" in found.err
+
+
+def ranges(data, seen):
+    """Answer requests for ranges of some bytes, and note their headers."""
+
+    def answer(request):
+        seen.append(dict(request.headers))
+        first, last = (int(each) for each in request.headers["Range"].removeprefix("bytes=").split("-"))
+        body = data[first : last + 1]
+        request.send_response(206)
+        request.send_header("ETag", '"1"')
+        request.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(data)}")
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+def moved_to(address):
+    def answer(request):
+        request.send_response(302)
+        request.send_header("Location", address + request.path)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    return answer
+
+
+@pytest.fixture
+def data(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.arange(64, dtype="f4").reshape(16, 4)
+    return (tmp_path / "x.h5").read_bytes()
+
+
+SECRETS = {"X-Api-Key": "SECRET", "Private-Token": "SECRET", "Authorization": "Bearer SECRET", "Cookie": "id=SECRET"}
+
+
+def test_headers_are_for_the_server_that_was_named(serve, data):
+    here, there = [], []
+    other = serve(ranges(data, there))
+    options = {"headers": SECRETS}
+    with H5ChunkSequence(f"{serve(moved_to(other))}/x.h5", y=None, shuffle=False, storage_options=options) as sequence:
+        assert len(sequence) == 1
+        list(sequence)
+    with H5ChunkSequence(
+        f"{serve(ranges(data, here))}/x.h5", y=None, shuffle=False, storage_options=options
+    ) as sequence:
+        list(sequence)
+    assert there and not any("SECRET" in str(headers) for headers in there)
+    assert here and all(headers.items() >= SECRETS.items() for headers in here)
+
+
+def test_a_redirect_from_outside_does_not_lead_inside(serve, data, monkeypatch):
+    asked = []
+
+    async def outside_first(host):
+        asked.append(host)
+        return len(asked) > 1
+
+    monkeypatch.setattr(file_systems, "_is_inside", outside_first)
+    seen = []
+    address = serve(moved_to(serve(ranges(data, seen))))
+    with pytest.raises(DataError, match="redirects to an address of a private network"):
+        H5ChunkSequence(f"{address}/x.h5")
+    assert not seen and asked == ["127.0.0.1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("address", "inside"),
+    [
+        ("127.0.0.1", True), ("169.254.169.254", True), ("10.1.2.3", True), ("::1", True), ("fe80::1", True),
+        ("::ffff:192.168.1.1", True), ("0.0.0.0", True), ("8.8.8.8", False), ("2001:4860:4860::8888", False),
+    ],
+)  # fmt: skip
+def test_what_is_inside(address, inside):
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError:
+        pytest.skip("this machine knows no such addresses")
+    assert asyncio.run(file_systems._is_inside(address)) is inside
