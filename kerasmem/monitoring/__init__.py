@@ -16,7 +16,7 @@ rows          samples in compact arrays, for runs of a million batches
 ranks         which logs belong together; rank_logs: the logs of several ranks as one training
 outputs       the file and the TensorBoard scalars that a recorder writes
 logfile       CSV and JSON lines that survive a crash, written and read back
-log_summary   a log in brief; curves: its sizes over time; columns: its rows as NumPy columns
+log_summary   a log in brief; curves: its sizes over time
 sampler       what is too slow for a hook, and what happens between hooks; periodic: its thread
 phases        the phase of training that a reading falls in, and the largest sizes of each
 step_profiler `StepProfiler`: the memory of one batch, allocation by allocation

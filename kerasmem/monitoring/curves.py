@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 
-from kerasmem.monitoring.columns import Table, thin
+Array = np.ndarray[Any, Any]
 
 # what a chart draws, in this order; `peak` counts the time between batches
 DRAWN = ("peak_bytes", "in_use_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes", "swap_bytes")
-_OF_THE_HOST = ("rss_bytes", "swap_bytes")
+OF_THE_HOST = ("rss_bytes", "swap_bytes")
 _MOST_LINES = 24  # in one chart
 _MOST_STARTS = 1000
 
@@ -63,78 +65,92 @@ class Curves:
     phases: tuple[PhaseSpan, ...]
 
 
-def curves(table: Table, points: int, most: int) -> tuple[tuple[Curves, ...], int]:
+def curves(column: Mapping[str, Array], points: int, most: int) -> tuple[tuple[Curves, ...], int]:
     """Return the curves of each stretch of continuous time, and how many stretches beyond `most` were left out.
 
     A process that appends to a log starts its clock from 0, so a step back in time begins another stretch.
+
+    Args:
+        column: the columns of a timeline; not known are NaN.
+        points: of each curve, at most.
+        most: stretches.
     """
-    times = table.numbers["time"]
-    usable = np.flatnonzero(~np.isnan(times))
+    usable = np.flatnonzero(~np.isnan(column["time"]))
     if not len(usable):
         return (), 0
-    cuts = np.flatnonzero(np.diff(times[usable]) < -1e-3) + 1
+    cuts = np.flatnonzero(np.diff(column["time"][usable]) < -1e-3) + 1
     stretches = np.split(usable, cuts)
-    return tuple(_stretch(table, rows, points) for rows in stretches[:most]), max(0, len(stretches) - most)
+    found = tuple(
+        _stretch({name: values[rows] for name, values in column.items()}, points) for rows in stretches[:most]
+    )
+    return found, max(0, len(stretches) - most)
 
 
-def _stretch(table: Table, rows: np.ndarray[Any, Any], points: int) -> Curves:
-    runs = table.numbers["run"][rows]
-    is_epoch = table.is_phase("epoch", rows)
-    drawn = rows if is_epoch.all() else rows[~is_epoch]
+def _stretch(column: Mapping[str, Array], points: int) -> Curves:
+    is_epoch = column["phase"] == "epoch"
+    is_drawn = is_epoch if is_epoch.all() else ~is_epoch
+    peaks = np.fmax(column["peak_bytes"], column["between_peak_bytes"])
+    devices = list(dict.fromkeys(column["device"][is_drawn].tolist()))
     lines: list[Curve] = []
-    devices = np.unique(table.texts["device"][drawn])
     for size in DRAWN:
-        of_host = size in _OF_THE_HOST
-        for code in devices[:1] if of_host else devices:
-            own = drawn[table.texts["device"][drawn] == code]
-            values = table.numbers[size][own]
-            if size == "peak_bytes":
-                values = np.fmax(values, table.numbers["between_peak_bytes"][own])
-            known = ~np.isnan(values)
-            if not known.any() or (size == "swap_bytes" and not values[known].any()):
+        sizes = peaks if size == "peak_bytes" else column[size]
+        of_host = size in OF_THE_HOST
+        for device in devices[:1] if of_host else devices:
+            known = is_drawn & (column["device"] == device) & ~np.isnan(sizes)
+            values = sizes[known]
+            if not len(values) or (size == "swap_bytes" and not values.any()):
                 continue  # a line at zero says less than its absence
-            seconds, values = table.numbers["time"][own][known], values[known]
             kept = thin(values, points)
-            lines.append(
-                Curve(
-                    size=size,
-                    device=None if of_host else table.names["device"][int(code)],
-                    seconds=tuple(np.round(seconds[kept], 4).tolist()),
-                    values=tuple(int(value) for value in values[kept]),
-                    readings=int(known.sum()),
-                )
-            )
-    return Curves(
-        (int(runs.min()), int(runs.max())), tuple(lines[:_MOST_LINES]), _epoch_starts(table, rows), _spans(table, rows)
-    )
+            seconds = tuple(np.round(column["time"][known][kept], 4).tolist())
+            lines.append(Curve(size, None if of_host else device, seconds, tuple(map(int, values[kept])), len(values)))
+    runs = (int(column["run"].min()), int(column["run"].max()))
+    return Curves(runs, tuple(lines[:_MOST_LINES]), _epoch_starts(column), _spans(column))
 
 
-def _epoch_starts(table: Table, rows: np.ndarray[Any, Any]) -> tuple[EpochStart, ...]:
-    inside = rows[~np.isnan(table.numbers["epoch"][rows])]
-    if not len(inside):
-        return ()
-    run, epoch = table.numbers["run"][inside], table.numbers["epoch"][inside]
-    begins = np.flatnonzero(np.r_[True, (np.diff(run) != 0) | (np.diff(epoch) != 0)])
-    every = -(-len(begins) // _MOST_STARTS)
+def _epoch_starts(column: Mapping[str, Array]) -> tuple[EpochStart, ...]:
+    inside = ~np.isnan(column["epoch"])
+    run, epoch, seconds = (column[name][inside] for name in ("run", "epoch", "time"))
+    begins = _changes(run) | _changes(epoch)
+    places = np.flatnonzero(begins)
+    every = max(1, -(-len(places) // _MOST_STARTS))
     return tuple(
-        EpochStart(int(run[place]), int(epoch[place]), round(float(table.numbers["time"][inside[place]]), 4))
-        for place in begins[::every]
+        EpochStart(int(run[place]), int(epoch[place]), round(float(seconds[place]), 4)) for place in places[::every]
     )
 
 
-def _spans(table: Table, rows: np.ndarray[Any, Any]) -> tuple[PhaseSpan, ...]:
-    codes = table.texts["phase"][rows]
-    starts = np.flatnonzero(np.r_[True, np.diff(codes) != 0])
-    ends = np.r_[starts[1:], len(rows)] - 1
-    found = []
-    for start, end in zip(starts, ends, strict=True):
-        phase = table.names["phase"][int(codes[start])]
-        if phase in ("train", "epoch", None):
-            continue
-        before = rows[max(start - 1, 0)]  # a row's time is its batch's end: the first began where the one before ended
-        found.append(
-            PhaseSpan(str(phase), *(round(float(table.numbers["time"][row]), 4) for row in (before, rows[end])))
-        )
-        if len(found) == _MOST_STARTS:
-            break
-    return tuple(found)
+def _spans(column: Mapping[str, Array]) -> tuple[PhaseSpan, ...]:
+    seconds = np.round(column["time"], 4)
+    edges = [*np.flatnonzero(_changes(column["phase"])), len(seconds)]
+    found = (  # a row's time is its batch's end, so the first began where the one before ended
+        PhaseSpan(column["phase"][start], float(seconds[max(start - 1, 0)]), float(seconds[end - 1]))
+        for start, end in pairwise(edges)
+        if column["phase"][start] not in ("train", "epoch", None)
+    )
+    return tuple(islice(found, _MOST_STARTS))
+
+
+def _changes(values: Array) -> Array:
+    """Return for each value whether it differs from the one before it; the first does."""
+    return np.r_[np.ones(len(values[:1]), dtype=bool), values[1:] != values[:-1]]
+
+
+def thin(values: np.ndarray[Any, Any], limit: int) -> np.ndarray[Any, Any]:
+    """Return the places of at most `limit` values that draw like all of them: each stretch's least and largest.
+
+    Args:
+        values: shape (n,), none of them NaN.
+        limit: at least 4.
+
+    Returns:
+        Places in ascending order; the first, the last, the least and the largest value are among them.
+    """
+    count = len(values)
+    if count <= limit:
+        return np.arange(count)
+    edges = np.linspace(0, count, max(1, (limit - 2) // 2) + 1).astype(int)
+    picked = {0, count - 1}
+    for start, end in pairwise(edges):
+        stretch = values[start:end]
+        picked.add(int(start + stretch.argmin()))
+        picked.add(int(start + stretch.argmax()))
+    return np.array(sorted(picked))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from kerasmem.monitoring.columns import Table, growth, largest, mean
-from kerasmem.monitoring.curves import Curves, curves
+from kerasmem.monitoring.curves import Array, Curves, curves
 from kerasmem.monitoring.phases import PhasePeaks, largest_known, over_epochs
-from kerasmem.monitoring.timeline import BATCH_PHASES, Timeline
+from kerasmem.monitoring.timeline import BATCH_PHASES, SIZES, Timeline
 from kerasmem.records import Record
 
 FORMAT_VERSION = 1
@@ -35,7 +34,7 @@ class RunSummary(Record, what="run"):
         reserved_bytes, driver_used_bytes, rss_bytes, swap_bytes: the largest of each, background readings included.
         driver_total_bytes: the card's memory.
         mean_rss_bytes: of the host process, over batches.
-        in_use_growth_bytes, rss_growth_bytes: growth over the batches, warm-up left out (see `table.growth`).
+        in_use_growth_bytes, rss_growth_bytes: growth over the batches, warm-up left out (see `growth`).
     """
 
     run: int
@@ -130,79 +129,91 @@ def summarise(timeline: Timeline, name: str, rank: int | None = None, points: in
         >>> summarise(log, "run.csv").runs[0].peak_bytes
         900
     """
-    table = Table(timeline)
-    curve_list, left_out = curves(table, points, MOST_STRETCHES)
+    column = timeline.columns()
+    for size in SIZES:
+        column[size][column[size] < 0] = np.nan
+    column["time"][~np.isfinite(column["time"])] = np.nan
+    curve_list, left_out = curves(column, points, MOST_STRETCHES)
     notes = list(timeline.notes)
-    background: dict[int, PhasePeaks] = {}
-    for peaks in timeline.phases:
-        background[peaks.run] = background[peaks.run].joined(peaks) if peaks.run in background else peaks
     if left_out:
         notes.append(
             f"charts: {left_out} more stretches of time (the logger was started again) are in the tables alone"
         )
+    background: dict[float, list[PhasePeaks]] = {}
+    for peaks in timeline.phases:
+        background.setdefault(peaks.run, []).append(peaks)
     return LogSummary(
         name=name,
         rank=rank,
-        rows=len(table),
-        runs=tuple(_run(table, rows, background) for rows in groups(table.numbers["run"])),
-        epochs=tuple(_epochs(table)),
+        rows=len(timeline),
+        runs=tuple(_run(rows, background.get(rows["run"][0], ())) for rows in _parts(column, "run")),
+        epochs=tuple(map(_epoch, _parts(column, "run", "epoch"))),
         curves=curve_list,
         phases=over_epochs(timeline.phases),
         notes=tuple(notes),
     )
 
 
-def groups(*keys: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    """Return for each value of the keys the places that have it, in the order in which values first occur."""
-    if not len(keys[0]):
-        return []
-    order = np.lexsort(keys[::-1])
-    differs = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
-    found = np.split(order, np.flatnonzero(differs) + 1)
-    return sorted((np.sort(rows) for rows in found), key=lambda rows: int(rows[0]))
+def _parts(column: Mapping[str, Array], *keys: str) -> list[dict[str, Array]]:
+    """Return the rows of each value of the keys, in the order in which values first occur; rows without are left out."""
+    known = np.flatnonzero(~np.any([np.isnan(column[key]) for key in keys], axis=0))
+    order = known[np.lexsort([column[key][known] for key in reversed(keys)])]
+    differs = np.any([np.diff(column[key][order]) != 0 for key in keys], axis=0)
+    places = [np.sort(rows) for rows in np.split(order, np.flatnonzero(differs) + 1) if len(rows)]
+    return [
+        {name: values[rows] for name, values in column.items()} for rows in sorted(places, key=lambda rows: rows[0])
+    ]
 
 
-def _run(table: Table, rows: np.ndarray[Any, Any], background: Mapping[int, PhasePeaks]) -> RunSummary:
-    column = {name: values[rows] for name, values in table.numbers.items()}
-    is_epoch = table.is_phase("epoch", rows)
-    phases = [table.names["phase"][code] or "" for code in np.unique(table.texts["phase"][rows])]
+def _run(column: Mapping[str, Array], background: Sequence[PhasePeaks]) -> RunSummary:
     top = _top(column)
-    place = None if top is None else rows[top]
-    device = table.texts["device"][rows[0] if place is None else place]
-    own = (table.texts["device"][rows] == device) & ~is_epoch  # batches, as the fullest device saw them
-    in_epochs = column["epoch"][~np.isnan(column["epoch"])]
-    kind = _kind(phases)
-    counted = own & table.is_phase("train" if kind == "fit" else kind, rows)
-    times = column["time"][~np.isnan(column["time"])]
-    batch = None if top is None else column["batch"][top]
-    epoch = None if top is None else column["epoch"][top]
-    between = background.get(int(column["run"][0]))
-    host = (None, None, None) if between is None else (between.driver_used_bytes, between.rss_bytes, between.swap_bytes)
+    device = column["device"][top or 0]
+    own = (column["device"] == device) & (column["phase"] != "epoch")  # batches, as the fullest device saw them
+    kind = _kind(set(column["phase"]))
+    counted = own & (column["phase"] == ("train" if kind == "fit" else kind))
+
+    def most(size: str) -> int | None:
+        return largest_known([largest(column[size]), *(getattr(each, size) for each in background)])
+
     return RunSummary(
         run=int(column["run"][0]),
         kind=kind,
-        seconds=round(float(np.ptp(times)), 6) if len(times) else 0.0,
-        epochs=len(np.unique(in_epochs)),
+        seconds=_seconds(column["time"]),
+        epochs=len(np.unique(column["epoch"][~np.isnan(column["epoch"])])),
         batches=_count(column["steps"][counted]),
-        devices=tuple(name for code in _in_order(table.texts["device"][rows]) if (name := table.names["device"][code])),
-        peak_bytes=largest_known([largest(column["peak_bytes"]), largest(column["between_peak_bytes"])]),
-        peak_device=None if place is None else table.device(place),
-        peak_phase=None if place is None else table.names["phase"][int(table.texts["phase"][place])],
-        peak_epoch=None if epoch is None or np.isnan(epoch) else int(epoch),
-        peak_batch=None if batch is None or np.isnan(batch) else int(batch),
+        devices=tuple(name for name in dict.fromkeys(column["device"].tolist()) if name),
+        peak_bytes=_peak(column),
+        peak_device=None if top is None else device,
+        peak_phase=None if top is None else column["phase"][top],
+        peak_epoch=_whole(column["epoch"], top),
+        peak_batch=_whole(column["batch"], top),
         mean_in_use_bytes=mean(column["in_use_bytes"][own]),
         reserved_bytes=largest(column["reserved_bytes"]),
-        driver_used_bytes=largest_known([largest(column["driver_used_bytes"]), host[0]]),
+        driver_used_bytes=most("driver_used_bytes"),
         driver_total_bytes=largest(column["driver_total_bytes"]),
-        rss_bytes=largest_known([largest(column["rss_bytes"]), host[1]]),
+        rss_bytes=most("rss_bytes"),
         mean_rss_bytes=mean(column["rss_bytes"][own]),
-        swap_bytes=largest_known([largest(column["swap_bytes"]), host[2]]),
+        swap_bytes=most("swap_bytes"),
         in_use_growth_bytes=growth(column["in_use_bytes"][own]),
         rss_growth_bytes=growth(column["rss_bytes"][own]),
     )
 
 
-def _top(column: dict[str, np.ndarray[Any, Any]]) -> int | None:
+def _epoch(column: Mapping[str, Array]) -> EpochSummary:
+    counted = (column["device"] == column["device"][0]) & (column["phase"] == "train")
+    return EpochSummary(
+        run=int(column["run"][0]),
+        epoch=int(column["epoch"][0]),
+        batches=_count(column["steps"][counted]),
+        seconds=_seconds(column["time"]),
+        peak_bytes=_peak(column),
+        in_use_bytes=largest(column["in_use_bytes"]),
+        driver_used_bytes=largest(column["driver_used_bytes"]),
+        rss_bytes=largest(column["rss_bytes"]),
+    )
+
+
+def _top(column: Mapping[str, Array]) -> int | None:
     """Return the row with the largest peak, a batch's own before the time between batches."""
     peaks = np.fmax(column["peak_bytes"], column["between_peak_bytes"])
     if np.isnan(peaks).all():
@@ -212,38 +223,53 @@ def _top(column: dict[str, np.ndarray[Any, Any]]) -> int | None:
     return int(batches[0]) if len(batches) else int(np.flatnonzero(peaks == most)[0])
 
 
-def _kind(phases: Sequence[str]) -> str:
+def _peak(column: Mapping[str, Array]) -> int | None:
+    return largest(np.fmax(column["peak_bytes"], column["between_peak_bytes"]))
+
+
+def _whole(values: Array, place: int | None) -> int | None:
+    return None if place is None or np.isnan(values[place]) else int(values[place])
+
+
+def _kind(phases: Collection[str | None]) -> str:
     if "train" in phases:
         return "fit"
     return next((phase for phase in BATCH_PHASES if phase in phases), "fit")
 
 
-def _count(steps: np.ndarray[Any, Any]) -> int:
+def _count(steps: Array) -> int:
     return int(np.where(np.isnan(steps), 1, steps).sum())
 
 
-def _in_order(codes: np.ndarray[Any, Any]) -> list[int]:
-    return [int(code) for code in dict.fromkeys(codes.tolist())]
+def _seconds(times: Array) -> float:
+    known = times[~np.isnan(times)]
+    return round(float(np.ptp(known)), 6) if len(known) else 0.0
 
 
-def _epochs(table: Table) -> list[EpochSummary]:
-    inside = np.flatnonzero(~np.isnan(table.numbers["epoch"]))
-    found = []
-    for rows in groups(table.numbers["run"][inside], table.numbers["epoch"][inside]):
-        rows = inside[rows]
-        column = {name: values[rows] for name, values in table.numbers.items()}
-        first = table.texts["device"][rows] == table.texts["device"][rows[0]]
-        times = column["time"][~np.isnan(column["time"])]
-        found.append(
-            EpochSummary(
-                run=int(column["run"][0]),
-                epoch=int(column["epoch"][0]),
-                batches=_count(column["steps"][first & table.is_phase("train", rows)]),
-                seconds=round(float(np.ptp(times)), 6) if len(times) else 0.0,
-                peak_bytes=largest_known([largest(column["peak_bytes"]), largest(column["between_peak_bytes"])]),
-                in_use_bytes=largest(column["in_use_bytes"]),
-                driver_used_bytes=largest(column["driver_used_bytes"]),
-                rss_bytes=largest(column["rss_bytes"]),
-            )
-        )
-    return found
+def largest(values: Array) -> int | None:
+    """Return the largest of the known values, or None where none is known."""
+    known = values[~np.isnan(values)]
+    return int(known.max()) if len(known) else None
+
+
+def mean(values: Array) -> int | None:
+    """Return the mean of the known values in whole bytes, or None where none is known."""
+    known = values[~np.isnan(values)]
+    return round(float(known.mean())) if len(known) else None
+
+
+def growth(values: Array) -> int | None:
+    """Return by how much values grew once warmed up: the last fifth's median less the second fifth's.
+
+    The first fifth (first batches, tracing, growing pools) does not count, and medians pass over single peaks.
+    None where fewer than ten values are known.
+
+    Example:
+        >>> growth(np.array([0.0] * 10 + [100.0] * 30 + [160.0] * 10))
+        60
+    """
+    known = values[~np.isnan(values)]
+    if len(known) < 10:
+        return None
+    fifth = len(known) // 5
+    return round(float(np.median(known[-fifth:]) - np.median(known[fifth : 2 * fifth])))

@@ -103,7 +103,7 @@ class Recorder:
     def timeline(self) -> Timeline:
         """The samples so far, as an immutable copy."""
         self._pending.flush()
-        return Timeline.of_rows(self._rows.copy(), self._notes, self.phases)
+        return Timeline(self._rows.copy(), self._notes, self.phases)
 
     @property
     def phases(self) -> tuple[PhasePeaks, ...]:

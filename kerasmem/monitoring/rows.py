@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 _UNKNOWN = -(2**63)  # inside the integer arrays only; outside, unknown is None
 
 
@@ -16,18 +18,21 @@ class PackedRows:
     Args:
         kinds: for each column "float", "int" (None allowed) or "text" (None allowed; few distinct values).
         keep: rows to hold at most; the oldest are dropped, some thousands at a time. None holds all.
+        rows: the first ones.
 
     Attributes:
         dropped: how many rows were dropped.
     """
 
-    def __init__(self, kinds: Sequence[str], keep: int | None = None) -> None:
+    def __init__(self, kinds: Sequence[str], keep: int | None = None, rows: Iterable[Iterable[Any]] = ()) -> None:
         self._kinds = tuple(kinds)
         self._columns: list[array[Any]] = [array({"float": "d", "int": "q", "text": "H"}[kind]) for kind in kinds]
         self._texts: list[str | None] = []
         self._codes: dict[str | None, int] = {}
         self._keep = keep
         self.dropped = 0
+        for row in rows:
+            self.append(row)
 
     def append(self, row: Iterable[Any]) -> None:
         """Add a row at the end."""
@@ -49,6 +54,13 @@ class PackedRows:
         twin._columns = [column[:] for column in self._columns]
         twin._texts, twin._codes, twin.dropped = list(self._texts), dict(self._codes), self.dropped
         return twin
+
+    def column(self, place: int) -> np.ndarray[Any, Any]:
+        """Return a column as an array: numbers as float64, NaN where they are None, and texts as objects."""
+        held = np.array(self._columns[place])
+        if self._kinds[place] == "text":
+            return np.array(self._texts, dtype=object)[held]
+        return np.where(held == _UNKNOWN, np.nan, held)
 
     @property
     def held_bytes(self) -> int:

@@ -6,6 +6,8 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from kerasmem.errors import InputError, UsageError, check_format
 from kerasmem.monitoring.phases import PhasePeaks, largest_known
 from kerasmem.monitoring.rows import PackedRows
@@ -75,9 +77,13 @@ class Timeline:
     """The readings of one or more runs, in the order they were made. Immutable.
 
     Args:
-        samples: the readings.
+        samples: the readings; packed rows are taken as they are, so nobody else may change them.
         notes: what could not be read, and why.
         phases: what background readings found in each phase of each epoch.
+
+    Attributes:
+        notes: what could not be read, and why.
+        phases: what background readings found in each phase of each epoch; CSV files do not hold it.
 
     Example:
         >>> timeline = Timeline([Sample(0, 0.5, "train", 0, 7, 1, "GPU:0", 100, 900, *[None] * 6)])
@@ -85,27 +91,15 @@ class Timeline:
         (900, 7)
     """
 
-    __slots__ = ("_notes", "_phases", "_rows")
-    _notes: tuple[str, ...]
-    _phases: tuple[PhasePeaks, ...]
+    notes: tuple[str, ...]
+    phases: tuple[PhasePeaks, ...]
     _rows: PackedRows
 
     def __init__(
-        self, samples: Iterable[Sample] = (), notes: Iterable[str] = (), phases: Iterable[PhasePeaks] = ()
+        self, samples: Iterable[Sample] | PackedRows = (), notes: Iterable[str] = (), phases: Iterable[PhasePeaks] = ()
     ) -> None:
-        rows = PackedRows(KINDS)
-        for sample in samples:
-            rows.append(sample)
-        object.__setattr__(self, "_rows", rows)
-        object.__setattr__(self, "_notes", tuple(notes))
-        object.__setattr__(self, "_phases", tuple(phases))
-
-    @classmethod
-    def of_rows(cls, rows: PackedRows, notes: Iterable[str], phases: Iterable[PhasePeaks]) -> Timeline:
-        """Return a timeline over rows that nobody else changes."""
-        timeline = cls((), notes, phases)
-        object.__setattr__(timeline, "_rows", rows)
-        return timeline
+        rows = samples if isinstance(samples, PackedRows) else PackedRows(KINDS, rows=samples)
+        vars(self).update(notes=tuple(notes), phases=tuple(phases), _rows=rows)
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -113,19 +107,13 @@ class Timeline:
         return tuple(self)
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What could not be read, and why."""
-        return self._notes
-
-    @property
-    def phases(self) -> tuple[PhasePeaks, ...]:
-        """What background readings found in each phase of each epoch; CSV files do not hold it."""
-        return self._phases
-
-    @property
     def dropped(self) -> int:
         """How many of the oldest readings were dropped to bound the memory that the timeline takes."""
         return self._rows.dropped
+
+    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return each field of `Sample` as an array: numbers as float64, NaN where not known, and texts as objects."""
+        return {name: self._rows.column(place) for place, name in enumerate(COLUMNS)}
 
     def max(
         self, field: str = "peak_bytes", *, phase: str | None = None, epoch: int | None = None,
@@ -146,7 +134,7 @@ class Timeline:
         Raises:
             UsageError: `field` is no size.
         """
-        rows = self._select(field, phase, epoch, device, run)
+        rows = self._select(field, phase=phase, epoch=epoch, device=device, run=run)
         return largest_known(getattr(row, field) for row in rows)
 
     def largest(
@@ -157,14 +145,9 @@ class Timeline:
 
         Takes the arguments of `max`; "epoch" rows do not compete unless `phase` asks for them.
         """
-        best: Sample | None = None
-        for row in self._select(field, phase, epoch, device, run):
-            value = getattr(row, field)
-            if value is None or (phase is None and row.phase == "epoch"):
-                continue
-            if best is None or value > getattr(best, field):
-                best = row
-        return best
+        rows = self._select(field, phase=phase, epoch=epoch, device=device, run=run)
+        known = (row for row in rows if getattr(row, field) is not None and (phase or row.phase != "epoch"))
+        return max(known, key=operator.attrgetter(field), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the timeline as plain data: column names, then a list for each row."""
@@ -213,24 +196,16 @@ class Timeline:
         raise AttributeError("a Timeline does not change")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Timeline.of_rows, (self._rows, self.notes, self.phases)
+        return Timeline, (self._rows, self.notes, self.phases)
 
     def __repr__(self) -> str:
         return f"<Timeline: {len(self)} samples, peak {self.max('peak_bytes')} B>"
 
-    def _select(
-        self, field: str, phase: str | None, epoch: int | None, device: str | None, run: int | None
-    ) -> Iterator[Sample]:
+    def _select(self, field: str, **where: Any) -> Iterator[Sample]:
         if field not in SIZES:
             raise UsageError(f"field: {field!r} is no size; choose one of {', '.join(SIZES)}")
-        for row in self:
-            if (
-                (phase is None or row.phase == phase)
-                and (epoch is None or row.epoch == epoch)
-                and (device is None or row.device == device)
-                and (run is None or row.run == run)
-            ):
-                yield row
+        wanted = [(name, value) for name, value in where.items() if value is not None]
+        return (row for row in self if all(getattr(row, name) == value for name, value in wanted))
 
 
 def make_sample(values: Mapping[str, Any]) -> Sample:

@@ -7,8 +7,8 @@ import pytest
 
 from kerasmem.errors import UsageError
 from kerasmem.monitoring import Sample, Timeline
-from kerasmem.monitoring.columns import growth, thin
-from kerasmem.monitoring.log_summary import summarise
+from kerasmem.monitoring.curves import thin
+from kerasmem.monitoring.log_summary import growth, summarise
 from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.monitoring.ranks import group_by_rank
