@@ -2,15 +2,15 @@
 
 ============= ===============================================================================
 logger        `MemoryLogger`, the Keras callback; hooks: which of Keras's hooks means what
-arguments     what is wrong with its arguments; inputs: arrays that take twice the bytes they need
+settings      its arguments, checked; inputs: arrays that take twice the bytes they need
 calls         which fit, evaluate or predict a hook comes from
 recorder      beginnings and ends of runs, epochs and batches → samples
 batch_queue   raw readings of batches, and how samples are made of them later
 device_reader one reading of all devices, the driver and the host; peaks of batch, epoch and run
 peaks         one allocator's peaks, shared by all who read it
-epoch_maxima  the largest sizes of an epoch; epoch_health: how whole the allocators' free memory was
+epoch_maxima  the largest sizes of an epoch
 cost          what the logger itself costs
-results       what a logger has found, beside the hooks by which it finds it
+results       what a logger has found in brief, and how whole the allocators' free memory was
 timeline      `Sample` and `Timeline`: the result, and its plain-data form
 rows          samples in compact arrays, for runs of a million batches
 ranks         which logs belong together; rank_logs: the logs of several ranks as one training

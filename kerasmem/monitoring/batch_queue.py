@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kerasmem.devices.host import ProcessReading
 from kerasmem.monitoring.device_reader import DeviceReading, RawReading
 from kerasmem.monitoring.timeline import Sample
 
@@ -57,13 +56,13 @@ class RawBatch(NamedTuple):
         """The batch in words."""
         return f"in batch {self.batch}" if self.phase == "train" else f"in {self.phase} batch {self.batch}"
 
-    def samples(self, seconds: float, readings: list[DeviceReading], host: ProcessReading | None) -> list[Sample]:
+    def samples(self, seconds: float, readings: list[DeviceReading]) -> list[Sample]:
         """Return the batch's rows, one a device."""
         head = (self.run, seconds, self.phase, self.epoch, self.batch, self.steps)
-        tail: tuple[int | None, int | None] = host or (None, None)
+        peaks = [reading.peak_bytes for reading in readings] if self.settled is None else self.settled
         return [
-            Sample(*head, device, in_use, peak, before, reserved, used, total, *tail)
-            for (device, in_use, peak, reserved, used, total), before in zip(readings, self.between, strict=True)
+            Sample(*head, device, in_use, peak, before, *rest)
+            for (device, in_use, _, *rest), peak, before in zip(readings, peaks, self.between, strict=True)
         ]
 
 

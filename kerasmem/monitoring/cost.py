@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kerasmem.errors import KerasmemError
 from kerasmem.records import Record
@@ -47,28 +47,14 @@ class Overhead(Record, what="overhead", also=("per_batch_seconds", "step_share")
         return {**vars(self), "per_batch_seconds": self.per_batch_seconds, "step_share": self.step_share}
 
 
-class Costed(Protocol):
-    """What `costed` needs of the object whose methods it wraps."""
-
-    clock: Callable[[], float]
-    broken: bool
-    total_seconds: float
-    batch_seconds: float
-    step_seconds: float
-    step_start: float | None
-
-    def break_off(self, error: Exception) -> None:
-        """End the recording because of an error that was not expected."""
-
-
 def costed(method: F) -> F:
-    """Count the method's time as the recorder's cost, and keep its failures out of the training loop."""
+    """Count the time of a method of `Recorder` as its cost, and keep failures out of the training loop."""
     is_batch = method.__name__.endswith("_batch")
     opens = method.__name__ == "begin_batch"
     starts = method.__name__ == "begin_run"  # a new run gets a new chance
 
     @functools.wraps(method)
-    def guarded(self: Costed, *args: Any) -> Any:
+    def guarded(self: Any, *args: Any) -> Any:
         if self.broken and not starts:
             return None
         start = self.clock()

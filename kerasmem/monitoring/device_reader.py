@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kerasmem.devices.allocator import Allocator
 from kerasmem.devices.health import AllocatorHealth, read_health
-from kerasmem.devices.host import HostReader, ProcessReading
+from kerasmem.devices.host import HostReader
 from kerasmem.devices.limits import read_limits
 from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.devices.other_allocators import JaxAllocator, TorchAllocator
@@ -27,7 +27,7 @@ from kerasmem.units import format_size
 
 
 class DeviceReading(NamedTuple):
-    """A device's sizes in bytes; `peak_bytes` is that since the reading before."""
+    """A device's sizes and, at the same moment, the host's; in bytes. `peak_bytes` is that since the reading before."""
 
     device: str | None
     in_use_bytes: int | None
@@ -35,6 +35,8 @@ class DeviceReading(NamedTuple):
     reserved_bytes: int | None
     driver_used_bytes: int | None
     driver_total_bytes: int | None
+    rss_bytes: int | None
+    swap_bytes: int | None
 
 
 _Driver = tuple["int | None", "int | None"]
@@ -119,16 +121,16 @@ class DeviceReader:
             if device.name and device.process_peak is not None
         }
 
-    def start_run(self) -> tuple[list[DeviceReading], ProcessReading | None]:
+    def start_run(self) -> list[DeviceReading]:
         """Forget the run's peaks, not the process's, and return a first reading; ask the driver before."""
         for device in self._devices:
             if device.ledger is not None:
                 device.ledger.join(device.account)
         self._note_circumstances()
-        readings, host = self.read()
+        readings = self.read()
         for device, reading in zip(self._devices, readings, strict=True):
             device.run_peak = reading.in_use_bytes if device.resets else None
-        return readings, host
+        return readings
 
     def end_run(self) -> None:
         """Take the run's last peaks; what other meters read from then on is no business of this one."""
@@ -141,8 +143,8 @@ class DeviceReader:
         """Return each device's peak since the reading before; the cheap half of a reading."""
         return [self._take(device)[1] for device in self._devices]
 
-    def read(self) -> tuple[list[DeviceReading], ProcessReading | None]:
-        """Return a reading of each device, and of the host; the driver's part is as `read_driver` last left it."""
+    def read(self) -> list[DeviceReading]:
+        """Return a reading of each device, at least one; the driver's part is as `read_driver` last left it."""
         return self.unpack(self.read_raw())
 
     def read_raw(self) -> RawReading:
@@ -156,14 +158,12 @@ class DeviceReader:
             self._note(f"host: this process's memory cannot be read: {error}")
             return sizes, None
 
-    def unpack(self, raw: RawReading) -> tuple[list[DeviceReading], ProcessReading | None]:
+    def unpack(self, raw: RawReading) -> list[DeviceReading]:
         """Return the sizes of a raw reading."""
-        sizes, host = raw
-        readings = [
-            DeviceReading(device.name, in_use, peak, reserved, *driver)
-            for device, ((in_use, peak, reserved), driver) in zip(self._devices, sizes, strict=True)
-        ]
-        return readings, None if host is None else self._host.unpack(host)
+        sizes, caught = raw
+        host = (None, None) if caught is None else self._host.unpack(caught)
+        pairs = zip(self._devices, sizes, strict=True)
+        return [DeviceReading(device.name, *allocator, *driver, *host) for device, (allocator, driver) in pairs]
 
     def read_driver(self) -> int | None:
         """Ask the driver, and return the bytes in use on the fullest card; too slow for a batch's hook."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from kerasmem.devices.host import ProcessReading
 from kerasmem.monitoring.device_reader import DeviceReading
 from kerasmem.monitoring.phases import largest_known
 from kerasmem.monitoring.timeline import Sample
@@ -21,7 +20,7 @@ class EpochMaxima:
 
     Args:
         epoch: Keras's number of the epoch.
-        devices: names of the devices, in the order of the readings.
+        devices: names of the devices, in the order of the readings; at least one.
 
     Attributes:
         steps: batches trained.
@@ -32,53 +31,46 @@ class EpochMaxima:
         self.steps = 0
         self._highest = -1  # of the peaks of batches
         self._where = ""
-        self._devices = [DeviceReading(name, None, None, None, None, None) for name in devices]
-        self._between: list[int | None] = [None] * len(devices)
-        self._host: tuple[int | None, int | None] = (None, None)
+        self._rows = [Sample(0, 0.0, "epoch", epoch, None, 0, device, *[None] * 8) for device in devices]
         self._tree: int | None = None
 
-    def add(
-        self,
-        readings: Sequence[DeviceReading],
-        between: Sequence[int | None],
-        host: ProcessReading | None,
-        where: str = "",
-    ) -> None:
-        """Take in one moment; `between` are the peaks before it, `where` names the batch, for people."""
-        for place, reading in enumerate(readings):
-            held = self._devices[place]
-            if reading != held:
-                self._devices[place] = DeviceReading(held.device, *map(_larger, held[1:], reading[1:]))
-            self._between[place] = _larger(self._between[place], between[place])
-            peak = reading.peak_bytes
-            if peak is not None and peak > self._highest:
-                self._highest, self._where = peak, where
-        if host is not None:
-            self._host = (_larger(self._host[0], host[0]), _larger(self._host[1], host[1]))
+    def add(self, samples: Sequence[Sample], where: str = "") -> None:
+        """Take in one moment, a sample a device; `where` names the batch, for people."""
+        for place, sample in enumerate(samples):
+            held = self._rows[place]
+            if sample[7:] != held[7:]:
+                self._rows[place] = Sample(*held[:7], *map(_larger, held[7:], sample[7:]))
+            if sample.peak_bytes is not None and sample.peak_bytes > self._highest:
+                self._highest, self._where = sample.peak_bytes, where
+
+    def add_after(self, readings: Sequence[DeviceReading]) -> None:
+        """Take in the readings after the last batch, whose peaks are no batch's."""
+        head = self._rows[0][:6]
+        self.add([Sample(*head, device, in_use, None, peak, *rest) for device, in_use, peak, *rest in readings])
 
     def add_background(self, rss: int | None, tree: int | None, swap: int | None) -> None:
         """Take in the largest sizes that background readings found in the epoch so far."""
-        self._host = (_larger(self._host[0], rss), _larger(self._host[1], swap))
+        self._rows = [
+            row._replace(rss_bytes=_larger(row.rss_bytes, rss), swap_bytes=_larger(row.swap_bytes, swap))
+            for row in self._rows
+        ]
         self._tree = _larger(self._tree, tree)
 
     def largest(self, size: str) -> int | None:
         """Return the largest of a size over all devices; the peak counts the time between batches."""
-        if size in ("rss_bytes", "swap_bytes"):
-            return self._host[size == "swap_bytes"]
         if size == "tree_bytes":
-            return _larger(self._tree, self._host[0])
-        values = [getattr(device, size) for device in self._devices]
-        if size == "peak_bytes":
-            values += self._between
-        return largest_known(values)
+            return _larger(self._tree, self.largest("rss_bytes"))
+        found = largest_known(getattr(row, size) for row in self._rows)
+        return _larger(found, self.largest("between_peak_bytes")) if size == "peak_bytes" else found
 
     def rows(self, run: int, moment: float) -> list[Sample]:
         """Return the epoch's rows, one a device."""
-        rows = []
-        for (name, in_use, peak, reserved, used, total), between in zip(self._devices, self._between, strict=True):
-            sizes = (in_use, _larger(peak, between), between, reserved, used, total, *self._host)
-            rows.append(Sample(run, moment, "epoch", self.epoch, None, self.steps, name, *sizes))
-        return rows
+        return [
+            row._replace(
+                run=run, time=moment, steps=self.steps, peak_bytes=_larger(row.peak_bytes, row.between_peak_bytes)
+            )
+            for row in self._rows
+        ]
 
     def logs(self, known: Collection[str]) -> dict[str, float]:
         """Return what goes into Keras's `logs`: the sizes `known` at the start, NaN if one failed since."""
@@ -100,7 +92,7 @@ class EpochMaxima:
             parts.append(f"host {format_size(rss)}" + (f" ({format_size(tree)} with workers)" if tree > rss else ""))
         if swap := self.largest("swap_bytes"):
             parts.append(f"swapped out {format_size(swap)}")
-        devices = ", ".join(device.device for device in self._devices if device.device) or "host"
+        devices = ", ".join(row.device for row in self._rows if row.device) or "host"
         return f"memory, epoch {self.epoch + 1} ({devices}): {', '.join(parts) or 'nothing can be read'}"
 
 

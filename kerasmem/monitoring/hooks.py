@@ -11,13 +11,12 @@ from kerasmem.compat.keras_calls import stop_watching_saving, watch_saving
 from kerasmem.monitoring.calls import KerasCall
 from kerasmem.monitoring.inputs import float64_inputs
 from kerasmem.monitoring.recorder import Kind, Recorder
-from kerasmem.monitoring.results import LoggerResults
 from kerasmem.monitoring.step_profiler import BatchProfile
 
 _METHODS: dict[Kind, str] = {"train": "fit", "test": "evaluate", "predict": "predict"}
 
 
-class LoggerHooks(LoggerResults):
+class LoggerHooks:
     """The hooks of `MemoryLogger`; stands before `keras.callbacks.Callback` among its bases."""
 
     model: Any
@@ -25,8 +24,6 @@ class LoggerHooks(LoggerResults):
     _model: Any
     _recorder: Recorder
     _profile: BatchProfile | None
-    _verbose: int
-    _epoch_logs: bool
 
     def _forget_runs(self) -> None:
         """Be as before the first run."""
@@ -78,21 +75,22 @@ class LoggerHooks(LoggerResults):
         if ended is None:
             return
         values, line = ended
-        if logs is not None and self._epoch_logs:
+        if logs is not None and self._recorder.settings.epoch_logs:
             logs.update(values)
-        self._line = line if self._verbose and not self.rank else None
+        worker = self._recorder.worker
+        self._line = line if self._recorder.settings.verbose and (worker is None or worker.rank == 0) else None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Read the peak since the batch before, and start this batch's own."""
         if self._profile is not None and not self._is_guests():
-            self._profile.begin_batch(batch)  # first, for what it takes is not the batch's
+            self._profile.on_train_batch_begin(batch)  # first, for what it takes is not the batch's
         self._begin_batch("train", batch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the batch."""
         self._end_batch("train", "train", batch)
         if self._profile is not None and not self._is_guests():
-            self._profile.end_batch(batch)
+            self._profile.on_train_batch_end(batch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin validation inside `fit`, or a run of `evaluate`."""

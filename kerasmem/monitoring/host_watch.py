@@ -10,41 +10,17 @@ from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.devices.processes import TreeReader
 from kerasmem.devices.visible import visible_devices
 from kerasmem.monitoring.periodic import PeriodicThread
-from kerasmem.monitoring.phases import BackgroundReading
+from kerasmem.monitoring.phases import BackgroundReading, PhaseMaxima
 
 _PERIOD = 0.05
-
-
-class HostPeaks:
-    """The largest sizes while an action lasts, in bytes; None where nothing is known."""
-
-    __slots__ = ("driver", "high_water", "rss", "tree")
-
-    def __init__(self) -> None:
-        self.rss: int | None = None
-        self.tree: int | None = None
-        self.driver: int | None = None
-        self.high_water: int | None = None
-
-    def add(self, moment: BackgroundReading) -> None:
-        """Take in a reading; the high-water mark counts where it rose since the first."""
-        rss, high = moment.rss_bytes, moment.high_water_bytes
-        extra = 0
-        if high is not None and rss is not None:
-            if self.high_water is not None and high > self.high_water:
-                extra = max(high - rss, 0)
-            self.high_water = high
-        for name, size in (("rss", rss), ("tree", moment.tree_bytes)):
-            held = getattr(self, name)
-            if size is not None and (held is None or size + extra > held):
-                setattr(self, name, size + extra)
-        used = moment.driver_used_bytes
-        if used is not None and (self.driver is None or used > self.driver):
-            self.driver = used
+_PHASE = "action"
 
 
 class HostWatch:
-    """Reads host and driver while at least one action is under way; its thread and NVML end with the last."""
+    """Reads host and driver while at least one action is under way; its thread and NVML end with the last.
+
+    Each action has a `PhaseMaxima` of its own, to which all readings are of one phase.
+    """
 
     _thread: PeriodicThread | None
     _tree: TreeReader | None
@@ -52,11 +28,11 @@ class HostWatch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: list[HostPeaks] = []
+        self._open: list[PhaseMaxima] = []
         self._cards: list[NvmlDevice] = []
         self._thread = self._tree = self._nvml = None
 
-    def open(self, peaks: HostPeaks) -> BackgroundReading:
+    def open(self, peaks: PhaseMaxima) -> BackgroundReading:
         """Take a reading, and add it and all further ones to `peaks`."""
         with self._lock:
             if not self._open:
@@ -64,13 +40,13 @@ class HostWatch:
             self._open.append(peaks)
             return self._read()
 
-    def close(self, peaks: HostPeaks) -> BackgroundReading:
+    def close(self, peaks: PhaseMaxima) -> BackgroundReading:
         """Take a last reading for `peaks`."""
         with self._lock:
             if not self._open:  # a forked child ends an action of its parent's
                 self._begin()
             moment = self._read()
-            peaks.add(moment)
+            peaks.add(_PHASE, 0, moment)
             self._open = [other for other in self._open if other is not peaks]
             if self._open:
                 return moment
@@ -116,7 +92,7 @@ class HostWatch:
             except Exception:  # psutil has several kinds; the action must not fail for it
                 self._tree = None
         for peaks in self._open:
-            peaks.add(moment)
+            peaks.add(_PHASE, 0, moment)
         return moment
 
 

@@ -155,7 +155,7 @@ def summarise(timeline: Timeline, name: str, rank: int | None = None, points: in
 
 
 def _parts(column: Mapping[str, Array], *keys: str) -> list[dict[str, Array]]:
-    """Return the rows of each value of the keys, in the order in which values first occur; rows without are left out."""
+    """Return the rows of each value of the keys, in the order in which they first occur; without rows that lack one."""
     known = np.flatnonzero(~np.any([np.isnan(column[key]) for key in keys], axis=0))
     order = known[np.lexsort([column[key][known] for key in reversed(keys)])]
     differs = np.any([np.diff(column[key][order]) != 0 for key in keys], axis=0)

@@ -58,7 +58,7 @@ class LogFile:
 
     Args:
         path: the file; missing folders above it are made.
-        format: "csv" or "jsonl".
+        format: "csv" or "jsonl", where the suffix does not say.
         append: add to what is there (a half-written last line is cut off); otherwise overwrite it.
         busy: whether somebody is still at it; overwriting a file that another log of this process has open
             is refused where that log is busy, and otherwise ends it.
@@ -76,12 +76,12 @@ class LogFile:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        format: Format,
+        format: Format | None,
         append: bool,
         busy: Callable[[], bool] | None = None,
     ) -> None:
         self.path = Path(path)
-        self.format: Format = format
+        self.format = format_of(path, format)
         self.next_run = 0
         self.behind: weakref.WeakMethod[Callable[[], None]] | None = None
         self.runs_end = 0
@@ -95,7 +95,7 @@ class LogFile:
             with _opening:
                 fresh = self._resume() if append else True
                 self._settle(append)
-                if fresh and format == "csv":
+                if fresh and self.format == "csv":
                     self._write(_HEADER + "\n")
         except OSError as error:
             raise self._refusal(error) from error

@@ -6,19 +6,21 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import keras
 
 from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
 from kerasmem.devices.nvml import Nvml
-from kerasmem.monitoring.arguments import check_arguments
+from kerasmem.monitoring.cost import Overhead
 from kerasmem.monitoring.hooks import LoggerHooks
-from kerasmem.monitoring.logfile import format_of
-from kerasmem.monitoring.outputs import require_tensorboard
+from kerasmem.monitoring.leak_watch import LeakReport
+from kerasmem.monitoring.phases import PhasePeaks, over_epochs
 from kerasmem.monitoring.recorder import Recorder
+from kerasmem.monitoring.results import EpochHealth, LoggerSummary
+from kerasmem.monitoring.settings import LoggerSettings
 from kerasmem.monitoring.step_profiler import BatchProfile
+from kerasmem.monitoring.timeline import Timeline
 from kerasmem.profiling.results import StepProfile
 
 
@@ -130,27 +132,12 @@ class MemoryLogger(LoggerHooks, keras.callbacks.Callback):
             message = "MemoryLogger(every=…) is called update_freq now, as in keras.callbacks.TensorBoard"
             warnings.warn(message, FutureWarning, stacklevel=2)
             update_freq = every
-        check_arguments(filename, update_freq, nvml, verbose, devices, keep, tensorboard, sampling)
-        if tensorboard is not None:
-            require_tensorboard()
-        self._verbose = verbose
-        self._epoch_logs = epoch_logs
+        settings = LoggerSettings(
+            filename, format, append, update_freq, tensorboard, nvml, verbose, devices, reset_peaks, epoch_logs,
+            sampling, health, leaks, keep, clock,
+        )  # fmt: skip
         self._memory_growth = memory_growth
-        self._recorder = Recorder(
-            None if filename is None else Path(filename),
-            "csv" if filename is None else format_of(filename, format),
-            update_freq=int(update_freq),
-            append=append,
-            board=None if tensorboard is None else os.fspath(tensorboard),
-            nvml=nvml,
-            devices=None if devices is None else list(devices),
-            reset_peaks=reset_peaks,
-            keep=None if keep is None else int(keep),
-            sampling=float(sampling),
-            health=bool(health),
-            leaks=bool(leaks),
-            clock=clock,
-        )
+        self._recorder = Recorder(settings)
         self._profile = None if profile_batch is None else BatchProfile(profile_batch, filename, self._recorder.note)
         self._forget_runs()
         self.growth: GrowthStatus | None = None
@@ -159,7 +146,68 @@ class MemoryLogger(LoggerHooks, keras.callbacks.Callback):
     @property
     def profile(self) -> StepProfile | None:
         """The profile of the batch that `profile_batch` named, in the latest `fit`; None where `notes` says why."""
-        return None if self._profile is None else self._profile.result
+        return None if self._profile is None else self._profile.profile
+
+    @property
+    def timeline(self) -> Timeline:
+        """All samples so far (the newest `keep` of them), as an immutable copy."""
+        return self._recorder.timeline
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be read and why, and what is out of the ordinary."""
+        return self._recorder.notes
+
+    @property
+    def rank(self) -> int | None:
+        """This process's number among those that train together, in the latest run; None where it trains alone."""
+        worker = self._recorder.worker
+        return None if worker is None else worker.rank
+
+    @property
+    def run_peaks(self) -> dict[str, int]:
+        """Each device's largest allocator peak in the latest run, in bytes, where it can be read.
+
+        The time between batches, and batches that were skipped (`update_freq`), count.
+        """
+        return self._recorder.peaks[0]
+
+    @property
+    def run_peak(self) -> int | None:
+        """The largest of `run_peaks`; None where no device's allocator can be read."""
+        return max(self.run_peaks.values(), default=None)
+
+    @property
+    def process_peak(self) -> int | None:
+        """The largest allocator peak since the process began, as TensorFlow would say without the resets."""
+        return max(self._recorder.peaks[1].values(), default=None)
+
+    @property
+    def phases(self) -> tuple[PhasePeaks, ...]:
+        """The largest host and driver sizes of each phase of each epoch, from background readings."""
+        return self._recorder.phases
+
+    @property
+    def health(self) -> tuple[EpochHealth, ...]:
+        """Reserved, largest free block and fragmentation at each epoch's end; empty without `health=True`."""
+        return tuple(self._recorder.health)
+
+    @property
+    def leaks(self) -> LeakReport | None:
+        """Whether memory is kept from epoch to epoch; None without `leaks=True`."""
+        watch = self._recorder.leak_watch
+        return None if watch is None else watch.report()
+
+    @property
+    def overhead(self) -> Overhead:
+        """What the logger itself has cost so far: its hooks, and its background thread."""
+        return self._recorder.overhead
+
+    @property
+    def summary(self) -> LoggerSummary:
+        """The findings in brief."""
+        latest = over_epochs(each for each in self.phases if each.run == self.phases[-1].run)
+        return LoggerSummary(self.run_peaks, self.process_peak, latest, self.health, self.overhead, self.notes)
 
     def close(self) -> None:
         """Close the file and let go of the driver, also after an exception in `fit`; may be called again.

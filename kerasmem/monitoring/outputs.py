@@ -37,7 +37,13 @@ class Outputs:
     file: LogFile | None
     _board: Board | None
 
-    def __init__(self, path: Path | None, format: Format, append: bool, board: str | None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        format: Format | None,
+        append: bool,
+        board: str | os.PathLike[str] | None,
+    ) -> None:
         self._path, self._format, self._append, self._board_folder = path, format, append, board
         self._family = uuid.uuid4().hex  # copies have the same, for they write to the same file
         self.file = self._board = None
@@ -60,7 +66,7 @@ class Outputs:
         """
         if self._path is not None:
             append = self._append or again or self._family in _begun
-            self.file = LogFile(own_path(self._path, worker), self._format, append=append, busy=busy)
+            self.file = LogFile(own_path(Path(self._path), worker), self._format, append=append, busy=busy)
             _begun.add(self._family)
         if self._board is None and self._board_folder is not None:
             folder = self._board_folder

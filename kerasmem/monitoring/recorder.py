@@ -11,8 +11,8 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 from kerasmem.cluster import Worker
@@ -20,14 +20,14 @@ from kerasmem.devices.nvml import Nvml
 from kerasmem.monitoring.batch_queue import BatchQueue, OpenBatch, RawBatch
 from kerasmem.monitoring.cost import Overhead, costed
 from kerasmem.monitoring.device_reader import DeviceReader
-from kerasmem.monitoring.epoch_health import EpochHealth, health_notes
 from kerasmem.monitoring.epoch_maxima import EpochMaxima
 from kerasmem.monitoring.leak_watch import LeakWatch
-from kerasmem.monitoring.logfile import Format
 from kerasmem.monitoring.outputs import Outputs
 from kerasmem.monitoring.phases import CurrentPhase, PhasePeaks
+from kerasmem.monitoring.results import EpochHealth, health_notes
 from kerasmem.monitoring.rows import PackedRows
 from kerasmem.monitoring.sampler import Sampler
+from kerasmem.monitoring.settings import LoggerSettings
 from kerasmem.monitoring.timeline import KINDS, Timeline
 
 Kind = Literal["train", "test", "predict"]
@@ -35,9 +35,13 @@ _PENDING = 64  # batches whose readings wait to be taken in
 
 
 class Recorder:
-    """Records runs. The arguments are those of `MemoryLogger`, checked.
+    """Records runs.
+
+    Args:
+        settings: the arguments of `MemoryLogger`, checked.
 
     Attributes:
+        settings: as given; a copy asks for a connection to the driver of its own.
         clock: seconds that only go forward.
         run: number of the run under way; None between runs.
         epoch: number of the epoch under way; None outside.
@@ -55,24 +59,8 @@ class Recorder:
     _open: dict[str, OpenBatch]
     _due: dict[str, int]
 
-    def __init__(
-        self,
-        path: Path | None,
-        format: Format,
-        *,
-        update_freq: int,
-        append: bool,
-        board: str | None,
-        nvml: Nvml | bool | str,
-        devices: Sequence[str] | None,
-        reset_peaks: bool,
-        keep: int | None,
-        sampling: float,
-        health: bool = False,
-        leaks: bool = False,
-        clock: Callable[[], float],
-    ) -> None:
-        self.clock = clock
+    def __init__(self, settings: LoggerSettings) -> None:
+        self.clock = settings.clock
         self.run: int | None = None
         self.epoch: int | None = None
         self.broken = False
@@ -81,12 +69,10 @@ class Recorder:
         self.batches = 0
         self.phase = CurrentPhase()
         self.worker: Worker | None = None
-        self._outputs = Outputs(path, format, append, board)
-        self._update_freq, self._sampling = update_freq, sampling
-        self._nvml, self._devices, self._reset_peaks = nvml, devices, reset_peaks
-        self._rows = PackedRows(KINDS, keep)
-        self._asks_health = health
-        self.leak_watch = LeakWatch("epochs") if leaks else None
+        self.settings = settings
+        self._outputs = Outputs(settings.filename, settings.format, settings.append, settings.tensorboard)
+        self._rows = PackedRows(KINDS, settings.keep)
+        self.leak_watch = LeakWatch("epochs") if settings.leaks else None
         self.health: list[EpochHealth] = []
         self._notes: dict[str, None] = {}
         self._phases: list[PhasePeaks] = []
@@ -168,17 +154,19 @@ class Recorder:
         self.worker = worker
         self._next_run = max(self._next_run, self._outputs.open(worker, self._next_run > 0, busy))
         if self._reader is None:
+            asked = self.settings
             self._reader = DeviceReader(
-                self._reader_note, devices=self._devices, nvml=self._nvml, reset_peaks=self._reset_peaks
+                self._reader_note, devices=asked.devices, nvml=asked.nvml, reset_peaks=asked.reset_peaks
             )
-        behind = self._pending.flush_quietly if self._sampling else None
-        sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, self._sampling, busy, behind)
-        readings, host = self._reader.start_run()
+        sampling = self.settings.sampling
+        behind = self._pending.flush_quietly if sampling else None
+        sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, sampling, busy, behind)
+        readings = self._reader.start_run()
         self._known = {name for r in readings for name, value in r._asdict().items() if value is not None}
         if "in_use_bytes" in self._known:
             self._known.add("peak_bytes")
-        if host is not None:
-            self._known |= {"tree_bytes", *(name for name, value in host._asdict().items() if value is not None)}
+        if "rss_bytes" in self._known:
+            self._known.add("tree_bytes")
         self.run = self._next_run
         self._next_run += 1
         self._outputs.start_run(self.run, self.notes, worker)
@@ -273,13 +261,12 @@ class Recorder:
             self._sampler.read()
             maxima.add_background(*map(self._sampler.largest, ("rss_bytes", "tree_bytes", "swap_bytes")))
         self.phase.enter("epoch end")
-        readings, host = self._reader.read()
-        maxima.add([r._replace(peak_bytes=None) for r in readings], [r.peak_bytes for r in readings], host)
+        maxima.add_after(self._reader.read())
         rows = maxima.rows(self.run or 0, self._moment())
         for row in rows:
             self._rows.append(row)
         self._say(self._outputs.add([rows]))
-        if self._asks_health:
+        if self.settings.health:
             self._read_health(self._reader)
         if self.leak_watch is not None:
             self.leak_watch.sample(self._rows.held_bytes)
@@ -331,12 +318,12 @@ class Recorder:
             return
         batch = opened.batch
         raw = self._reader.read_raw()
-        self._due[kind] = max(batch + self._update_freq, last + 1)
+        self._due[kind] = max(batch + self.settings.update_freq, last + 1)
         steps = last - batch + 1
         queue = self._pending.batches
         ended = (self.run or 0, phase, self.epoch, batch, steps, self.clock(), raw, opened.between, opened.settled)
         queue.append(tuple.__new__(RawBatch, ended))  # the type's own way is a Python function more
-        if len(queue) >= _PENDING or (self._sampling == 0 and self._outputs.any):
+        if len(queue) >= _PENDING or (self.settings.sampling == 0 and self._outputs.any):
             self._pending.flush()
 
     def _take_in(self, batches: list[RawBatch]) -> None:
@@ -345,15 +332,11 @@ class Recorder:
             return
         moments = []
         for batch in batches:
-            readings, host = self._reader.unpack(batch.raw)
-            if batch.settled is not None:
-                pairs = zip(readings, batch.settled, strict=True)
-                readings = [reading._replace(peak_bytes=peak) for reading, peak in pairs]
-            samples = batch.samples(self._moment(batch.clock), readings, host)
+            samples = batch.samples(self._moment(batch.clock), self._reader.unpack(batch.raw))
             for sample in samples:
                 self._rows.append(sample)
             if self._maxima is not None:
-                self._maxima.add(readings, batch.between, host, batch.where)
+                self._maxima.add(samples, batch.where)
             moments.append(samples)
         if self._outputs.any:
             self._say(self._outputs.add(moments))
@@ -363,7 +346,7 @@ class Recorder:
         return int((now - (self._zero or 0.0)) * 1e6) / 1e6  # whole microseconds, as the file has them
 
     def _reader_note(self, text: str) -> None:
-        self.note(text, say=self._nvml is True and text.startswith("driver:"))
+        self.note(text, say=self.settings.nvml is True and text.startswith("driver:"))
 
     # ------------------------------------------------------------- copies
 
@@ -381,8 +364,8 @@ class Recorder:
         for name in ("_reader", "_maxima", "_sampler", "_open", "_due", "_pending"):
             del state[name]
         state["_zero"] = state["run"] = state["epoch"] = None
-        if isinstance(self._nvml, Nvml):
-            state["_nvml"] = "auto"
+        if isinstance(self.settings.nvml, Nvml):
+            state["settings"] = replace(self.settings, nvml="auto")
         state["_rows"] = self._rows.copy()
         state["_phases"], state["health"], state["phase"] = list(self._phases), list(self.health), CurrentPhase()
         return state

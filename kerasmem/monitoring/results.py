@@ -1,17 +1,35 @@
-"""What a `MemoryLogger` has found, beside the hooks by which it finds it."""
+"""What a logger has found in brief, and how whole the allocators' free memory was, epoch by epoch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kerasmem.devices.health import AllocatorHealth
 from kerasmem.monitoring.cost import Overhead
-from kerasmem.monitoring.epoch_health import EpochHealth
-from kerasmem.monitoring.leak_watch import LeakReport
-from kerasmem.monitoring.phases import PhasePeaks, over_epochs
-from kerasmem.monitoring.recorder import Recorder
-from kerasmem.monitoring.timeline import Timeline
+from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.records import Record
+from kerasmem.units import format_size
+
+
+@dataclass(frozen=True)
+class EpochHealth:
+    """An allocator's health at an epoch's end.
+
+    Attributes:
+        run: number of the run, as in `Sample`.
+        epoch: Keras's number of the epoch.
+        health: what was found.
+    """
+
+    run: int
+    epoch: int | None
+    health: AllocatorHealth
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as plain data, in bytes."""
+        return {"run": self.run, "epoch": self.epoch, **self.health.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -39,68 +57,24 @@ class LoggerSummary(Record, what="summary", version=1):
         return {**super().to_dict(), "health": [entry.to_dict() for entry in self.health]}
 
 
-class LoggerResults:
-    """The results of a recorder as properties."""
+def health_notes(found: Sequence[EpochHealth], run: int, driver: Mapping[str, int]) -> list[str]:
+    """Return sentences for people on the end of a run.
 
-    _recorder: Recorder
-
-    @property
-    def timeline(self) -> Timeline:
-        """All samples so far (the newest `keep` of them), as an immutable copy."""
-        return self._recorder.timeline
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What could not be read and why, and what is out of the ordinary."""
-        return self._recorder.notes
-
-    @property
-    def rank(self) -> int | None:
-        """This process's number among those that train together, in the latest run; None where it trains alone."""
-        worker = self._recorder.worker
-        return None if worker is None else worker.rank
-
-    @property
-    def run_peaks(self) -> dict[str, int]:
-        """Each device's largest allocator peak in the latest run, in bytes, where it can be read.
-
-        The time between batches, and batches that were skipped (`update_freq`), count.
-        """
-        return self._recorder.peaks[0]
-
-    @property
-    def run_peak(self) -> int | None:
-        """The largest of `run_peaks`; None where no device's allocator can be read."""
-        return max(self.run_peaks.values(), default=None)
-
-    @property
-    def process_peak(self) -> int | None:
-        """The largest allocator peak since the process began, as TensorFlow would say without the resets."""
-        return max(self._recorder.peaks[1].values(), default=None)
-
-    @property
-    def phases(self) -> tuple[PhasePeaks, ...]:
-        """The largest host and driver sizes of each phase of each epoch, from background readings."""
-        return self._recorder.phases
-
-    @property
-    def health(self) -> tuple[EpochHealth, ...]:
-        """Reserved, largest free block and fragmentation at each epoch's end; empty without `health=True`."""
-        return tuple(self._recorder.health)
-
-    @property
-    def leaks(self) -> LeakReport | None:
-        """Whether memory is kept from epoch to epoch; None without `leaks=True`."""
-        watch = self._recorder.leak_watch
-        return None if watch is None else watch.report()
-
-    @property
-    def overhead(self) -> Overhead:
-        """What the logger itself has cost so far: its hooks, and its background thread."""
-        return self._recorder.overhead
-
-    @property
-    def summary(self) -> LoggerSummary:
-        """The findings in brief."""
-        latest = over_epochs(each for each in self.phases if each.run == self.phases[-1].run)
-        return LoggerSummary(self.run_peaks, self.process_peak, latest, self.health, self.overhead, self.notes)
+    Args:
+        found: all readings.
+        run: the run.
+        driver: bytes in use on each device's card, by all processes, as the driver says.
+    """
+    said = []
+    own = [entry.health for entry in found if entry.run == run]
+    for device in dict.fromkeys(health.device for health in own):
+        first, *_, last = [health for health in own if health.device == device] * 2
+        said += [f"health: {text}" for text in last.explain(driver.get(device))]
+        reserved, in_use = last.reserved_bytes - first.reserved_bytes, last.in_use_bytes - first.in_use_bytes
+        if reserved > 0 and reserved > 2 * max(in_use, 0):
+            said.append(
+                f"health: {device}: reserved grew by {format_size(reserved)} from the first epoch's end to the "
+                f"last's, in use by {format_size(in_use)}: new memory was taken because what was free did not fit; "
+                "it does not go back before the process ends"
+            )
+    return said

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kerasmem.devices.limits import HostLimits, read_limits
 from kerasmem.devices.live import LiveMachine, read_machine
@@ -53,7 +52,7 @@ class RunStatus(Record, what="run"):
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Record, what="snapshot", version=1):
     """A machine at one time.
 
     Attributes:
@@ -82,18 +81,6 @@ class Snapshot:
         for process in self.processes:
             found[f"process {process.pid}"] = process.tree_bytes
         return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the snapshot as plain data, sizes in bytes."""
-        return {
-            "format_version": 1,
-            "time": self.time,
-            "machine": self.machine.to_dict(),
-            "limits": self.limits.to_dict(),
-            "on_cards": [process.to_dict() for process in self.on_cards],
-            "processes": [process.to_dict() for process in self.processes],
-            "runs": [run.to_dict() for run in self.runs],
-        }
 
 
 def read_snapshot(

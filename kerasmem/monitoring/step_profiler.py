@@ -95,8 +95,10 @@ class StepProfiler(keras.callbacks.Callback):
             self.profile = self._recorder.end()
             if self._path is not None:
                 self._path.write_text(json.dumps(self.profile.to_dict(), indent=1) + "\n", encoding="utf-8")
-        except (ProfilingError, OSError) as error:
+        except ProfilingError as error:
             self._fail(str(error))
+        except OSError as error:
+            self._fail(f"{self._path} cannot be written: {error.strerror or error}")
         self._let_go()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -128,16 +130,13 @@ class StepProfiler(keras.callbacks.Callback):
         return {**self.__dict__, "_model": None, "_recorder": None, "_is_recording": False}
 
 
-class BatchProfile:
-    """Drives a `StepProfiler` from the logger's hooks, and writes what it finds beside the log.
+class BatchProfile(StepProfiler):
+    """A `StepProfiler` that a logger drives, and that writes what it finds beside the log.
 
     Args:
         batch: the batch, counted from 1 through all epochs of a `fit`.
         log: the log's path, from which the profile's is made; None to write none.
         note: called with a sentence on what went wrong.
-
-    Attributes:
-        result: the latest profile; None as long as there is none.
 
     Raises:
         UsageError: `batch` is not a whole number from 2.
@@ -145,57 +144,30 @@ class BatchProfile:
 
     def __init__(self, batch: int, log: str | os.PathLike[str] | None, note: Callable[[str], None]) -> None:
         try:
-            self._profiler = StepProfiler(batch)
+            super().__init__(batch)
         except UsageError as error:
             raise UsageError(f"profile_{error}") from error
         self._log = None if log is None else Path(log)
         self._note = note
-        self._worker: Worker | None = None
-        self._running = self._written = False
-
-    @property
-    def result(self) -> StepProfile | None:
-        """The profile of the latest `fit`."""
-        return self._profiler.profile
+        self._is_running = False
 
     def begin_run(self, model: Any, worker: Worker | None) -> None:
         """Begin a `fit`; on another backend than TensorFlow say why there will be no profile."""
-        self._worker, self._written = worker, False
         if model is None or keras.config.backend() != "tensorflow":
             why = "a loop of one's own has no step to trace" if model is None else "Keras does not run on TensorFlow"
             self._note(f"profile: {why}, so there is none")
             return
-        self._running = True
-        self._profiler.set_model(model)
-        self._profiler.on_train_begin()
-
-    def begin_batch(self, batch: int) -> None:
-        """Begin to record, where this is the batch."""
-        if self._running:
-            self._profiler.on_train_batch_begin(batch)
-
-    def end_batch(self, batch: int) -> None:
-        """End the recording, where this was the batch, and write the file."""
-        if not self._running:
-            return
-        self._profiler.on_train_batch_end(batch)
-        if self.result is not None and not self._written:
-            self._written = True
-            self._write(self.result)
+        self._is_running = True
+        self._path = None if self._log is None else own_path(self._log, worker).with_suffix(".profile.json")
+        self.set_model(model)
+        self.on_train_begin()
 
     def end_run(self) -> None:
         """Let go of everything."""
-        if self._running:
-            self._running = False
-            self._profiler.on_train_end()
-            if self._profiler.failure is not None:
-                self._note(f"profile: {self._profiler.failure}")
+        if self._is_running:
+            self._is_running = False
+            self.on_train_end()
 
-    def _write(self, profile: StepProfile) -> None:
-        if self._log is None:
-            return
-        path = own_path(self._log, self._worker).with_suffix(".profile.json")
-        try:
-            path.write_text(json.dumps(profile.to_dict(), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            self._note(f"profile: {path} cannot be written: {error.strerror or error}")
+    def _fail(self, reason: str) -> None:
+        super()._fail(reason)
+        self._note(f"profile: {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -14,8 +15,9 @@ from typing import Any, TypeVar
 
 from kerasmem.devices.allocator import Allocator
 from kerasmem.errors import UsageError
-from kerasmem.monitoring.host_watch import HostPeaks, host_watch
+from kerasmem.monitoring.host_watch import host_watch
 from kerasmem.monitoring.peaks import LedgerAccount, ledger_of, running_allocators
+from kerasmem.monitoring.phases import PhaseMaxima
 from kerasmem.records import Record
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,7 +75,7 @@ class Span(Record, what="span"):
 _path: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("kerasmem_track", default=())
 
 
-class Tracker:
+class Tracker(contextlib.ContextDecorator):
     """Measures an action: `with Tracker("load data") as tracker: …`, or as a decorator of a function.
 
     May be entered again after it has ended, inside itself, and in several threads at once.
@@ -111,9 +113,7 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.result = self._local.open.pop().end(None if kind is None else kind.__name__)
-        if self._done is not None:
-            self._done(self.result)
+        self._finished(self._local.open.pop().end(None if kind is None else kind.__name__))
 
     def __call__(self, function: F) -> F:
         """Return the function with each of its calls measured; coroutine functions too."""
@@ -122,21 +122,15 @@ class Tracker:
                 f"track: {function.__name__} is a generator, whose body runs later, piece by piece; "
                 "use `with kerasmem.track(…):` inside it"
             )
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def awaited(*args: Any, **options: Any) -> Any:
-                with Tracker(self.label, self._finished):
-                    return await function(*args, **options)
-
-            return awaited  # type: ignore[return-value]
+        if not inspect.iscoroutinefunction(function):
+            return super().__call__(function)
 
         @functools.wraps(function)
-        def called(*args: Any, **options: Any) -> Any:
-            with Tracker(self.label, self._finished):
-                return function(*args, **options)
+        async def awaited(*args: Any, **options: Any) -> Any:
+            with Tracker(self.label, self._finished):  # calls of one thread need not end in turn
+                return await function(*args, **options)
 
-        return called  # type: ignore[return-value]
+        return awaited  # type: ignore[return-value]
 
     def _finished(self, span: Span) -> None:
         self.result = span
@@ -157,7 +151,7 @@ class _OpenSpan:
             in_use = _take(allocator, account)[0]
             if in_use is not None:
                 self._accounts[allocator] = (account, in_use)
-        self._peaks = HostPeaks()
+        self._peaks = PhaseMaxima()
         self._before = host_watch.open(self._peaks)
         self._start = time.perf_counter()
 
@@ -173,7 +167,7 @@ class _OpenSpan:
             if in_use is not None:  # a device that TensorFlow has started since had nothing in use before
                 allocator[each.device] = Use(earlier or 0, in_use, None if earlier is None else peak)
         after = host_watch.close(self._peaks)
-        before, peaks = self._before, self._peaks
+        before, largest = self._before, self._peaks.largest
         _path.reset(self._token)
         return Span(
             label=self._path[-1],
@@ -182,9 +176,9 @@ class _OpenSpan:
             started=self._start,
             seconds=seconds,
             allocator=allocator,
-            driver=Use(before.driver_used_bytes, after.driver_used_bytes, peaks.driver),
-            host=Use(before.rss_bytes, after.rss_bytes, peaks.rss),
-            tree=Use(before.tree_bytes, after.tree_bytes, peaks.tree),
+            driver=Use(before.driver_used_bytes, after.driver_used_bytes, largest("driver_used_bytes")),
+            host=Use(before.rss_bytes, after.rss_bytes, largest("rss_bytes")),
+            tree=Use(before.tree_bytes, after.tree_bytes, largest("tree_bytes")),
             error=error,
         )
 

@@ -7,7 +7,7 @@ import pytest
 
 from kerasmem.devices.health import AllocatorHealth, solve
 from kerasmem.devices.recording import AllocatorEvent
-from kerasmem.monitoring.epoch_health import EpochHealth, health_notes
+from kerasmem.monitoring.results import EpochHealth, health_notes
 
 MIB = 2**20
 

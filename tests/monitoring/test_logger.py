@@ -487,7 +487,7 @@ def test_the_former_name_of_update_freq_works_with_a_warning():
 
     with pytest.warns(FutureWarning, match="every=.* is called update_freq now"):
         logger = MemoryLogger(every=3, memory_growth=False)
-    assert logger._recorder._update_freq == 3
+    assert logger._recorder.settings.update_freq == 3
     with pytest.warns(FutureWarning), pytest.raises(UsageError, match="update_freq: 0 is too small"):
         MemoryLogger(every=0, memory_growth=False)
 

@@ -12,6 +12,7 @@ from kerasmem.devices.allocator import AllocatorReading, TrackedDevice
 from kerasmem.monitoring import device_reader
 from kerasmem.monitoring.batch_queue import BatchQueue
 from kerasmem.monitoring.recorder import Recorder
+from kerasmem.monitoring.settings import LoggerSettings
 
 
 class Clock:
@@ -57,10 +58,11 @@ def ledger(monkeypatch):
 
 def recorder(**changes):
     settings = {
-        "update_freq": 1, "append": False, "board": None, "nvml": False, "devices": None, "reset_peaks": True,
-        "keep": None, "sampling": 0.0, "clock": Clock(),
+        "filename": None, "format": None, "append": False, "update_freq": 1, "tensorboard": None, "nvml": False,
+        "verbose": 0, "devices": None, "reset_peaks": True, "epoch_logs": True, "sampling": 0.0, "health": False,
+        "leaks": False, "keep": None, "clock": Clock(),
     }  # fmt: skip
-    return Recorder(None, "csv", **{**settings, **changes})
+    return Recorder(LoggerSettings(**{**settings, **changes}))
 
 
 def test_an_epoch_of_three_batches(ledger):
@@ -282,10 +284,7 @@ def test_a_part_inside_a_batchs_hooks_does_not_count_as_the_batchs(ledger):
 
 
 def test_a_note_on_a_full_disk_ends_the_writing_alone(ledger, monkeypatch, tmp_path):
-    rec = Recorder(
-        tmp_path / "log.jsonl", "jsonl", update_freq=1, append=False, board=None, nvml=False, devices=None,
-        reset_peaks=True, keep=None, sampling=0.0, clock=Clock(),
-    )  # fmt: skip
+    rec = recorder(filename=tmp_path / "log.jsonl")
     rec.begin_run()
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, rec._outputs.file._file)

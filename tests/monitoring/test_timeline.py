@@ -8,10 +8,10 @@ import pytest
 
 from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.monitoring import Sample, Timeline, read_timeline
-from kerasmem.monitoring.arguments import check_arguments
 from kerasmem.monitoring.logfile import LogFile, format_of
 from kerasmem.monitoring.outputs import require_tensorboard
 from kerasmem.monitoring.rows import PackedRows
+from kerasmem.monitoring.settings import LoggerSettings
 from kerasmem.monitoring.timeline import COLUMNS, KINDS
 
 
@@ -267,7 +267,10 @@ def test_formats():
 
 # ------------------------------------------------------------ arguments
 
-GOOD = {"filename": "a.csv", "update_freq": 1, "nvml": "auto", "verbose": 0, "devices": None, "keep": None}
+GOOD = {
+    "filename": "a.csv", "update_freq": 1, "nvml": "auto", "verbose": 0, "devices": None, "keep": None, "sampling": 20,
+    **dict.fromkeys(("format", "append", "tensorboard", "reset_peaks", "epoch_logs", "health", "leaks", "clock")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -282,9 +285,9 @@ GOOD = {"filename": "a.csv", "update_freq": 1, "nvml": "auto", "verbose": 0, "de
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_named(wrong):
-    check_arguments(**GOOD)
+    LoggerSettings(**GOOD)
     with pytest.raises(UsageError, match=f"^{next(iter(wrong))}: "):
-        check_arguments(**{**GOOD, **wrong})
+        LoggerSettings(**{**GOOD, **wrong})
 
 
 def test_good_arguments():
@@ -296,7 +299,7 @@ def test_good_arguments():
         {"keep": np.int64(3), "update_freq": np.uint8(2)},
         {"verbose": True},
     ):
-        check_arguments(**{**GOOD, **right})
+        LoggerSettings(**{**GOOD, **right})
 
 
 def test_tensorboard_that_is_missing_names_the_extra(monkeypatch):
