@@ -19,7 +19,7 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -243,46 +243,14 @@ def read_timeline_text(text: str, name: str) -> Timeline:
     Raises:
         InputError: it is no such log.
     """
-    return _read_json(text, name) if text.lstrip().startswith("{") else _read_csv(text, name)
-
-
-def _read_csv(text: str, name: str) -> Timeline:
-    if not text.endswith("\n"):  # cut short: even a last number that looks whole may lack its end
-        text = text[: text.rfind("\n") + 1]
-        cut = True
-    else:
-        cut = False
-    first, *lines = text.split("\n")[:-1] or [""]
-    try:
-        columns = _cells(first)
-    except csv.Error:
-        columns = []
-    missing = [column for column in ("run", "time", "phase") if column not in columns]
-    if missing:
-        raise InputError(f"{name}: no kerasmem log: its first line has no {', '.join(missing)}")
-    samples, bad = [], []
-    for number, line in enumerate(lines, start=2):
-        try:
-            values = {column: cell or None for column, cell in zip(columns, _cells(line), strict=True)}
-            samples.append(make_sample(values))
-        except (csv.Error, KeyError, TypeError, ValueError):
-            bad.append(number)
-    return Timeline(samples, _about_bad(bad + [len(samples) + len(bad) + 2] * cut))
-
-
-def _cells(line: str) -> list[str]:
-    """Return the cells of one line; csv.Error for NUL bytes (before Python 3.11) and endless cells."""
-    return next(csv.reader([line.rstrip("\r")]), [])
-
-
-def _read_json(text: str, name: str) -> Timeline:
+    is_json = text.lstrip().startswith("{")
     samples: list[Sample] = []
     phases: list[PhasePeaks] = []
     notes: dict[str, None] = {}
     bad = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    number = 0
+    for number, data in _json_lines(text) if is_json else _csv_lines(text, name):
         try:
-            data = json.loads(line)
             kind = data["kind"]
             if kind == "sample":
                 samples.append(make_sample(data))
@@ -297,16 +265,50 @@ def _read_json(text: str, name: str) -> Timeline:
             continue
         if kind == "run":
             check_format(name, data, FORMAT_VERSION)
-    if bad and not samples and not notes and len(bad) == len(text.splitlines()):
+    if is_json and not samples and not notes and len(bad) == number:
         raise InputError(f"{name}: no kerasmem log: none of its lines is a sample")
-    return Timeline(samples, [*notes, *_about_bad(bad)], phases)
+    if bad:
+        shown = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
+        notes[f"file: {len(bad)} line(s) are not whole and were left out (line {shown})"] = None
+    return Timeline(samples, notes, phases)
 
 
-def _about_bad(lines: list[int]) -> list[str]:
-    if not lines:
-        return []
-    shown = ", ".join(map(str, lines[:5])) + (", …" if len(lines) > 5 else "")
-    return [f"file: {len(lines)} line(s) are not whole and were left out (line {shown})"]
+def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each line and the object in it, None where it is not whole."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        data = None
+        with contextlib.suppress(ValueError):
+            data = json.loads(line)
+        yield number, data
+
+
+def _csv_lines(text: str, name: str) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each line and its cells as an object of JSON lines has them, None where it is not whole.
+
+    A line that is cut short is not whole: even a last number that looks so may lack its end.
+
+    Raises:
+        InputError: the first line does not name the columns of a log.
+    """
+    whole, _, rest = text.rpartition("\n")
+    first, *lines = whole.split("\n")
+    columns: list[str] = []
+    with contextlib.suppress(csv.Error):  # NUL bytes (before Python 3.11) and endless cells
+        columns = _cells(first)
+    missing = [column for column in ("run", "time", "phase") if column not in columns]
+    if missing:
+        raise InputError(f"{name}: no kerasmem log: its first line has no {', '.join(missing)}")
+    for number, line in enumerate(lines, start=2):
+        data = None
+        with contextlib.suppress(csv.Error, ValueError):
+            data = {**dict(zip(columns, _cells(line), strict=True)), "kind": "sample"}
+        yield number, data
+    if rest:
+        yield len(lines) + 2, None
+
+
+def _cells(line: str) -> list[Any]:
+    return [cell or None for cell in next(csv.reader([line.rstrip("\r")]), [])]
 
 
 def _csv_row(sample: Sample) -> str:
