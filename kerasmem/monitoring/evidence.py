@@ -12,14 +12,18 @@ from typing import Any
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
-# what people know a class by -> the module's beginning and the class's name
+# what people know a class by -> the module's beginning, the class's name, and what to do about many of them
 _KNOWN = {
-    "live graphs": ("tensorflow.", "FuncGraph"),
-    "traced functions": ("tensorflow.", "ConcreteFunction"),
-    "variables": ("tensorflow.", "ResourceVariable"),
-    "eager tensors": ("tensorflow.", "EagerTensor"),
-    "Keras models": ("keras.", "Functional"),
-}
+    "live graphs": ("tensorflow.", "FuncGraph", ": each tracing makes one, and it lives as long as its function"),
+    "traced functions": ("tensorflow.", "ConcreteFunction", ""),
+    "variables": ("tensorflow.", "ResourceVariable", ": build models and optimizers outside the loop"),
+    "eager tensors": (
+        "tensorflow.", "EagerTensor", ": something keeps results; turn them into numbers with float() or .numpy()"
+    ),
+    "Keras models": (
+        "keras.", "Functional", ": build the model once, or call keras.backend.clear_session() between them"
+    ),
+}  # fmt: skip
 _PLAIN = ("builtins.", "collections.", "weakref.")  # what everything is made of
 _GRAPHS, _TYPES = 20, 4  # how many of the newest graphs are looked into, and kinds of objects told of
 
@@ -68,7 +72,7 @@ class Evidence(Record, what="evidence"):
                 "shapes the same (input_signature, reduce_retracing=True), and make tf.functions outside the loop"
             )
         for name, count in self.known.items():
-            said.append(f"{count} more {name} in {self.iterations} iterations" + _CURES.get(name, ""))
+            said.append(f"{count} more {name} in {self.iterations} iterations" + _KNOWN.get(name, ("", "", ""))[2])
         if self.constant_bytes >= 4096 and self.known.get("live graphs"):
             where = f", the largest in {self.constant_name}" if self.constant_name else ""
             said.append(
@@ -78,14 +82,6 @@ class Evidence(Record, what="evidence"):
         for name, count in self.types.items():
             said.append(f"{count} more objects of {name} in {self.iterations} iterations")
         return tuple(said)
-
-
-_CURES = {
-    "Keras models": ": build the model once, or call keras.backend.clear_session() between them",
-    "variables": ": build models and optimizers outside the loop",
-    "live graphs": ": each tracing makes one, and it lives as long as its function",
-    "eager tensors": ": something keeps results; turn them into numbers with float() or .numpy()",
-}
 
 
 def take_census(iteration: int) -> Census:
@@ -111,7 +107,7 @@ def compare(before: Census, after: Census) -> Evidence:
     grown = {name: count - before.types.get(name, 0) for name, count in after.types.items()}
     grown = {name: count for name, count in grown.items() if count >= iterations / 2}
     known: Counter[str] = Counter()
-    for label, (module, name) in _KNOWN.items():
+    for label, (module, name, _) in _KNOWN.items():
         for full in [full for full in grown if full.startswith(module) and full.endswith(f".{name}")]:
             known[label] += grown.pop(full)
     tracings = {name: count - before.tracings.get(name, 0) for name, count in after.tracings.items()}

@@ -151,7 +151,7 @@ class LoggerHooks:
             import keras
 
             for wide in float64_inputs(call.arguments(), keras.config.floatx()):
-                self._recorder.note(wide.note)
+                self._recorder.note(wide)
         self._watch_saving(False)  # in a run that broke off
         self._run_model = None if self._model is None else weakref.ref(self._model)
         self._watch_saving(True)

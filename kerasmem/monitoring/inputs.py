@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from kerasmem.units import format_size
 
 ARGUMENTS = ("x", "y", "sample_weight", "validation_data")
 
 
-class WideInput(NamedTuple):
-    """A float64 array: where it was handed in, such as "x" or "validation_data[0]['image']", and its bytes."""
-
-    argument: str
-    nbytes: int
-
-    @property
-    def note(self) -> str:
-        """A sentence for people."""
-        return (
-            f"input: {self.argument} is float64 and takes {format_size(self.nbytes)}, twice the "
-            f"{format_size(self.nbytes // 2)} of float32, to which Keras converts it by a further copy; "
-            "pass it .astype('float32')"
-        )
-
-
-def float64_inputs(arguments: Mapping[str, Any], floatx: str = "float32") -> list[WideInput]:
-    """Return the float64 arrays among a Keras method's arguments, nested ones included.
+def float64_inputs(arguments: Mapping[str, Any], floatx: str = "float32") -> list[str]:
+    """Return a sentence for each float64 array among a Keras method's arguments, nested ones included.
 
     Args:
         arguments: by name; those that are not `ARGUMENTS` are left alone.
@@ -35,15 +19,22 @@ def float64_inputs(arguments: Mapping[str, Any], floatx: str = "float32") -> lis
 
     Example:
         >>> import numpy as np
-        >>> float64_inputs({"x": {"image": np.zeros((4, 2))}, "y": np.zeros(4, "float32")})
-        [WideInput(argument="x['image']", nbytes=64)]
+        >>> print(*float64_inputs({"x": {"image": np.zeros((4, 2))}, "y": np.zeros(4, "float32")}))
+        ... # doctest: +ELLIPSIS
+        input: x['image'] is float64 and takes 64 B, twice the 32 B of float32, ...
     """
     if floatx == "float64":
         return []
-    return [wide for name in ARGUMENTS for wide in _wide(name, arguments.get(name))]
+    return [
+        f"input: {place} is float64 and takes {format_size(size)}, twice the {format_size(size // 2)} of float32, "
+        "to which Keras converts it by a further copy; pass it .astype('float32')"
+        for name in ARGUMENTS
+        for place, size in _wide(name, arguments.get(name))
+    ]
 
 
-def _wide(name: str, value: Any) -> Iterator[WideInput]:
+def _wide(name: str, value: Any) -> Iterator[tuple[str, int]]:
+    """Yield where a float64 array was handed in, such as "x" or "validation_data[0]['image']", and its bytes."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _wide(f"{name}[{key!r}]", inner)
@@ -55,4 +46,4 @@ def _wide(name: str, value: Any) -> Iterator[WideInput]:
         dtype = getattr(value, "dtype", None)
         size = getattr(value, "nbytes", None)
         if getattr(dtype, "name", None) == "float64" and isinstance(size, int):
-            yield WideInput(name, size)
+            yield name, size

@@ -127,8 +127,7 @@ class PhaseMaxima:
     """
 
     def __init__(self) -> None:
-        self._peaks: dict[str | None, tuple[int | None, ...]] = {}
-        self._readings: dict[str | None, int] = {}
+        self._peaks: dict[str | None, PhasePeaks] = {}
         self._high_water: int | None = None
         self._last: tuple[str, int] | None = None
         self._last_rss: int | None = None
@@ -141,39 +140,30 @@ class PhaseMaxima:
             changes: how often the phase had changed, to tell whether it lasted since the reading before.
             moment: the reading.
         """
-        sizes = (moment.rss_bytes, moment.tree_bytes, moment.swap_bytes, moment.driver_used_bytes)
-        self._put(phase, sizes)
-        self._readings[phase] = self._readings.get(phase, 0) + 1
-        high = moment.high_water_bytes
-        if high is not None and moment.rss_bytes is not None:
+        rss, tree, high, swap, used = moment
+        self._put(PhasePeaks(0, None, phase, 1, rss, tree, swap, used))
+        if high is not None and rss is not None:
             rose = self._high_water is not None and high > self._high_water
-            if rose and high > max(moment.rss_bytes, self._last_rss or 0):
-                others = (moment.tree_bytes or moment.rss_bytes) - moment.rss_bytes
+            if rose and high > max(rss, self._last_rss or 0):
                 label = phase if self._last == (phase, changes) else None
-                self._put(label, (high, high + others, None, None))
+                self._put(PhasePeaks(0, None, label, 0, high, high + (tree or rss) - rss))
             self._high_water = high
-        self._last, self._last_rss = (phase, changes), moment.rss_bytes
+        self._last, self._last_rss = (phase, changes), rss
 
     def largest(self, size: str) -> int | None:
         """Return the largest "rss_bytes", "tree_bytes", "swap_bytes" or "driver_used_bytes" since the last cut."""
-        place = _SIZES.index(size)
-        return largest_known(sizes[place] for sizes in self._peaks.values())
+        return largest_known(getattr(peaks, size) for peaks in self._peaks.values())
 
     def cut(self, run: int, epoch: int | None) -> list[PhasePeaks]:
         """Return the peaks so far, in the order of `PHASES`, and forget them."""
         order = {phase: place for place, phase in enumerate(PHASES)}
-        found = [
-            PhasePeaks(run, epoch, phase, self._readings.get(phase, 0), *self._peaks[phase])
-            for phase in sorted(self._peaks, key=lambda phase: order.get(phase or "", len(order)))
-        ]
-        self._peaks, self._readings = {}, {}
-        return found
+        found = sorted(self._peaks.values(), key=lambda peaks: order.get(peaks.phase or "", len(order)))
+        self._peaks = {}
+        return [replace(peaks, run=run, epoch=epoch) for peaks in found]
 
-    def _put(self, phase: str | None, sizes: tuple[int | None, ...]) -> None:
-        held = self._peaks.get(phase)
-        if held is not None:
-            sizes = tuple(map(largest_known, zip(held, sizes, strict=True)))
-        self._peaks[phase] = sizes
+    def _put(self, peaks: PhasePeaks) -> None:
+        held = self._peaks.get(peaks.phase)
+        self._peaks[peaks.phase] = peaks if held is None else held.joined(peaks)
 
 
 def largest_known(values: Iterable[int | None]) -> int | None:

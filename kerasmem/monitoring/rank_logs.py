@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from kerasmem.monitoring.log_summary import FORMAT_VERSION, LogSummary
@@ -19,16 +20,10 @@ class RankMaximum:
     Attributes:
         bytes: the largest.
         rank: whose; None where there is one log, of no rank.
-        least_bytes: the smallest of those ranks that know it.
-        sum_bytes: of those ranks.
-        known: how many ranks know it.
     """
 
     bytes: int
     rank: int | None
-    least_bytes: int
-    sum_bytes: int
-    known: int
 
 
 @dataclass(frozen=True)
@@ -58,16 +53,9 @@ class TrainingLogs:
         Args:
             size: "peak_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes" or "swap_bytes".
         """
-        found = [
-            (value, log.rank)
-            for log in self.logs
-            if (value := largest_known(getattr(run, size) for run in log.runs)) is not None
-        ]
-        if not found:
-            return None
-        values = [value for value, _ in found]
-        most = max(values)
-        return RankMaximum(most, found[values.index(most)][1], min(values), sum(values), len(values))
+        sizes = [(largest_known(getattr(run, size) for run in log.runs), log.rank) for log in self.logs]
+        found = [RankMaximum(most, rank) for most, rank in sizes if most is not None]
+        return max(found, key=attrgetter("bytes"), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the training as plain data: the merged view, then each log."""

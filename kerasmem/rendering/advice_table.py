@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import compress
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -11,7 +12,16 @@ from rich.text import Text
 
 from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.rendering.escape import printable, printable_lines
-from kerasmem.rendering.layout import figures, interval, model_heading, note_lines, table, verdict_text, words
+from kerasmem.rendering.layout import (
+    figures,
+    has_room,
+    interval,
+    model_heading,
+    note_lines,
+    table,
+    verdict_text,
+    words,
+)
 from kerasmem.rendering.peak_text import settings_line, verdict_line
 from kerasmem.units import format_size
 
@@ -46,26 +56,22 @@ def labelled(advice: Advice) -> dict[str, Remedy]:
 
 
 def _remedies(advice: Advice, terminal: int | None) -> Table:
-    with_result = terminal is None or terminal >= _WIDTH_FOR_RESULT
-    with_then = terminal is None or terminal >= _WIDTH_FOR_THEN
-    rows = table(
-        terminal,
-        figures(""),
-        words("Remedy"),
-        Column("Saves", justify="right", no_wrap=with_then),
-        *([figures("Then")] if with_then else []),
-        Column("Verdict", no_wrap=with_then, overflow="fold"),
-        *([words("Result")] if with_result else []),
-    )
+    with_then = has_room(terminal, _WIDTH_FOR_THEN)
+    shown = (True, True, True, with_then, True, has_room(terminal, _WIDTH_FOR_RESULT))
+    saves = Column("Saves", justify="right", no_wrap=with_then)
+    verdict = Column("Verdict", no_wrap=with_then, overflow="fold")
+    columns = (figures(""), words("Remedy"), saves, figures("Then"), verdict, words("Result"))
+    rows = table(terminal, *compress(columns, shown))
     for number, each in enumerate(advice.remedies, 1):
-        rows.add_row(
+        cells: tuple[str | Text, ...] = (
             str(number),
             Text(printable(each.name, 120)),
             f"{format_size(each.saving)} ({each.saving_percent:.0f} %)",
-            *([format_size(each.total)] if with_then else []),
+            format_size(each.total),
             verdict_text(each.verdict),
-            *([Text(printable(each.result, 60))] if with_result else []),
+            Text(printable(each.result, 60)),
         )
+        rows.add_row(*compress(cells, shown))
     return rows
 
 

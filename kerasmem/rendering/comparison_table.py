@@ -11,7 +11,16 @@ from rich.text import Text
 from kerasmem.estimation.comparing import Comparison, Difference, LimitVerdict
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import change_text, figures, note_lines, signed_size, table, verdict_text, words
+from kerasmem.rendering.layout import (
+    change_text,
+    figures,
+    has_room,
+    note_lines,
+    signed_size,
+    table,
+    verdict_text,
+    words,
+)
 from kerasmem.rendering.peak_text import claim, how, settings_line, verdict_line
 from kerasmem.units import format_size
 
@@ -59,7 +68,7 @@ def _heading(letter: str, report: MemoryReport) -> Text:
 
 
 def _differences(first: str, shown: Iterable[Difference], rest: Sequence[Difference], terminal: int | None) -> Table:
-    with_percent = terminal is None or terminal >= _WIDTH_FOR_PERCENT
+    with_percent = has_room(terminal, _WIDTH_FOR_PERCENT)
     rows = table(terminal, words(first), *map(figures, ("A", "B", "Change")))
     for row in shown:
         name = _NAMES.get(row.name, printable(row.name)).capitalize()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.devices.doctor import Examination
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import words
+from kerasmem.rendering.layout import fact_list
 from kerasmem.units import format_size
 
 _MARKS = {"problem": ("PROBLEM", "bold red"), "note": ("note", "yellow"), "fine": ("fine", "green")}
@@ -25,10 +24,7 @@ def doctor_table(found: Examination, terminal: int | None = None) -> RenderableT
         if finding.way_out:
             line.append(f"\n  way out: {printable(finding.way_out)}", style="none")
         parts.append(line)
-    facts = Table(Column(no_wrap=True), words(""), box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for name, value in _facts(found):
-        facts.add_row(name, Text(printable(value)))
-    parts += ["", facts]
+    parts += ["", fact_list(((name, printable(value)) for name, value in _facts(found)), style="")]
     if found.said.failure is not None or any(finding.kind == "problem" for finding in found.findings):
         parts += ["", Text("The last lines of TensorFlow's log", style="bold" if styled else "")]
         parts += [Text("  " + printable(line, 200)) for line in found.said.log.tail]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import compress
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
@@ -11,7 +13,7 @@ from rich.text import Text
 
 from kerasmem.estimation.report import LayerMemory, MemoryReport
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import model_heading, note_lines, percent, table
+from kerasmem.rendering.layout import figures, has_room, model_heading, note_lines, percent, table
 from kerasmem.rendering.peak_text import claim, formula_terms, peak, reference_line, settings_line, verdict_line
 from kerasmem.units import format_count, format_size
 
@@ -49,68 +51,47 @@ def estimate_table(
     parts: list[RenderableType] = [heading, "", _layers(report, sort, top, terminal), ""]
     if not _is_formula(report):
         parts += [*peak(report, terminal), ""]
-    is_narrow = terminal is not None and terminal < _WIDTH_FOR_SHAPES
-    return Group(*parts, formula_terms(report, is_narrow), "", *_remarks(report))
+    return Group(*parts, formula_terms(report, not has_room(terminal, _WIDTH_FOR_SHAPES)), "", *_remarks(report))
 
 
 def _is_formula(report: MemoryReport) -> bool:
     return report.settings.method == "formula"
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A column: header, total, cell of a line, and the columns of a terminal from which there is room for it."""
-
-    header: str
-    total: str
-    cell: Callable[[_Line], RenderableType]
-    least: int = 0
-
-    def made(self, terminal: int | None) -> Column:
-        """Return it as rich takes it."""
-        is_text, is_bar = self.header in ("Layer (class)", "Output shape"), self.header == ""
-        return Column(
-            self.header,
-            self.total,
-            justify="left" if is_text or is_bar else "right",
-            no_wrap=not (is_text and terminal is not None),
-            overflow="fold",
-            width=_BAR if is_bar else None,
-        )
-
-
 def _layers(report: MemoryReport, sort: str, top: int | None, terminal: int | None) -> Table:
     lines, total = _lines(report, sort, top), report.bytes.total
     largest = max((line.bytes or 0 for line in lines), default=0)
     elements = report.formula.activation_elements_per_sample
-    dim = "" if terminal is None else "dim"
-
-    def bar(line: _Line) -> Text:
-        length = min(_BAR, round(_BAR * (line.bytes or 0) / largest)) if largest else 0
-        return Text("█" * length, style="cyan")
-
-    columns = [
-        _Column("Layer (class)", "Total", lambda line: Text(line.name)),
-        _Column("Output shape", "", lambda line: Text(line.shape, style=dim), _WIDTH_FOR_SHAPES),
-        _Column("Parameters", format_count(report.model.parameters), lambda line: format_count(line.parameters)),
-        _Column("Activations", format_count(elements), lambda line: line.note or format_count(line.activations)),
-    ]
-    if any(row.bytes is not None for row in report.layers):  # the method divides the total by layer
-        size = "Memory" if _is_formula(report) else "At peak"
-        columns += [
-            _Column("Bytes", format_count(total), lambda line: format_count(line.bytes), _WIDTH_FOR_BYTES),
-            _Column(size, format_size(total), lambda line: format_size(line.bytes)),
-            _Column(
-                "Share", "100 %", lambda line: percent(line.bytes, total) if line.bytes else "–", _WIDTH_FOR_SHARES
-            ),
-        ]
-        columns += [_Column("", "", bar, _WIDTH_FOR_BARS)] if terminal is not None else []
-    columns = [column for column in columns if terminal is None or terminal >= column.least]
-    made = (column.made(terminal) for column in columns)
+    words: dict[str, Any] = {"overflow": "fold", "no_wrap": terminal is None}
+    divides = any(row.bytes is not None for row in report.layers)  # the method divides the total by layer
+    shown = [True, has_room(terminal, _WIDTH_FOR_SHAPES), True, True]
+    shown += [divides and has_room(terminal, least) for least in (_WIDTH_FOR_BYTES, 0, _WIDTH_FOR_SHARES)]
+    shown += [divides and terminal is not None and terminal >= _WIDTH_FOR_BARS]
+    columns = (
+        Column("Layer (class)", "Total", **words),
+        Column("Output shape", **words),
+        figures("Parameters", format_count(report.model.parameters)),
+        figures("Activations", format_count(elements)),
+        figures("Bytes", format_count(total)),
+        figures("Memory" if _is_formula(report) else "At peak", format_size(total)),
+        figures("Share", "100 %"),
+        Column(width=_BAR),
+    )
+    made = compress(columns, shown)
     rows = table(terminal, *made, show_footer=True, footer_style="bold", collapse_padding=True)
     for line in lines:
-        is_dim = terminal is not None and not line.bytes
-        rows.add_row(*(column.cell(line) for column in columns), style="dim" if is_dim else None)
+        length = min(_BAR, round(_BAR * (line.bytes or 0) / largest)) if largest else 0
+        cells: tuple[str | Text, ...] = (
+            Text(line.name),
+            Text(line.shape, style="" if terminal is None else "dim"),
+            format_count(line.parameters),
+            line.note or format_count(line.activations),
+            format_count(line.bytes),
+            format_size(line.bytes),
+            percent(line.bytes, total) if line.bytes else "–",
+            Text("█" * length, style="cyan"),
+        )
+        rows.add_row(*compress(cells, shown), style="dim" if terminal is not None and not line.bytes else None)
     return rows
 
 

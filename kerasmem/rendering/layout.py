@@ -45,9 +45,14 @@ def words(header: str) -> Column:
     return Column(header, overflow="fold")
 
 
-def figures(header: str) -> Column:
+def figures(header: str, footer: str = "") -> Column:
     """Return a column of figures, which may not."""
-    return Column(header, justify="right", no_wrap=True)
+    return Column(header, footer, justify="right", no_wrap=True)
+
+
+def has_room(terminal: int | None, columns: int) -> bool:
+    """Return whether there is room for something that wants so many columns."""
+    return terminal is None or terminal >= columns
 
 
 def table(terminal: int | None, *columns: str | Column, title: str | None = None, **more: Any) -> Table:

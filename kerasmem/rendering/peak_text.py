@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import compress
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
@@ -11,7 +12,7 @@ from rich.text import Text
 from kerasmem.estimation.reference import place
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport, Settings
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import fact_list, percent, verdict_text
+from kerasmem.rendering.layout import fact_list, figures, has_room, percent, verdict_text
 from kerasmem.units import format_size
 
 MODES = {"train": "training", "evaluate": "evaluation"}  # and inference
@@ -96,16 +97,22 @@ def _categories(need: Bytes, terminal: int | None) -> Table:
     if rest := need.total - sum(known.values()):
         rows["not divided further"] = rest
     with_bars = terminal is not None and terminal >= _WIDTH_FOR_BARS
-    with_bytes = terminal is None or terminal >= _WIDTH_FOR_BYTES
-    numbers = [Column(justify="right", no_wrap=True) for _ in range(2 + with_bytes)]
-    table = Table.grid(Column(no_wrap=True), *numbers, *([Column(no_wrap=True)] * with_bars), padding=(0, 2, 0, 0))
+    shown = (True, has_room(terminal, _WIDTH_FOR_BYTES), True, True, with_bars)
+    columns = (Column(no_wrap=True), figures(""), figures(""), figures(""), Column(no_wrap=True))
+    table = Table.grid(*compress(columns, shown), padding=(0, 2, 0, 0))
     largest = max(rows.values(), default=0)
     for name, size in rows.items():
-        bar = [Text("█" * max(round(_BAR * size / largest), 0), style="cyan")] if with_bars and largest else []
-        exact = [f"{size:,} B"] * with_bytes
-        table.add_row(name.capitalize(), *exact, format_size(size), percent(size, need.total), *bar)
-    cells = ["In use at the peak", *([f"{need.total:,} B"] * with_bytes), format_size(need.total), "100 %"]
-    table.add_row(*(Text(cell, style="bold") for cell in cells))
+        bar = Text("█" * max(round(_BAR * size / largest), 0) if largest else "", style="cyan")
+        cells: tuple[str | Text, ...] = (
+            name.capitalize(),
+            f"{size:,} B",
+            format_size(size),
+            percent(size, need.total),
+            bar,
+        )
+        table.add_row(*compress(cells, shown))
+    total = ("In use at the peak", f"{need.total:,} B", format_size(need.total), "100 %")
+    table.add_row(*compress(total, shown), style="bold")
     return table
 
 
@@ -187,9 +194,8 @@ def formula_terms(report: MemoryReport, is_narrow: bool) -> RenderableType:
     ]
     if is_narrow:
         return Group(*(Text(f"{name} {term} = {count:,} B ({format_size(count)})") for name, term, count in terms))
-    right = {"justify": "right", "no_wrap": True}
-    columns = (Column(no_wrap=True), Column(**right), Column(no_wrap=True), Column(**right), Column(no_wrap=True))  # type: ignore[arg-type]
-    grid = Table.grid(*columns, padding=(0, 2, 0, 0))
+    plain = Column(no_wrap=True)
+    grid = Table.grid(plain, figures(""), plain, figures(""), plain, padding=(0, 2, 0, 0))
     for name, term, count in terms:
         grid.add_row(name, term, "=", f"{count:,} B", Text(format_size(count), style="" if term else "bold"))
     return grid

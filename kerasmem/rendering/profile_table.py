@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,6 +17,7 @@ from kerasmem.rendering.layout import (
     change_text,
     fact_list,
     figures,
+    has_room,
     highest,
     known_size,
     model_heading,
@@ -32,6 +34,7 @@ _COLUMNS = 60  # of the timeline
 _LARGEST_CHUNKS = 5
 _WIDTH_FOR_DIFFERENCE = 74
 _WIDTH_FOR_PARTS = 100
+_HEADERS = ("Estimate", "Measured", "Difference")
 _CATEGORIES = {"allocator": "waste in chunks", "unnamed": "not known"}
 _SHARES = {"optimizer": "optimizer, and what it works in"}
 
@@ -99,46 +102,40 @@ def _timeline(profile: StepProfile, columns: int) -> Iterator[RenderableType]:
     yield Text(f"in use over the step, allocation by allocation; full height: {format_size(most)}", style="dim")
 
 
-def _headers(estimate: MemoryReport | None, terminal: int | None) -> list[str]:
-    if estimate is None:
-        return ["Measured"]
-    with_difference = terminal is None or terminal >= _WIDTH_FOR_DIFFERENCE
-    return ["Estimate", "Measured", *(["Difference"] if with_difference else [])]
+def _sizes(estimate: MemoryReport | None, terminal: int | None) -> tuple[bool, bool, bool]:
+    """Return whether there are columns for the estimate, what was measured, and the difference."""
+    return estimate is not None, True, estimate is not None and has_room(terminal, _WIDTH_FOR_DIFFERENCE)
 
 
-def _cells(headers: list[str], predicted: int | None, measured: int) -> list[RenderableType]:
+def _cells(shown: Sequence[bool], predicted: int | None, measured: int) -> Iterator[RenderableType]:
     """Return the cells of a row; the difference is what was measured beyond the estimate."""
     change = None if predicted is None else measured - predicted
-    cells: dict[str, RenderableType] = {
-        "Estimate": known_size(predicted),
-        "Measured": format_size(measured),
-        "Difference": change_text(change, "–" if change is None else signed_size(change)),
-    }
-    return [cells[header] for header in headers]
+    difference = change_text(change, "–" if change is None else signed_size(change))
+    return compress((known_size(predicted), format_size(measured), difference), shown)
 
 
 def _categories(profile: StepProfile, estimate: MemoryReport | None, terminal: int | None) -> Table:
-    headers = _headers(estimate, terminal)
-    rows = table(terminal, words("Category"), *map(figures, (*headers, "Share")))
+    shown = _sizes(estimate, terminal)
+    rows = table(terminal, words("Category"), *map(figures, (*compress(_HEADERS, shown), "Share")))
     total = profile.bytes.total
     for name in PeakBytes.CATEGORIES:
         measured = getattr(profile.bytes, name)
         predicted = None if estimate is None else getattr(estimate.bytes, name, None)
         if measured or predicted:
             label = _CATEGORIES.get(name, name).capitalize()
-            rows.add_row(label, *_cells(headers, predicted, measured), percent(measured, total))
+            rows.add_row(label, *_cells(shown, predicted, measured), percent(measured, total))
     predicted = None if estimate is None else estimate.bytes.total
-    rows.add_row("In use at the peak", *_cells(headers, predicted, total), "100 %", style="bold")
+    rows.add_row("In use at the peak", *_cells(shown, predicted, total), "100 %", style="bold")
     return rows
 
 
 def _layers(
     profile: StepProfile, estimate: MemoryReport | None, sort: str, top: int | None, terminal: int | None
 ) -> Table:
-    headers = _headers(estimate, terminal)
-    with_parts = terminal is None or terminal >= _WIDTH_FOR_PARTS
+    sizes = _sizes(estimate, terminal)
+    with_parts = has_room(terminal, _WIDTH_FOR_PARTS)
     parts = [words("Mostly")] if with_parts else []
-    rows = table(terminal, words("Layer (class)"), *map(figures, headers), *parts)
+    rows = table(terminal, words("Layer (class)"), *map(figures, compress(_HEADERS, sizes)), *parts)
     predicted = _predicted(estimate)
 
     def size(row: ProfiledLayer) -> int:
@@ -155,20 +152,18 @@ def _layers(
         shown = [row for row in profile.layers if row.name in kept]
     for row in shown:
         name = Text(f"{printable(row.name, 100)} ({printable(row.class_name, 40)})")
-        rows.add_row(
-            name, *_cells(headers, foretold([row]), row.bytes_at_peak), *([_mostly(row)] if with_parts else [])
-        )
+        rows.add_row(name, *_cells(sizes, foretold([row]), row.bytes_at_peak), *([_mostly(row)] if with_parts else []))
     if rest:
         more = f"{len(rest)} more {'layer' if len(rest) == 1 else 'layers'}"
-        rows.add_row(more, *_cells(headers, foretold(rest), sum(row.bytes_at_peak for row in rest)))
+        rows.add_row(more, *_cells(sizes, foretold(rest), sum(row.bytes_at_peak for row in rest)))
     rows.add_section()
     for share in profile.shares:
         if share.bytes * 10_000 >= profile.bytes.total:
             name = Text(printable(_SHARES.get(share.name, share.name), 80), style="italic")
-            rows.add_row(name, *_cells(headers, None, share.bytes))
+            rows.add_row(name, *_cells(sizes, None, share.bytes))
     measured = sum(share.bytes for share in profile.shares)
     left = None if estimate is None else estimate.bytes.total - sum(predicted.values())
-    rows.add_row("In no layer, together", *_cells(headers, left, measured), style="bold")
+    rows.add_row("In no layer, together", *_cells(sizes, left, measured), style="bold")
     return rows
 
 

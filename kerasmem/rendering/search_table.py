@@ -13,6 +13,7 @@ from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import (
     VERDICT_STYLES,
     figures,
+    has_room,
     known_size,
     model_heading,
     note_lines,
@@ -38,8 +39,7 @@ def search_table(result: SearchResult, terminal: int | None = None) -> Renderabl
 
 
 def _evaluations(result: SearchResult, terminal: int | None) -> Table:
-    with_ends = terminal is None or terminal >= _WIDTH_FOR_ENDS
-    needs = ("Needs", "At least", "At most") if with_ends else ("Needs",)
+    needs = ("Needs", "At least", "At most")[: 3 if has_room(terminal, _WIDTH_FOR_ENDS) else 1]
     first = Column(_varied(result), justify="right", overflow="fold")
     rows = table(terminal, first, *map(figures, needs), Column("Verdict", no_wrap=True))
     for each in result.evaluations:
