@@ -9,7 +9,8 @@ what each of them reads (`peaks.py`), so that the resets of one do not spoil the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kerasmem.devices.allocator import Allocator
@@ -21,7 +22,7 @@ from kerasmem.devices.other_allocators import JaxAllocator, TorchAllocator
 from kerasmem.devices.sharing import card_processes
 from kerasmem.devices.tracked_devices import tracked_devices
 from kerasmem.devices.visible import match_card
-from kerasmem.monitoring.peaks import LedgerAccount, ledger_of
+from kerasmem.monitoring.peaks import LedgerAccount, PeakLedger, ledger_of
 from kerasmem.monitoring.phases import largest_known
 from kerasmem.units import format_size
 
@@ -45,24 +46,18 @@ _Sizes = tuple["int | None", "int | None", "int | None"]
 RawReading = tuple["list[tuple[_Sizes, _Driver]]", "bytes | int | None"]
 
 
+@dataclass(slots=True)
 class _Device:
-    """One device: what to read it with, and the largest peak of the run."""
+    """One device: what to read it with, what the driver last said (used and total), and the largest peak of the run."""
 
-    __slots__ = ("account", "allocator", "card", "driver", "ledger", "name", "resets", "run_peak")
-
-    def __init__(self, name: str | None, allocator: Allocator | None, card: NvmlDevice | None, resets: bool) -> None:
-        self.name = name
-        self.allocator = allocator
-        self.card = card
-        self.driver: _Driver = (None, None)  # used and total, when last asked
-        self.resets = resets
-        self.ledger = None if allocator is None else ledger_of(allocator)
-        self.account = LedgerAccount()
-        self.run_peak: int | None = None
-
-    @property
-    def process_peak(self) -> int | None:
-        return None if self.ledger is None else self.ledger.process_peak
+    name: str | None
+    allocator: Allocator | None
+    card: NvmlDevice | None
+    resets: bool
+    ledger: PeakLedger | None
+    account: LedgerAccount
+    driver: _Driver = (None, None)
+    run_peak: int | None = None
 
 
 class DeviceReader:
@@ -93,14 +88,20 @@ class DeviceReader:
         for text in notes:
             note(text)
         has_gpu = any(device.ordinal is not None for device in found)
-        if nvml is not False and (has_gpu or nvml is True or isinstance(nvml, Nvml)):
-            self._connect(nvml)
-        elif nvml is not False and any(device.name for device in found):
+        if isinstance(nvml, Nvml):
+            self._nvml = nvml
+        elif nvml is True or (nvml and has_gpu):
+            self._nvml, reason = Nvml.open()
+            self._owns_nvml = True
+            if reason is not None:
+                note(f"driver: {reason}")
+        elif nvml and any(device.name for device in found):
             note("driver: training uses no GPU, so there is no driver to ask")
         self._devices = []
         for device in found:
             card = self._card(device.ordinal, device.card) if device.ordinal is not None else None
-            self._devices.append(_Device(device.name, device.allocator, card, reset_peaks))
+            ledger = None if device.allocator is None else ledger_of(device.allocator)
+            self._devices.append(_Device(device.name, device.allocator, card, reset_peaks, ledger, LedgerAccount()))
 
     @property
     def names(self) -> list[str | None]:
@@ -110,16 +111,12 @@ class DeviceReader:
     @property
     def run_peaks(self) -> dict[str, int]:
         """The largest allocator peak of each device since `start_run`, in bytes, where it is known."""
-        return {device.name: device.run_peak for device in self._devices if device.name and device.run_peak is not None}
+        return _known((device.name, device.run_peak) for device in self._devices)
 
     @property
     def process_peaks(self) -> dict[str, int]:
         """The largest allocator peak of each device since the process began, in bytes, where it is known."""
-        return {
-            device.name: device.process_peak
-            for device in self._devices
-            if device.name and device.process_peak is not None
-        }
+        return _known((device.name, device.ledger.process_peak) for device in self._devices if device.ledger)
 
     def start_run(self) -> list[DeviceReading]:
         """Forget the run's peaks, not the process's, and return a first reading; ask the driver before."""
@@ -173,9 +170,7 @@ class DeviceReader:
 
     def driver_used(self) -> dict[str, int]:
         """Return the bytes in use on each device's card, as the driver last said."""
-        return {
-            device.name: device.driver[0] for device in self._devices if device.name and device.driver[0] is not None
-        }
+        return _known((device.name, device.driver[0]) for device in self._devices)
 
     def health(self) -> list[AllocatorHealth]:
         """Return how whole each allocator's free memory is, where it tells; milliseconds each."""
@@ -245,15 +240,6 @@ class DeviceReader:
                     who = f"process {other.pid}" + (f" ({other.name!r})" if other.name else "")
                     self._note(f"card: {device.name}: {who} has {format_size(other.used_bytes)} there{share}")
 
-    def _connect(self, nvml: Nvml | bool | str) -> None:
-        if isinstance(nvml, Nvml):
-            self._nvml = nvml
-            return
-        self._nvml, reason = Nvml.open()
-        self._owns_nvml = True
-        if reason is not None:
-            self._note(f"driver: {reason}")
-
     def _card(self, ordinal: int, name: str | None) -> NvmlDevice | None:
         if self._nvml is None:
             return None
@@ -261,3 +247,8 @@ class DeviceReader:
         if match.doubt is not None:
             self._note(f"driver: GPU:{ordinal}: {match.doubt}")
         return match.device
+
+
+def _known(sizes: Iterable[tuple[str | None, int | None]]) -> dict[str, int]:
+    """Return the sizes that are known, by the names of their devices."""
+    return {name: size for name, size in sizes if name and size is not None}

@@ -172,9 +172,10 @@ def _run(column: Mapping[str, Array], background: Sequence[PhasePeaks]) -> RunSu
     kind = _kind(set(column["phase"]))
     counted = own & (column["phase"] == ("train" if kind == "fit" else kind))
 
-    def most(size: str) -> int | None:
-        return largest_known([largest(column[size]), *(getattr(each, size) for each in background)])
-
+    sizes = {
+        size: largest_known([largest(column[size]), *(getattr(each, size, None) for each in background)])
+        for size in ("reserved_bytes", "driver_used_bytes", "driver_total_bytes", "rss_bytes", "swap_bytes")
+    }
     return RunSummary(
         run=int(column["run"][0]),
         kind=kind,
@@ -188,14 +189,10 @@ def _run(column: Mapping[str, Array], background: Sequence[PhasePeaks]) -> RunSu
         peak_epoch=_whole(column["epoch"], top),
         peak_batch=_whole(column["batch"], top),
         mean_in_use_bytes=mean(column["in_use_bytes"][own]),
-        reserved_bytes=largest(column["reserved_bytes"]),
-        driver_used_bytes=most("driver_used_bytes"),
-        driver_total_bytes=largest(column["driver_total_bytes"]),
-        rss_bytes=most("rss_bytes"),
         mean_rss_bytes=mean(column["rss_bytes"][own]),
-        swap_bytes=most("swap_bytes"),
         in_use_growth_bytes=growth(column["in_use_bytes"][own]),
         rss_growth_bytes=growth(column["rss_bytes"][own]),
+        **sizes,
     )
 
 
@@ -207,9 +204,7 @@ def _epoch(column: Mapping[str, Array]) -> EpochSummary:
         batches=_count(column["steps"][counted]),
         seconds=_seconds(column["time"]),
         peak_bytes=_peak(column),
-        in_use_bytes=largest(column["in_use_bytes"]),
-        driver_used_bytes=largest(column["driver_used_bytes"]),
-        rss_bytes=largest(column["rss_bytes"]),
+        **{size: largest(column[size]) for size in ("in_use_bytes", "driver_used_bytes", "rss_bytes")},
     )
 
 

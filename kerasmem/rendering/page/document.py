@@ -6,6 +6,7 @@ import base64
 import hashlib
 from functools import cache
 from importlib.resources import files
+from string import Template
 
 import kerasmem
 from kerasmem.errors import MissingExtraError
@@ -31,38 +32,20 @@ def render_page(contents: PageContents) -> str:
     sections = Sections(contents)
     body = sections.all()
     script = _file("page.js")
-    data = embedded_json([chart.to_dict() for chart in sections.charts])
-    policy = _POLICY.format(scripts=" ".join(_hash(each) for each in (library, script)))
     names = [*(training.name for training in contents.trainings), *(each.source for each in contents.compositions)]
-    shown = ", ".join(html_text(name, 80) for name in names[:8]) + (
-        f" and {len(names) - 8} more" if len(names) > 8 else ""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return Template(_file("page.html")).substitute(
+        policy=_POLICY.format(scripts=" ".join(_hash(each) for each in (library, script))),
+        title=html_attribute(contents.title),
+        style=_file("page.css"),
+        heading=html_text(contents.title),
+        shown=", ".join(html_text(name, 80) for name in names[:8]) + more,
+        body=body,
+        version=html_attribute(kerasmem.__version__),
+        data=embedded_json([chart.to_dict() for chart in sections.charts]),
+        library=library,
+        script=script,
     )
-    version = f"kerasmem {html_attribute(kerasmem.__version__)}"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<link rel="icon" href="data:,">
-<title>{html_attribute(contents.title)} · kerasmem</title>
-<style>{_file("page.css")}</style>
-</head>
-<body>
-<header><h1>{html_text(contents.title)}</h1><p class="soft">{shown}</p></header>
-<main>
-<noscript><p>The charts need JavaScript; every number is in the tables too.</p></noscript>
-{body}
-</main>
-<footer>{version}. Sizes are binary: 1 GiB is 1024 MiB. Charts by plotly.js.</footer>
-<script type="application/json" id="charts">{data}</script>
-<script>{library}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
 
 
 @cache
