@@ -1,7 +1,7 @@
 """How much memory is it using? A running fit → a Timeline.
 
 ============= ===============================================================================
-logger        `MemoryLogger`, the Keras callback; hooks: which of Keras's hooks means what
+logger        `MemoryLogger`, the Keras callback: which of Keras's hooks means what
 settings      its arguments, checked; inputs: arrays that take twice the bytes they need
 calls         which fit, evaluate or predict a hook comes from
 recorder      beginnings and ends of runs, epochs and batches → samples

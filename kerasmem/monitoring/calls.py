@@ -55,3 +55,63 @@ class KerasCall:
         return self._callbacks() is other._callbacks()
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class Callers:
+    """Tells the hooks of the run that a logger follows from those of other calls, which are its guests.
+
+    One logger follows one run, so a `fit` inside another and any call in another thread have to wait until the one
+    under way has ended. (`evaluate` and `predict` inside `fit` are parts of it.)
+
+    Attributes:
+        call: that began the run under way; None if that was begun by hand.
+    """
+
+    def __init__(self) -> None:
+        self.call: KerasCall | None = None
+        self._taken_up: int | None = None  # the thread in which a Keras method has that has not begun yet
+        self._guests: dict[int, KerasCall] = {}  # calls that are not logged, by thread
+
+    def take_up(self) -> None:
+        """Note that a Keras method of this thread is about to begin."""
+        self._taken_up = threading.get_ident()
+
+    def is_taken_up(self) -> bool:
+        """Return whether a Keras method of this thread is about to begin."""
+        return self._taken_up == threading.get_ident()
+
+    def has_begun(self) -> None:
+        """Note that the method that was about to begin has done so."""
+        self._taken_up = None
+
+    def is_guest(self) -> bool:
+        """Return whether the hook comes from a call that is not logged."""
+        if not self._guests:
+            return False
+        thread = threading.get_ident()
+        guest = self._guests.get(thread)
+        if guest is None:
+            return False
+        if guest.is_running():
+            return True
+        del self._guests[thread]  # it may have raised; nothing else would tell
+        return False
+
+    def refusal(self, method: str) -> str | None:
+        """Return why the call that begins now cannot be logged, and make it a guest; None where it can.
+
+        There is nothing to say ("") where it is the call under way itself: the logger is in the list twice.
+        """
+        under_way = self.call
+        if under_way is None:
+            return None
+        call = KerasCall.innermost(method)
+        here = under_way.thread == threading.get_ident()
+        if call is None or (here and method != "fit") or not under_way.is_running():
+            return None
+        if call == under_way:
+            return ""
+        self._guests[threading.get_ident()] = call
+        self._taken_up = None
+        where = "inside the run under way" if here else "in another thread while a run was under way"
+        return f"run: {method} was called {where} and is not logged; give it a MemoryLogger of its own"
