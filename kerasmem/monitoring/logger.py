@@ -15,9 +15,8 @@ from kerasmem.cluster import find_worker
 from kerasmem.compat.keras_calls import stop_watching_saving, watch_saving
 from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
 from kerasmem.devices.nvml import Nvml
-from kerasmem.monitoring.calls import Callers, KerasCall
+from kerasmem.monitoring.calls import Callers, KerasCall, float64_inputs
 from kerasmem.monitoring.cost import Overhead
-from kerasmem.monitoring.inputs import float64_inputs
 from kerasmem.monitoring.leak_watch import LeakReport
 from kerasmem.monitoring.phases import PhasePeaks, over_epochs
 from kerasmem.monitoring.recorder import Kind, Recorder

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 from kerasmem.cluster import Worker
 from kerasmem.errors import MissingExtraError, UsageError
@@ -18,6 +18,7 @@ from kerasmem.monitoring.logfile import Format, LogFile
 from kerasmem.monitoring.ranks import own_path
 from kerasmem.monitoring.timeline import SIZES, Sample
 
+_Path = Union[str, "os.PathLike[str]"]
 _begun: set[str] = set()  # families whose file has been begun in this process
 
 
@@ -37,13 +38,7 @@ class Outputs:
     file: LogFile | None
     _board: Board | None
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None,
-        format: Format | None,
-        append: bool,
-        board: str | os.PathLike[str] | None,
-    ) -> None:
+    def __init__(self, path: _Path | None, format: Format | None, append: bool, board: _Path | None) -> None:
         self._path, self._format, self._append, self._board_folder = path, format, append, board
         self._family = uuid.uuid4().hex  # copies have the same, for they write to the same file
         self.file = self._board = None
@@ -148,7 +143,7 @@ class Board:
         UsageError: the folder cannot be made.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: _Path) -> None:
         require_tensorboard()
         self._folder = Path(folder)
         self._writers: dict[str, Any] = {}

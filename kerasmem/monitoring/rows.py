@@ -27,8 +27,7 @@ class PackedRows:
     def __init__(self, kinds: Sequence[str], keep: int | None = None, rows: Iterable[Iterable[Any]] = ()) -> None:
         self._kinds = tuple(kinds)
         self._columns: list[array[Any]] = [array({"float": "d", "int": "q", "text": "H"}[kind]) for kind in kinds]
-        self._texts: list[str | None] = []
-        self._codes: dict[str | None, int] = {}
+        self._codes: dict[str | None, int] = {}  # of texts, in the order of their numbers
         self._keep = keep
         self.dropped = 0
         for row in rows:
@@ -38,11 +37,7 @@ class PackedRows:
         """Add a row at the end."""
         for kind, column, value in zip(self._kinds, self._columns, row, strict=True):
             if kind == "text":
-                code = self._codes.get(value)
-                if code is None:
-                    code = self._codes[value] = len(self._texts)
-                    self._texts.append(value)
-                column.append(code)
+                column.append(self._codes.setdefault(value, len(self._codes)))
             else:
                 column.append(_UNKNOWN if value is None else value)
         if self._keep is not None and len(self) >= self._keep + max(1, self._keep // 8):
@@ -52,14 +47,14 @@ class PackedRows:
         """Return an independent copy, one memory copy a column."""
         twin = PackedRows(self._kinds, self._keep)
         twin._columns = [column[:] for column in self._columns]
-        twin._texts, twin._codes, twin.dropped = list(self._texts), dict(self._codes), self.dropped
+        twin._codes, twin.dropped = dict(self._codes), self.dropped
         return twin
 
     def column(self, place: int) -> np.ndarray[Any, Any]:
         """Return a column as an array: numbers as float64, NaN where they are None, and texts as objects."""
         held = np.array(self._columns[place])
         if self._kinds[place] == "text":
-            return np.array(self._texts, dtype=object)[held]
+            return np.array(list(self._codes), dtype=object)[held]
         return np.where(held == _UNKNOWN, np.nan, held)
 
     @property
@@ -73,17 +68,21 @@ class PackedRows:
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         if not -len(self) <= index < len(self):
             raise IndexError("row index out of range")
-        return self._row(index)
+        place = index % len(self)
+        return next(self._unpacked([column[place : place + 1] for column in self._columns]))
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        return (self._row(i) for i in range(len(self)))
+        return self._unpacked(self._columns)
 
-    def _row(self, index: int) -> tuple[Any, ...]:
-        values: list[Any] = []
-        for kind, column in zip(self._kinds, self._columns, strict=True):
-            value = column[index]
-            values.append(self._texts[value] if kind == "text" else None if value == _UNKNOWN else value)
-        return tuple(values)
+    def _unpacked(self, columns: list[array[Any]]) -> Iterator[tuple[Any, ...]]:
+        texts = list(self._codes)
+        values = (
+            (texts[value] for value in column)
+            if kind == "text"
+            else (None if value == _UNKNOWN else value for value in column)
+            for kind, column in zip(self._kinds, columns, strict=True)
+        )
+        return zip(*values, strict=True)
 
     def _drop(self, count: int) -> None:
         for column in self._columns:

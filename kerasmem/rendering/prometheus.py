@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from kerasmem.errors import MissingExtraError
-from kerasmem.monitoring.log_summary import RunSummary
 from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.rendering.contents import Composition
 from kerasmem.rendering.escape import printable
@@ -43,41 +43,32 @@ def render_prometheus(trainings: Sequence[TrainingLogs], compositions: Sequence[
         from prometheus_client import CollectorRegistry, generate_latest
     except ImportError as error:
         raise MissingExtraError("Prometheus text", "prometheus") from error
+    families = list(_families(trainings, compositions))
     registry = CollectorRegistry()
-    registry.register(_Collector(trainings, compositions))
+    registry.register(SimpleNamespace(collect=lambda: families))
     return str(generate_latest(registry).decode())
 
 
-class _Collector:
-    """Hands the metrics to prometheus-client, which writes them."""
+def _families(trainings: Sequence[TrainingLogs], compositions: Sequence[Composition]) -> Iterator[Any]:
+    """Yield a family for each metric that has a value."""
+    from prometheus_client.core import GaugeMetricFamily
 
-    def __init__(self, trainings: Sequence[TrainingLogs], compositions: Sequence[Composition]) -> None:
-        self._trainings, self._compositions = trainings, compositions
-
-    def collect(self) -> Iterator[Any]:
-        """Yield a family for each metric that has a value."""
-        from prometheus_client.core import GaugeMetricFamily
-
-        runs = [(log, run) for training in self._trainings for log in training.logs for run in log.runs]
-        for field, (name, text) in _RUN.items():
-            family = GaugeMetricFamily(f"kerasmem_{name}", text, labels=("log", "rank", "run", "kind"))
-            for log, run in runs:
-                value = getattr(run, field)
-                if value is not None:
-                    rank = "" if log.rank is None else str(log.rank)
-                    family.add_metric([printable(log.name), rank, *_run_labels(run)], value)
-            if family.samples:
-                yield family
-        labels = ("source", "model", "method", "batch_size", "category")
-        family = GaugeMetricFamily(f"kerasmem_{_PART}", _PART_HELP, labels=labels)
-        for each in self._compositions:
-            batch = "" if each.batch_size is None else str(each.batch_size)
-            head = [printable(each.source), printable(each.model), printable(each.method), batch]
-            for category, count in (("total", each.total), *each.categories):
-                family.add_metric([*head, printable(category)], count)
+    runs = [(log, run) for training in trainings for log in training.logs for run in log.runs]
+    for field, (name, text) in _RUN.items():
+        family = GaugeMetricFamily(f"kerasmem_{name}", text, labels=("log", "rank", "run", "kind"))
+        for log, run in runs:
+            value = getattr(run, field)
+            if value is not None:
+                rank = "" if log.rank is None else str(log.rank)
+                family.add_metric([printable(log.name), rank, str(run.run), printable(run.kind)], value)
         if family.samples:
             yield family
-
-
-def _run_labels(run: RunSummary) -> list[str]:
-    return [str(run.run), printable(run.kind)]
+    labels = ("source", "model", "method", "batch_size", "category")
+    family = GaugeMetricFamily(f"kerasmem_{_PART}", _PART_HELP, labels=labels)
+    for each in compositions:
+        batch = "" if each.batch_size is None else str(each.batch_size)
+        head = [printable(each.source), printable(each.model), printable(each.method), batch]
+        for category, count in (("total", each.total), *each.categories):
+            family.add_metric([*head, printable(category)], count)
+    if family.samples:
+        yield family
