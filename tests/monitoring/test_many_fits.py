@@ -105,12 +105,12 @@ def test_a_sampler_gives_up_where_no_hook_comes_and_starts_again_with_the_next_e
 
 
 END = """
-import gc, sys
+import gc, sys, time
 from kerasmem.monitoring import recorder as module
-rec = module.Recorder(
-    None, "csv", update_freq=1, append=False, board=None, nvml=False, devices=[], reset_peaks=True, keep=None,
-    sampling=20.0, clock=__import__("time").perf_counter,
-)
+rec = module.Recorder(module.LoggerSettings(
+    filename=None, format=None, append=False, update_freq=1, tensorboard=None, nvml=False, verbose=0, devices=[],
+    reset_peaks=True, epoch_logs=True, sampling=20.0, health=False, leaks=False, keep=None, clock=time.perf_counter,
+))
 rec.begin_run()
 class Last:  # is taken apart with its module, after the recorder's own
     kept = rec
