@@ -194,8 +194,8 @@ def formula_terms(report: MemoryReport, is_narrow: bool) -> RenderableType:
     ]
     if is_narrow:
         return Group(*(Text(f"{name} {term} = {count:,} B ({format_size(count)})") for name, term, count in terms))
-    plain = Column(no_wrap=True)
-    grid = Table.grid(plain, figures(""), plain, figures(""), plain, padding=(0, 2, 0, 0))
+    columns = (Column(no_wrap=True), figures(""), Column(no_wrap=True), figures(""), Column(no_wrap=True))
+    grid = Table.grid(*columns, padding=(0, 2, 0, 0))
     for name, term, count in terms:
         grid.add_row(name, term, "=", f"{count:,} B", Text(format_size(count), style="" if term else "bold"))
     return grid

@@ -40,13 +40,11 @@ def render_prometheus(trainings: Sequence[TrainingLogs], compositions: Sequence[
         MissingExtraError: prometheus-client is not installed.
     """
     try:
-        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client import generate_latest
     except ImportError as error:
         raise MissingExtraError("Prometheus text", "prometheus") from error
     families = list(_families(trainings, compositions))
-    registry = CollectorRegistry()
-    registry.register(SimpleNamespace(collect=lambda: families))
-    return str(generate_latest(registry).decode())
+    return str(generate_latest(SimpleNamespace(collect=lambda: families)).decode())
 
 
 def _families(trainings: Sequence[TrainingLogs], compositions: Sequence[Composition]) -> Iterator[Any]:
