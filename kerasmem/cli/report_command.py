@@ -88,22 +88,17 @@ def _check_outputs(
         raise UsageError("--json and --prometheus - both print; write one of them into a file")
     if plot is not None and Path(plot).suffix.lower() not in (".png", ".svg"):
         raise UsageError(f"--plot: {plot!r} ends in neither .png nor .svg; name the picture so")
-    inputs: dict[str, str] = {}
+    taken: dict[str, str] = {}  # real path -> what it is taken for
     for path in files:
-        place = os.path.realpath(path)
-        if place in inputs:
+        if os.path.realpath(path) in taken:
             raise UsageError(f"{path}: given twice; give each file once")
-        inputs[place] = path
-    targets = [("--output", output), ("--plot", plot), ("--prometheus", None if prometheus == "-" else prometheus)]
-    written: set[str] = set()
-    for option, target in targets:
-        if target is not None:
-            place = os.path.realpath(target)
-            if place in inputs:
-                raise UsageError(f"{option}: {target} is one of the files to read; choose another name")
-            if place in written:
-                raise UsageError(f"{option}: {target} is written by another option too; choose another name")
-            written.add(place)
+        taken[os.path.realpath(path)] = "is one of the files to read"
+    for option, target in (("--output", output), ("--plot", plot), ("--prometheus", prometheus)):
+        if target is None or (option, target) == ("--prometheus", "-"):
+            continue
+        if use := taken.get(os.path.realpath(target)):
+            raise UsageError(f"{option}: {target} {use}; choose another name")
+        taken[os.path.realpath(target)] = "is written by another option too"
 
 
 def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
