@@ -7,7 +7,6 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -76,7 +75,7 @@ class OpenFiles:
         """How many are open."""
         return len(self._open)
 
-    @contextmanager
+    @contextlib.contextmanager
     def use(self, number: int, name: str | None = None) -> Iterator[OpenFile]:
         """Open a file unless it is, and keep it open meanwhile.
 
@@ -244,8 +243,8 @@ class ResidentRows:
             breaks = np.flatnonzero(np.diff(missing) > 1) + 1
             for cells in np.split(missing, breaks):
                 if len(cells):
-                    start = int(self._grid.low(int(cells[0])))
-                    stop = min(int(self._grid.high(int(cells[-1]))), len(self.values))
+                    (start, _), (_, stop) = self._grid.bounds(int(cells[0])), self._grid.bounds(int(cells[-1]))
+                    stop = min(stop, len(self.values))
                     run = RowRun(start, stop, None, slice(start, stop))
                     (claims,) = self._rows.claims([run]) if self._rows.remote else [()]
                     self._rows.read(run, [(self._delivery, self.values)], scratch, claims)

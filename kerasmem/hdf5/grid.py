@@ -19,8 +19,8 @@ class Grid:
         >>> grid = Grid([4, 2], [0, 6, 9])
         >>> grid.cell(np.array([0, 3, 4, 6, 8])).tolist()
         [0, 0, 1, 2, 3]
-        >>> grid.low(3), grid.high(3), grid.high(1)
-        (8, 9, 6)
+        >>> grid.bounds(3), grid.bounds(1)
+        ((8, 9), (4, 6))
     """
 
     def __init__(self, sizes: int | Sequence[int], starts: Sequence[int] | None = None) -> None:
@@ -50,22 +50,14 @@ class Grid:
         file = np.searchsorted(self._starts, rows, side="right") - 1
         return self._firsts[file] + (rows - self._starts[file]) // self._sizes[file]
 
-    def low(self, cells: Any) -> Any:
-        """Return the first row of each cell."""
+    def bounds(self, cells: Any) -> tuple[Any, Any]:
+        """Return the first row of each cell, and the row after its last."""
         if self._one:
-            return cells * self._one
-        file = np.searchsorted(self._firsts, cells, side="right") - 1
-        low = self._starts[file] + (cells - self._firsts[file]) * self._sizes[file]
-        return low if isinstance(cells, np.ndarray) else int(low)
-
-    def high(self, cells: Any) -> Any:
-        """Return the row after the last of each cell."""
-        if self._one:
-            return (cells + 1) * self._one
+            return cells * self._one, (cells + 1) * self._one
         file = np.searchsorted(self._firsts, cells, side="right") - 1
         low = self._starts[file] + (cells - self._firsts[file]) * self._sizes[file]
         high = np.minimum(low + self._sizes[file], self._starts[file + 1])
-        return high if isinstance(cells, np.ndarray) else int(high)
+        return (low, high) if isinstance(cells, np.ndarray) else (int(low), int(high))
 
     def coarser(self, least: int) -> Grid:
         """Return the grid of whole numbers of these cells that have `least` rows or more."""

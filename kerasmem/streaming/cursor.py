@@ -45,8 +45,10 @@ class Progress:
 
     Example:
         >>> progress = Progress(batches=3)
-        >>> [list(Cursor(progress).epoch()) for _ in range(2)][1][0]
-        Position(epoch=1, batch=0)
+        >>> cursor = Cursor(progress)
+        >>> cursor.begin()
+        >>> [position for position, _ in cursor.positions()][-1], cursor.end(), progress.epoch
+        (Position(epoch=0, batch=2), True, 1)
     """
 
     def __init__(self, batches: int, epoch: int = 0, batch: int = 0) -> None:
@@ -198,13 +200,6 @@ class Cursor:
                 return False
             self.is_open = begun and self.given < self._left()
             return not self.is_open
-
-    def epoch(self) -> Iterator[Position]:
-        """Begin an epoch, yield its batches, and end it."""
-        self.begin()
-        for position, _ in self.positions():
-            yield position
-        self.end()
 
     def positions(self) -> Iterator[tuple[Position, bool]]:
         """Yield batch after batch of the epoch that was begun, and whether it counts as read."""

@@ -54,8 +54,8 @@ class Blocks:
         """Return how many selected rows each block has."""
         if self._rows is not None:
             return self._bounds[blocks + 1] - self._bounds[blocks]
-        cells = self._cell + blocks
-        return np.minimum(self.grid.high(cells), self._last) - np.maximum(self.grid.low(cells), self._first)
+        low, high = self.grid.bounds(self._cell + blocks)
+        return np.minimum(high, self._last) - np.maximum(low, self._first)
 
     def run(self, block: int) -> tuple[int, int, np.ndarray | None]:
         """Return the run of file rows, start and stop, that covers a block, and which of them are selected.
@@ -64,8 +64,8 @@ class Blocks:
         """
         if self._rows is not None:
             return _run_of(self._rows[self._bounds[block] : self._bounds[block + 1]])
-        cell = self._cell + block
-        return max(self.grid.low(cell), self._first), min(self.grid.high(cell), self._last), None
+        low, high = self.grid.bounds(self._cell + block)
+        return max(low, self._first), min(high, self._last), None
 
     def rows(self, blocks: np.ndarray, low: np.ndarray | int = 0, high: np.ndarray | None = None) -> np.ndarray:
         """Return the file rows of blocks, rising in each, int64.
@@ -78,7 +78,7 @@ class Blocks:
         counts = (self.sizes(blocks) if high is None else high) - low
         if self._rows is not None:
             return self._rows[ranges(self._bounds[blocks] + low, counts)]
-        return ranges(np.maximum(self.grid.low(self._cell + blocks), self._first) + low, counts)
+        return ranges(np.maximum(self.grid.bounds(self._cell + blocks)[0], self._first) + low, counts)
 
 
 class ShardBlocks:

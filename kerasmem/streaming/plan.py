@@ -222,9 +222,8 @@ def _chunks_touched(runs: Iterable[tuple[int, int, np.ndarray | None]], grid: Gr
     touched = 0
     for start, stop, picked in runs:
         if picked is None:
-            first, last = grid.cell(start), grid.cell(stop - 1)
-            touched += min(int(grid.high(last)), rows) - int(grid.low(first))
+            (low, _), (_, high) = grid.bounds(grid.cell(start)), grid.bounds(grid.cell(stop - 1))
         else:
-            cells = np.unique(grid.cell(start + picked))
-            touched += int((np.minimum(grid.high(cells), rows) - grid.low(cells)).sum())
+            low, high = grid.bounds(np.unique(grid.cell(start + picked)))
+        touched += int(np.sum(np.minimum(high, rows) - low))
     return touched

@@ -135,8 +135,13 @@ def test_going_to_another_batch():
 
 def test_the_rest_of_an_epoch():
     progress = Progress(5, epoch=2, batch=3)
-    assert list(Cursor(progress).epoch()) == [(2, 3), (2, 4)]
-    assert next(Cursor(progress).epoch()) == Position(3, 0)
+    cursor = Cursor(progress)
+    cursor.begin()
+    assert [position for position, _ in cursor.positions()] == [(2, 3), (2, 4)]
+    assert cursor.end()
+    cursor = Cursor(progress)
+    cursor.begin()
+    assert next(cursor.positions()) == (Position(3, 0), True)
 
 
 def test_copies_have_no_readers():
