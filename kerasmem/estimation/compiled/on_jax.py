@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,13 @@ class JaxStep:
         )
 
 
-def jax_step(opened: OpenedModel, request: ModelRequest) -> JaxStep:
+def jax_step(opened: OpenedModel, request: ModelRequest, way_out: str) -> JaxStep:
     """Compile the opened model as the request says and return its step.
+
+    Args:
+        opened: the model and its training.
+        request: how it is to be trained.
+        way_out: what a user can do where the model has a step of its own.
 
     Raises:
         ModelError: Keras refuses.
@@ -65,10 +71,7 @@ def jax_step(opened: OpenedModel, request: ModelRequest) -> JaxStep:
     if len(fixed) > 1 or fixed - {request.batch_size}:
         raise UsageError(f"batch_size {request.batch_size}: the model's inputs fix the batch at {sorted(fixed)}")
     if request.mode != "inference" and has_own_step(model):
-        raise UsageError(
-            f"model {model.name!r} has a train_step of its own, which was written for TensorFlow and does not run on "
-            "JAX, through which gpu-target compiles; use method='xla' or 'graph'"
-        )
+        raise UsageError(f"model {model.name!r} has a train_step of its own, written for TensorFlow: {way_out}")
     keras = import_keras()
     flat = [keras.KerasTensor((request.batch_size, *each.shape[1:]), each.dtype) for each in inputs]
     x = pack_inputs(structure, flat)
@@ -112,8 +115,10 @@ def shaped(tensor: Any, sharding: Any) -> Any:
     return jax.ShapeDtypeStruct(tuple(tensor.shape), jax.dtypes.canonicalize_dtype(tensor.dtype), sharding=sharding)
 
 
-def lower(step: JaxStep, state: Any, data: Any, way_out: str = "", **options: Any) -> Any:
-    """Return the step in the compiler's language; its state is given up to it where it makes a new one.
+def lower(step: JaxStep, state: Any, data: Any, way_out: str = "", **options: Any) -> tuple[Any, dict[str, list[int]]]:
+    """Return the step in the compiler's language, and the sizes of its arguments on a device in bytes, by group.
+
+    The step's state is given up to it where it makes a new one.
 
     Args:
         step: the step.
@@ -129,20 +134,18 @@ def lower(step: JaxStep, state: Any, data: Any, way_out: str = "", **options: An
 
     options = {} if step.keeps_state else {"donate_argnums": 0, **options}
     try:
-        return jax.jit(step.function, **options).lower(state, data)
+        lowered = jax.jit(step.function, **options).lower(state, data)
     except KerasmemError:
         raise
     except Exception as error:
         reason = f"the step cannot be traced on JAX: {type(error).__name__}: {first_line(error)}{way_out}"
         raise ChildFailure(reason) from error
-
-
-def argument_bytes(step: JaxStep, state: Any, data: Any, bytes_of: Callable[[Any], int]) -> dict[str, list[int]]:
-    """Return the sizes of the step's arguments on a device, by group."""
-    import jax
-
     groups = zip((*step.variables, "inputs"), (*state, data), strict=True)
-    return {name: [bytes_of(leaf) for leaf in jax.tree.leaves(group)] for name, group in groups}
+    return lowered, {name: [_bytes(leaf) for leaf in jax.tree.leaves(group)] for name, group in groups}
+
+
+def _bytes(spec: Any) -> int:
+    return int(spec.dtype.itemsize * math.prod(spec.sharding.shard_shape(spec.shape)))
 
 
 def dump_to(folder: str) -> dict[str, Any]:

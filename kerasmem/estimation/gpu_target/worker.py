@@ -25,6 +25,7 @@ from kerasmem.processes.task import ChildFailure, serve
 Describe = Callable[[str], dict[str, Any]]
 
 FEATURE, EXTRA = "compiling for a GPU that is not there", "gpu-targets"
+WAY_OUT = "gpu-target compiles through JAX, on which it does not run; use method='xla' or 'graph'"
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 # XLA begins to recompute where more than this per cent of the memory would be needed. So many are never needed.
@@ -47,8 +48,13 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
     request = ModelRequest.from_dict(data["model"])
     options = {"xla_gpu_cuda_data_dir": cuda_folder()}
     with allow_jax(), open_request(request) as opened:
-        step = on_jax.jax_step(opened, request)
-        lowered, arguments = _lower(step, _device(data["target"]))
+        import jax
+
+        step = on_jax.jax_step(opened, request, WAY_OUT)
+        place = jax.sharding.SingleDeviceSharding(_device(data["target"]))
+        given = (step.state(), step.data)
+        state, batch = import_keras().tree.map_structure(lambda tensor: on_jax.shaped(tensor, place), given)
+        lowered, arguments = on_jax.lower(step, state, batch)
     found = _compile_all(lowered, options, data["has_triton"], step)
     return {
         **found,
@@ -94,18 +100,6 @@ def _device(target: str) -> Any:
         raise ChildFailure(
             f"this version of JAX does not compile without a device ({on_jax.first_line(error)})"
         ) from error
-
-
-def _lower(step: on_jax.JaxStep, device: Any) -> tuple[Any, dict[str, list[int]]]:
-    """Return the step in the compiler's language, and the sizes of its arguments in bytes, by group."""
-    import jax
-
-    place = jax.sharding.SingleDeviceSharding(device)
-    given = (step.state(), step.data)
-    state, data = import_keras().tree.map_structure(lambda tensor: on_jax.shaped(tensor, place), given)
-    return on_jax.lower(step, state, data), on_jax.argument_bytes(
-        step, state, data, lambda leaf: leaf.size * leaf.dtype.itemsize
-    )
 
 
 def _compile_all(lowered: Any, options: dict[str, Any], has_triton: bool, step: on_jax.JaxStep) -> dict[str, Any]:

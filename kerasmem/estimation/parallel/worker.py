@@ -7,10 +7,7 @@ devices are this machine's CPU under several names; no weight is allocated and n
 from __future__ import annotations
 
 import contextlib
-import math
 import tempfile
-import time
-from collections.abc import Iterator
 from typing import Any
 
 from kerasmem.errors import UsageError
@@ -27,7 +24,6 @@ from kerasmem.estimation.parallel.parallelism import (
     unused_layout,
 )
 from kerasmem.models.backend import allow_jax, import_keras
-from kerasmem.models.compiling import has_own_step
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.processes.task import ChildFailure, serve
@@ -43,16 +39,11 @@ def plan_request(data: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         "argument", "output", "alias", "temp" (bytes on a device), "arguments" (sizes on a device, by group), "placed"
-        (the variables), "live" and "instant" (what lives at the peak), "collectives", "notes", "seconds".
+        (the variables), "live" and "instant" (what lives at the peak), "collectives", "notes".
     """
-    begin = time.monotonic()
     request, asked = ModelRequest.from_dict(data["model"]), Parallelism.from_dict(data["parallelism"])
     with allow_jax(), open_request(request) as opened:
-        if request.mode != "inference" and has_own_step(opened.model):
-            raise UsageError(
-                f"model {opened.model.name!r} has a train_step of its own, written for TensorFlow: {WAY_OUT}"
-            )
-        step = on_jax.jax_step(opened, request)
+        step = on_jax.jax_step(opened, request, WAY_OUT)
         layout = _layout_map(asked)
         whole = [
             Placed(str(each.path), tuple(each.shape), (None,) * len(each.shape), variable_bytes(each), name)
@@ -63,7 +54,7 @@ def plan_request(data: dict[str, Any]) -> dict[str, Any]:
         found = _compiled(step, placed, asked, layout)
         if unused := layout.unused():
             raise unused_layout(unused, [each.path for each in placed if each.group == "trainable"])
-    return {**found, "notes": list(step.notes), "seconds": time.monotonic() - begin}
+    return {**found, "notes": list(step.notes)}
 
 
 def _layout_map(asked: Parallelism) -> Any:
@@ -125,32 +116,21 @@ def _compiled(step: on_jax.JaxStep, placed: tuple[Placed, ...], asked: Paralleli
     )
     data = import_keras().tree.map_structure(of_batch, step.data)
     kept = jax.tree.map(lambda each: each.sharding, state)
-    with _distribution(asked, layout):
-        lowered = on_jax.lower(step, state, data, f"; {WAY_OUT}", out_shardings=(None, kept))
+    scope: Any = contextlib.nullcontext()
+    if asked.layout:  # Keras lays out the outputs of layers that it names, as it does in `fit`
+        scope = import_keras().distribution.ModelParallel(layout_map=layout, batch_dim_name=BATCH_AXIS).scope()
+    with scope:
+        lowered, arguments = on_jax.lower(step, state, data, f"; {WAY_OUT}", out_shardings=(None, kept))
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         compiled = on_jax.compile_lowered(lowered, on_jax.dump_to(folder), "several devices")
         module = compiled.as_text()
         return {
             **on_jax.planned_bytes(compiled),
-            "arguments": on_jax.argument_bytes(step, state, data, _shard_bytes),
+            "arguments": arguments,
             "placed": [each.to_dict() for each in placed],
             "collectives": [vars(each) for each in collectives(module)],
             **on_jax.at_peak(module, folder, step),
         }
-
-
-@contextlib.contextmanager
-def _distribution(asked: Parallelism, layout: Any) -> Iterator[None]:
-    """Let Keras lay out the outputs of layers that the user's layout names, as it does in `fit`."""
-    if not asked.layout:
-        yield
-        return
-    with import_keras().distribution.ModelParallel(layout_map=layout, batch_dim_name=BATCH_AXIS).scope():
-        yield
-
-
-def _shard_bytes(spec: Any) -> int:
-    return int(spec.dtype.itemsize * math.prod(spec.sharding.shard_shape(spec.shape)))
 
 
 if __name__ == "__main__":
