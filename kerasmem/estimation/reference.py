@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass
-from importlib import resources
 
 from kerasmem.estimation.report import MemoryReport
+from kerasmem.estimation.tables import table
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,7 @@ def known_networks() -> tuple[tuple[str, int, int], ...]:
     Images of 224 × 224 × 3, 1000 classes; AlexNet as one tower, GoogLeNet without its auxiliary outputs.
     `scripts/known_networks.py` writes the file.
     """
-    text = resources.files("kerasmem.estimation").joinpath("data/known_networks.json").read_text("utf-8")
-    return tuple((name, parameters, elements) for name, parameters, elements in json.loads(text))
+    return tuple((name, parameters, elements) for name, parameters, elements in table("known_networks"))
 
 
 def place(report: MemoryReport) -> Reference:

@@ -12,18 +12,13 @@ from collections.abc import Sequence
 
 from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.estimation.graph.rules import ALIASES, NOTHING, UPDATES
+from kerasmem.estimation.tables import table
 
 OVERHEAD_SECONDS = 1e-6
 BYTES_PER_SECOND = 40e9  # of operations that work element by element
 PRODUCT_BYTES_PER_SECOND = 16e9  # of matrix products with few rows, which wait for the weights
-SLOWER_BYTES_PER_SECOND = {
-    **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin"), 10e9),
-    **dict.fromkeys(("BiasAddGrad", "L2Loss", "EuclideanNorm"), 5e9),
-    **dict.fromkeys(
-        ("UnsortedSegmentSum", "SegmentSum", "SparseSegmentSum", "ScatterNd", "TensorScatterAdd", "ResourceScatterAdd"),
-        3e9,
-    ),
-}  # of operations that gather many values into one or put them here and there
+# Of operations that gather many values into one or put them here and there.
+SLOWER_BYTES_PER_SECOND = {name: float(rate) for rate, names in table("operations")["slower"].items() for name in names}
 FORWARD, BACKWARD, PRODUCT, DEPTHWISE = 400e9, 150e9, 400e9, 25e9  # floating-point operations per second
 # A second factor that is read across its rows, as in the gradient of a dense layer's input, is put in order first:
 # with few rows not quite, with many it is lost in the arithmetic.

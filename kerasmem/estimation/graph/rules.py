@@ -8,18 +8,15 @@ allocator events recorded from real steps.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import resources
 
 from kerasmem.estimation.graph.program import Node, Tensor
+from kerasmem.estimation.tables import table
 
 # Names of operations by what they do; `data/operations.json` is where one is added.
-_OPERATIONS: dict[str, list[str]] = json.loads(
-    resources.files("kerasmem.estimation").joinpath("data/operations.json").read_text("utf-8")
-)
+_OPERATIONS = table("operations")
 
 # The output is a view of an input's buffer (the number of the input).
 ALIASES = frozenset(_OPERATIONS["views"])
@@ -37,12 +34,7 @@ UPDATES = frozenset(_OPERATIONS["updates"])
 FORWARDS: dict[str, tuple[int, ...] | None] = {
     **dict.fromkeys(_OPERATIONS["unary"], (0,)),
     **dict.fromkeys(_OPERATIONS["binary"], (0, 1)),
-    "SelectV2": (1, 2),
-    "Select": (1, 2),
-    "AddN": None,
-    "Cast": (0,),
-    "_FusedMatMul": (),
-    "CollectiveReduceV2": (0,),
+    **{name: None if places is None else tuple(places) for name, places in _OPERATIONS["forwards"].items()},
 }
 
 # Each output is new memory.
