@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from kerasmem.estimation.allocator import FREE, BFCAllocator, Step
 from kerasmem.estimation.graph.program import Variable
@@ -43,6 +44,22 @@ class Buffer:
         return None if ended or (self.value_from and self.value_from >= place) else self.variable
 
 
+class Peak(NamedTuple):
+    """The most that was in use.
+
+    Attributes:
+        in_use: bytes in chunks.
+        requested: bytes asked for.
+        node: the operation that ran, -1 for none.
+        end: how much of the heap's log leads up to it.
+    """
+
+    in_use: int
+    requested: int
+    node: int
+    end: int
+
+
 class Heap:
     """Buffers in a simulated allocator, with a log of what was allocated and freed and the peak of a step.
 
@@ -58,16 +75,17 @@ class Heap:
     def reset_peak(self) -> None:
         """Let the peak begin again at what is in use."""
         self.allocator.reset_peak()
-        self.peak, self.peak_requested = self.allocator.in_use, self.allocator.requested_in_use
-        self.peak_node, self.peak_end = -1, len(self.log)
+        self.peak = self._now(-1)
+
+    def _now(self, node: int) -> Peak:
+        return Peak(self.allocator.in_use, self.allocator.requested_in_use, node, len(self.log))
 
     def allocate(self, size: int, node: int = -1, variable: int | None = None, is_scratch: bool = False) -> Buffer:
         """Return a new buffer with one holder."""
         buffer = Buffer(size, self.allocator.allocate(max(size, 1)), node, variable, is_scratch)
         self.log.append((buffer, True))
-        if self.allocator.in_use > self.peak:
-            self.peak, self.peak_requested = self.allocator.in_use, self.allocator.requested_in_use
-            self.peak_node, self.peak_end = node, len(self.log)
+        if self.allocator.in_use > self.peak.in_use:
+            self.peak = self._now(node)
         return buffer
 
     def let_go(self, buffer: Buffer) -> None:

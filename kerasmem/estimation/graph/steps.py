@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 import statistics
 from collections import Counter
-from dataclasses import dataclass
 
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor, Memory
-from kerasmem.estimation.graph.heap import Buffer, Heap
+from kerasmem.estimation.graph.heap import Buffer, Heap, Peak
 from kerasmem.estimation.graph.program import Node, Program
 from kerasmem.estimation.graph.rules import CPU_RULES, DeviceRules, is_known
 from kerasmem.estimation.outcome import SPREAD, Outcome, Shares
@@ -19,14 +18,6 @@ from kerasmem.models.op_names import CATEGORIES, Attribution
 
 WARM_UP_STEPS, STEPS, OTHER_STEPS, FEWEST_STEPS = 3, 15, 5, 3
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
-
-
-@dataclass(frozen=True)
-class _Peak:
-    in_use: int
-    requested: int
-    node: int
-    end: int  # how much of the heap's log leads up to it
 
 
 def graph_outcome(
@@ -78,7 +69,7 @@ def graph_outcome(
 
 def _simulate(
     program: Program, rules: DeviceRules, most: int = STEPS, is_reversed: bool = False
-) -> tuple[Heap, list[_Peak]]:
+) -> tuple[Heap, list[Peak]]:
     draw = random.Random(0)
 
     def usual_seconds(node: Node) -> float:
@@ -93,7 +84,7 @@ def _simulate(
         heap.reset_peak()
         memory.run(executor.order(lambda took: took * draw.lognormvariate(0, VARIATION)))
         if step >= WARM_UP_STEPS:
-            peaks.append(_Peak(heap.peak, heap.peak_requested, heap.peak_node, heap.peak_end))
+            peaks.append(heap.peak)
     return heap, peaks
 
 
@@ -108,7 +99,7 @@ def _live(heap: Heap, end: int) -> list[Buffer]:
 
 
 def _divide(
-    program: Program, live: list[Buffer], peak: _Peak, layer_of: dict[int, str], attribution: Attribution
+    program: Program, live: list[Buffer], peak: Peak, layer_of: dict[int, str], attribution: Attribution
 ) -> Shares:
     """Return the bytes at the peak by category and by layer."""
     shares = Shares()
