@@ -6,6 +6,7 @@ the variables and the batch. So the plan goes through the allocator's rules and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +52,7 @@ def compile_plan(traced: TracedStep) -> Plan:
     Raises:
         XlaRefused: XLA has no kernel for something in it.
     """
-    try:
-        return read_plan(xla.compile_function(traced.function, list(traced.flat)))
-    except Exception as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise XlaRefused(f"XLA cannot compile the step: {reason[:300]}") from error
+    return _planned("the step", xla.compile_function, traced.function, list(traced.flat))
 
 
 def compile_function(name: str, inputs: list[tuple[tuple[int, ...], str]]) -> Plan:
@@ -70,10 +67,15 @@ def compile_function(name: str, inputs: list[tuple[tuple[int, ...], str]]) -> Pl
     """
     import tensorflow as tf
 
+    return _planned(f"{name} alone", xla.compile_named, name, [tf.TensorSpec(shape, dtype) for shape, dtype in inputs])
+
+
+def _planned(what: str, compiled: Callable[..., Any], *arguments: Any) -> Plan:
     try:
-        return read_plan(xla.compile_named(name, [tf.TensorSpec(shape, dtype) for shape, dtype in inputs]))
+        return read_plan(compiled(*arguments))
     except Exception as error:
-        raise XlaRefused(f"XLA cannot compile {name} alone: {str(error).splitlines()[0][:200]}") from error
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise XlaRefused(f"XLA cannot compile {what}: {reason[:300]}") from error
 
 
 def read_plan(module: Any) -> Plan:

@@ -135,10 +135,9 @@ class _Workers:
         self._idle.insert(0, worker)
 
     def _take(self, worker: int) -> int | None:
-        if self._inline[worker]:
-            return self._inline[worker].popleft()
-        if self._queues[worker]:
-            return self._queues[worker].popleft()
+        for own in (self._inline[worker], self._queues[worker]):
+            if own:
+                return own.popleft()
         others = (queue for place, queue in enumerate(self._queues) if place != worker and queue)
         queue = next(others, None)
         return None if queue is None else queue.pop()
