@@ -12,7 +12,7 @@ from kerasmem.devices.catalogue import DeviceTarget, available_bytes, resolve_de
 from kerasmem.devices.host import host_memory
 from kerasmem.devices.live import list_devices, read_machine
 from kerasmem.errors import UsageError
-from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
+from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
 from kerasmem.estimation.cache import cached_estimate
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
@@ -21,7 +21,6 @@ from kerasmem.estimation.search import MOST_EVALUATIONS, TOLERANCE, Found, Searc
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS
 from kerasmem.estimation.verification import Trial, largest_that_ran
 from kerasmem.models.opening import OBJECT_SOURCE
-from kerasmem.models.request import request_for
 from kerasmem.models.variation import reshaping
 
 BATCH = "batch_size"
@@ -239,10 +238,9 @@ def _verified(
     **tries: Any,
 ) -> tuple[int | None, tuple[Trial, ...]]:
     """Run real steps around what the estimator found."""
-    several = ("replicas", "parallel", "shard_optimizer", "layout")  # a step runs here as on one of them
-    own = {name: value for name, value in options.items() if name not in (*several, "device")}
+    arguments = EstimateArguments(model, **options)  # of several devices a step runs here as on one of them
     first = sizes["minimum"] if found.largest is None else found.largest
-    with request_for(model, batch_size=sizes["minimum"], **own) as request:
+    with arguments.request(sizes["minimum"], arguments.jit_compile) as request:
 
         def try_size(size: int) -> Trial:
             last = samples % size if samples is not None else size // 2
