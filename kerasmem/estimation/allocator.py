@@ -165,10 +165,6 @@ class BFCAllocator:
         """Return the bytes of the chunk that was handed out; at least what was asked for."""
         return self._used[handle][0] if handle else 0
 
-    def requested_size(self, handle: int) -> int:
-        """Return the bytes that were asked for."""
-        return self._used[handle][1] if handle else 0
-
     @property
     def largest_free(self) -> int:
         """The largest free chunk in bytes."""

@@ -39,7 +39,7 @@ class Recording:
     """A recording being invented: one process, batch size after batch size."""
 
     def __init__(self):
-        self.pool, self.time, self.events, self.marks, self.holders = BFCAllocator(), 0, [], [], {}
+        self.pool, self.time, self.events, self.marks, self.sizes = BFCAllocator(), 0, [], [], {}
 
     def mark(self, kind, run):
         self.time += 1
@@ -48,12 +48,13 @@ class Recording:
     def allocate(self, name, size, shape=""):
         self.time += 1
         address = self.pool.allocate(size)
+        self.sizes[address] = size
         self._add(ALLOCATE, address, size, self.pool.chunk_size(address), name, shape)
         return address
 
     def free(self, address):
         self.time += 1
-        size, chunk = self.pool.requested_size(address), self.pool.chunk_size(address)
+        size, chunk = self.sizes[address], self.pool.chunk_size(address)
         self.pool.free(address)
         self._add(DEALLOCATE, address, size, chunk, "", "")
 
