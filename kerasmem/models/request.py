@@ -19,7 +19,7 @@ from typing import Any
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import GivenShape, normalise_input_shapes
-from kerasmem.models.opening import OpenedModel, open_model
+from kerasmem.models.opening import OpenedModel, is_factory_name, open_model
 from kerasmem.models.vocabulary import import_user_module, own_objects
 from kerasmem.records import Record
 
@@ -59,6 +59,11 @@ class ModelRequest(Record, what="model request"):
     mode: str = "train"
     jit_compile: bool | str = "auto"
     paths: tuple[str, ...] = ()
+
+    @property
+    def names_code(self) -> bool:
+        """Whether functions or classes of the user's are named."""
+        return bool(self.factory or self.custom_objects or (self.source and is_factory_name(self.source)))
 
     def input_shapes(self) -> dict[str, GivenShape]:
         """Return the shapes given, by the name of the input ("" for the only one)."""
@@ -122,7 +127,8 @@ def request_for(
 @contextlib.contextmanager
 def open_request(request: ModelRequest) -> Iterator[OpenedModel]:
     """Open the model of a request in this process, without weights, as `open_model` does."""
-    sys.path.extend(path for path in request.paths if path not in sys.path)
+    if request.names_code:  # and else no module of the folder that somebody works in is imported by accident
+        sys.path.extend(path for path in request.paths if path not in sys.path)
     with open_model(
         request.source,
         factory=request.factory,

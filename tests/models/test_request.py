@@ -72,6 +72,17 @@ def test_a_path_is_passed_on_with_all_settings():
     assert again.paths == (os.getcwd(),)
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_the_folder_is_looked_into_where_code_is_named_only(tmp_path, monkeypatch, named):
+    path = str(tmp_path / "m.keras")
+    keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]).save(path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    objects = {"Dense": keras.layers.Dense} if named else None
+    with request_for(path, custom_objects=objects) as request, open_request(through_json(request)):
+        assert (str(tmp_path) in sys.path) is named
+
+
 def test_the_only_shape_has_no_name():
     with request_for("some.keras", input_shape=(224, 224, 3)) as request:
         assert request.input_shape == ("224,224,3",)
