@@ -123,3 +123,42 @@ def test_killed_at_random_points(tmp_path, data):
     assert ended[0] == ended[-1] == 0
     assert found["killed"]["digest"] == found["whole"]["digest"]
     assert found["killed"]["history"] == found["whole"]["history"]
+
+
+SCRIPT = """
+import keras, numpy as np, kerasmem
+
+print("started", flush=True)
+
+
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+
+def own_loss(y, predicted):
+    return keras.ops.mean(keras.ops.square(y - predicted), axis=-1)
+
+
+def trained(**options):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Twice(), keras.layers.Dense(1)])
+    model.compile("sgd", own_loss)
+    x = np.random.default_rng(0).random((64, 4), "float32")
+    history = kerasmem.fit(model, x, x.sum(1, keepdims=True), batch_size=16, shuffle=False, verbose=0, **options)
+    return history.history["loss"]
+
+
+print(trained() == trained(isolated=True))
+"""
+
+
+def test_an_isolated_fit_takes_classes_of_a_script_without_a_guard(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["started", "True"], "the script itself runs once"
