@@ -65,6 +65,11 @@ def test_recover_from_oom(program):
     assert survived.code == 0, survived.err
     assert "ran out of memory" in survived.out and "in micro-batches of 256 rows" in survived.out
     assert re.search(r"^step 0: 512 rows, then \d+ at a time$", survived.out, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_recover_from_oom_gives_the_weights_of_a_run_that_had_memory(program):
+    survived = program(EXAMPLES / "recover_from_oom.py")
     whole = program(EXAMPLES / "recover_from_oom.py", "4000")
     assert "ran out" not in whole.out
     assert whole.out.splitlines()[-1] == survived.out.splitlines()[-1], "the same weights"

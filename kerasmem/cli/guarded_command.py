@@ -12,8 +12,6 @@ from kerasmem.errors import KerasmemError
 from kerasmem.processes.children import Limits
 from kerasmem.processes.guarding import GuardedFailure, go_on_in_child
 
-_SHARE = 0.8  # of the memory that this job may have
-
 
 class GuardedCommand(click.Command):
     """A command whose child process does the work and may be ended; adds `--time-limit` and `--memory-limit`.
@@ -72,11 +70,7 @@ def _show_cursor() -> None:
 
 
 def _memory(size: str | None) -> int:
-    from kerasmem.devices.limits import read_limits
+    from kerasmem.devices.limits import default_memory_limit
     from kerasmem.units import parse_size
 
-    if size is not None:
-        return parse_size(size, field="--memory-limit")
-    limits = read_limits()
-    most = limits.machine_bytes if limits.tightest is None else limits.tightest.limit_bytes
-    return int(_SHARE * most)
+    return default_memory_limit() if size is None else parse_size(size, field="--memory-limit")

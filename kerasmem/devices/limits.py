@@ -212,6 +212,12 @@ def read_limits(
     return HostLimits(machine_bytes, tuple(limits), parse_pressure(text("/proc/pressure/memory")))
 
 
+def default_memory_limit() -> int:
+    """Return 80 % of the memory that this job may have: what reads a file of unknown origin takes no more."""
+    limits = read_limits()
+    return int(0.8 * (limits.machine_bytes if limits.tightest is None else limits.tightest.limit_bytes))
+
+
 def _reader(read: Callable[[str], str]) -> Callable[[str], str]:
     def text(path: str) -> str:
         with contextlib.suppress(OSError):

@@ -7,19 +7,25 @@ An estimate has four steps, each with its own result: the model is opened (`Open
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kerasmem.devices.catalogue import resolve_device
+from kerasmem.devices.limits import default_memory_limit
+from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
 from kerasmem.estimation.assembling import assemble
 from kerasmem.estimation.choice import ask
 from kerasmem.estimation.parallel.parallelism import check_method, parallelism
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.tracing import Step, open_step, trace_shapes
+from kerasmem.processes.children import Limits, exit_reason
+from kerasmem.processes.forking import ForkedCall
 
+_LONGEST = 1800.0  # seconds of an isolated estimate
 # Keras is patched while a model is opened and called; two threads must not do that at once.
 _ONE_AT_A_TIME = threading.RLock()
 
@@ -44,6 +50,7 @@ def estimate(
     factory_args: Mapping[str, Any] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     trust: bool = False,
+    isolated: bool = False,
 ) -> MemoryReport:
     """Return how much memory training a model will take, without allocating its weights.
 
@@ -71,6 +78,8 @@ def estimate(
         factory_args: keyword arguments for the function that builds the model.
         custom_objects: name to class or function, for what a file uses beyond Keras.
         trust: allow serialised Python in the file to run.
+        isolated: open the file in a process of its own, for one of unknown origin: what takes more than half an hour,
+            or 80 % of the memory that this job may have, is an error. A first call takes seconds, others 0.1 s more.
 
     Returns:
         A `MemoryReport`; all sizes in bytes.
@@ -109,6 +118,30 @@ def estimated(arguments: EstimateArguments) -> Estimated:
         step = Step(arguments, opened, trace_shapes(arguments, opened, split))
         answer = ask(step, target)
         return Estimated(assemble(step, answer, target), answer.failed)
+
+
+def _in_child(arguments: EstimateArguments) -> MemoryReport:
+    """Return the report of a file that is opened in a process of its own."""
+    if not isinstance(arguments.model, (str, os.PathLike)):
+        raise UsageError("isolated: only a file, or module:function, is opened in a process of its own")
+    where = os.fspath(arguments.model)
+    limits = Limits(_LONGEST, default_memory_limit())
+    with ForkedCall(_report_data, (arguments,), {}, limits=limits, output=False) as call:
+        call.run()
+        answer = None if call.failure is not None else call.answer()
+    if answer is None:
+        assert call.code is not None
+        ended = f"the process was ended by {exit_reason(call.code)}"
+        raise ModelError(f"{where}: {ended if call.failure is None else call.failure.reason}")
+    if "value" in answer:
+        return MemoryReport.from_dict(answer["value"])
+    if isinstance(answer["error"], KerasmemError):
+        raise answer["error"]
+    raise ModelError(f"{where}: {answer['class']}: {answer['message']}")
+
+
+def _report_data(arguments: EstimateArguments) -> dict[str, Any]:
+    return estimated(arguments).report.to_dict()
 
 
 @contextlib.contextmanager

@@ -232,17 +232,24 @@ def _open_factory(
 def _check_arguments(build: Callable[..., Any], source: str, given: dict[str, Any]) -> None:
     """Refuse arguments that the function does not take, and give Keras's own functions no weights to load."""
     try:
-        signature = inspect.signature(build)
+        parameters = inspect.signature(build).parameters
     except (TypeError, ValueError):  # a builtin does not say what it takes
         return
-    if str(getattr(build, "__module__", "")).startswith("keras.") and "weights" in signature.parameters:
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    unknown = [name for name in given if name not in parameters and not takes_any]
+    if unknown:
+        raise UsageError(f"{source} has no argument {unknown[0]!r}; it takes {', '.join(parameters) or 'none'}")
+    if str(getattr(build, "__module__", "")).startswith("keras.") and "weights" in parameters:
         given.setdefault("weights", None)
-    try:
-        signature.bind_partial(**given)  # an argument that it does not take is told first
-        signature.bind(**given)
-    except TypeError as error:
-        takes = ", ".join(signature.parameters) or "none"
-        raise UsageError(f"{source}: {error}; it takes {takes} (--factory-arg name=…)") from None
+    missing = [
+        name
+        for name, each in parameters.items()
+        if each.default is each.empty
+        and name not in given
+        and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    ]
+    if missing:
+        raise UsageError(f"{source} needs {', '.join(missing)}: --factory-arg {missing[0]}=…")
 
 
 def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:

@@ -278,8 +278,8 @@ def test_factory_arguments(tmp_path, monkeypatch):
         "a": True, "b": [1, 2], "c": "relu", "d": "x=y",
     }  # fmt: skip
     for given, message in [
-        ({}, "missing a required argument: 'depth'.*--factory-arg"),
-        ({"deep": 1}, "unexpected keyword argument 'deep'.*depth, width"),
+        ({}, "needs depth: --factory-arg depth="),
+        ({"deep": 1}, "no argument 'deep'.*depth, width"),
     ]:
         with pytest.raises(UsageError, match=message):
             estimate("nets.py:stack", factory_args=given)

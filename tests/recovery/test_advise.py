@@ -52,6 +52,7 @@ def test_each_remedy_saves_and_the_best_comes_first(advice):
     assert advice.verdict == "fits"
 
 
+@pytest.mark.slow
 def test_a_remedy_is_the_estimate_of_the_changed_step(advice):
     of = {"factory_args": {"blocks": 2}, "method": "graph"}
     batch = next(each for each in advice if each.name.startswith("batches of"))
@@ -119,6 +120,7 @@ def test_the_script_of_a_combination(tmp_path):
     assert statistics.median(peaks) < found.before / 2
 
 
+@pytest.mark.slow
 def test_scripts_of_all_kinds_run(tmp_path):
     """Not measured one by one: what a script leaves behind counts for the next."""
     codes = {}

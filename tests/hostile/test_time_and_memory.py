@@ -155,3 +155,39 @@ def test_exit_codes_and_output_are_those_of_the_work(attack, tmp_path):
     assert attack("data", "inspect", tmp_path / "absent.h5").code == 2
     assert attack("data", "inspect", path, "--memory-limit", "much").code == 2
     assert attack("data", "inspect", path, "--time-limit", "0").code == 2
+
+
+ISOLATED = """
+import json, sys, time, keras, kerasmem
+from kerasmem.errors import KerasmemError, ModelError, UsageError
+from kerasmem.estimation import facade
+
+keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)]).save("small.keras")
+found = {"same": [], "errors": []}
+for method in ("formula", "graph"):
+    reports = [kerasmem.estimate("small.keras", method=method, isolated=isolated) for isolated in (False, True)]
+    found["same"].append(reports[0].bytes.total == reports[1].bytes.total and reports[0].layers == reports[1].layers)
+began = time.monotonic()
+kerasmem.estimate("small.keras", method="formula", isolated=True)
+found["seconds"] = time.monotonic() - began
+facade.default_memory_limit = lambda: 900_000_000
+for model in ("absent.keras", sys.argv[1], keras.Sequential()):
+    try:
+        kerasmem.estimate(model, isolated=True)
+    except KerasmemError as error:
+        found["errors"].append([type(error).__name__, str(error)])
+print(json.dumps(found))
+"""
+
+
+def test_an_isolated_estimate_from_python(attack, tmp_path):
+    path = tmp_path / "bomb.json"
+    path.write_text(json.dumps(BOMBS["large state"]()))
+    done = attack(path, script=ISOLATED, seconds=120, memory=3 * GIB)
+    assert done.code == 0, done.err
+    found = json.loads(done.out.splitlines()[-1])
+    assert found["same"] == [True, True] and found["seconds"] < 20
+    (absent, why), (bomb, too_much), (model, way_out) = found["errors"]
+    assert absent == "ModelFileError" and "absent.keras" in why
+    assert bomb == "ModelError" and "more than the 858 MiB it may have" in too_much and "bomb.json" in too_much
+    assert model == "UsageError" and way_out.startswith("isolated: ")
