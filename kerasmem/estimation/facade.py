@@ -95,7 +95,10 @@ def estimate(
         >>> kerasmem.estimate(model, batch_size=32).formula.total_bytes
         266064
     """
-    return estimated(EstimateArguments(**locals())).report
+    given = dict(locals())
+    del given["isolated"]
+    arguments = EstimateArguments(**given)
+    return _in_child(arguments) if isolated else estimated(arguments).report
 
 
 class Estimated(NamedTuple):
