@@ -9,8 +9,6 @@ from typing import Any
 import click
 
 from kerasmem.errors import KerasmemError
-from kerasmem.processes.children import Limits
-from kerasmem.processes.guarding import GuardedFailure, go_on_in_child
 
 
 class GuardedCommand(click.Command):
@@ -43,6 +41,9 @@ class GuardedCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, in a child where this is a program of its own."""
+        from kerasmem.processes.children import Limits
+        from kerasmem.processes.guarding import GuardedFailure, go_on_in_child
+
         seconds, size = ctx.params.pop("time_limit"), ctx.params.pop("memory_limit")
         limits = Limits(seconds, _memory(size))
         # `main` called from Python stays in its process, which may have loaded TensorFlow and have threads.
