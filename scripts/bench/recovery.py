@@ -22,7 +22,7 @@ from environment import RESULTS, ROOT, environment, write_results
 
 CHILD = Path(__file__).with_name("recovery_child.py")
 LIMIT = 150  # MB: a whole batch of the wide model takes more, half of it less
-FITTED = ROOT / "tests" / "recovery" / "fitted.py"
+FITTED = ROOT / "tests" / "training" / "fitted.py"
 
 
 def ask(*arguments: Any, limit: int | None = None) -> Any:
@@ -48,10 +48,10 @@ def kills(count: int) -> dict[str, Any]:
     places = [int(place) for place in np.random.default_rng(11).integers(1, 2 * batches, count)]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        runs = [{"name": "whole", **common, "fit": {"checkpoint": "whole.ckpt", "every": every}}]
+        runs = [{"name": "whole", **common, "fit": {"checkpoint": "whole.ckpt", "save_freq": every}}]
         for number, place in enumerate(places):  # each from the beginning, killed once
             name = f"killed {number}"
-            settings = {**common, "name": name, "fit": {"checkpoint": f"{number}.ckpt", "every": every}}
+            settings = {**common, "name": name, "fit": {"checkpoint": f"{number}.ckpt", "save_freq": every}}
             runs += [{**settings, "kill": place}, {**settings, "seed": 99}]
         found = ask(FITTED, folder, json.dumps(runs))["runs"]
         for number, place in enumerate(places):
