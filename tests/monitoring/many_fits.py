@@ -110,8 +110,8 @@ def main(count):
     for thread in others:
         thread.join()
     KEPT.clear()
-    deadline = time.monotonic() + 20
-    gc.collect()
+    gc.collect()  # takes seconds after thousands of fits
+    deadline = time.monotonic() + 60
     while _samplers() and time.monotonic() < deadline:
         time.sleep(0.05)
         gc.collect()  # again, for one that finds another thread collecting returns at once
