@@ -31,7 +31,7 @@ Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
 2 wrong usage or unreadable input · 3 nothing fits · 4 too close to call"""
 
 
-@click.command("advise", cls=GuardedCommand, epilog=EXAMPLES)
+@click.command("advise", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
 @model_options(
     method_option,
     click.option(

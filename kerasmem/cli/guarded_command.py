@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import Any
@@ -47,7 +48,7 @@ class GuardedCommand(click.Command):
         seconds, size = ctx.params.pop("time_limit"), ctx.params.pop("memory_limit")
         limits = Limits(seconds, _memory(size))
         # `main` called from Python stays in its process, which may have loaded TensorFlow and have threads.
-        if not ctx.find_root().obj or threading.active_count() > 1:
+        if not ctx.find_root().obj or threading.active_count() > 1 or not hasattr(os, "fork"):
             return super().invoke(ctx)
         try:
             code = go_on_in_child(f"reading {ctx.params.get('file') or ctx.params.get('model') or 'its input'}", limits)

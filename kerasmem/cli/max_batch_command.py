@@ -36,7 +36,7 @@ Exit codes: 0 done · 1 the model failed · 2 wrong usage or unreadable input ·
 VERIFYING = ("verify", "margin", "samples", "steps", "timeout")
 
 
-@click.command("max-batch", cls=GuardedCommand, epilog=EXAMPLES)
+@click.command("max-batch", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
 @model_options(
     click.option(
         "--vary",

@@ -22,7 +22,7 @@ Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or tim
 2 wrong usage or unreadable input · 3 does not fit · 4 too close to call"""
 
 
-@click.command("measure", cls=GuardedCommand, epilog=EXAMPLES)
+@click.command("measure", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
 @model_options(click.option("--steps", type=COUNT, default=10, help="Steps to measure."), timeout_option)
 def command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
     """Train MODEL for some steps in a process of its own and say what memory they took.

@@ -42,7 +42,7 @@ Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or tim
 _LARGEST = 25  # layers that are listed, where no other number is asked for
 
 
-@click.command("profile", cls=GuardedCommand, epilog=EXAMPLES)
+@click.command("profile", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
 @model_options(
     click.option("--steps", type=COUNT, default=5, show_default=True, help="Steps to record."),
     timeout_option,
