@@ -24,19 +24,24 @@ ROOT = Path(__file__).resolve().parent.parent
 # The files that take longest run first: where two processes share the files (`scripts/test`), a long one
 # at the end would keep one process waiting for the other.
 LONGEST = (
-    "training/test_fit.py",
-    "training/test_resume.py",
-    "training/test_recompute_model.py",
-    "training/test_isolation.py",
-    "monitoring/test_many_fits.py",
-    "monitoring/test_leaks.py",
-    "monitoring/test_workers.py",
-    "estimation/test_graph_estimate.py",
-    "estimation/test_probe.py",
-    "models/test_keras2.py",
-    "models/test_round_trips.py",
     "test_examples.py",
-    "test_scripts.py",
+    "recovery/test_advise.py",
+    "streaming/test_engines.py",
+    "estimation/test_graph_estimate.py",
+    "test_readme.py",
+    "cli/test_run_command.py",
+    "monitoring/test_processes.py",
+    "models/test_keras2.py",
+    "estimation/test_probe.py",
+    "training/test_fit.py",
+    "cli/test_cli.py",
+    "profiling/test_step_profiler.py",
+    "streaming/test_stream_memory.py",
+    "estimation/test_verification.py",
+    "monitoring/test_many_fits.py",
+    "estimation/test_parallel_exchange.py",
+    "training/test_fit_exact.py",
+    "monitoring/test_health.py",
 )
 
 
