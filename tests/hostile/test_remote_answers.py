@@ -11,12 +11,12 @@ import threading
 import h5py
 import numpy as np
 import pytest
-from conftest import GIB
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
 from kerasmem.hdf5.remote import file_systems
 
+GIB = 2**30
 READ = """
 import sys
 from kerasmem import H5ChunkSequence

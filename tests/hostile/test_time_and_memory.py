@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import h5py
 import keras
 import numpy as np
 import pytest
-from conftest import GIB, ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 2**30
 
 
 def architecture(kind, config):
