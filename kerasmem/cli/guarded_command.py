@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -51,7 +52,7 @@ class GuardedCommand(click.Command):
         if not ctx.find_root().obj or threading.active_count() > 1 or not hasattr(os, "fork"):
             return super().invoke(ctx)
         try:
-            code = go_on_in_child(f"reading {ctx.params.get('file') or ctx.params.get('model') or 'its input'}", limits)
+            code = go_on_in_child(f"reading {_input(ctx.params)}", limits)
         except KeyboardInterrupt:
             _show_cursor()
             raise
@@ -63,6 +64,12 @@ class GuardedCommand(click.Command):
                 + ("" if failure.crashed else f", and {way_out} allows one that you trust more")
             ) from None
         return super().invoke(ctx) if code is None else code
+
+
+def _input(options: Mapping[str, Any]) -> str:
+    """Return what a command reads first, by whatever name it takes it."""
+    named = next((options[name] for name in ("file", "model", "a", "sources", "factory") if options.get(name)), "")
+    return str(named if isinstance(named, str) else named[0])
 
 
 def _show_cursor() -> None:

@@ -20,6 +20,7 @@ from kerasmem.estimation.tracing import Step
 from kerasmem.models.op_names import Attribution
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import prepare_step, trace_step
+from kerasmem.processes.guarding import note_stage
 
 # `auto` runs a step for real only where the formula's figure is no more than this share of the memory that is free.
 PROBED_SHARE = 0.25
@@ -162,6 +163,7 @@ def outcome_of(method: str, step: Step, target: DeviceTarget | None, jit_compile
     Raises:
         KerasmemError: it has no answer; the message says why.
     """
+    note_stage(f"asking {method}")
     split, mode = step.shapes.split, step.arguments.mode
     if split is None:
         return _on_one_device(method, step, target, jit_compile)

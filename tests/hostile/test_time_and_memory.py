@@ -135,17 +135,31 @@ def test_a_command_that_is_killed_leaves_nothing_running(endless, tmp_path):
     assert not os.path.exists(f"/proc/{child}")
 
 
-def test_a_crash_is_a_message(attack):
-    script = (
-        "import os, sys; sys.argv = ['kerasmem', 'data', 'inspect', 'x.h5']\n"
-        "import kerasmem.datatools.inspecting.inspection as module\n"
-        "module.inspect_data = lambda *a, **o: os.kill(os.getpid(), 11)\n"
-        "from kerasmem.cli import main; main()"
-    )
-    found = attack(script=script)
+CRASH = """
+import importlib, os, sys
+module, name, *sys.argv[1:] = sys.argv[1:]
+setattr(importlib.import_module(module), name, lambda *a, **o: os.kill(os.getpid(), 11))
+from kerasmem.cli import main
+main()
+"""
+CONVERSION, INSPECTION = "kerasmem.datatools.converting.conversion", "kerasmem.datatools.inspecting.inspection"
+CRASHES = {
+    "reading x.h5": (INSPECTION, "inspect_data", "data", "inspect", "x.h5"),
+    "reading x.csv": (CONVERSION, "convert_data", "data", "convert", "x.csv", "-o", "y.h5"),
+    "opening m.json": ("kerasmem.estimation.tracing", "open_model", "estimate", "m.json", "--no-cache"),
+    "asking graph": (
+        "kerasmem.estimation.choice", "_on_one_device", "estimate", "m.json", "--no-cache", "--method", "graph",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", CRASHES)
+def test_a_crash_is_a_message_with_the_stage(attack, tmp_path, stage):
+    (tmp_path / "m.json").write_text(json.dumps(sequential([8], layer("Dense", "dense", units=1))))
+    found = attack(*CRASHES[stage], script=CRASH)
     assert found.code == 1
     assert found.err == (
-        "Error: while reading x.h5: the process was ended by SIGSEGV; a damaged or hostile file can do that\n"
+        f"Error: while {stage}: the process was ended by SIGSEGV; a damaged or hostile file can do that\n"
     )
 
 
