@@ -45,7 +45,7 @@ class Allocator(ABC):
         """Start a new peak from what is in use now."""
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.device == vars(other)["device"]
+        return isinstance(other, Allocator) and type(self) is type(other) and self.device == other.device
 
     def __hash__(self) -> int:
         return hash((type(self), self.device))

@@ -25,7 +25,7 @@ from kerasmem.estimation.tracing import Step, open_step, trace_shapes
 from kerasmem.processes.children import Limits, exit_reason
 from kerasmem.processes.forking import ForkedCall
 
-_LONGEST = 1800.0  # seconds of an isolated estimate
+_LONGEST = 1800.0  # seconds of an isolated estimate, as many as `kerasmem estimate` has
 # Keras is patched while a model is opened and called; two threads must not do that at once.
 _ONE_AT_A_TIME = threading.RLock()
 
