@@ -163,7 +163,7 @@ def outcome_of(method: str, step: Step, target: DeviceTarget | None, jit_compile
     Raises:
         KerasmemError: it has no answer; the message says why.
     """
-    note_stage(f"asking {method}")
+    note_stage(f"asking method {method}")
     split, mode = step.shapes.split, step.arguments.mode
     if split is None:
         return _on_one_device(method, step, target, jit_compile)

@@ -147,7 +147,7 @@ CRASHES = {
     "reading x.h5": (INSPECTION, "inspect_data", "data", "inspect", "x.h5"),
     "reading x.csv": (CONVERSION, "convert_data", "data", "convert", "x.csv", "-o", "y.h5"),
     "opening m.json": ("kerasmem.estimation.tracing", "open_model", "estimate", "m.json", "--no-cache"),
-    "asking graph": (
+    "asking method graph": (
         "kerasmem.estimation.choice", "_on_one_device", "estimate", "m.json", "--no-cache", "--method", "graph",
     ),
 }  # fmt: skip
