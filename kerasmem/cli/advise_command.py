@@ -51,8 +51,9 @@ def command(model: str | None, no_cache: bool, budget_seconds: float, code: str 
     Each remedy is estimated on the changed model; where no single one is enough, combinations are, the least
     harmful first. MODEL is as for `kerasmem estimate`.
     """
+    if model is not None:
+        require_device(options)
     check_options("advise", model, options)
-    require_device(options)
     if code is not None and options["as_json"]:
         raise UsageError("--code and --json: choose one")
     from kerasmem.rendering.advice_table import advice_table, labelled

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from kerasmem.checks import nearest
+
 
 class LazyGroup(click.Group):
     """A group that imports a command's module when the command is used, so that help stays instant.
@@ -44,5 +46,5 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command named, or fail with the names there are."""
         if args and args[0] not in self._modules and not args[0].startswith("-"):
-            ctx.fail(f"no command {args[0]!r}; there are: {', '.join(self._modules)}")
+            ctx.fail(f"no command {args[0]!r}; there are: {', '.join(self._modules)}{nearest(args[0], self._modules)}")
         return super().resolve_command(ctx, args)

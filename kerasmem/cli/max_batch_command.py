@@ -64,8 +64,9 @@ def command(model: str | None, no_cache: bool, **options: Any) -> int:
     With --verify, real steps decide: training, an epoch's smaller last batch, and evaluation.
     MODEL is as for `kerasmem estimate`.
     """
+    if model is not None:
+        require_device(options)
     check_options("max-batch", model, options)
-    require_device(options)
     from kerasmem.rendering.search_table import search_table
 
     with quiet_tensorflow(), spinner(f"searching for the largest {options['vary']}", options["method"]):

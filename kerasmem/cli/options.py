@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kerasmem.checks import nearest
 from kerasmem.errors import UsageError
 
 EXIT_CODES = {
@@ -17,9 +18,17 @@ _SEVERITY = (0, 4, 3)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+class Choice(click.Choice[str]):
+    """One of some words; the message about another names the nearest."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Return what is said of a word that is none of them."""
+        return super().get_invalid_choice_message(value, ctx).rstrip(".") + (nearest(value, self.choices) or ".")
+
+
 def choice_option(name: str, choices: Sequence[str], help: str) -> Decorator:
     """Return an option that takes one of some words, the first where it is not given."""
-    return click.option(name, type=click.Choice(choices), default=choices[0], help=help)
+    return click.option(name, type=Choice(choices), default=choices[0], help=help)
 
 
 def repeatable_option(*names: str, metavar: str, help: str) -> Decorator:
@@ -57,7 +66,7 @@ _MODEL: tuple[Decorator, ...] = (
     ),
 )
 _TRAINING: tuple[Decorator, ...] = (
-    click.option("--mode", type=click.Choice(["train", "evaluate", "inference"]), default="train"),
+    click.option("--mode", type=Choice(["train", "evaluate", "inference"]), default="train"),
     click.option("--xla/--no-xla", "xla", default=None, help="Compiled by XLA or not [default: as Keras decides]."),
     click.option("--optimizer", help="An optimizer in place of the one the model was compiled with."),
     click.option("--loss", help="A loss in place of the one the model was compiled with."),
@@ -142,9 +151,11 @@ def check_options(command: str, model: str | None, options: dict[str, Any]) -> N
     """Refuse what can be refused before TensorFlow is loaded.
 
     Raises:
-        UsageError: no model is named, two outputs are asked for, or there is no such card.
+        ModelFileError: there is no such file.
+        UsageError: no model is named, two outputs are asked for, or there is no such function, card or optimizer.
     """
     from kerasmem.devices.catalogue import resolve_device
+    from kerasmem.models.names import check_factory_name, check_model_name, check_optimizer_name
 
     if model is None and options["factory"] is None:
         raise UsageError(f"name a model file, or package.module:function; `kerasmem {command} -h` shows examples")
@@ -152,6 +163,12 @@ def check_options(command: str, model: str | None, options: dict[str, Any]) -> N
         raise UsageError("--json and --csv: choose one")
     if options["device"] is not None:
         resolve_device(options["device"])
+    if options["optimizer"] is not None:
+        check_optimizer_name(options["optimizer"])
+    if model is not None:
+        check_model_name(model)
+    if options["factory"] is not None:
+        check_factory_name(options["factory"], "--factory")
 
 
 def call_arguments(options: dict[str, Any]) -> dict[str, Any]:

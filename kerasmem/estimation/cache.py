@@ -79,7 +79,7 @@ def cache_folder() -> Path | None:
 def cache_key(model: Any, settings: Mapping[str, Any]) -> str | None:
     """Return the key of a question, or None where its answer is not kept."""
     from kerasmem.models.document import read_document
-    from kerasmem.models.opening import is_factory_name
+    from kerasmem.models.names import is_factory_name
 
     if not isinstance(model, (str, os.PathLike)) or is_factory_name(os.fspath(model)):
         return None

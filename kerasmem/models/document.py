@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kerasmem.errors import ModelFileError
+from kerasmem.models.names import check_model_name
 from kerasmem.units import MIB, format_size
 
 # A configuration is text: 20,000 layers take some 20 MiB. More is a mistake or an attack.
@@ -55,8 +56,7 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
         ModelFileError: the file is missing, damaged, too large, or is no Keras model.
         WeightsOnlyError: it holds weights without an architecture.
     """
-    if "://" in os.fspath(path):
-        raise ModelFileError(f"{os.fspath(path)}: addresses are not opened; download the file and give its path")
+    check_model_name(os.fspath(path))
     if not os.fspath(path):
         raise ModelFileError("the path of the model file is empty")
     path = Path(path)

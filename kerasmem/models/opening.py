@@ -10,7 +10,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from kerasmem.compat.keras_state import safe_mode
@@ -18,6 +17,7 @@ from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageErro
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
 from kerasmem.models.keras2 import RECURRENT, is_keras2, translate
+from kerasmem.models.names import check_factory_name, check_model_name, is_factory_name
 from kerasmem.models.policy import with_dtype_policy
 from kerasmem.models.safety import check_graph, check_names, check_trust
 from kerasmem.models.tensorflow_ops import tensorflow_call_classes
@@ -81,6 +81,8 @@ def open_model(
         ModelError: the code that builds the model failed.
         UsageError: `source` is none of these.
     """
+    if isinstance(source, (str, os.PathLike)):
+        check_model_name(os.fspath(source))
     keras = import_keras()
     if isinstance(source, keras.Model):
         with contextlib.ExitStack() as stack:
@@ -104,14 +106,6 @@ def open_model(
             raise UsageError(
                 f"a {kind} is no model{hint}; give a path, 'package.module:function', a function or a Keras model"
             )
-
-
-def is_factory_name(text: str) -> bool:
-    """Return whether `text` reads as "package.module:function" or "file.py:function" and is no existing file."""
-    module, colon, function = text.rpartition(":")
-    if not colon or not function.isidentifier() or Path(text).exists():
-        return False
-    return module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
 
 
 def _open_document(
@@ -195,9 +189,8 @@ def _compare_weights(model: Any, document: ModelDocument) -> Iterator[str]:
 
 
 def _find_factory(text: str, option: str) -> Callable[..., Any]:
+    check_factory_name(text, option)
     module_name, _, function = text.rpartition(":")
-    if not module_name or not function.isidentifier():
-        raise UsageError(f"{option} {text!r}: write package.module:function or file.py:function")
     found = getattr(import_user_module(module_name, option), function, None)
     if not callable(found):
         raise UsageError(f"{option} {text!r}: {module_name} has no function {function!r}")

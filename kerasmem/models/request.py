@@ -19,7 +19,8 @@ from typing import Any
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import GivenShape, normalise_input_shapes
-from kerasmem.models.opening import OpenedModel, is_factory_name, open_model
+from kerasmem.models.names import is_factory_name
+from kerasmem.models.opening import OpenedModel, open_model
 from kerasmem.models.vocabulary import import_user_module, own_objects
 from kerasmem.records import Record
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kerasmem.checks import nearest
 from kerasmem.compat.keras_compile import user_metrics
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 from kerasmem.models.document import ModelDocument
+from kerasmem.models.names import unknown_optimizer
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.weightless import weightless
 
@@ -80,8 +82,10 @@ def with_replaced(own: TrainingSettings, optimizer: str | None, loss: str | None
     """Return the model's own settings with those that were asked for in their place.
 
     Raises:
-        UsageError: Keras has no such optimizer.
+        UsageError: Keras has no such optimizer or loss.
     """
+    if loss is not None:
+        check_loss(loss)
     if optimizer is not None and check_optimizer(optimizer) != own.optimizer:
         own = replace(own, optimizer=optimizer.lower(), optimizer_config=None, keeps_optimizer=False)
     return own if loss is None else replace(own, loss=loss, loss_config=loss, keeps_loss=False)
@@ -110,8 +114,25 @@ def check_optimizer(name: str) -> str:
     """
     known = _optimizer_classes()
     if name.lower() not in known:
-        raise UsageError(f"optimizer {name!r} is not one of Keras's: {', '.join(sorted(known))}")
+        raise unknown_optimizer(name, known)
     return name.lower()
+
+
+def check_loss(name: str) -> None:
+    """Refuse the name of a loss that Keras cannot find.
+
+    Raises:
+        UsageError: Keras has no such loss, and none is registered with it.
+    """
+    losses = import_keras().losses
+    try:
+        found = losses.get(name)
+    except ValueError:
+        found = None
+    if found is None:
+        known = [each for each in vars(losses) if each == each.lower() and not each.startswith("_")]
+        hint = nearest(name, known) or "; register your own with keras.saving.register_keras_serializable"
+        raise UsageError(f"loss {name!r} is not one of Keras's{hint}")
 
 
 def _optimizer_classes() -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typing import Any
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import read_document
-from kerasmem.models.opening import is_factory_name, open_model
+from kerasmem.models.names import is_factory_name
+from kerasmem.models.opening import open_model
 from kerasmem.models.vocabulary import dictionaries, own_objects
 
 Reshaped = Callable[[int], "contextlib.AbstractContextManager[Any]"]

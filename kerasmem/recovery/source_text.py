@@ -13,7 +13,7 @@ from typing import Any
 from kerasmem.compat.keras_compile import user_metrics
 from kerasmem.models.backend import import_keras
 from kerasmem.models.batch import pack_inputs
-from kerasmem.models.opening import is_factory_name
+from kerasmem.models.names import is_factory_name
 from kerasmem.models.training import TrainingSettings, make_optimizer
 from kerasmem.recovery.changes import OPTIMIZERS
 

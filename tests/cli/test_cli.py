@@ -86,8 +86,9 @@ def test_exit_codes_of_the_verdict(cli, model_file, device, code, verdict):
         (["estimate", "absent.h5", "--device", "t44"], "nearest: t4"),
         (["estimate", "absent.h5", "--method", "guess"], "'guess' is not one of"),
         (["estimate", "absent.h5", "--json", "--csv"], "choose one"),
-        (["estimate", "absent.h5", "--input-shape", "x=a,b"], "write name="),
-        (["estimate", "absent.h5", "--custom-objects", "no.such.module"], "cannot be imported"),
+        (["estimate", "keras.applications:VGG16", "--input-shape", "x=a,b"], "write name="),
+        (["estimate", "keras.applications:VGG16", "--custom-objects", "no.such.module"], "cannot be imported"),
+        (["estimate", "keras.applications:VGG16", "--loss", "mean_squared_eror"], "did you mean 'mean_squared_error'?"),
         (["estimate", "no.module:build"], "cannot be imported"),
     ],
 )
@@ -97,6 +98,39 @@ def test_wrong_usage_is_exit_2_and_one_message(cli, arguments, message):
     assert message in result.err
     assert "Traceback" not in result.err + result.out
     assert result.out == ""
+
+
+WRONG_NAMES = """
+import contextlib, io, sys
+from kerasmem.cli import main
+for arguments, message in (
+    ("estimat", "did you mean 'estimate'?"),
+    ("estimate modl.h5", "modl.h5: no such file; did you mean 'model.h5'?"),
+    ("profile absent", "absent: no such file"),
+    ("compare absent model.h5", "absent: no such file"),
+    ("estimate ResNet51", "did you mean 'keras.applications:ResNet50'?"),
+    ("estimate keras.applications:ResNet51", "has no function 'ResNet51'; did you mean 'ResNet50'?"),
+    ("estimate s3://bucket/model.h5", "addresses are not opened"),
+    ("estimate absent.py:build", "absent.py: no such file"),
+    ("estimate --factory build", "write package.module:function"),
+    ("estimate model.h5 --optimizer adamm", "did you mean 'adam'?"),
+    ("estimate model.h5 --method grap", "did you mean 'graph'?"),
+    ("estimate model.h5 --mode trian", "did you mean 'train'?"),
+):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            main(arguments.split())
+        except SystemExit as end:
+            assert end.code == 2, (arguments, end.code)
+    assert message in said.getvalue(), (arguments, said.getvalue())
+    assert not {"keras", "tensorflow"} & set(sys.modules), arguments
+"""
+
+
+def test_a_wrong_name_is_told_before_keras_is_imported(program, tmp_path):
+    (tmp_path / "model.h5").write_bytes(b"")
+    result = program("-c", WRONG_NAMES, cwd=tmp_path)
+    assert result.code == 0, result.err
 
 
 def test_a_failing_factory_is_exit_1(cli, tmp_path):

@@ -13,7 +13,8 @@ import pytest
 
 from kerasmem.errors import ModelError, ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
 from kerasmem.estimation import facade
-from kerasmem.models.opening import is_factory_name, open_model
+from kerasmem.models.names import is_factory_name
+from kerasmem.models.opening import open_model
 from kerasmem.models.vocabulary import load_custom_objects, parse_factory_args
 from kerasmem.models.weightless import weightless
 

@@ -1,0 +1,107 @@
+"""Names of models and optimizers, looked at before Keras is imported, which takes seconds."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from kerasmem.checks import nearest
+from kerasmem.errors import ModelFileError, UsageError
+
+_MODEL_SUFFIXES = (".keras", ".h5", ".hdf5", ".json")
+_LISTED_FILES = 10_000  # of a folder, among which the nearest name is looked for
+
+
+@functools.cache
+def public_names(module: str) -> frozenset[str]:
+    """Return the names that a public module of Keras offers, read from its text and not imported.
+
+    Args:
+        module: such as "keras.applications".
+
+    Returns:
+        The names; none where Keras is not found, or is built otherwise.
+    """
+    package, _, inner = module.partition(".")
+    try:
+        found = importlib.util.find_spec(package)
+        folder = Path((found.submodule_search_locations or [])[0]) if found else None
+        text = folder and folder.joinpath(*inner.split("."), "__init__.py").read_text(encoding="utf-8")
+        tree = ast.parse(text or "")
+    except (OSError, ValueError, IndexError, SyntaxError, ImportError):
+        return frozenset()
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    return frozenset(alias.asname or alias.name for node in imports for alias in node.names)
+
+
+def check_model_name(text: str) -> None:
+    """Refuse what surely names no model: an absent file, or a function that Keras does not have.
+
+    Raises:
+        ModelFileError: there is no such file; the message offers what is named alike.
+        UsageError: Keras has no such function, or there is no such Python file.
+    """
+    if is_factory_name(text):
+        check_factory_name(text, "model")
+    elif "://" in text:
+        raise ModelFileError(f"{text}: addresses are not opened; download the file and give its path")
+    elif text and "\0" not in text and not os.path.lexists(text):
+        raise ModelFileError(f"{text}: no such file{_alike(Path(text))}")
+
+
+def check_factory_name(text: str, option: str) -> None:
+    """Refuse what surely names no function, as far as that can be told without running code.
+
+    Raises:
+        UsageError: it does not read as one, Keras has no such function, or there is no such Python file.
+    """
+    module, _, function = text.rpartition(":")
+    if not module or not function.isidentifier():
+        raise UsageError(f"{option} {text!r}: write package.module:function or file.py:function")
+    known = public_names(module) if module.startswith("keras.") else frozenset()
+    if known and function not in known:
+        raise UsageError(f"{option} {text!r}: {module} has no function {function!r}{nearest(function, known)}")
+    if module.endswith(".py") and not Path(module).exists():
+        raise UsageError(f"{option} {module}: no such file")
+
+
+def is_factory_name(text: str) -> bool:
+    """Return whether `text` reads as "package.module:function" or "file.py:function" and is no existing file."""
+    module, colon, function = text.rpartition(":")
+    if not colon or not function.isidentifier() or Path(text).exists():
+        return False
+    return module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
+
+
+def check_optimizer_name(name: str) -> None:
+    """Refuse the name of an optimizer that Keras does not have, as far as its public module tells.
+
+    Raises:
+        UsageError: Keras has no such optimizer.
+    """
+    classes = {each.lower() for each in public_names("keras.optimizers") if each[:1].isupper()} - {"optimizer"}
+    if classes and name.lower() not in classes:
+        raise unknown_optimizer(name, classes)
+
+
+def unknown_optimizer(name: str, known: Collection[str]) -> UsageError:
+    """Return the error for an optimizer that is not among the known ones."""
+    hint = nearest(name, known)
+    return UsageError(f"optimizer {name!r} is not one of Keras's: {', '.join(sorted(known))}{hint}")
+
+
+def _alike(path: Path) -> str:
+    """Return the way out for a file that is not there: a model of Keras's, or a file beside it, with such a name."""
+    applications = {name for name in public_names("keras.applications") if name[:1].isupper()}
+    if not path.suffix and path.parent == Path(".") and (hint := nearest(path.name, applications)):
+        return hint.replace("'", "'keras.applications:", 1)
+    try:
+        with os.scandir(path.parent) as entries:
+            files = [entry.name for entry, _ in zip(entries, range(_LISTED_FILES), strict=False)]
+    except OSError:
+        return ""
+    return nearest(path.name, [name for name in files if name.lower().endswith(_MODEL_SUFFIXES)])
