@@ -1,8 +1,18 @@
-"""Data that a file only names and another file holds: found without being followed, and refused."""
+"""Data that a file only names and another file holds: found without being opened, and refused.
+
+HDF5 opens whatever an external link, a virtual dataset or external storage names: a secret file, or a pipe on which it
+waits for ever. So names are followed here first, part by part, and nobody asks for a dataset's shape before that: for
+the shape of a virtual dataset without an end HDF5 opens its sources.
+"""
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import h5py
@@ -10,9 +20,11 @@ import h5py
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
 
-_SOURCES = 10_000  # of a virtual dataset in the same file, looked at one by one
+_SOURCES = 10_000  # of a virtual dataset, looked at one by one
 _DEPTH = 16  # virtual datasets that read virtual datasets
-_LINKS = 16  # soft links followed for one name
+_LINKS = 16  # soft and external links followed for one name
+_WAY_OUT = "pass allow_external=True if you trust the file"
+_LINK_FOLDERS, _SOURCE_FOLDERS, _RAW_FOLDERS = "HDF5_EXT_PREFIX", "HDF5_VDS_PREFIX", "HDF5_EXTFILE_PREFIX"
 
 DAMAGED = (OSError, RuntimeError, ValueError, TypeError, LookupError, OverflowError, MemoryError, EOFError)
 """What h5py raises at damaged files, one as well as another."""
@@ -35,51 +47,125 @@ def walk_objects(file: h5py.File, most: int) -> tuple[dict[str, Any], bool]:
     return found, file.visititems(note) is None
 
 
-def refuse_other_files(file: h5py.File, name: str, dataset: h5py.Dataset, seen: set[str], depth: int) -> None:
+def shape_of(dataset: h5py.Dataset) -> tuple[int, ...] | None:
+    """Return the shape of a dataset without opening another file; None where it has none.
+
+    Of a virtual dataset that grows with its sources this is the shape that it was written with.
+    """
+    creation = dataset.id.get_create_plist()
+    if creation.get_layout() == h5py.h5d.VIRTUAL and creation.get_virtual_count():
+        return tuple(map(int, creation.get_virtual_vspace(0).shape))
+    return None if dataset.shape is None else tuple(map(int, dataset.shape))
+
+
+def open_dataset(file: h5py.File, name: str, *, allow_external: bool) -> Any:
+    """Return what lies under a name, once it is known that HDF5 opens no other file for it, or may.
+
+    Args:
+        file: the file.
+        name: full path of the object.
+        allow_external: other files may be read, unless they are pipes or devices.
+
+    Raises:
+        DataError: another file would be opened.
+        KeyError: there is no such object; what else h5py raises at damage is in `DAMAGED`.
+    """
+    trail = _Trail(allow_external)
+    _check_path(file, name, trail)
+    found = file[encoded(name)]
+    if isinstance(found, h5py.Dataset):
+        _check_storage(file, name, found, trail)
+    return found
+
+
+def source_files(file: h5py.File, where: str) -> list[str]:
+    """Return which files HDF5 may take for the one that a virtual dataset names, those that are there."""
+    return _existing(file, where, _SOURCE_FOLDERS)
+
+
+@dataclass
+class _Trail:
+    """What was looked at on the way from one name: the datasets by their files, and how deep they lie."""
+
+    allow_external: bool
+    seen: set[tuple[str, str]] = field(default_factory=set)
+    depth: int = 0
+
+
+def _check_storage(file: h5py.File, name: str, dataset: h5py.Dataset, trail: _Trail) -> None:
     """Refuse data that lies in other files, also at the end of a row of virtual datasets."""
     here = f"{shown(file.filename)}: dataset {shown(name)}"
-    way_out = "pass allow_external=True if you trust the file"
-    if dataset.external:
-        other = shown(str(dataset.external[0][0]))
-        raise DataError(f"{here} keeps its data in another file, {other}; {way_out}")
-    if not dataset.is_virtual:
+    creation = dataset.id.get_create_plist()
+    for number in range(creation.get_external_count()):
+        other = os.fsdecode(creation.get_external(number)[0])
+        if not trail.allow_external:
+            raise DataError(f"{here} keeps its data in another file, {shown(other)}; {_WAY_OUT}")
+        for place in _existing(file, other, _RAW_FOLDERS):
+            _refuse_special(place, here)
+    if creation.get_layout() != h5py.h5d.VIRTUAL:
         return
-    for source in _sources_inside(here, dataset, way_out):
-        if source in seen:
-            continue
-        seen.add(source)
-        if len(seen) > _SOURCES or depth >= _DEPTH:
-            raise DataError(f"{here} is virtual and has too many sources, or sources within sources; {way_out}")
-        refuse_external_links(file, source)
-        try:
-            found = file.get(encoded(source))
-        except DAMAGED as error:
-            raise DataError(f"{here} is virtual, and its source {shown(source)} cannot be opened") from error
-        if isinstance(found, h5py.Dataset):
-            refuse_other_files(file, source, found, seen, depth + 1)
+    trail.depth += 1
+    for where, source in _named_sources(here, creation):
+        _check_source(file, here, where, source, trail)
+    trail.depth -= 1
 
 
-def _sources_inside(here: str, dataset: h5py.Dataset, way_out: str) -> list[str]:
-    """Return the sources of a virtual dataset, all of them in the file itself."""
+def _named_sources(here: str, creation: Any) -> Iterator[tuple[str, str]]:
+    """Yield file and name of each source of a virtual dataset."""
     try:
-        named = dict.fromkeys((source.file_name, source.dset_name) for source in dataset.virtual_sources())
+        for number in range(creation.get_virtual_count()):
+            yield creation.get_virtual_filename(number), creation.get_virtual_dsetname(number)
     except DAMAGED as error:
-        raise DataError(f"{here} is virtual, and its list of sources cannot be read; {way_out}") from error
-    for where, source in named:
+        raise DataError(f"{here} is virtual, and its list of sources cannot be read; {_WAY_OUT}") from error
+
+
+def _check_source(file: h5py.File, here: str, where: str, source: str, trail: _Trail) -> None:
+    if not trail.allow_external:
         if where != ".":
-            raise DataError(f"{here} is virtual and reads other files, such as {shown(where)}; {way_out}")
+            raise DataError(f"{here} is virtual and reads other files, such as {shown(where)}; {_WAY_OUT}")
         if "%" in source:
-            raise DataError(f"{here} is virtual and names its sources by a pattern, {shown(source)}; {way_out}")
-    return [source for _, source in named]
+            raise DataError(f"{here} is virtual and names its sources by a pattern, {shown(source)}; {_WAY_OUT}")
+    if (key := (f"{file.filename}\0{where}", source)) in trail.seen:
+        return
+    trail.seen.add(key)
+    if trail.depth > _DEPTH or (len(trail.seen) > _SOURCES and not trail.allow_external):
+        way_out = "name one of its sources instead" if trail.allow_external else _WAY_OUT
+        raise DataError(f"{here} is virtual and has too many sources, or sources within sources; {way_out}")
+    if where == ".":
+        _check_source_in(file, here, source, trail)
+        return
+    for place in source_files(file, where):
+        _refuse_special(place, here)
+        _look_into(place, lambda other: _check_source_in(other, here, source, trail))
 
 
-def refuse_external_links(file: h5py.File, name: str) -> None:
-    """Walk the path part by part, soft links included, without ever opening another file."""
+def _check_source_in(file: h5py.File, here: str, source: str, trail: _Trail) -> None:
+    for name in (source, *_blocks(file, source, trail)):
+        _check_path(file, name, trail)
+        try:
+            found = file.get(encoded(name))
+        except DAMAGED as error:
+            if trail.allow_external:
+                continue  # HDF5 cannot open it either
+            raise DataError(f"{here} is virtual, and its source {shown(name)} cannot be opened") from error
+        if isinstance(found, h5py.Dataset):
+            _check_storage(file, name, found, trail)
 
-    def parts(path: bytes) -> list[bytes]:
-        return [part for part in path.split(b"/") if part not in (b"", b".")]
 
-    pending = parts(name.encode("utf-8", "surrogateescape"))
+def _blocks(file: h5py.File, source: str, trail: _Trail) -> list[str]:
+    """Return the datasets that a name with a number for each block in it may stand for."""
+    folder, _, last = source.rpartition("/")
+    if "%" not in last:
+        return []
+    _check_path(file, folder, trail)
+    group = file.get(encoded(folder)) if folder.strip("/") else file
+    names = list(group) if isinstance(group, h5py.Group) else []
+    return [f"{folder}/{name}" for name in fnmatch.filter(names, _pattern(last))]
+
+
+def _check_path(file: h5py.File, name: str, trail: _Trail) -> None:
+    """Walk a path part by part, soft links included, without ever having HDF5 open another file."""
+    pending = _parts(name.encode("utf-8", "surrogateescape"))
     group: Any = file
     followed = 0
     while pending and isinstance(group, h5py.Group):
@@ -91,16 +177,75 @@ def refuse_external_links(file: h5py.File, name: str) -> None:
                 group = group[part]
         except DAMAGED:
             return  # missing: the caller says so
-        if kind == h5py.h5l.TYPE_SOFT:
-            followed += 1
-            if followed > _LINKS:
-                raise DataError(f"{shown(file.filename)}: {shown(name)} leads through too many soft links")
-            pending = parts(target) + pending
-            if target.startswith(b"/"):
-                group = file
-        elif kind != h5py.h5l.TYPE_HARD:
-            other = shown(os.fsdecode(target[0])) if isinstance(target, tuple) else "elsewhere"
-            raise DataError(
-                f"{shown(file.filename)}: {shown(name)} leads through an external link to {other}; "
-                "pass allow_external=True if you trust the file"
-            )
+        if kind == h5py.h5l.TYPE_HARD:
+            continue
+        followed += 1
+        if followed > _LINKS:
+            raise DataError(f"{shown(file.filename)}: {shown(name)} leads through too many soft links")
+        if kind != h5py.h5l.TYPE_SOFT:
+            _check_link(file, name, target, pending, trail)
+            return
+        pending = _parts(target) + pending
+        if target.startswith(b"/"):
+            group = file
+
+
+def _check_link(file: h5py.File, name: str, target: Any, rest: list[bytes], trail: _Trail) -> None:
+    """Refuse an external link, or what it leads to."""
+    here = f"{shown(file.filename)}: {shown(name)}"
+    other = os.fsdecode(target[0]) if isinstance(target, tuple) else ""
+    if not trail.allow_external or not other:
+        raise DataError(
+            f"{here} leads through an external link to {shown(other) if other else 'elsewhere'}; {_WAY_OUT}"
+        )
+    inside = b"/".join([target[1], *rest]).decode("utf-8", "surrogateescape")
+    trail.depth += 1
+    if trail.depth > _DEPTH:
+        raise DataError(f"{here} leads through too many files")
+    for place in _existing(file, other, _LINK_FOLDERS):
+        _refuse_special(place, here)
+        _look_into(place, lambda opened: _check_source_in(opened, here, inside, trail))
+    trail.depth -= 1
+
+
+def _look_into(path: str, check: Callable[[h5py.File], None]) -> None:
+    """Have another file looked at; one that HDF5 cannot open leads nowhere."""
+    try:
+        file = h5py.File(path, "r", locking=False)
+    except DAMAGED:
+        return
+    with file:
+        check(file)
+
+
+def _refuse_special(path: str, here: str) -> None:
+    """Refuse a pipe, a device or a socket: HDF5 would wait for it, or read from it without end."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataError(f"{here} leads to {shown(path)}, which is no regular file but a pipe or a device; leave it out")
+
+
+def _existing(file: h5py.File, name: str, variable: str) -> list[str]:
+    """Return where HDF5 may look for another file, those places where there is one.
+
+    It takes the name as it is, then the folders of a variable, the folder of the file and that of its target where it
+    is a symbolic link, and the current folder; of an absolute name the last part is looked for as well.
+    """
+    folders = [os.path.dirname(path) for path in (os.path.abspath(file.filename), os.path.realpath(file.filename))]
+    named = os.environ.get(variable, "").replace("${ORIGIN}", folders[1]).split(os.pathsep)
+    names = dict.fromkeys((name, os.path.basename(name)))
+    places = dict.fromkeys(os.path.abspath(os.path.join(each, one)) for one in names for each in (*named, *folders, ""))
+    there = [place for place in places if os.path.exists(place)]
+    return there + [found for place in places if "%" in name for found in glob.iglob(_pattern(place))]
+
+
+def _pattern(name: str) -> str:
+    """Return a pattern that fits the names of all blocks where %b stands for the number of one."""
+    return glob.escape(name).replace("%%", "%").replace("%b", "*")
+
+
+def _parts(path: bytes) -> list[bytes]:
+    return [part for part in path.split(b"/") if part not in (b"", b".")]

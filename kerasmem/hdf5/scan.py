@@ -16,7 +16,7 @@ import numpy as np
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.direct.codecs import EXTRA, register_filters
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, JoinedLayout, one_line, shown
-from kerasmem.hdf5.links import DAMAGED, encoded, refuse_external_links, refuse_other_files, walk_objects
+from kerasmem.hdf5.links import DAMAGED, encoded, open_dataset, shape_of, source_files, walk_objects
 from kerasmem.hdf5.remote.file import RemoteHdf5, ask_for_info, open_remote
 from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.remote.urls import is_url
@@ -44,6 +44,8 @@ def open_file(path: str, locking: bool | str | None = None) -> h5py.File:
         raise DataError(f"{shown(path)}: there is no such file")
     if not os.path.isfile(path):
         raise DataError(f"{shown(path)}: this is not a file; give the path of one HDF5 file")
+    if os.path.getsize(path) == 0:  # as the kernel's files are that never end
+        raise DataError(f"{shown(path)}: the file is empty (0 bytes)")
     try:
         try:
             return h5py.File(path, "r", locking=locking)
@@ -73,8 +75,6 @@ def _why_not_open(path: str, reason: str) -> str:
             "locks pass locking=False or set HDF5_USE_FILE_LOCKING=FALSE; after a crash of its writer run `h5clear -s "
             f"FILE` ({reason})"
         )
-    if size == 0:
-        return "the file is empty (0 bytes)"
     if not h5py.is_hdf5(path):
         return "this is no HDF5 file (its signature is missing)"
     return f"HDF5 cannot open the file: {reason}"
@@ -161,18 +161,16 @@ def close_file(file: h5py.File) -> None:
 def find_dataset(file: h5py.File, name: str, *, allow_external: bool = False) -> h5py.Dataset:
     """Return the dataset called `name`, refusing groups, missing names and data in other files."""
     where = shown(file.filename)
-    if not allow_external:
-        refuse_external_links(file, name)
     try:
-        found = file[encoded(name)]
+        found = open_dataset(file, name, allow_external=allow_external)
+    except DataError:
+        raise
     except DAMAGED as error:
         raise DataError(f"{where} has no dataset {shown(name)}. {_what_exists(file, name)}") from error
     if isinstance(found, h5py.Group):
         raise DataError(f"{where}: {shown(name)} is a group, not a dataset. {_what_exists(file, name)}")
     if not isinstance(found, h5py.Dataset):
         raise DataError(f"{where}: {shown(name)} is a named type, not a dataset. {_what_exists(file, name)}")
-    if not allow_external:
-        refuse_other_files(file, name, found, {name}, 0)
     return found
 
 
@@ -287,10 +285,7 @@ def _exists(file: h5py.File, where: str, name: str) -> bool:
     try:
         if where == ".":
             return isinstance(file.get(encoded(name)), h5py.Dataset)
-        # As HDF5 looks for it: where the variable says, beside the file, from the current folder.
-        folders = [os.environ.get("HDF5_VDS_PREFIX", ""), os.path.dirname(os.path.realpath(file.filename)), ""]
-        for folder in (*folders, os.path.dirname(os.path.abspath(file.filename))):
-            candidate = os.path.join(folder, where)
+        for candidate in source_files(file, where):
             if os.path.isfile(candidate):
                 with h5py.File(candidate, "r") as other:
                     return isinstance(other.get(encoded(name)), h5py.Dataset)
@@ -325,7 +320,7 @@ def _what_exists(file: h5py.File, name: str) -> str:
     try:
         objects, _ = walk_objects(file, _VISITED)
         found = {
-            path: f"{shown(path)} {item.shape} {_dtype_text(item)}"
+            path: f"{shown(path)} {shape_of(item)} {_dtype_text(item)}"
             for path, item in objects.items()
             if isinstance(item, h5py.Dataset)
         }

@@ -86,8 +86,9 @@ def _read_head(path: Path) -> bytes:
             raise ModelFileError(_describe_folder(path))
         if path.exists() and not path.is_file():  # a pipe would wait for ever
             raise ModelFileError(f"{path}: is not a regular file; name a .h5, .keras or .json file")
+        empty = path.stat().st_size == 0  # as the kernel's files are that never end
         with path.open("rb") as file:
-            head = file.read(4096)
+            head = b"" if empty else file.read(4096)
     except FileNotFoundError:
         raise ModelFileError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
@@ -180,7 +181,8 @@ def _count_stored(file: Any) -> int | None:
 
     def add(name: str, item: Any) -> None:
         nonlocal total
-        if isinstance(item, h5py.Dataset) and "seed_generator" not in name:
+        # For the shape of a virtual dataset HDF5 may open other files.
+        if isinstance(item, h5py.Dataset) and not item.is_virtual and "seed_generator" not in name:
             total += math.prod(item.shape or ())
 
     group.visititems(add)  # follows no soft or external link

@@ -14,7 +14,7 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import DatasetLayout, one_line, shown
-from kerasmem.hdf5.links import DAMAGED, encoded, walk_objects
+from kerasmem.hdf5.links import DAMAGED, encoded, shape_of, walk_objects
 from kerasmem.hdf5.scan import close_file, find_dataset, open_file, scan_file
 from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.file_order import read_windows
@@ -168,7 +168,7 @@ def _entry(file: h5py.File, path: str, name: str, access: Access) -> Entry:
     dtype, layout, problem, stored = "", None, "", 0
     try:
         item = file[encoded(name)]
-        shape = None if item.shape is None else tuple(int(extent) for extent in item.shape)
+        shape = shape_of(item)
         stored = int(item.id.get_storage_size())
         dtype = item.dtype.str if item.dtype.names is None and item.dtype.kind != "O" else str(item.dtype)
     except DAMAGED as error:

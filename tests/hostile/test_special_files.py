@@ -1,0 +1,148 @@
+"""Pipes, devices and sockets that a file names, or that are named in its place: nobody opens them, so nobody waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+
+import h5py
+import numpy as np
+import pytest
+
+# What each way of reading says about dataset x of each file, with other files allowed and not.
+READ = """
+import json, sys
+from kerasmem.datatools.converting.conversion import convert_data
+from kerasmem.datatools.converting.repacking import repack_data
+from kerasmem.datatools.inspecting.inspection import inspect_data
+from kerasmem.datatools.inspecting.statistics import data_stats
+from kerasmem.errors import KerasmemError
+from kerasmem.hdf5.settings import Access
+from kerasmem.models.document import read_document
+from kerasmem.streaming.file_order import read_windows
+
+def problem_of(path, allowed):
+    found = {entry.name: entry.problem for entry in inspect_data(path, allow_external=allowed).datasets}
+    return found.get("x", "not listed")  # as what lies behind a link
+
+WAYS = {
+    "inspect": problem_of,
+    "read": lambda path, allowed: list(read_windows([path], ["x"], access=Access(allow_external=allowed))),
+    "stats": lambda path, allowed: data_stats(path, ["x"], allow_external=allowed),
+    "convert": lambda path, allowed: convert_data(path, "out.h5", columns={"x": "x"}, allow_external=allowed),
+    "repack": lambda path, allowed: repack_data(path, "out.h5", columns={"x": "x"}, allow_external=allowed),
+    "model": lambda path, allowed: read_document(path),
+}
+for path in sys.argv[1:]:
+    for way, read in WAYS.items():
+        for allowed in (False, True):
+            try:
+                said = str(read(path, allowed))
+            except KerasmemError as error:
+                said = f"{type(error).__name__}: {error}"
+            print(json.dumps([path, way, allowed, said]), flush=True)
+"""
+
+
+def virtual(path, source, name="x", unlimited=False, pattern=False):
+    """A virtual dataset over `name` of the file `source`."""
+    with h5py.File(path, "w", libver="latest") as file:
+        file["y"] = np.arange(10)
+        space = h5py.h5s.create_simple((10,), (h5py.h5s.UNLIMITED,) if unlimited or pattern else (10,))
+        there = h5py.h5s.create_simple((10,), (h5py.h5s.UNLIMITED,) if unlimited else (10,))
+        if unlimited:
+            there.select_hyperslab((0,), (1,), (1,), (h5py.h5s.UNLIMITED,))
+            space.select_hyperslab((0,), (1,), (1,), (h5py.h5s.UNLIMITED,))
+        elif pattern:
+            space.select_hyperslab((0,), (h5py.h5s.UNLIMITED,), (10,), (10,))
+        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        creation.set_virtual(space, os.fsencode(source), name.encode(), there)
+        h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, space, creation)
+    return path
+
+
+def linked(path, target, soft=False):
+    """An external link, or a soft one to a group behind one."""
+    with h5py.File(path, "w") as file:
+        file["y"] = np.arange(10)
+        file["group/deep" if soft else "x"] = h5py.ExternalLink(str(target), "/")
+        if soft:
+            file["x"] = h5py.SoftLink("/group/deep/x")
+            file["sparse/indptr"] = h5py.ExternalLink(str(target), "/")
+    return path
+
+
+def stored(path, target):
+    with h5py.File(path, "w") as file:
+        file["y"] = np.arange(10)
+        file.create_dataset("x", (10,), "f4", external=[(str(target), 0, 40)])
+    return path
+
+
+_REFUSED = re.compile("another file|other files|external link|by a pattern")
+
+
+@pytest.fixture
+def hostile_files(tmp_path, fifo):
+    """Files whose dataset x lies in something that is no file; by name."""
+    link = tmp_path / "link-to-pipe"
+    os.symlink(fifo, link)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+    (tmp_path / "run0.h5").symlink_to(fifo)
+    nested = virtual(tmp_path / "nested.h5", fifo, unlimited=True)
+    return [
+        virtual(tmp_path / "virtual.h5", fifo),
+        virtual(tmp_path / "unlimited.h5", fifo, unlimited=True),
+        virtual(tmp_path / "by-symlink.h5", link, unlimited=True),
+        virtual(tmp_path / "device.h5", "/dev/zero", unlimited=True),
+        virtual(tmp_path / "socket.h5", "socket", unlimited=True),
+        virtual(tmp_path / "pattern.h5", "run%b.h5", pattern=True),
+        virtual(tmp_path / "of-virtual.h5", "nested.h5", unlimited=True),
+        virtual(tmp_path / "moved.h5", f"/elsewhere/{fifo.name}", unlimited=True),  # HDF5 looks beside the file too
+        virtual(tmp_path / "of-external.h5", stored(tmp_path / "of.h5", fifo).name),
+        linked(tmp_path / "link.h5", fifo),
+        linked(tmp_path / "link-of-link.h5", linked(tmp_path / "first.h5", fifo), soft=True),
+        linked(tmp_path / "link-to-virtual.h5", nested, soft=True),
+        stored(tmp_path / "stored.h5", fifo),
+        stored(tmp_path / "stored-device.h5", "/dev/zero"),
+        nested,
+    ]
+
+
+def test_nothing_that_is_no_file_is_opened(attack, tmp_path, hostile_files):
+    done = attack(*(path.name for path in hostile_files), script=READ, seconds=60)
+    assert done.code == 0, done.err[-2000:]
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert len(found) == 12 * len(hostile_files)
+    for path, way, allowed, said in found:
+        where = f"{path} {way} {allowed}: {said}"
+        if way == "model":
+            assert "without a Keras model" in said, where
+        elif path.startswith("link") and way != "read":
+            assert "not listed" in said or "no dataset 'x'" in said or "no column" in said, where
+        else:
+            assert "no regular file but a pipe or a device" in said if allowed else _REFUSED.search(said), where
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_nothing_that_is_no_file_is_read(attack, hostile_files):
+    paths = ["pipe", "link-to-pipe", "/dev/zero", "socket"]
+    done = attack(*paths, script=READ, seconds=20)
+    assert done.code == 0, done.err[-2000:]
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert len(found) == 12 * len(paths)
+    assert all("not a file" in said or "no regular file" in said or "not a regular file" in said for *_, said in found)
+
+
+def test_a_model_with_weights_in_a_pipe(attack, tmp_path, fifo):
+    """A virtual dataset among the weights, whose shape HDF5 would look for in the pipe."""
+    virtual(tmp_path / "model.h5", fifo, unlimited=True)
+    with h5py.File(tmp_path / "model.h5", "a") as file:
+        file.move("x", "model_weights/x")
+        file.attrs["model_config"] = "{}"
+    script = "import sys; from kerasmem.models.document import read_document; print(read_document(sys.argv[1]).config)"
+    done = attack(tmp_path / "model.h5", script=script, seconds=20)
+    assert (done.code, done.out) == (0, "{}\n"), done.text
