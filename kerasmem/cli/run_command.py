@@ -11,6 +11,7 @@ Examples:
   kerasmem run train.py
   kerasmem run train.py --epochs 20 --data images/
   kerasmem run --save-freq 20 --keep runs/first train.py
+  kerasmem run -m package.train --epochs 20
 
 \b
 The exit code is the script's own; 1 where it ran out of memory with one row at a time too;
@@ -20,6 +21,7 @@ The exit code is the script's own; 1 where it ran out of memory with one row at 
 @click.command(
     "run", epilog=EXAMPLES, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as after `python -m`.")
 @click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(

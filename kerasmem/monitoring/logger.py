@@ -64,7 +64,7 @@ class MemoryLogger(keras.callbacks.Callback):
         update_freq: log every N-th batch of each epoch. Peaks of batches in between are not lost: they are the next
             row's `between_peak_bytes`.
         format: "csv" or "jsonl", where the suffix does not say.
-        append: add to a file of an earlier process.
+        append: add to a file of an earlier process; so it is in a script that `kerasmem run` runs again.
         tensorboard: folder for TensorBoard scalars (several processes have one below it each); needs the
             `tensorboard` extra. It costs more than all the rest (`overhead` says what).
         memory_growth: ask TensorFlow for memory growth on construction (see `kerasmem.enable_memory_growth`);

@@ -17,6 +17,7 @@ from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.monitoring.logfile import Format, LogFile
 from kerasmem.monitoring.ranks import own_path
 from kerasmem.monitoring.timeline import SIZES, Sample
+from kerasmem.processes.children import GOES_ON
 
 _Path = Union[str, "os.PathLike[str]"]
 _begun: set[str] = set()  # families whose file has been begun in this process
@@ -28,7 +29,7 @@ class Outputs:
     Args:
         path: the log file; None for none.
         format: "csv" or "jsonl".
-        append: add to what an earlier process wrote.
+        append: add to what an earlier process wrote, as a script does that `kerasmem run` runs again.
         board: TensorBoard's folder; None for none.
 
     Attributes:
@@ -60,7 +61,7 @@ class Outputs:
             UsageError: the file cannot be written, or is another recorder's that is busy.
         """
         if self._path is not None:
-            append = self._append or again or self._family in _begun
+            append = self._append or again or self._family in _begun or bool(os.environ.get(GOES_ON))
             self.file = LogFile(own_path(Path(self._path), worker), self._format, append=append, busy=busy)
             _begun.add(self._family)
         if self._board is None and self._board_folder is not None:

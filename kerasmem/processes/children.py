@@ -17,6 +17,7 @@ from typing import Any
 from kerasmem.errors import KerasmemError
 from kerasmem.units import format_size
 
+GOES_ON = "KERASMEM_RUN_GOES_ON"  # set for a script that is run again, to go on from where it was
 _POLL_SECONDS = 0.1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -1,4 +1,4 @@
-"""Arrays in memory as a source: in an order that depends on a seed and the epoch's number alone."""
+"""Arrays in memory as a source: in the order of Keras, or one that depends on a seed and the epoch's number alone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import numpy as np
 import tensorflow as tf
 
 from kerasmem.errors import UsageError
+from kerasmem.training.run_state import RunState
 from kerasmem.training.sources import CountedSource, digest
 from kerasmem.training.steps.batches import map_arrays
 
 
 class ArraySource(CountedSource):
-    """Arrays in memory, in an order that depends on the seed and the epoch alone.
+    """Arrays in memory.
+
+    Where TensorFlow has a global seed, Keras shuffles each epoch in the same order, which the seed gives; so it is
+    here. Without one the order is drawn from a seed of ours and the epoch's number.
 
     Args:
         x, y, sample_weight: as for `fit`.
@@ -40,12 +44,30 @@ class ArraySource(CountedSource):
         self._shuffle = shuffle
         super().__init__(steps)
         self._batches = -(-self._rows // self._batch_size)
+        self._keras_seeds = _global_seeds() if shuffle else None
+        self._keras_order: np.ndarray | None = None
         self._digest = digest(leaves)
         self.arguments = {"x": self._dataset(parts), "shuffle": False}
+
+    def difference(self, at_once: int) -> str | None:
+        """Say what Keras does with epochs that are not the data's."""
+        if self._steps and self._batches % self._steps:
+            return f"Keras ends an epoch where the {self._batches} batches of the data end; here the next pass begins"
+        return None
 
     def describe(self) -> dict[str, Any]:
         """Return what decides the order, and what tells the data from other data."""
         return {"rows": self._rows, "batch_size": self._batch_size, "shuffle": str(self._shuffle), "data": self._digest}
+
+    def position(self, run: RunState) -> dict[str, Any]:
+        """Return the seeds of the order too."""
+        return {**super().position(run), "keras_seeds": self._keras_seeds}
+
+    def go_to(self, position: dict[str, Any], run: RunState) -> None:
+        """Take over the seeds too."""
+        super().go_to(position, run)
+        seeds = position["keras_seeds"]
+        self._keras_seeds = None if seeds is None else (int(seeds[0]), int(seeds[1]))
 
     def _divided(self, passed: int) -> tuple[int, int]:
         return divmod(passed, self._batches)
@@ -59,6 +81,11 @@ class ArraySource(CountedSource):
         rows = np.arange(self._rows)
         if not self._shuffle:
             return rows
+        if self._keras_seeds is not None:
+            if self._keras_order is None:
+                parts = self._batches if self._shuffle == "batch" else 1
+                self._keras_order = _shuffled(self._rows, self._batch_size, parts, self._keras_seeds)
+            return self._keras_order
         generator = np.random.default_rng((self.seed, epoch))
         if self._shuffle != "batch":
             return generator.permutation(rows)
@@ -99,6 +126,33 @@ class ArraySource(CountedSource):
         if not self._steps:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(self._batches))
         return dataset.prefetch(tf.data.AUTOTUNE)
+
+
+def _global_seeds() -> tuple[int, int] | None:
+    """Return the seeds with which Keras's pipeline shuffles; None where TensorFlow has no global seed."""
+    first, second = tf.compat.v1.get_seed(0)
+    seeds = (int(first), int(second))
+    with_seeds = _shuffled(64, 64, 1, seeds)  # without a global one, `get_seed` gives a default
+    drawn = next(iter(tf.data.Dataset.range(1).map(lambda _: tf.random.shuffle(tf.range(64))))).numpy()
+    return seeds if np.array_equal(with_seeds, drawn) else None
+
+
+def _shuffled(rows: int, size: int, parts: int, seeds: tuple[int, int]) -> np.ndarray:
+    """Return the numbers of rows, shuffled as one operation of a tf.data pipeline does: all, or part by part.
+
+    Args:
+        rows: how many.
+        size: rows of a part, where there are several.
+        parts: how many; 1 for all rows together.
+        seeds: of the graph and of the operation.
+    """
+
+    def shuffle(part: Any) -> Any:
+        first = part * size
+        last = rows if parts == 1 else tf.minimum(first + size, rows)
+        return tf.raw_ops.RandomShuffle(value=tf.range(first, last, dtype=tf.int64), seed=seeds[0], seed2=seeds[1])
+
+    return np.concatenate([part.numpy() for part in tf.data.Dataset.range(parts).map(shuffle)])
 
 
 def split_rows(parts: Any, share: float) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import keras
@@ -45,6 +46,9 @@ class _Ordered(keras.utils.PyDataset):
 class DatasetSource(CountedSource):
     """A PyDataset that gives the same batch for the same index.
 
+    Keras shuffles its batches with Python's generator as an epoch begins; so it is here, where Keras's epochs are the
+    data's. Its state is saved, so that another process draws the same.
+
     Args:
         dataset: the user's.
         shuffle: whether batches come in another order each epoch, as for `fit`.
@@ -57,8 +61,17 @@ class DatasetSource(CountedSource):
         super().__init__(steps)
         self._dataset, self._shuffle = dataset, bool(shuffle)
         self._batches = dataset.num_batches
-        self._order: tuple[int, np.ndarray] | None = None
+        self._order: tuple[int, Any] | None = None
+        self._draws = self._shuffle and not steps and self._batches is not None
+        self._drawn_from: Any = None  # the generator's state before this epoch's order
+        self._to_restore: Any = None
         self.arguments = {"x": _Ordered(dataset, self), "shuffle": False}
+
+    def difference(self, at_once: int) -> str | None:
+        """Say where the order is ours."""
+        if self._draws or not self._shuffle or self._batches is None:
+            return None
+        return "with steps_per_epoch the batches of a PyDataset are shuffled in an order of kerasmem's"
 
     @property
     def batches(self) -> int | None:
@@ -68,6 +81,34 @@ class DatasetSource(CountedSource):
     def describe(self) -> dict[str, Any]:
         """Return what decides the order, and the dataset's class."""
         return {"batches": self._batches, "shuffle": self._shuffle, "class": type(self._dataset).__qualname__}
+
+    def position(self, run: RunState) -> dict[str, Any]:
+        """Return the state of Python's generator too, where orders are drawn from it."""
+        state = self._drawn_from if run.batch else random.getstate()
+        return {**super().position(run), **({"random": state} if self._draws else {})}
+
+    def go_to(self, position: dict[str, Any], run: RunState) -> None:
+        """Take over the generator's state too, as the epoch begins."""
+        super().go_to(position, run)
+        self._to_restore = position.get("random")
+
+    def finish(self, position: dict[str, Any]) -> None:
+        """Leave Python's generator as a run that is over left it."""
+        if "random" in position:
+            _set_state(position["random"])
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw the order of the epoch, as Keras does."""
+        super().begin_epoch(epoch)
+        if not self._draws:
+            return
+        if self._to_restore is not None:
+            _set_state(self._to_restore)
+            self._to_restore = None
+        self._drawn_from = random.getstate()
+        order = list(range(self._batches))
+        random.shuffle(order)
+        self._order = (epoch, order)
 
     def _divided(self, passed: int) -> tuple[int, int]:
         return 0, passed
@@ -94,6 +135,12 @@ class DatasetSource(CountedSource):
         if order is None or order[0] != epoch:
             order = self._order = (epoch, np.random.default_rng((self.seed, epoch)).permutation(self._batches))
         return int(order[1][place])
+
+
+def _set_state(state: Any) -> None:
+    """Set Python's generator to a state that was saved as JSON."""
+    version, numbers, gauss = state
+    random.setstate((version, tuple(numbers), gauss))
 
 
 class SequenceSource(Source):

@@ -49,11 +49,11 @@ def fit(
     stay in this process. Callbacks see, and may change, weights at the ends of epochs only; the learning rate at
     any batch. On the CPU a failed step often ends the process in graph mode as well: `isolated=True` is for that.
 
-    With `checkpoint` a run that was killed goes on with the very next batch when the script is started again. Arrays
-    and a `PyDataset` then have an order that depends on a seed and the epoch's number (the seed is drawn from
-    Python's generator, which `keras.utils.set_random_seed` sets, and saved). Data of tf.data or a generator is read
-    again up to the place, and must be the same. Not saved is what callbacks remember; see `ResumeTraining`. With
-    deterministic operations the result is the same bit for bit.
+    With `checkpoint` a run that was killed goes on with the very next batch when the script is started again. With
+    `keras.utils.set_random_seed` arrays and a `PyDataset` come in the order of `model.fit`; arrays without a seed, and
+    shuffled batches of a `PyDataset` with `steps_per_epoch`, in one that depends on the epoch's number and a seed that
+    is saved. Data of tf.data or a generator is read again up to the place, and must be the same. Not saved is what
+    callbacks remember; see `ResumeTraining`. With deterministic operations the result is the same bit for bit.
 
     Under `kerasmem run` each call goes on after a kill in any case; with `checkpoint` it does so from this file.
 
@@ -190,6 +190,7 @@ def finished(model: Any, source: Any, path: str) -> Any:
         return None
     checkpoint.check(steps=None, at_once=1)
     load_saved(model, checkpoint)
+    source.finish(saved.position)
     history = _history_of(model, saved.run)
     history.recoveries = []
     return history

@@ -1,10 +1,11 @@
 """The process of `kerasmem run`: runs the user's script, with each `model.fit` in it made one that can be gone on with.
 
-Started by `supervising`, as `python -m kerasmem.training.script SCRIPT ARGUMENTS…`.
+Started by `supervising`, as `python -m kerasmem.training.script SCRIPT ARGUMENTS…`, or `-m MODULE ARGUMENTS…`.
 """
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import functools
 import importlib.abc
@@ -16,7 +17,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kerasmem.compat.keras_fit import new_epoch_iterator
@@ -26,6 +27,8 @@ from kerasmem.training.run_folder import VARIABLE, RunFolder, ScriptPosition, Su
 if TYPE_CHECKING:
     from kerasmem.training.fitting import FitOptions
     from kerasmem.training.sources import Source
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Session:
@@ -73,6 +76,13 @@ class Session:
             )
             return self.keras_fit(model, **given) if options is None else train(model, given, options)
         else:
+            if (difference := source.difference(model.steps_per_execution)) is not None:
+                warnings.warn(
+                    f"kerasmem run: fit number {self._count} of the script is not bit for bit what python gives: "
+                    f"{difference}",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
             return self._train(model, given.get("x"), arguments, source, options or FitOptions())
         finally:
             self.is_inside = False
@@ -163,14 +173,61 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script as Python would."""
+    """Run the script, or after "-m" the module, as Python would."""
     global SESSION
     SESSION = Session(RunFolder(os.environ[VARIABLE]))
     sys.modules["kerasmem.training.script"] = sys.modules[__name__]  # one session, whoever imports this
     sys.meta_path.insert(0, _AfterImport(SESSION))
-    path, sys.argv = arguments[0], list(arguments)
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
-    runpy.run_path(path, run_name="__main__")
+    try:
+        if arguments[0] == "-m":
+            sys.path[0], sys.argv = os.getcwd(), arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            _run_file(arguments)
+    except SystemExit:
+        raise
+    except BaseException:
+        sys.excepthook = functools.partial(_show_error, sys.excepthook)  # the script may have set its own
+        raise
+
+
+def _run_file(arguments: list[str]) -> None:
+    path = os.path.abspath(arguments[0])
+    sys.path[0], sys.argv = os.path.dirname(os.path.realpath(path)), arguments
+    module = ModuleType("__main__")
+    vars(module).update(__file__=path, __cached__=None, __builtins__=builtins)
+    sys.modules["__main__"] = module
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec")
+    exec(code, vars(module))
+
+
+def _show_error(show: Callable[..., None], kind: type[BaseException], error: BaseException, _: Any) -> None:
+    """Show an error of the script without the calls of ours that it went through."""
+    chain: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in chain:
+        chain.append(each)
+        each.__traceback__ = _without_own(each.__traceback__)
+        each = each.__cause__ or each.__context__
+    show(kind, error, error.__traceback__)
+
+
+def _without_own(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the calls in this package, unless it ends in one."""
+    entries: list[TracebackType] = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    is_own = [each.tb_frame.f_code.co_filename.startswith((_PACKAGE, "<frozen runpy>")) for each in entries]
+    first = is_own.index(False) if False in is_own else 0
+    if is_own and is_own[-1]:
+        return entries[first]
+    kept: TracebackType | None = None
+    for entry, own in zip(reversed(entries), reversed(is_own), strict=True):
+        if not own:
+            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept
 
 
 if __name__ == "__main__":

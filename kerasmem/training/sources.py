@@ -1,8 +1,8 @@
 """Where training stands in its data, and how it gets there again.
 
 A source gives Keras the data and can say, as plain data, what comes after so many batches of an epoch of Keras's.
-The state of the generator by which Keras shuffles arrays is out of reach; here the order of an epoch depends on a seed
-and the epoch's number alone, so that any process can go on in its middle.
+With a seed (`keras.utils.set_random_seed`) batches come as `model.fit` gives them. Where that order cannot be had again
+by another process, it depends on a seed of ours and the epoch's number alone.
 """
 
 from __future__ import annotations
@@ -41,6 +41,14 @@ class Source:
         """Return what must agree between the run that was saved and the one that goes on, as JSON has it."""
         return {}
 
+    def difference(self, at_once: int) -> str | None:
+        """Return in which way training is another than by `model.fit`, as a clause; None where it is the same.
+
+        Args:
+            at_once: steps in one execution.
+        """
+        return None
+
     def position(self, run: RunState) -> dict[str, Any]:
         """Return what `go_to` wants for the batch that comes next."""
         raise NotImplementedError
@@ -56,6 +64,13 @@ class Source:
             epochs: how many.
             epoch_iterator: by which Keras goes through the data; where that is read, it stands behind them then.
             at_once: batches between two returns to Keras.
+        """
+
+    def finish(self, position: dict[str, Any]) -> None:
+        """Leave random generators as a run that is over left them, where the data draws from one.
+
+        Args:
+            position: saved at its end.
         """
 
     def begin_epoch(self, epoch: int) -> None:
@@ -84,7 +99,8 @@ class CountedSource(Source):
 
     def __init__(self, steps: int | None) -> None:
         self._steps = steps
-        self.seed = random.getrandbits(32)  # follows keras.utils.set_random_seed
+        # Follows keras.utils.set_random_seed, and leaves the script's generator as it is.
+        self.seed = zlib.crc32(repr(random.getstate()).encode())
         self._epoch = self._place = 0
         self._first: int | None = None  # batches taken before Keras's epoch 0, where its epochs are not the data's
 
@@ -130,6 +146,13 @@ class StreamSource(Source):
         self._last = 0
         self._expected: int | None = None
         self.arguments = {"x": x}
+
+    def difference(self, at_once: int) -> str | None:
+        """Say what Keras does where it asks for a batch after the last."""
+        known = self._steps or not hasattr(self._data, "cardinality")
+        if at_once > 1 or known or int(self._data.cardinality()) != tf.data.UNKNOWN_CARDINALITY:
+            return None
+        return "at the end of data of unknown length Keras counts one optimizer iteration more"
 
     def describe(self) -> dict[str, Any]:
         """Return the steps of an epoch."""

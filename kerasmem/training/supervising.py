@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,10 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerasmem.errors import UsageError
-from kerasmem.processes.children import exit_reason, start_module
+from kerasmem.processes.children import GOES_ON, exit_reason, start_module
 from kerasmem.training.run_folder import RAN_OUT, VARIABLE, RunFolder, ScriptPosition
 
 _DEATHS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
+_POLL_SECONDS = 0.5
+_SENT_BY_PROCESS = 0  # `si_code` of a signal by kill(2), and above that of one by the kernel
 _MOST_AT_ONE_PLACE = 3  # without a step of training in between, and with no smaller micro-batches to try
 
 
@@ -26,6 +29,7 @@ def supervise(
     save_freq: int = 100,
     restarts: int = 50,
     folder: str | None = None,
+    is_module: bool = False,
 ) -> int:
     """Run a script until it ends by itself, or nothing more can be done; return the exit code.
 
@@ -37,30 +41,30 @@ def supervise(
         save_freq: batches from one saving to the next.
         restarts: no more than so many.
         folder: where to keep the run's checkpoints; they are left there, and a later call goes on from them.
+        is_module: `script` is the name of a module, as after `python -m`.
 
     Raises:
         UsageError: there is no such script.
     """
-    if not os.path.isfile(script):
+    if not is_module and not os.path.isfile(script):
         raise UsageError(f"{script}: there is no such script")
     with tempfile.TemporaryDirectory(prefix="kerasmem-run-") as own:
         kept = RunFolder(own if folder is None else os.path.abspath(folder))
         kept.write("settings", {"micro_batches": micro_batches, "save_freq": save_freq})
-        return Supervisor(script, arguments, kept, say, restarts).run()
+        return Supervisor([*(["-m"] if is_module else []), script, *arguments], kept, say, restarts).run()
 
 
 class Supervisor:
     """Runs one script, and runs it again.
 
     Args:
-        script, arguments, say, restarts: as for `supervise`.
+        arguments: the script or "-m" and the module, and what follows it.
         folder: of the run.
+        say, restarts: as for `supervise`.
     """
 
-    def __init__(
-        self, script: str, arguments: Sequence[str], folder: RunFolder, say: Callable[[str], None], restarts: int
-    ) -> None:
-        self._arguments = [script, *arguments]
+    def __init__(self, arguments: Sequence[str], folder: RunFolder, say: Callable[[str], None], restarts: int) -> None:
+        self._arguments = arguments
         self._folder, self._say, self._restarts = folder, say, restarts
         self._last: ScriptPosition | None = None
         self._deaths_here = 0
@@ -82,22 +86,15 @@ class Supervisor:
         process = start_module(
             "kerasmem.training.script",
             *self._arguments,
-            environ={**os.environ, VARIABLE: self._folder.path},
+            environ={
+                **os.environ,
+                VARIABLE: self._folder.path,
+                GOES_ON: "1" if self._folder.position().fit else "",
+            },
             own_group=False,
             stdin=None,  # the script's is ours
         )
-        before = signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # the terminal has sent it to the script too
-            try:
-                process.wait(10)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                process.kill()
-                process.wait()
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        return _wait(process) if hasattr(signal, "sigtimedwait") else _wait_plainly(process)
 
     def plan(self, code: int, at: ScriptPosition, failure: dict[str, Any]) -> str | None:
         """Plan the next run of the script; or return why there is none.
@@ -134,6 +131,34 @@ class Supervisor:
             f"; it is run again and goes on from the last checkpoint, {pieces}"
         )
         return None
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of the script; signals that were sent to this process alone are handed on to it.
+
+    Ctrl-C in a terminal, which the kernel sends, has reached the script too.
+    """
+    awaited = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    try:
+        while process.poll() is None:
+            told = signal.sigtimedwait(awaited, _POLL_SECONDS)
+            if told is not None and told.si_signo != signal.SIGCHLD and told.si_code <= _SENT_BY_PROCESS:
+                process.send_signal(told.si_signo)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process.returncode
+
+
+def _wait_plainly(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of the script, where the system does not tell who has sent a signal."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
+    try:
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):  # the terminal has sent it to the script too
+                return process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _how(code: int, failure: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kerasmem.monitoring.outputs import Outputs
+from kerasmem.processes.children import GOES_ON
 from kerasmem.training.run_folder import RAN_OUT, RunFolder, ScriptPosition
 from kerasmem.training.supervising import Supervisor
 
@@ -87,7 +90,7 @@ def test_wrong_usage(cli, tmp_path):
 @pytest.fixture
 def supervisor(tmp_path):
     told, folder = [], RunFolder(str(tmp_path))
-    return lambda restarts=5: Supervisor("train.py", [], folder, told.append, restarts), folder, told
+    return lambda restarts=5: Supervisor(["train.py"], folder, told.append, restarts), folder, told
 
 
 def test_pieces_are_halved_where_it_is_known_or_comes_again(supervisor):
@@ -111,3 +114,69 @@ def test_the_position_survives_and_reads_back(tmp_path):
     assert folder.read("plan") == {"1": 2}
     (tmp_path / "plan").write_text(json.dumps([1]))
     assert folder.read("plan") == {} == folder.read("none")
+
+
+SHOW = """
+import sys
+print(__file__, sys.argv, sys.path[0], __name__, __package__, __spec__ and __spec__.name, flush=True)
+{more}
+def fail():
+    raise ValueError("of the script")
+try:
+    fail()
+except ValueError as error:
+    raise RuntimeError("and another") from error
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_script_sees_what_python_shows_it_and_its_errors_are_its_own(program, tmp_path, as_module):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "data.py").write_text("VALUE = 3\n")
+    more = "from .data import VALUE; print(VALUE, flush=True)" if as_module else "import package.data"
+    file = tmp_path / ("package/train.py" if as_module else "train.py")
+    file.write_text(SHOW.format(more=more))
+    arguments = (["-m", "package.train"] if as_module else ["train.py"]) + ["--epochs", "2", "-m"]
+    there = {"env": {"PYTHONPATH": str(ROOT)}, "cwd": tmp_path}
+    plain, ours = program(*arguments, **there), program("-m", "kerasmem", "run", *arguments, **there)
+    assert (ours.code, ours.out) == (plain.code, plain.out) == (1, plain.out)
+    shown = [line for line in plain.err.splitlines() if "<frozen runpy>" not in line]
+    assert ours.err.splitlines() == shown
+    assert "of the script" in ours.err and "kerasmem" not in ours.err
+
+
+WAIT = """
+import sys, time
+print("up", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.5)
+    print("cleaned up", flush=True)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(("number", "code", "said"), [(signal.SIGINT, 7, "cleaned up\n"), (signal.SIGTERM, 143, "")])
+def test_a_signal_to_the_command_alone_reaches_the_script(tmp_path, number, code, said):
+    (tmp_path / "wait.py").write_text(WAIT)
+    command = [sys.executable, "-m", "kerasmem", "run", "wait.py"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(number)
+        assert process.stdout.read() == said
+        assert process.wait() == code
+
+
+def test_a_log_is_added_to_by_a_script_that_is_run_again(tmp_path, monkeypatch):
+    def write():
+        outputs = Outputs(tmp_path / "log.jsonl", None, False, None)
+        outputs.start_run(outputs.open(None, False, None), [], None)
+        outputs.close()
+        return [json.loads(line)["run"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+
+    assert write() == write() == [0], "a new process begins the file again"
+    monkeypatch.setenv(GOES_ON, "1")
+    assert write() == [0, 1]
