@@ -212,12 +212,14 @@ def make_sample(values: Mapping[str, Any]) -> Sample:
     """Return a sample from a mapping; unknown names are ignored, missing sizes are None.
 
     Raises:
-        KeyError: run, time or phase is missing.
+        KeyError: run, time or phase is missing or not known.
         ValueError: a value is not of its column's kind.
     """
     row: list[Any] = []
     for name, kind in zip(COLUMNS, KINDS, strict=True):
-        value = values[name] if name in ("run", "time", "phase") else values.get(name)
+        value = values.get(name)
+        if value is None and name in ("run", "time", "phase"):
+            raise KeyError(name)
         if value is not None:
             value = {"int": int, "float": float, "text": str}[kind](value)
         row.append(value)

@@ -158,7 +158,7 @@ def _read_header(file: Any, where: str, name: str, size: int, entry: str | None)
     """Read a header, and believe it only as far as there are bytes for it."""
     try:
         shape, fortran, dtype = _parse_header(file)
-    except (ValueError, TypeError, SyntaxError, RecursionError, OverflowError, MemoryError, LookupError) as error:
+    except Exception as error:  # NumPy parses it as Python, whose tokenizer and parser have errors of their own
         raise DataError(f"{where}: is no .npy file: {one_line(str(error))}") from error
     if dtype.hasobject:
         raise DataError(f"{where}: holds pickled Python objects; reading them could run code. Save it as plain numbers")

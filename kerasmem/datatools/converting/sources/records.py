@@ -71,9 +71,10 @@ class RecordSource(RowSource):
                     values = {field: parsed[self._features[field.name].name].numpy() for field in wanted}
                     yield {field.name: self._values(field, found, done) for field, found in values.items()}
                     done += len(batch)
-        except tf.errors.OpError as error:
-            # how TensorFlow puts it names the feature, or the place in the file
-            reason = one_line(error.message, 300)
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
+            # how TensorFlow puts it names the feature, or the place in the file; it may quote bytes that are no text
+            said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else error.message
+            reason = one_line(said, 300)
             raise DataError(
                 f"{self.label}: records {done:,} to {min(done + rows, self.rows):,} cannot be read: {reason}"
             ) from error

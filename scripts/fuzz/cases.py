@@ -1,0 +1,183 @@
+"""What a case is, what a door does with it, and how what came of it is judged."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SECRET = b"TOP-SECRET-CANARY-"  # in files beside a case, which none of its outputs may hold
+HEAP = b"HEAP-CANARY-"  # in memory that was given back, which must not reach an output
+_SIZES = (600, 2000, 4096, 8192, 16000, 40000, 100_000)
+Told = Callable[[str], None]
+"""Tells the process that watches what is being done."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Files from a stranger, and what is asked of them.
+
+    Args:
+        files: by name in the case's folder, what is written there.
+        commands: arguments of `kerasmem`, one command after another.
+        origin: the same files before they were changed, to make a find smaller; files made whole are not in it.
+        note: how the case was made.
+        options: what else the door has to know of it, plain values only.
+    """
+
+    files: dict[str, bytes]
+    commands: tuple[tuple[str, ...], ...] = ()
+    origin: dict[str, bytes] = field(default_factory=dict)
+    note: str = ""
+    options: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a case.
+
+    Args:
+        kind: "ok", "refused", another harmless outcome, or one of `FINDS`.
+        detail: what tells one find from another of its kind.
+    """
+
+    kind: str
+    detail: str = ""
+
+
+FINDS = ("crash", "hang", "memory", "defect", "outside", "leak", "wrong", "lenient", "unstable", "unescaped")
+"""Kinds of outcome that are kept.
+
+crash: ended by a signal; hang: over the time limit; memory: over the memory limit; defect: a traceback, or an error
+that
+kerasmem does not know; outside: the bytes of another file came out; leak: memory of the process came out; wrong: other
+data than the judge reads; lenient: data where the judge fails; unstable: two readings differ;
+unescaped: what a page or a terminal acts upon.
+"""
+
+
+class Door:
+    """One way into kerasmem: makes cases, and tries them in a process that may end at any time."""
+
+    name = ""
+    seconds = 4.0  # of a processor that a case may take
+    waiting = 20.0  # seconds in all
+    memory = 1 << 30  # bytes that a process may grow by
+    batch = 20  # cases that one process tries
+    packages: tuple[str, ...] = ()  # whose versions matter
+
+    def prepare(self, folder: Path) -> None:
+        """Import what cases need, so that forked processes have it, and make the files that are changed."""
+        raise NotImplementedError
+
+    def make(self, draw: random.Random) -> Case:
+        """Return a case."""
+        raise NotImplementedError
+
+    def attempt(self, case: Case, told: Told) -> Verdict:
+        """Try a case in its folder, which is the current one, and say what came of it."""
+        return judge_commands(case, told)
+
+    def library(self, case: Case) -> None:
+        """Read a case's files with the library alone, to see whether a crash or an endless loop is its own."""
+
+    def seal(self, case: Case, data: bytes) -> bytes:
+        """Return a file of a case with checksums that are right once more, where the format has such."""
+        return data
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended: its code, its texts, and the error that its message was made of."""
+
+    code: int
+    out: str
+    err: str
+    error: Exception | None = None
+
+
+def run_command(arguments: Sequence[str]) -> Done:
+    """Run `kerasmem ARGUMENTS…` in this process, as its command line does from Python."""
+    from kerasmem import cli
+
+    out, err = io.StringIO(), io.StringIO()
+    code: object = 0
+    errors: list[Exception] = []
+    tell = cli._message
+
+    def noted(error: Exception) -> str:
+        errors.append(error)
+        return tell(error)
+
+    cli._message = noted
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main(list(arguments))
+        except SystemExit as ended:
+            code = ended.code
+        finally:
+            cli._message = tell
+    return Done(code if isinstance(code, int) else 1, out.getvalue(), err.getvalue(), *errors)
+
+
+def judge_commands(case: Case, told: Told) -> Verdict:
+    """Run a case's commands and return the worst outcome."""
+    refused = ""
+    for arguments in case.commands:
+        told(" ".join(arguments[:2]))
+        done = run_command(arguments)
+        verdict = judge_command(done, case)
+        if verdict.kind in FINDS:
+            return verdict
+        refused = refused or (verdict.detail if verdict.kind == "refused" else "")
+    return Verdict("refused", refused) if refused else Verdict("ok")
+
+
+def judge_command(done: Done, case: Case) -> Verdict:
+    """Return what a command's exit code, texts and files come to."""
+    for canary, kind in ((SECRET, "outside"), (HEAP, "leak")):
+        if where := _holds(canary, done, case):
+            return Verdict(kind, f"{canary.decode()} in {where}")
+    if Path("OWNED").exists():
+        return Verdict("outside", "code of a file has run")
+    if isinstance(done.error, MemoryError):
+        return Verdict("memory", place_of(done.error))
+    if "This is a defect in kerasmem" in done.err and done.error is not None:
+        return Verdict("defect", place_of(done.error))
+    if "Traceback (most recent" in done.err:
+        return Verdict("defect", f"a traceback is printed: {done.err[-200:]}")
+    if done.code in (0, 3, 4):
+        return Verdict("ok")
+    if done.code not in (1, 2) or not done.err.strip():
+        return Verdict("defect", f"exit code {done.code}: {done.err[-200:]}")
+    return Verdict("refused", done.err.strip()[-400:])
+
+
+def place_of(error: BaseException) -> str:
+    """Return an error, and where in kerasmem it came up."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/kerasmem/" in frame.filename]
+    where = f"{Path(frames[-1].filename).name} {frames[-1].name}" if frames else "nowhere"
+    return f"{type(error).__name__}: {str(error)[:160]} in {where}"
+
+
+def _holds(canary: bytes, done: Done, case: Case) -> str:
+    text = canary.decode()
+    if text in done.out or text in done.err:
+        return "what is printed"
+    for path in Path().rglob("*"):
+        if str(path) in case.files or path.is_symlink() or not path.is_file():
+            continue
+        if canary in path.read_bytes():
+            return str(path)
+    return ""
+
+
+def fill_heap(number: int) -> None:
+    """Leave a pattern in memory that is given back, where what is not written to is handed out again."""
+    pattern = HEAP + bytes([48 + number])
+    kept = [bytearray(pattern * (size // len(pattern))) for size in _SIZES for _ in range(4)]
+    del kept

@@ -1,0 +1,294 @@
+"""HDF5 files: the whole file, the indexes of chunks, each codec's chunks, and what leads to other data."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cases import FINDS, HEAP, SECRET, Case, Door, Told, Verdict, fill_heap, judge_commands
+from hdf5_checksums import find_sums, put_sums
+from mutation import Zone, mutate
+
+_LARGEST = 32 << 20  # bytes of a dataset that is compared with the judge
+_STRUCTURES = re.compile(
+    rb"OHDR|OCHK|TREE|SNOD|HEAP|GCOL|FRHP|FHDB|FHIB|FSHD|FSSE|FAHD|FADB|EAHD|EAIB|EASB|EADB|BTHD|BTIN|BTLF"
+)
+_INDEXES = re.compile(rb"TREE|FAHD|FADB|EAHD|EAIB|EASB|EADB|BTHD|BTIN|BTLF")
+
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("inspect", "x.h5", "--json"), ("inspect", "x.h5", "--nan", "--verify"), ("stats", "x.h5", "--json"),
+    ("convert", "x.h5", "-o", "out.h5"), ("convert", "x.h5", "-o", "out.h5", "--shuffle", "--json"),
+    ("convert", "x.h5", "-o", "out.h5", "--split", "0.5,0.5", "--compression", "gzip"),
+    ("repack", "x.h5", "-o", "out.h5", "--verify"),
+)  # fmt: skip
+
+
+class Hdf5Door(Door):
+    """Changed HDF5 files; what is read of them is compared with what h5py reads."""
+
+    packages = ("h5py", "numpy", "hdf5plugin", "imagecodecs", "deflate")
+
+    def prepare(self, folder: Path) -> None:
+        """Import what reads HDF5, and make sound files."""
+        warm_data_commands()
+        self.seeds = self.make_seeds()
+        self.sums = {name: find_sums(data) for name, data in self.seeds.items()}
+        self.zones = {name: self.find_zones(data) for name, data in self.seeds.items()}
+
+    def make_seeds(self) -> dict[str, bytes]:
+        """Return sound files by name."""
+        raise NotImplementedError
+
+    def find_zones(self, data: bytes) -> list[Zone]:
+        """Return where most changes of a file are made."""
+        return []
+
+    def make(self, draw: random.Random) -> Case:
+        """Return a changed file, most with right checksums, and a command."""
+        seed = draw.choice(list(self.seeds))
+        origin = self.seeds[seed]
+        resize = draw.random() < 0.3
+        zones = self.zones[seed] if draw.random() < 0.8 else []
+        data = mutate(origin, draw, zones, resize=resize)
+        options: dict[str, object] = {"seed": seed if draw.random() < 0.9 else ""}
+        command = (("data", *draw.choice(COMMANDS)),) if draw.random() < 0.4 else ()
+        options["twice"] = draw.random() < 0.3
+        case = Case({"x.h5": data}, command, {"x.h5": origin}, seed, options)
+        return Case({"x.h5": self.seal(case, data)}, case.commands, case.origin, seed, options)
+
+    def seal(self, case: Case, data: bytes) -> bytes:
+        """Return a file with right checksums, unless the case is one without."""
+        seed = case.options.get("seed")
+        return put_sums(data, self.seeds[seed], self.sums[seed]) if isinstance(seed, str) and seed else data
+
+    def attempt(self, case: Case, told: Told) -> Verdict:
+        """Run the command if there is one, read all datasets, and compare them with what h5py reads."""
+        fill_heap(1)
+        verdict = judge_commands(case, told)
+        return (
+            verdict
+            if verdict.kind in FINDS
+            else judge_reading("x.h5", verdict, told, twice=bool(case.options.get("twice")))
+        )
+
+    def library(self, case: Case) -> None:
+        """Read everything with h5py."""
+        read_everything("x.h5")
+
+
+def read_everything(path: str) -> None:
+    """Read all attributes and datasets of a file with h5py, whatever it raises meanwhile."""
+    import h5py
+
+    def look(thing: Any) -> None:
+        with contextlib.suppress(Exception):
+            for name in list(thing.attrs)[:100]:
+                with contextlib.suppress(Exception):
+                    thing.attrs[name]
+        if isinstance(thing, h5py.Dataset):
+            with contextlib.suppress(Exception):
+                thing.id.chunk_iter(lambda info: None)
+            with contextlib.suppress(Exception):
+                if thing.nbytes < _LARGEST:
+                    thing[()]
+        elif isinstance(thing, h5py.Group):
+            for name in itertools.islice(thing, 100):
+                with contextlib.suppress(Exception):
+                    seen.append(name)
+                    if len(seen) < 1000:
+                        look(thing[name])
+
+    seen: list[str] = []
+    with h5py.File(path, "r") as file:
+        look(file)
+        with contextlib.suppress(Exception):
+            file.visititems(lambda name, item: None)
+
+
+def warm_data_commands() -> None:
+    """Import what the commands of data need, while there are no threads."""
+    import deflate  # noqa: F401
+    import h5py
+    import hdf5plugin  # noqa: F401
+    import imagecodecs
+
+    import kerasmem.cli.data_command
+    import kerasmem.datatools.converting.conversion
+    import kerasmem.datatools.converting.repacking
+    import kerasmem.datatools.inspecting.inspection
+    import kerasmem.datatools.inspecting.statistics
+    import kerasmem.rendering.data
+    import kerasmem.rendering.data_tables
+    import kerasmem.rendering.layout  # noqa: F401
+
+    h5py.get_config()
+    for name in ("zstd_decode", "lzf_decode", "blosc_decode", "lz4h5_decode", "bitshuffle_decode", "lz4_decode"):
+        getattr(imagecodecs, name)
+
+
+def judge_reading(path: str, verdict: Verdict, told: Told, *, twice: bool = True) -> Verdict:
+    """Compare the datasets of a file as kerasmem reads them with what h5py reads.
+
+    Args:
+        path: the file.
+        verdict: what came of it so far.
+        told: tells what is done.
+        twice: read it twice, with other bytes in the memory that was given back.
+    """
+    told("reading")
+    ours = read_ours(path)
+    fill_heap(2)
+    again = read_ours(path) if twice else {}
+    for name, values in ours.items():
+        if name in again and not same(values, again[name]):
+            return Verdict("unstable", f"{codes_of(path, name)}: two readings differ")
+        if HEAP in values.tobytes():
+            return Verdict("leak", f"{name}: memory in the data")
+        if SECRET in values.tobytes():
+            return Verdict("outside", f"{name}: another file's bytes in the data")
+    if not ours:
+        return verdict
+    told("judge")
+    judged = read_h5py(path, ours)
+    fill_heap(3)
+    for name, values in ours.items():
+        found = judged[name]
+        if isinstance(found, str):
+            filters = filters_of(path, name)
+            if any(code == 1 and numbers[:1] > (9,) for code, numbers in filters):
+                continue  # a level of compression that HDF5 does not know, and that nothing is read by
+            return Verdict("lenient", f"{codes_of(path, name)}: h5py: {found}")
+        if not same(values, found):
+            if not same(found, next(iter(read_h5py(path, {name: values}).values()))):
+                return Verdict("judge unstable")
+            if hidden_chunks(path, name):
+                return Verdict("ok, more chunks than HDF5 finds")
+            return Verdict("wrong", f"{codes_of(path, name)}: {describe(values, found)}")
+    return verdict if verdict.kind == "refused" else Verdict("ok and as h5py")
+
+
+def read_ours(path: str) -> dict[str, np.ndarray]:
+    """Return the datasets that kerasmem reads; what it refuses is left out."""
+    from kerasmem.datatools.inspecting.listing import list_contents
+    from kerasmem.errors import KerasmemError
+    from kerasmem.streaming.file_order import read_windows
+
+    found = {}
+    try:
+        usable = list_contents(path).usable
+    except KerasmemError:
+        return {}
+    for name, layout in itertools.islice(usable.items(), 40):
+        if layout.rows * layout.row_bytes > _LARGEST:
+            continue
+        try:
+            windows = [window[name].copy() for _, window in read_windows([path], [name], threads=1)]
+        except KerasmemError:
+            continue
+        found[name] = np.concatenate(windows)
+    return found
+
+
+def read_h5py(path: str, wanted: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return what h5py reads of datasets: values, or the text of what it raises."""
+    import h5py
+
+    found: dict[str, Any] = {}
+    try:
+        with h5py.File(path, "r") as file:
+            for name in wanted:
+                try:
+                    found[name] = file[name.encode("utf-8", "surrogateescape")][()]
+                except Exception as error:
+                    found[name] = f"{type(error).__name__}: {error}"
+    except Exception as error:
+        return {name: found.get(name, f"{type(error).__name__}: {error}") for name in wanted}
+    return found
+
+
+def hidden_chunks(path: str, name: str) -> bool:
+    """Return whether an index lists chunks that HDF5 itself does not find, for their keys are damaged."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        dataset = file[name]
+        listed: list[Any] = []
+        if not dataset.chunks:
+            return False
+        dataset.id.chunk_iter(listed.append)
+        for chunk in listed:
+            try:
+                dataset.id.read_direct_chunk(chunk.chunk_offset)
+            except (OSError, RuntimeError, ValueError):
+                return True
+        return False
+
+
+def filters_of(path: str, name: str) -> list[tuple[int, tuple[int, ...]]]:
+    """Return code and numbers of the filters of a dataset."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        creation = file[name].id.get_create_plist()
+        found = [creation.get_filter(number) for number in range(creation.get_nfilters())]
+        return [(code, numbers) for code, _, numbers, _ in found]
+
+
+def codes_of(path: str, name: str) -> str:
+    """Return the filters of a dataset, to tell finds apart."""
+    return "filters " + "+".join(str(code) for code, _ in filters_of(path, name))
+
+
+def same(one: np.ndarray, other: Any) -> bool:
+    """Return whether two arrays hold the same bits."""
+    other = np.asarray(other)
+    if one.dtype == other.dtype:
+        return one.shape == other.shape and one.tobytes() == other.tobytes()
+    return one.shape == other.shape and bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
+
+
+def describe(one: np.ndarray, other: np.ndarray) -> str:
+    """Return in a few words how two arrays differ."""
+    other = np.asarray(other)
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return f"{one.dtype} {one.shape} in place of {other.dtype} {other.shape}"
+    differ = np.frombuffer(one.tobytes(), "u1") != np.frombuffer(other.tobytes(), "u1")
+    return f"{one.dtype}: {int(differ.sum())} of {len(differ)} bytes differ"
+
+
+class WholeDoor(Hdf5Door):
+    """All of a file, its structures above all."""
+
+    name = "hdf5"
+
+    def make_seeds(self) -> dict[str, bytes]:
+        """Return files of all structures."""
+        from hdf5_seeds import whole_files
+
+        return whole_files()
+
+    def find_zones(self, data: bytes) -> list[Zone]:
+        """Return the structures with a name, and the first bytes, where the first object's header lies."""
+        return [(0, 1024), *((at.start(), at.start() + 300) for at in _STRUCTURES.finditer(data))]
+
+
+class IndexDoor(Hdf5Door):
+    """Chunk indexes of all kinds."""
+
+    name = "indexes"
+
+    def make_seeds(self) -> dict[str, bytes]:
+        """Return files with chunk indexes of all kinds."""
+        from hdf5_seeds import index_files
+
+        return index_files()
+
+    def find_zones(self, data: bytes) -> list[Zone]:
+        """Return the indexes, and the headers with the messages that lead to them."""
+        found = [(at.start(), at.start() + 200) for at in _INDEXES.finditer(data)]
+        return found + [(at.start(), at.start() + 300) for at in re.finditer(rb"OHDR|OCHK", data)] or [(0, 1024)]

@@ -1,0 +1,253 @@
+"""Cases tried in forked processes, which are held to a time and a memory and may end as they like."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import random
+import re
+import resource
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cases import FINDS, SECRET, Case, Door, Verdict
+
+_POLL_SECONDS = 0.1
+ENDED = ("crash", "hang", "memory")  # kinds of finds that end a process
+_PAGE = resource.getpagesize()
+_LARGEST_FILE = 1 << 30
+_TRIALS = 30  # to make a find smaller
+_VIRTUAL = 6 << 30  # bytes of addresses that a process may take
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A case and what came of it; `stage` is what was being done last."""
+
+    case: Case
+    verdict: Verdict
+    stage: str = ""
+
+
+class Runner:
+    """Tries cases of one door, many in one forked process as long as it lives.
+
+    Args:
+        door: prepared by now.
+        folder: for the files of cases, and of those who must not be read.
+    """
+
+    def __init__(self, door: Door, folder: Path) -> None:
+        self.door = door
+        self._folder = folder / "case"
+        self._secrets = folder / "private"
+        self._log = folder / "stderr"
+        self._resident = _resident(os.getpid())
+
+    def tried(self, cases: Sequence[Case]) -> Iterator[Tried]:
+        """Yield what came of each case, in order."""
+        todo = list(cases)
+        while todo:
+            done = 0
+            for result in self._one_process(todo):
+                done += 1
+                yield result
+            todo = todo[done:]
+
+    def alone(self, case: Case) -> Tried:
+        """Return what comes of a case in a process of its own."""
+        return next(iter(self.tried([case])))
+
+    def confirmed(self, found: Tried) -> Tried | None:
+        """Return a find that comes up in a process of its own too, made smaller; None where it does not.
+
+        What the library does all by itself is of another kind, "library crash" for one, and not made smaller.
+        """
+        again = self.alone(found.case)
+        if again.verdict.kind != found.verdict.kind:
+            return None
+        if again.verdict.kind in ENDED:
+            by_library = next(self._one_process([found.case], library=True))
+            if by_library.verdict.kind == again.verdict.kind:
+                return Tried(found.case, Verdict(f"library {again.verdict.kind}", again.verdict.detail), again.stage)
+        return self._smaller(again)
+
+    def _smaller(self, found: Tried) -> Tried:
+        """Put back bytes of the files before they were changed, as long as the find stays."""
+        trials = 5 if found.verdict.kind == "hang" else _TRIALS
+        for name, origin in found.case.origin.items():
+            if len(origin) != len(found.case.files[name]):
+                continue
+            for start, end in reversed(_differences(origin, found.case.files[name])):
+                trials -= 1
+                if trials < 0:
+                    return found
+                data = bytearray(found.case.files[name])
+                data[start:end] = origin[start:end]
+                files = {**found.case.files, name: self.door.seal(found.case, bytes(data))}
+                case = Case(files, found.case.commands, found.case.origin, found.case.note, found.case.options)
+                again = self.alone(case)
+                if again.verdict == found.verdict:
+                    found = again
+        return found
+
+    def _one_process(self, cases: Sequence[Case], *, library: bool = False) -> Iterator[Tried]:
+        told, telling = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if not pid:
+            os.close(told)
+            with contextlib.suppress(BaseException):
+                self._child(cases, telling, library)
+            os._exit(0)
+        os.close(telling)
+        try:
+            yield from self._watch(pid, told, cases)
+        finally:
+            os.close(told)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+    def _child(self, cases: Sequence[Case], telling: int, library: bool) -> None:
+        os.setsid()
+        log = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        for standard, end in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+            os.dup2(end, standard)
+        faulthandler.enable(log)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_FILE, _LARGEST_FILE))
+        most = _virtual(os.getpid()) + _VIRTUAL
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+        def tell(kind: str, text: str) -> None:
+            os.write(telling, f"{kind} {text}".replace("\n", " ").encode(errors="replace")[:2000] + b"\n")
+
+        for case in cases:
+            self._lay_out(case)
+            tell("B", "")
+            if library:
+                with contextlib.suppress(Exception):
+                    self.door.library(case)
+                tell("D", json.dumps(["ok", ""]))
+                continue
+            verdict = self.door.attempt(case, lambda stage: tell("S", stage))
+            if verdict.kind not in FINDS and b"Traceback" in (printed := self._log.read_bytes()):
+                verdict = Verdict("defect", "a traceback of a thread: " + printed.decode(errors="replace")[-300:])
+            if SECRET in self._log.read_bytes():
+                verdict = Verdict("outside", "on standard error")
+            tell("D", json.dumps([verdict.kind, verdict.detail[:600]]))
+        gc.collect()
+
+    def _lay_out(self, case: Case) -> None:
+        os.chdir(self._folder.parent)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        for name, data in case.files.items():
+            path = self._folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        os.chdir(self._folder)
+
+    def _watch(self, pid: int, told: int, cases: Sequence[Case]) -> Iterator[Tried]:
+        number, stage, rest, began = 0, "", b"", (time.monotonic(), 0.0)
+        ended: Verdict | None = None
+        while ended is None:
+            if select.select([told], [], [], _POLL_SECONDS)[0]:
+                said = os.read(told, 1 << 16)
+                if not said:
+                    break
+                *lines, rest = (rest + said).split(b"\n")
+                for line in lines:
+                    kind, text = chr(line[0]), line[2:].decode(errors="replace")
+                    began = (time.monotonic(), _processor_seconds(pid)) if kind == "B" else began
+                    stage = "" if kind == "B" else text if kind == "S" else stage
+                    if kind == "D":
+                        yield Tried(cases[number], Verdict(*json.loads(text)), stage)
+                        number += 1
+            busy = _processor_seconds(pid) - began[1]
+            if busy > self.door.seconds or time.monotonic() - began[0] > self.door.waiting:
+                ended = Verdict("hang", self._stacks(pid))
+            elif (size := _resident(pid) - self._resident) > self.door.memory:
+                ended = Verdict("memory", f"{self._stacks(pid)} {size >> 30} GiB")
+        if ended is None:
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if number == len(cases):
+                return
+            ended = Verdict("crash", f"{signal.Signals(-status).name if status < 0 else status}: {self._logged()}")
+        kind = f"judge {ended.kind}" if stage.startswith("judge") else ended.kind
+        yield Tried(cases[number], Verdict(kind, ended.detail), stage)
+
+    def _stacks(self, pid: int) -> str:
+        """Have a process say where it is, by the signal that ends it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGABRT)
+        time.sleep(0.2)
+        return self._logged()
+
+    def _logged(self) -> str:
+        """Return the places in kerasmem, or the last ones, where a process that was ended was."""
+        text = self._log.read_text(errors="replace") if self._log.exists() else ""
+        places = re.findall(r'File "[^"]*?([\w.]+/[\w.]+\.py)", line \d+ in (\S+)', text)
+        return " < ".join(f"{file}:{name}" for file, name in places[:4]) or text[-200:]
+
+
+def _differences(one: bytes, other: bytes) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for at, (a, b) in enumerate(zip(one, other, strict=True)):
+        if a == b:
+            continue
+        if found and found[-1][1] >= at - 3:
+            found[-1] = (found[-1][0], at + 1)
+        else:
+            found.append((at, at + 1))
+    return found
+
+
+def _resident(pid: int) -> int:
+    return _pages(pid, 1)
+
+
+def _virtual(pid: int) -> int:
+    return _pages(pid, 0)
+
+
+def _pages(pid: int, which: int) -> int:
+    """Return bytes of a process; 0 where it has just ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[which]) * _PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def _processor_seconds(pid: int) -> float:
+    """Return the processor time of a process and its children that have ended; 0 where it has just ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def lay_out_secrets(folder: Path) -> None:
+    """Make what no case may read: a text, an HDF5 file and a pipe that nobody writes to."""
+    private = folder / "private"
+    private.mkdir(parents=True, exist_ok=True)
+    (private / "secret.txt").write_bytes(SECRET * 64)
+    os.mkfifo(private / "pipe")
+
+
+def draw_of(door: str, seed: int, number: int) -> random.Random:
+    """Return the random numbers of a case: the same for the same door, seed and number."""
+    return random.Random(f"{door} {seed} {number}")
