@@ -46,8 +46,8 @@ class RemoteDoor(Door):
         import fsspec.implementations.http  # noqa: F401
 
         import kerasmem.hdf5.remote.failures as failures
-        import kerasmem.hdf5.remote.objects as objects
         import kerasmem.hdf5.remote.file_systems
+        import kerasmem.hdf5.remote.objects as objects
         import kerasmem.streaming.file_order  # noqa: F401
 
         warm_data_commands()
