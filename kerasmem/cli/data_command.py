@@ -10,9 +10,9 @@ from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.lazy_group import LazyGroup
 from kerasmem.cli.options import (
     FILE,
+    TRUST,
     WRITING,
     all_of,
-    allow_external_option,
     choice_option,
     json_option,
     read_columns,
@@ -49,7 +49,7 @@ Examples:
     click.option(
         "--verify", is_flag=True, help="Compare the checksums that `kerasmem data convert` stored; reads all data."
     ),
-    allow_external_option,
+    *TRUST,
     json_option,
 )
 def inspect(file: str, as_json: bool, **options: Any) -> int:
@@ -152,9 +152,9 @@ Examples:
 @click.argument("file", type=click.Path())
 @repeatable_option("--dataset", "names", metavar="NAME", help="Only this one; may be given several times.")
 @click.option("--scale", default="1", help="What the features are multiplied by, such as 1/255.")
-@allow_external_option
+@all_of(*TRUST)
 @json_option
-def stats(file: str, names: tuple[str, ...], scale: str, allow_external: bool, as_json: bool) -> None:
+def stats(file: str, names: tuple[str, ...], scale: str, as_json: bool, **options: Any) -> None:
     """Print mean, variance, range and class weights of the datasets of FILE, and the lines that put them to use.
 
     One pass in bounded memory; the figures are those that keras.layers.Normalization(axis=-1).adapt would find.
@@ -164,7 +164,7 @@ def stats(file: str, names: tuple[str, ...], scale: str, allow_external: bool, a
 
     factor = _read_scale(scale)
     with progress_bar() as progress:
-        found = data_stats(file, list(names) or None, scale=factor, allow_external=allow_external, progress=progress)
+        found = data_stats(file, list(names) or None, scale=factor, progress=progress, **options)
     show_result(found, as_json, stats_table)
 
 

@@ -40,8 +40,10 @@ METHODS = ("auto", "formula", "graph", "xla", "gpu-target", "probe")
 COUNT = click.IntRange(min=1)
 SECONDS = click.FloatRange(min=0, min_open=True)
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-allow_external_option: Decorator = click.option(
-    "--allow-external", is_flag=True, help="Read other files that FILE names."
+# What of an HDF5 file is trusted.
+TRUST: tuple[Decorator, ...] = (
+    click.option("--allow-external", is_flag=True, help="Read other files that an HDF5 file names."),
+    click.option("--allow-hdf5-filters", is_flag=True, help="Have HDF5 undo filters that kerasmem cannot, unchecked."),
 )
 ONE_MODEL: tuple[Decorator, ...] = (click.argument("model", required=False),)
 method_option: Decorator = choice_option("--method", METHODS, "How to estimate; auto: as Keras would run the step.")
@@ -115,7 +117,7 @@ WRITING: tuple[Decorator, ...] = (
     click.option("--shuffle", is_flag=True, help="Write the rows in random order."),
     click.option("--seed", type=click.IntRange(min=0), default=0, help="Of what is random."),
     click.option("--compression", default="none", metavar="KIND", help="none, gzip, zstd; or gzip:1 to gzip:9."),
-    click.option("--allow-external", is_flag=True, help="Read other files that an HDF5 file names."),
+    *TRUST,
     click.option("--memory", default="512MiB", metavar="SIZE", help="To work in."),
     click.option("--verify", is_flag=True, help="Read the result back before it is moved into place."),
     click.option("--force", is_flag=True, help="Overwrite FILE, and discard interrupted work of other settings."),

@@ -246,7 +246,7 @@ class OpenFile:
         refuse = self._refuse(layout.name)
         find = functools.partial(self._dataset, layout)
         try:
-            return open_source(file, find, layout, handle, allow_missing=self._access.allow_missing, refuse=refuse)
+            return open_source(file, find, layout, handle, access=self._access, refuse=refuse)
         except DataError:
             raise
         except (DecodeError, *DAMAGED) as error:

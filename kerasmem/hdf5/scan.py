@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.direct.codecs import EXTRA, register_filters
+from kerasmem.hdf5.direct.codecs import EXTRA, is_undone_here, register_filters
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, JoinedLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded, open_dataset, shape_of, source_files, walk_objects
 from kerasmem.hdf5.remote.file import RemoteHdf5, ask_for_info, open_remote
@@ -215,7 +215,7 @@ def _look(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayou
         raise DataError(f"{here} is empty: its shape is {shape}")
     creation = dataset.id.get_create_plist()
     storage = _STORAGE.get(creation.get_layout(), "unknown")
-    _refuse_filters(here, creation)
+    _refuse_filters(here, creation, access)
     unwritten = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
     if not access.allow_missing:
         if storage in ("contiguous", "chunked") and unwritten and not dataset.external:
@@ -240,17 +240,20 @@ def _look(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayou
     )
 
 
-def _refuse_filters(here: str, creation: Any) -> None:
+def _refuse_filters(here: str, creation: Any, access: Access) -> None:
     for index in range(creation.get_nfilters()):
         code = creation.get_filter(index)[0]
-        if not h5py.h5z.filter_avail(code):
-            if register_filters() and h5py.h5z.filter_avail(code):
-                continue
-            bring = "pip install 'kerasmem[codecs]', or " if code in EXTRA else ""
-            name = shown(_filter_name(creation, index))
+        if is_undone_here(code):
+            continue
+        bring = "pip install 'kerasmem[codecs]', or " if code in EXTRA else ""
+        stored = f"{here} is stored with the filter {shown(_filter_name(creation, index))} (HDF5 filter {code})"
+        rewrite = f"{bring}rewrite the dataset with `h5repack -f GZIP=4 IN OUT` or h5py where it can be read"
+        if not h5py.h5z.filter_avail(code) and not (register_filters() and h5py.h5z.filter_avail(code)):
+            raise DataError(f"{stored}, which is not installed here: {rewrite}")
+        if not access.allow_hdf5_filters:
             raise DataError(
-                f"{here} is stored with the filter {name} (HDF5 filter {code}), which is not installed here: "
-                f"{bring}rewrite the dataset with `h5repack -f GZIP=4 IN OUT` or h5py where it can be read"
+                f"{stored}, which HDF5 would undo unchecked: a damaged chunk would end this process, or bring its "
+                f"memory into the data. The ways out: {rewrite}, or pass allow_hdf5_filters=True if you trust the file"
             )
 
 

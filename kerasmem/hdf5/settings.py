@@ -32,12 +32,15 @@ class Access:
         allow_missing: accept datasets that were never written, or only in parts.
         locking: as h5py has it.
         remote: how files behind URLs are reached.
+        allow_hdf5_filters: have HDF5 and its plug-ins undo filters that are not known here. A damaged chunk can then
+            end the process, or bring its memory into the data.
     """
 
     allow_external: bool = False
     allow_missing: bool = False
     locking: bool | str | None = None
     remote: RemoteAccess = field(default_factory=RemoteAccess)
+    allow_hdf5_filters: bool = False
 
 
 def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]:

@@ -111,6 +111,8 @@ class H5ChunkSequence(keras.utils.PyDataset):
         nan_policy: "ignore" passes NaN and infinity on, as Keras does with arrays; "error" raises, naming
             dataset and rows, when the window holding them is needed.
         allow_external: follow external links, external storage and virtual datasets into other files.
+        allow_hdf5_filters: have HDF5 and its plug-ins undo filters that kerasmem cannot (szip, n-bit and others). A
+            damaged chunk may then end the process or bring its memory into the data.
         allow_missing_chunks: accept datasets that were never written, or only in parts, and virtual ones whose
             sources are missing; such parts come as the dataset's fill value, most often 0.
         locking: whether files are locked while open, as h5py has it: None leaves it to HDF5 and its
@@ -168,6 +170,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         memory_budget: int | str | None = None,
         nan_policy: str = "ignore",
         allow_external: bool = False,
+        allow_hdf5_filters: bool = False,
         allow_missing_chunks: bool = False,
         locking: bool | str | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -209,6 +212,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             checks.flag("allow_missing_chunks", allow_missing_chunks),
             checks.choice("locking", locking, (None, True, False, "best-effort")),
             read_remote(storage_options, cache, cache_size, remote=any(map(is_url, self.paths))),
+            checks.flag("allow_hdf5_filters", allow_hdf5_filters),
         )
         self._check_finite = checks.choice("nan_policy", nan_policy, ("ignore", "error")) == "error"
         check_transform(transform, flag)

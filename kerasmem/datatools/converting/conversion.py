@@ -90,6 +90,7 @@ def convert_data(
         accept_mislabelled: accept images that are of another format than their names say.
         follow_links: follow links in folders of images.
         allow_external: read other files that an HDF5 file names.
+        allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
         header: whether the first row of a CSV file names the columns.
         delimiter: between the values of CSV; by default a comma, in .tsv a tab.
         text: columns of CSV that are texts also where they look like numbers.

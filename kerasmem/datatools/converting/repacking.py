@@ -34,6 +34,7 @@ def repack_data(
     seed: int = 0,
     float32: bool = False,
     allow_external: bool = False,
+    allow_hdf5_filters: bool = False,
     memory: int | str = DEFAULT_MEMORY,
     verify: bool = False,
     force: bool = False,
@@ -55,6 +56,7 @@ def repack_data(
         seed: of that order.
         float32: write float64 as float32.
         allow_external: read other files that it names.
+        allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
         memory: bytes or text ("512MiB") to work in.
         verify: read the file back and compare checksums before it is moved into place.
         force: overwrite the output.
@@ -80,7 +82,9 @@ def repack_data(
         batch_size, shuffle, seed, read_compression(compression), parse_size(memory, field="memory"),
         keep_float64=not checks.flag("float32", float32),
     )  # fmt: skip
-    options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, allow_external=allow_external)
+    options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8,
+        allow_external=allow_external, allow_hdf5_filters=allow_hdf5_filters,
+    )  # fmt: skip
     before = read_reading(source, settings.batch_size)
     done = write_data(
         source, output, settings, options, verify=verify, force=force, progress=progress, attributes_from=source

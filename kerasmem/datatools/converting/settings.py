@@ -33,6 +33,7 @@ class SourceOptions(TypedDict, total=False):
     accept_mislabelled: bool
     follow_links: bool
     allow_external: bool
+    allow_hdf5_filters: bool
     header: bool
     delimiter: str | None
     text: Sequence[str]
@@ -59,6 +60,7 @@ class ReadOptions:
     accept_mislabelled: bool = False
     follow_links: bool = False
     allow_external: bool = False
+    allow_hdf5_filters: bool = False
     header: bool = True
     delimiter: str | None = None
     text: Sequence[str] = ()

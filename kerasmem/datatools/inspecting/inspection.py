@@ -47,6 +47,7 @@ def inspect_data(
     nan: bool = False,
     verify: bool = False,
     allow_external: bool = False,
+    allow_hdf5_filters: bool = False,
     progress: Progress | None = None,
 ) -> Inspection:
     """Return what an HDF5 file holds and how well `H5ChunkSequence` would stream it.
@@ -61,6 +62,7 @@ def inspect_data(
         nan: count NaN and infinity, for which all floating-point datasets are read.
         verify: compare the checksums that `convert_data` stored.
         allow_external: follow what leads into other files.
+        allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
         progress: called with what goes on, the rows done and all rows.
 
     Raises:
@@ -78,7 +80,7 @@ def inspect_data(
         1.0
     """
     tell = progress or (lambda what, done, total: None)
-    access = Access(allow_external=allow_external)
+    access = Access(allow_external=allow_external, allow_hdf5_filters=allow_hdf5_filters)
     contents = list_contents(read_path(path), access)
     batch_size = checks.whole("batch_size", batch_size)
     reports = [
@@ -93,8 +95,8 @@ def inspect_data(
         return found
     datasets = [known(contents.usable[name]) for name in (first, second) if name is not None]
     line = stream_line(contents.path, datasets, batch_size, x=first, y=second)
-    if allow_external:
-        line = line[:-1] + ", allow_external=True)"
+    given = {"allow_external": allow_external, "allow_hdf5_filters": allow_hdf5_filters}
+    line = line[:-1] + "".join(f", {name}=True" for name, flag in given.items() if flag) + ")"
     found = replace(found, x=first, y=second, line=line)
     try:
         plan = preview_plan(contents.path, first, second, batch_size=batch_size, access=access)

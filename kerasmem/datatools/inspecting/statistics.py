@@ -31,6 +31,7 @@ def data_stats(
     *,
     scale: float = 1.0,
     allow_external: bool = False,
+    allow_hdf5_filters: bool = False,
     progress: Progress | None = None,
 ) -> DataStats:
     """Return mean, variance, range and class weights of datasets, for `keras.layers.Normalization` and `class_weight`.
@@ -44,6 +45,7 @@ def data_stats(
         names: the datasets, of equally many rows; None for all that go with the largest.
         scale: the factor that x will be multiplied by, such as 1/255; applied to the features, not to labels.
         allow_external: follow what leads into other files.
+        allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
         progress: called with what goes on, the rows done and all rows.
 
     Raises:
@@ -61,7 +63,7 @@ def data_stats(
         {0: 0.667, 1: 2.0}
     """
     scale = checks.number("scale", scale, least=-math.inf)
-    access = Access(allow_external=allow_external)
+    access = Access(allow_external=allow_external, allow_hdf5_filters=allow_hdf5_filters)
     contents = list_contents(read_path(path), access)
     first, second = choose_pair(contents, names[0] if names else None, None)
     if first is None:

@@ -53,6 +53,7 @@ class ChunkIndex:
     def __init__(self, dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, base: int = 0) -> None:
         self._chunks = tuple(int(extent) for extent in dataset.chunks)
         self._shape = shape
+        self._stored_rows = int(dataset.shape[0])  # the last chunk of rows that were known may be full by now
         self._grid = tuple(-(-extent // chunk) for extent, chunk in zip(self._shape, self._chunks, strict=True))
         self._per_row = prod(self._grid[1:])
         # A chunk's number may exceed 64 bits in a hostile file, so rows and the rest are kept apart.
@@ -92,7 +93,7 @@ class ChunkIndex:
     def row_of_chunks(self, number: int) -> Iterator[Chunk]:
         """Return the chunks that hold the rows from `number` × chunk rows onwards."""
         low, high = np.searchsorted(self._rows, [number, number + 1]).tolist()
-        edge = (number + 1) * self._chunks[0] > self._shape[0]
+        edge = (number + 1) * self._chunks[0] > self._stored_rows
         if self._per_row == 1 and high - low == 1:
             yield self._stored(low, self._inner(0), edge)
             return
@@ -117,6 +118,12 @@ class ChunkIndex:
         if not (np.array_equal(self._rows[at], cells) and (self._sizes[at] == size).all()):
             return None
         return self._offsets[at]
+
+    def has_edges(self, size: int) -> bool:
+        """Return whether a chunk of so many stored bytes may reach beyond the dataset's edge."""
+        extents = (self._stored_rows, *self._shape[1:])
+        ragged = any(extent % chunk for extent, chunk in zip(extents, self._chunks, strict=True))
+        return ragged and bool((self._sizes == size).any())
 
     def same_as(self, other: ChunkIndex) -> bool:
         """Return whether every chunk known here lies where it lay when `other` was made, or has been added."""

@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from kerasmem.hdf5.direct.blosc2 import decode_frame
 from kerasmem.hdf5.direct.delivery import Scratch
 from kerasmem.hdf5.direct.handle import view_of
 
@@ -22,6 +23,7 @@ Decoder = Callable[[Any, np.ndarray, Sequence[int]], Any]
 
 GZIP, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
 LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32000, 32001, 32004, 32008, 32015, 32026
+BZIP2 = 307
 _BLOSC_HEADER = 16  # bytes; the decoder trusts the sizes in them
 EXTRA = frozenset({BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2})  # what `kerasmem[codecs]` brings
 _CHECKSUM = 4  # bytes of it after the data
@@ -42,8 +44,15 @@ def find_decoder(filter_code: int) -> Decoder | None:
     """Return the decoder of an HDF5 filter, or None where only HDF5 itself may know it."""
     if filter_code == GZIP:
         return _libdeflate if _load("deflate") is not None else _zlib
-    decoder = {LZF: _lzf, BLOSC: _blosc, LZ4: _lz4, BITSHUFFLE: _bitshuffle, ZSTD: _zstd}.get(filter_code)
-    return decoder if decoder is not None and _load("imagecodecs") is not None else None
+    has_codecs = _load("imagecodecs") is not None
+    if filter_code in _ALWAYS:
+        return _lzf if filter_code == LZF and has_codecs else _ALWAYS[filter_code]
+    return _WITH_CODECS.get(filter_code) if has_codecs else None
+
+
+def is_undone_here(filter_code: int) -> bool:
+    """Return whether kerasmem undoes a filter itself, so that HDF5 never sees the chunk."""
+    return filter_code in (SHUFFLE, FLETCHER32) or find_decoder(filter_code) is not None
 
 
 _modules: dict[str, Any] = {}
@@ -71,6 +80,43 @@ def _zlib(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
     return result
 
 
+def _bzip2(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
+    import bz2
+
+    decoder = bz2.BZ2Decompressor()
+    result = decoder.decompress(bytes(stored), out.nbytes)
+    if not decoder.eof and (decoder.decompress(b"", 1) or not decoder.eof):
+        raise DecodeError("it is longer than the chunk, or cut off")
+    return result
+
+
+def _lzf_in_python(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
+    """Decode LZF: a byte below 32 begins so many bytes and one as they are, others say how far back to copy from."""
+    data, made, at, most = bytes(stored), bytearray(), 0, out.nbytes
+    try:
+        while at < len(data) and len(made) <= most:
+            control = data[at]
+            at += 1
+            if control < 32:
+                made += data[at : at + control + 1]
+                at += control + 1
+                continue
+            length = control >> 5
+            if length == 7:
+                length += data[at]
+                at += 1
+            back = (control & 31) << 8 | data[at]
+            at += 1
+            start = len(made) - back - 1
+            if start < 0:
+                raise DecodeError("it copies from before its beginning")
+            piece = made[start : start + length + 2]
+            made += (piece * (-(-(length + 2) // len(piece))))[: length + 2]  # what is copied may include itself
+    except IndexError:
+        raise DecodeError("it is cut off") from None
+    return made
+
+
 def _lzf(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
     return _load("imagecodecs").lzf_decode(stored, out=out)
 
@@ -86,6 +132,10 @@ def _blosc(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
             f"its header speaks of another size than the {len(stored):,} bytes stored"
         )  # read beyond them
     return _load("imagecodecs").blosc_decode(stored, numthreads=1, out=out)
+
+
+def _blosc2(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
+    return decode_frame(stored, out, _load("imagecodecs").blosc2_decode, DecodeError)
 
 
 def _lz4(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
@@ -130,6 +180,12 @@ def _bitshuffle(stored: Any, out: np.ndarray, numbers: Sequence[int]) -> Any:
         codecs.bitshuffle_decode(elements, blocksize=block, out=out[:whole].view(f"u{itemsize}"))
     out[whole:] = source[whole:]
     return out
+
+
+_ALWAYS: dict[int, Decoder] = {LZF: _lzf_in_python, BZIP2: _bzip2}
+_WITH_CODECS: dict[int, Decoder] = {
+    BLOSC: _blosc, BLOSC2: _blosc2, LZ4: _lz4, BITSHUFFLE: _bitshuffle, ZSTD: _zstd,
+}  # fmt: skip
 
 
 def _expect(size: int, wanted: int) -> None:

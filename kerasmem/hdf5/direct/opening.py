@@ -1,22 +1,35 @@
-"""Which way the rows of a dataset are best read, found out once from how it is stored."""
+"""Which way the rows of a dataset are best read, found out once from how it is stored.
+
+HDF5 trusts a chunk to come out of its filters with as many bytes as it should have. One that brings fewer is filled
+up with memory of the process, and one with a checksum and fewer than four bytes ends it. So filters are undone here,
+and by HDF5 only where the file is trusted.
+"""
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import h5py
 import numpy as np
 
-from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex
+from kerasmem.errors import DataError
+from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex, walk_chunks
 from kerasmem.hdf5.direct.codecs import EXTRA, DecodeError, Pipeline, register_filters
 from kerasmem.hdf5.direct.delivery import PIECE_BYTES
 from kerasmem.hdf5.direct.handle import Handle
+from kerasmem.hdf5.direct.raw import RawError, RawFile
 from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, Source
-from kerasmem.hdf5.layout import DatasetLayout
+from kerasmem.hdf5.direct.virtual import SegmentedSource, find_segments
+from kerasmem.hdf5.layout import DatasetLayout, shown
+from kerasmem.hdf5.links import encoded
+from kerasmem.hdf5.settings import Access
 
-_PROBED = 4096  # bytes compared where a user block makes places in the file doubtful
+_DEPTH = 16  # virtual datasets of virtual datasets
 
 
 def open_source(
@@ -25,7 +38,7 @@ def open_source(
     layout: DatasetLayout,
     handle: Handle,
     *,
-    allow_missing: bool,
+    access: Access,
     refuse: Refuse,
 ) -> Source:
     """Return the fastest way to read a dataset that is known to be right.
@@ -35,40 +48,152 @@ def open_source(
         find: returns the dataset, open.
         layout: its shape and type; it may have more rows.
         handle: the same file, to be read past HDF5.
-        allow_missing: chunks that were never written come as the fill value.
+        access: what may be read, and by whom.
         refuse: raises the error for rows that cannot be read.
+
+    Raises:
+        DataError: HDF5 would have to undo filters of a file that is not trusted.
     """
     dataset = find()
     shape, dtype, chunks = layout.shape, np.dtype(layout.dtype), layout.chunks
-    creation = dataset.id.get_create_plist()
-    filters = [(code, values) for code, _, values, _ in map(creation.get_filter, range(creation.get_nfilters()))]
-    if EXTRA & {code for code, _ in filters}:
+    source = _Opening(file, handle, access, refuse).direct(dataset, shape, dtype)
+    if source is not None:
+        return source
+    if not access.allow_hdf5_filters:
+        _refuse_unchecked(file, dataset, layout.name, 0)
+    elif EXTRA & {code for code, _ in filters_of(dataset)}:
         register_filters()
     cell = chunks[0] if chunks else max(1, PIECE_BYTES // max(1, layout.row_bytes))
-    other = Hdf5Source(shape, dtype, refuse, find, cell)
-    if not _stored_as_read(dataset) or dataset.is_virtual or dataset.external or not _lies_in(file, dataset):
-        return other
-    base = _base(file, dataset, handle)
-    if base is None:
-        return other
-    if creation.get_layout() == h5py.h5d.CONTIGUOUS:
-        offset = dataset.id.get_offset()
-        return other if offset is None else ContiguousSource(shape, dtype, refuse, handle, base + offset)
-    if chunks is None or dataset.id.get_num_chunks() > MOST_CHUNKS:
-        return other
-    chunk = chunks + shape[len(chunks) :]
-    try:
-        pipeline = Pipeline(filters, prod(chunk) * dtype.itemsize)
-    except DecodeError:
-        return other
-    index = ChunkIndex(dataset, shape[: len(chunks)], handle.length, base)
-    fill = _fill_value(dataset, dtype) if allow_missing else None
-    return ChunkedSource(shape, dtype, refuse, handle, index, chunk, pipeline, fill, other)
+    return Hdf5Source(shape, dtype, refuse, find, cell)
+
+
+def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the filters of a dataset in their order, with the numbers that the file has for each."""
+    creation = dataset.id.get_create_plist()
+    each = map(creation.get_filter, range(creation.get_nfilters()))
+    return [(code, values) for code, _, values, _ in each]
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """Finds what reads datasets of a file past HDF5."""
+
+    file: h5py.File
+    handle: Handle
+    access: Access
+    refuse: Refuse
+
+    def direct(
+        self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any], depth: int = 0
+    ) -> Source | None:
+        """Return what reads a dataset; None where only HDF5 can."""
+        if not _stored_as_read(dataset) or dataset.external or not _lies_in(self.file, dataset):
+            return None
+        kind = dataset.id.get_create_plist().get_layout()
+        if kind == h5py.h5d.VIRTUAL:
+            return self._segmented(dataset, shape, dtype, depth)
+        if kind == h5py.h5d.CONTIGUOUS:
+            offset = dataset.id.get_offset()
+            if offset is None:
+                return None
+            return ContiguousSource(shape, dtype, self.refuse, self.handle, _base(self.file, chunked=False) + offset)
+        if kind != h5py.h5d.CHUNKED or dataset.id.get_num_chunks() > MOST_CHUNKS:
+            return None
+        return self._chunked(dataset, shape, dtype)
+
+    def _chunked(self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Source | None:
+        chunks = tuple(map(int, dataset.chunks))
+        chunk = chunks + shape[len(chunks) :]
+        try:
+            pipeline = Pipeline(filters_of(dataset), prod(chunk) * dtype.itemsize)
+        except DecodeError:
+            return None
+        base = _base(self.file, chunked=True)
+        index = ChunkIndex(dataset, shape[: len(chunks)], self.handle.length, base)
+        fill = _fill_value(dataset, dtype) if self.access.allow_missing else None
+        plain = bool(pipeline.filters) and index.has_edges(pipeline.chunk_bytes) and self._plain_edges(dataset)
+        return ChunkedSource(shape, dtype, self.refuse, self.handle, index, chunk, pipeline, fill, plain)
+
+    def _segmented(
+        self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any], depth: int
+    ) -> Source | None:
+        same = depth < _DEPTH and dataset.shape[0] == shape[0]
+        segments = find_segments(self.file, dataset) if same else None
+        if segments is None:
+            return None
+        sources: dict[str, Source] = {}
+        for name in dict.fromkeys(segment.source for segment in segments):
+            inner = self.file[encoded(name)]
+            source = self.direct(inner, tuple(map(int, inner.shape)) + shape[len(dataset.shape) :], dtype, depth + 1)
+            if source is None:
+                return None
+            sources[name] = source
+        each = [sources[segment.source] for segment in segments]
+        return SegmentedSource(shape, dtype, self.refuse, segments, each)
+
+    def _plain_edges(self, dataset: h5py.Dataset) -> bool:
+        """Return whether HDF5 was told to leave the filters out for chunks at the edge."""
+        try:
+            return raw_file(self.file, self.handle).edges_are_unfiltered(h5py.h5o.get_info(dataset.id).addr)
+        except RawError as error:
+            raise DecodeError(str(error)) from error
+
+
+def raw_file(file: h5py.File, handle: Handle) -> RawFile:
+    """Return a file's bytes as HDF5 counts them.
+
+    Args:
+        file: the file, open in h5py.
+        handle: the same, to be read past HDF5.
+    """
+
+    def read(offset: int, size: int) -> bytes:
+        data = bytearray(size)
+        handle.read([memoryview(data)], offset, size)
+        return bytes(data)
+
+    address_size, length_size = file.id.get_create_plist().get_sizes()
+    return RawFile(read, int(file.userblock_size), int(address_size), int(length_size))
+
+
+def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str, depth: int) -> None:
+    """Refuse what HDF5 cannot read without undoing filters, or reads without looking how much there is."""
+    here = f"{shown(file.filename)}: dataset {shown(name)}"
+    if dataset.external or not _lies_in(file, dataset):
+        return  # other files: these were allowed
+    creation = dataset.id.get_create_plist()
+    if dataset.is_virtual:
+        for number in range(creation.get_virtual_count()):
+            source = creation.get_virtual_dsetname(number)
+            there = file.get(encoded(source)) if creation.get_virtual_filename(number) == "." else None
+            if isinstance(there, h5py.Dataset) and depth < _DEPTH:
+                _refuse_unchecked(file, there, source, depth + 1)
+        return
+    if creation.get_nfilters():
+        raise DataError(
+            f"{here} is compressed, and stored in a way that only HDF5 can read, unchecked: a damaged chunk would end "
+            "this process, or bring its memory into the data. Name the datasets that a virtual one is made of, write "
+            "the data as plain numbers, or pass allow_hdf5_filters=True if you trust the file"
+        )
+    itemsize = dataset.id.get_type().get_size()
+    if dataset.chunks is not None:
+        wanted = prod(map(int, dataset.chunks)) * itemsize
+
+        def check(info: Any) -> None:
+            if info.size != wanted:
+                raise DecodeError(f"a chunk of {wanted:,} bytes takes {info.size:,} in the file")
+
+        walk_chunks(dataset, check)
+    elif creation.get_layout() == h5py.h5d.COMPACT and dataset.id.get_storage_size() < prod(dataset.shape) * itemsize:
+        raise DecodeError("it has fewer bytes than its shape needs")
 
 
 def _stored_as_read(dataset: h5py.Dataset) -> bool:
     """Return whether the bytes in the file are those that NumPy's type means: HDF5 has types that NumPy lacks."""
     stored, dtype = dataset.id.get_type(), dataset.dtype
+    if isinstance(stored, h5py.h5t.TypeBitfieldID):  # PyTables's truth values
+        whole = stored.get_precision() == 8 * stored.get_size() == 8 * dtype.itemsize
+        return bool(whole and stored.get_offset() == 0 and (dtype.itemsize == 1 or dtype.kind == "u"))
     return bool(stored.equal(h5py.h5t.py_create(dtype, logical=True)))
 
 
@@ -77,34 +202,25 @@ def _lies_in(file: h5py.File, dataset: h5py.Dataset) -> bool:
     return bool(h5py.h5o.get_info(dataset.id).fileno == h5py.h5o.get_info(file.id).fileno)
 
 
-def _base(file: h5py.File, dataset: h5py.Dataset, handle: Handle) -> int | None:
-    """Return what has to be added to places in the file, or None where that cannot be told.
+def _base(file: h5py.File, *, chunked: bool) -> int:
+    """Return what has to be added to places in the file that HDF5 tells.
 
     Before a file's own data may lie a user block (MATLAB writes one), which versions of HDF5 count or not.
     """
-    block = int(file.userblock_size)
-    if not block or dataset.is_virtual or dataset.external:
-        return 0
-    if dataset.chunks is None:
-        offset, size = dataset.id.get_offset(), min(dataset.id.get_storage_size(), _PROBED)
-        known = None if offset is None else dataset[: max(1, size)].tobytes()[:size]
-    elif not dataset.id.get_num_chunks():
-        return 0
-    else:
-        chunk = dataset.id.get_chunk_info(0)
-        offset, known = chunk.byte_offset, dataset.id.read_direct_chunk(chunk.chunk_offset)[1][:_PROBED]
-    if offset is None or known is None:
-        return 0
-    fits = []
-    for base in (0, block):
-        found = bytearray(len(known))
-        try:
-            handle.read([memoryview(found)], offset + base, len(found))
-        except EOFError:
-            continue
-        if bytes(found) == bytes(known):
-            fits.append(base)
-    return fits[0] if len(fits) == 1 else None
+    return 0 if _counts_user_block()[chunked] else int(file.userblock_size)
+
+
+@functools.cache
+def _counts_user_block() -> tuple[bool, bool]:
+    """Return whether this HDF5 counts the user block in the place of contiguous data, and of chunks."""
+    data, found = np.arange(1, 65, dtype=np.uint8), []
+    with io.BytesIO() as memory:
+        with h5py.File(memory, "w", userblock_size=512) as file:
+            places = [file.create_dataset("contiguous", data=data).id.get_offset()]
+            places.append(file.create_dataset("chunked", data=data, chunks=(64,)).id.get_chunk_info(0).byte_offset)
+        whole = memory.getvalue()
+        found = [whole[place : place + len(data)] == data.tobytes() for place in places]
+    return found[0], found[1]
 
 
 def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> np.ndarray:

@@ -213,14 +213,14 @@ class ChunkedSource(DirectSource):
         chunk: shape of a chunk.
         pipeline: the filters.
         fill: value of what was never written; None where that is an error.
-        other: reads chunks that are stored in a way not known here.
+        plain_edges: whether chunks that reach beyond the dataset's edge are stored without the filters.
     """
 
     index: ChunkIndex
     chunk: tuple[int, ...]
     pipeline: Pipeline
     fill: np.ndarray | None
-    other: Source
+    plain_edges: bool = False
 
     def lies_where(self, other: Source) -> bool:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
@@ -267,10 +267,6 @@ class ChunkedSource(DirectSource):
             self._check_size(chunk)
             self.read_from(chunk.offset + skipped * self.row_bytes, run, outputs, scratch)
             return
-        elif self.pipeline.filters and chunk.edge and not chunk.mask and chunk.size == self.pipeline.chunk_bytes:
-            # HDF5 can be told to leave the filters out for chunks at the edge, and tells nobody.
-            self.other.read(run, outputs, scratch)
-            return
         else:
             rows = self._decode(chunk, scratch)[skipped : skipped + run.stop - run.start]
             index = (slice(None), *(slice(0, part.stop - part.start) for part in chunk.inner))
@@ -283,6 +279,10 @@ class ChunkedSource(DirectSource):
         assert chunk.offset is not None
         stored = scratch.take("stored", chunk.size)
         self.handle.read([view_of(stored)], chunk.offset, chunk.size)
+        if self.plain_edges and chunk.edge:
+            if chunk.size != self.pipeline.chunk_bytes:
+                raise DecodeError(f"a chunk of {self.pipeline.chunk_bytes:,} bytes takes {chunk.size:,} in the file")
+            return stored.view(self.dtype).reshape(self.chunk)
         data = self.pipeline.decode(stored, chunk.mask, scratch)
         return data.view(self.dtype).reshape(self.chunk)
 

@@ -85,7 +85,7 @@ def open_hdf5(path: str, options: ReadOptions) -> RowSource:
     Raises:
         DataError: there is none that could be trained from.
     """
-    access = Access(allow_external=options.allow_external)
+    access = Access(allow_external=options.allow_external, allow_hdf5_filters=options.allow_hdf5_filters)
     chosen, notes = _choose_entries(list_contents(path, access), options.columns)
     dense = [entry for entry in chosen if entry.layout is not None]
     sources: list[RowSource] = [DenseSource(path, dense, access, options.budget)] if dense else []

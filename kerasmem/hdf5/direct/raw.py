@@ -1,0 +1,179 @@
+"""HDF5's metadata as its bytes in the file, for what the library would read without bounds, or not tell at all.
+
+Texts of variable length lie in heaps: an element names its heap, its number there and its length, so that a file of
+4 MB can name one text of 4 MB any number of times, and HDF5 1.14 goes round for ever in a damaged heap. Here lengths
+are added up before a text is read. The layout is that of the HDF5 File Format Specification, version 3.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+_LAYOUT, _ATTRIBUTE, _CONTINUATION = 0x08, 0x0C, 0x10  # kinds of messages of an object's header
+_SHARED = 2  # flag of a message that lies elsewhere
+_MOST_HEADER = 4 << 20  # bytes of the messages of one object
+_MOST_HEAP = 64 << 20  # bytes of heaps looked through for one array of texts
+_UNFILTERED_EDGES = 1  # flag of a chunked layout
+
+MOST_TEXT = 64 << 20
+"""Bytes of text that are read at a time."""
+
+
+class RawError(Exception):
+    """The bytes are not what the format has, or more than are read; the text goes on from "cannot be read: "."""
+
+
+@dataclass
+class RawFile:
+    """A file's bytes.
+
+    Args:
+        read: returns so many bytes from a place in the file.
+        base: where in the file places are counted from.
+        address_size: bytes of a place as it is stored.
+        length_size: bytes of a length as it is stored.
+    """
+
+    read: Callable[[int, int], bytes]
+    base: int = 0
+    address_size: int = 8
+    length_size: int = 8
+    _heaps: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    _looked_through: int = 0
+
+    def edges_are_unfiltered(self, header: int) -> bool:
+        """Return whether the chunks of a dataset that reach beyond its edge are stored without its filters.
+
+        Args:
+            header: place of the dataset's header.
+
+        Raises:
+            RawError: it is damaged.
+        """
+        for kind, _, data in self._messages(header):
+            if kind == _LAYOUT and len(data) > 2:
+                return data[0] >= 4 and data[1] == 2 and bool(data[2] & _UNFILTERED_EDGES)
+        raise RawError("its header says nothing of its layout")
+
+    def attribute(self, header: int, name: str) -> bytes | None:
+        """Return the bytes of an attribute's values; None where they do not lie in the object's header.
+
+        Args:
+            header: place of the object's header.
+            name: the attribute.
+
+        Raises:
+            RawError: the header is damaged.
+        """
+        wanted = name.encode("utf-8", "surrogateescape")
+        for kind, flags, data in self._messages(header):
+            if kind != _ATTRIBUTE or flags & _SHARED or len(data) < 8:
+                continue
+            version, sizes = data[0], [_number(data[at : at + 2]) for at in (2, 4, 6)]
+            at = 9 if version == 3 else 8
+            if data[at : at + sizes[0]].split(b"\0")[0] == wanted:
+                return data[at + sum(-(-size // 8) * 8 if version == 1 else size for size in sizes) :]
+        return None
+
+    def texts(self, elements: bytes, most: int = MOST_TEXT) -> list[bytes]:
+        """Return texts of variable length.
+
+        Args:
+            elements: as they are stored: length, place of the heap and number in it, each.
+            most: bytes of all texts together.
+
+        Raises:
+            RawError: they take more, or a heap is damaged.
+        """
+        size = self.element_size
+        found = [elements[at : at + size] for at in range(0, len(elements) - size + 1, size)]
+        lengths = [_number(one[:4]) for one in found]
+        if sum(lengths) > most:
+            raise RawError(f"its {len(found):,} texts take {sum(lengths):,} bytes together; {most:,} are read at most")
+        known: dict[bytes, bytes] = {}
+        for one, length in zip(found, lengths, strict=True):
+            if one not in known:
+                known[one] = self._text(_number(one[4:-4]), _number(one[-4:]), length)
+        return [known[one] for one in found]
+
+    @property
+    def element_size(self) -> int:
+        """Bytes that an element of variable length takes where it is named."""
+        return 8 + self.address_size
+
+    def _text(self, heap: int, number: int, length: int) -> bytes:
+        if not length:
+            return b""
+        at, size = self._heap(heap).get(number, (0, 0))
+        if length > size:
+            raise RawError("a text lies outside its heap")
+        return self._bytes(at, length)
+
+    def _heap(self, address: int) -> dict[int, tuple[int, int]]:
+        """Return where the objects of a heap lie, and how many bytes they have, by their numbers."""
+        if address in self._heaps:
+            return self._heaps[address]
+        header = 8 + self.length_size
+        start = self._bytes(address, header)
+        size = _number(start[8:])
+        self._looked_through += size
+        if start[:4] != b"GCOL" or size < header or self._looked_through > _MOST_HEAP:
+            raise RawError("a heap of its texts is damaged or too large")
+        data, found, at = self._bytes(address, size), {}, header
+        while at + header <= size:
+            number, length = _number(data[at : at + 2]), _number(data[at + 8 : at + header])
+            if not number:
+                break  # what follows is free
+            if at + header + length > size:
+                raise RawError("a heap of its texts is damaged")
+            found[number] = (address + at + header, length)
+            at += header + -(-length // 8) * 8
+        self._heaps[address] = found
+        return found
+
+    def _messages(self, header: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield kind, flags and bytes of each message in an object's header."""
+        if self._bytes(header, 4) == b"OHDR":
+            flags = self._bytes(header, 6)[5]
+            at = header + 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
+            width = 1 << (flags & 3)
+            prefix, sizes, mark = (6 if flags & 4 else 4), (1, 3), b"OCHK"
+            block = (at + width, _number(self._bytes(at, width)))
+        else:
+            prefix, sizes, mark = 8, (2, 4), b""
+            block = (header + 16, _number(self._bytes(header, 12)[8:]))
+        todo, total = [block], 0
+        while todo:
+            at, size = todo.pop(0)
+            total += size
+            if total > _MOST_HEADER:
+                raise RawError("its header is damaged or too large")
+            data, place = self._bytes(at, size), 0
+            while place + prefix <= len(data):
+                kind = _number(data[place : place + sizes[0]])
+                length = _number(data[place + sizes[0] : place + sizes[1]])
+                flags = data[place + sizes[1]]
+                message = data[place + prefix : place + prefix + length]
+                place += prefix + length
+                if kind == _CONTINUATION and len(message) >= self.address_size + self.length_size:
+                    where = _number(message[: self.address_size])
+                    room = _number(message[self.address_size : self.address_size + self.length_size])
+                    todo.append((where + len(mark), room - (len(mark) + 4 if mark else 0)))
+                elif len(message) == length:
+                    yield kind, flags, message
+
+    def _bytes(self, address: int, size: int) -> bytes:
+        if size < 0 or size > max(_MOST_HEAP, MOST_TEXT):
+            raise RawError("its header is damaged")
+        try:
+            data = self.read(self.base + address, size)
+        except (OSError, EOFError, OverflowError, ValueError) as error:
+            raise RawError(f"it leads outside the file ({error})") from error
+        if len(data) != size:
+            raise RawError("it leads outside the file")
+        return data
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "little")

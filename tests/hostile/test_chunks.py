@@ -1,0 +1,193 @@
+"""Chunks changed at random, and ways around the decoders that check them: an error or numbers, and never memory."""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import zlib
+
+import h5py
+import numpy as np
+import pytest
+
+from kerasmem.errors import DataError
+from kerasmem.hdf5.settings import Access
+from kerasmem.streaming.file_order import read_windows
+
+# Every chunk is decoded over two different fillings: what a decoder leaves as it was would be the process's memory.
+MUTATE = """
+import sys
+import h5py, numpy as np
+from kerasmem.hdf5.direct.codecs import DecodeError, Pipeline
+from kerasmem.hdf5.direct.delivery import Scratch
+
+KINDS = {"gzip": dict(compression="gzip", shuffle=True), "checked": dict(compression="gzip", fletcher32=True),
+         "shuffle": dict(shuffle=True), "lzf": dict(compression="lzf")}
+try:
+    import hdf5plugin as plugin, imagecodecs
+    KINDS |= {"blosc": plugin.Blosc("lz4", shuffle=1), "blosc zstd": plugin.Blosc("zstd", shuffle=2),
+              "blosclz": plugin.Blosc("blosclz"), "blosc2": plugin.Blosc2("lz4"), "blosc2 zstd": plugin.Blosc2("zstd"),
+              "blosc2 delta": plugin.Blosc2("lz4", filters=3), "lz4": plugin.LZ4(), "zstd": plugin.Zstd(),
+              "bitshuffle": plugin.Bitshuffle(cname="lz4"), "bzip2": plugin.BZip2()}
+except ImportError:
+    pass
+
+def make(shape, dtype, options):
+    values = (np.arange(np.prod(shape)) % 97).astype(dtype).reshape(shape)
+    with h5py.File("chunk", "w", driver="core", backing_store=False) as file:
+        dataset = file.create_dataset("x", data=values, chunks=shape, **options)
+        creation = dataset.id.get_create_plist()
+        filters = [creation.get_filter(at) for at in range(creation.get_nfilters())]
+        stored = dataset.id.read_direct_chunk((0,) * len(shape))[1]
+        return values.nbytes, stored, [(code, numbers) for code, _, numbers, _ in filters]
+
+def mutate(random, stored, filters):
+    data, filters = bytearray(stored), [(code, list(numbers)) for code, numbers in filters]
+    for _ in range(random.integers(1, 5)):
+        kind, at = random.integers(6), int(random.integers(max(1, len(data))))
+        if kind < 2:
+            data[at : at + 1] = random.bytes(1)
+        elif kind == 2:
+            del data[at:]
+        elif kind == 3:
+            data += random.bytes(int(random.integers(40)))
+        elif kind == 4:
+            at = int(random.integers(48))
+            data[at : at + 4] = random.choice([b"\\xff" * 4, bytes(4), b"\\xff\\xff\\xff\\x7f", b"\\0\\0\\1\\0"])
+        elif random.random() < 0.3 and (numbers := filters[random.integers(len(filters))][1]):
+            numbers[random.integers(len(numbers))] = int(random.choice([0, 1, 3, 255, 65535, 2**31, 2**32 - 1]))
+    return bytes(data), filters
+
+def decode(filters, size, data, filling):
+    scratch = Scratch()
+    for name in ("decoded", "unshuffled"):
+        scratch.take(name, size + 64)[:] = filling
+    try:
+        return bytes(Pipeline(filters, size).decode(np.frombuffer(data, "u1"), 0, scratch))
+    except DecodeError as error:
+        return str(error)
+
+random = np.random.default_rng(17)
+for name, options in KINDS.items():
+    found = set()
+    for shape, dtype in (((33, 17), "<i4"), ((999,), "u1"), ((7, 5, 8), "<f8")):
+        size, stored, filters = make(shape, dtype, options)
+        for _ in range(200):
+            data, changed = mutate(random, stored, filters)
+            one, other = decode(changed, size, data, 0xAA), decode(changed, size, data, 0x55)
+            assert one == other and (isinstance(one, str) or len(one) == size), (name, changed, data)
+            found.add(type(one))
+    assert str in found, name
+print("done", len(KINDS))
+"""
+
+
+def test_changed_chunks_bring_no_memory_and_end_nothing(attack):
+    done = attack(script=MUTATE, seconds=60, memory=1 << 29)
+    assert done.code == 0 and done.out.startswith("done"), done.text
+
+
+def write_chunk(path, chunk, set_filters, shape=(64, 8), chunks=None, name="x"):
+    with h5py.File(path, "a") as file:
+        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        creation.set_chunk(chunks or shape)
+        set_filters(creation)
+        dataset = h5py.h5d.create(file.id, name.encode(), h5py.h5t.STD_U8LE, h5py.h5s.create_simple(shape), creation)
+        dataset.write_direct_chunk((0,) * len(shape), chunk, 0)
+    return path
+
+
+def read(path, name="x", **access):
+    return next(read_windows([str(path)], [name], access=Access(**access)))[1][name]
+
+
+SHORT = zlib.compress(b"\7" * 40)
+
+
+@pytest.mark.parametrize(
+    ("set_filters", "chunk"),
+    [
+        (lambda creation: creation.set_deflate(4), SHORT),
+        (lambda creation: creation.set_fletcher32(), b"abc"),
+        (lambda creation: creation.set_shuffle(), b"ab"),
+        (lambda creation: creation.set_szip(h5py.h5z.SZIP_NN_OPTION_MASK, 8), b"\xff\xff\xff\x7fab"),
+        (lambda creation: creation.set_scaleoffset(h5py.h5z.SO_INT, 0), b"\x08\0\0\0\x08" + bytes(8)),
+    ],
+)
+@pytest.mark.parametrize("virtual", [False, True, "other order"])
+def test_no_way_leads_a_short_chunk_to_hdf5(tmp_path, set_filters, chunk, virtual):
+    """Each of these brings memory of the process into the rows, or ends it, where HDF5 reads it."""
+    path = write_chunk(tmp_path / "short.h5", chunk, set_filters)
+    if virtual:
+        layout = h5py.VirtualLayout((64, 8), "u1")
+        order = slice(None, None, 2) if virtual == "other order" else slice(None)
+        layout[order] = h5py.VirtualSource(".", "x", (64, 8))[order]
+        if virtual == "other order":
+            layout[1::2] = h5py.VirtualSource(".", "x", (64, 8))[1::2]
+        with h5py.File(path, "a") as file:
+            file.create_virtual_dataset("v", layout)
+    with pytest.raises(DataError, match=r"cannot be read|allow_hdf5_filters=True"):
+        read(path, "v" if virtual else "x")
+
+
+def test_a_chunk_with_fewer_bytes_than_it_needs_is_not_left_to_hdf5(tmp_path):
+    """Without filters too HDF5 reads on in memory. Only it knows numbers of 12 bits."""
+    path = tmp_path / "odd.h5"
+    with h5py.File(path, "w", libver="earliest") as file:
+        kind = h5py.h5t.STD_U16LE.copy()
+        kind.set_precision(12)
+        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        creation.set_chunk((4096,))
+        h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple((4096,)), creation)
+        file["x"][:] = 7
+    assert (read(path) == 7).all()
+    data = bytearray(path.read_bytes())
+    at = data.index((8192).to_bytes(4, "little"), data.rindex(b"TREE"))
+    data[at : at + 4] = (16).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="a chunk of 8,192 bytes takes 16 in the file"):
+        read(path)
+
+
+def chunk_options():
+    """HDF5's own function that leaves the filters out at the edge, which h5py lacks; None where it is not found."""
+    h5py_folder = os.path.dirname(h5py.__file__)
+    for path in glob.glob(os.path.join(h5py_folder, "..", "h5py.libs", "libhdf5-*")):
+        function = ctypes.CDLL(path).H5Pset_chunk_opts
+        function.argtypes = (ctypes.c_int64, ctypes.c_uint)
+        return function
+    return None
+
+
+@pytest.mark.parametrize("filters", [{"shuffle": True}, {"compression": "gzip"}])
+@pytest.mark.parametrize("user_block", [0, 512])
+def test_edges_without_filters_are_known_by_the_header(tmp_path, filters, user_block):
+    set_options = chunk_options()
+    if set_options is None:
+        pytest.skip("this h5py brings no HDF5 of its own")
+    x = np.arange(100, dtype="f4").reshape(20, 5)
+    for plain in (False, True):
+        path = tmp_path / f"{plain}.h5"
+        with h5py.File(path, "w", libver="latest", userblock_size=user_block) as file:
+            creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            creation.set_chunk((7, 3))
+            creation.set_shuffle()
+            if "compression" in filters:
+                creation.set_deflate(4)
+            if plain:
+                set_options(creation.id, 2)
+            h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((20, 5)), creation)
+            file["x"][:] = x
+        assert np.array_equal(read(path), x)
+
+
+def test_what_only_hdf5_can_undo_is_read_where_the_file_is_trusted(tmp_path):
+    if not h5py.h5z.filter_avail(h5py.h5z.FILTER_SZIP):
+        pytest.skip("this HDF5 has no szip")
+    x = np.arange(512, dtype="u1").reshape(64, 8)
+    with h5py.File(tmp_path / "szip.h5", "w") as file:
+        file.create_dataset("x", data=x, chunks=(64, 8), compression="szip")
+    with pytest.raises(DataError, match=r"HDF5 would undo unchecked.*allow_hdf5_filters=True"):
+        read(tmp_path / "szip.h5")
+    assert np.array_equal(read(tmp_path / "szip.h5", allow_hdf5_filters=True), x)
