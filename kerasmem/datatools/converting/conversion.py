@@ -99,9 +99,6 @@ def convert_data(
         force: overwrite outputs, and discard what an interrupted conversion with other settings left.
         progress: called with what goes on, the rows done and all rows.
 
-    Returns:
-        What was read and written.
-
     Raises:
         DataError: a source cannot be read, or its values cannot be written without loss.
         UsageError: a setting is wrong, or the output exists.
