@@ -1,8 +1,8 @@
 """The Keras model that recomputes its inside in segments: what is saved with it, and how it runs.
 
 It is the Functional model with the same layers, and a list of cuts. A cut is the name of an operation after whose
-(last) call one segment ends and the next begins. Importing this module registers the class with Keras, which is all
-that `keras.saving.load_model` needs to open a file with one in it.
+(last) call one segment ends and the next begins. `save` writes the plain model. Importing this module registers the
+class with Keras, which is all that `keras.saving.load_model` needs to open a file with one inside another model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.compat.keras_compile import compile_arguments
 from kerasmem.compat.keras_functional import calls_of, check_recomputable, functional_class
 from kerasmem.errors import UsageError
 from kerasmem.models.segment_gradient import gradients_wanted, run_recomputed
@@ -132,6 +133,22 @@ class RecomputedFunctional(Functional):
             leaving = run_recomputed(run, entering, layers) if segment.recomputed and layers else run(entering)
             tensors.update(zip(segment.leaving, leaving, strict=True))
         return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
+
+    def plain(self) -> Any:
+        """Return the Functional model with the same layers, weights and compiled state, which recomputes nothing."""
+        made = keras.Model(self.input, self.output, name=self.name)
+        made.dtype_policy = self.dtype_policy
+        if self.compiled:
+            made.compile(**compile_arguments(self))
+        return made
+
+    def save(self, filepath: Any, overwrite: bool = True, zipped: bool | None = None, **kwargs: Any) -> None:
+        """Save the plain model, so that the file opens wherever Keras does.
+
+        Args:
+            filepath, overwrite, zipped, kwargs: as for `keras.Model.save`.
+        """
+        self.plain().save(filepath, overwrite=overwrite, zipped=zipped, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration of the Functional model, and the cuts."""

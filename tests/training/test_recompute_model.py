@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import keras
 import numpy as np
 import pytest
@@ -131,15 +133,42 @@ class TestModel:
         model.compile("adam", "mse", jit_compile=False)
         model.fit(x, y, verbose=0)
         model.save(tmp_path / "model.keras")
-        loaded = keras.saving.load_model(tmp_path / "model.keras")
-        assert isinstance(loaded, RecomputedFunctional)
-        assert loaded.cuts == model.cuts
-        assert loaded.plan is None
+        with zipfile.ZipFile(tmp_path / "model.keras") as archive:
+            assert b"ecomputed" not in archive.read("config.json"), "it opens where kerasmem is not installed"
+        plain = keras.saving.load_model(tmp_path / "model.keras")
+        assert type(plain) is type(keras.Model(model.input, model.output))
+        assert recomputations(plain, x) == 0
+        assert plain.optimizer.iterations == model.optimizer.iterations > 0
+        loaded = kerasmem.recompute(plain, cuts=model.cuts)
+        assert loaded.cuts == model.cuts and loaded.recomputed == model.recomputed
         assert recomputations(loaded, x) > 10
         assert kerasmem.estimate(tmp_path / "model.keras", method="graph").bytes.total > 0
-        for each in (model, loaded):
-            each.fit(x, y, shuffle=False, verbose=0)
-        np.testing.assert_allclose(model.predict(x, verbose=0), loaded.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+        for each in (model, plain, loaded):
+            if each is not loaded:  # it shares the weights of the plain one
+                each.fit(x, y, shuffle=False, verbose=0)
+        for each in (plain, loaded):
+            np.testing.assert_allclose(model.predict(x, verbose=0), each.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+
+    def test_one_inside_another_model_is_saved_with_its_cuts(self, tmp_path):
+        inner = kerasmem.recompute(mlp(), segments=3)
+        inputs = keras.Input((8,))
+        outer = keras.Model(inputs, keras.layers.Dense(1)(inner(inputs)))
+        outer.save(tmp_path / "outer.keras")
+        loaded = keras.saving.load_model(tmp_path / "outer.keras").layers[1]
+        assert isinstance(loaded, RecomputedFunctional) and loaded.plan is None
+        assert loaded.cuts == inner.cuts
+
+    def test_the_models_own_policy_counts(self):
+        keras.config.set_dtype_policy("mixed_float16")
+        try:
+            plain = mlp()
+        finally:
+            keras.config.set_dtype_policy("float32")
+        model = kerasmem.recompute(plain, segments=3)
+        for each in (plain, model, model.plain()):
+            each.compile("sgd", "mse", jit_compile=False)
+            assert each.dtype_policy.name == "mixed_float16"
+            assert isinstance(each.optimizer, keras.optimizers.LossScaleOptimizer)
 
     @pytest.mark.parametrize("name", ["weights.weights.h5", "whole.keras", "whole.h5"])
     def test_weights_are_interchangeable_both_ways(self, tmp_path, name):

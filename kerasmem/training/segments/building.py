@@ -52,7 +52,8 @@ def recompute(
 
     Returns:
         A Functional model of class `kerasmem.models.recomputed.RecomputedFunctional`; `plan` on it says what is
-        predicted.
+        predicted. Its `save` writes the plain model, which opens without kerasmem;
+        `recompute(keras.saving.load_model(path), cuts=model.cuts)` recomputes it again.
 
     Raises:
         UsageError: the model is neither Sequential nor Functional, or cannot be cut so.
@@ -103,6 +104,7 @@ def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
         source.input, source.output, name=model.name, cuts=plan.cuts, recomputed=plan.recomputed
     )
     made.plan = plan
+    made.dtype_policy = model.dtype_policy  # that of now may be another
     if model.compiled:
         made.compile(**compile_arguments(model))  # the two share their weights, and so the optimizer's state of them
     return made
