@@ -33,6 +33,8 @@ _PUBLIC = {
     "IsolatedRun": "kerasmem.training.isolation",
     "BestWeights": "kerasmem.training.best_weights",
     "recompute": "kerasmem.training.segments.building",
+    "clear_session": "kerasmem.models.freeing",
+    "release": "kerasmem.models.freeing",
     "enable_memory_growth": "kerasmem.devices.growth",
     "H5ChunkSequence": "kerasmem.streaming.sequence",
     "ResumeTraining": "kerasmem.training.resume",
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
     from kerasmem.estimation.search import SearchResult as SearchResult
     from kerasmem.estimation.sizing import find_batch_size as find_batch_size
     from kerasmem.estimation.sizing import max_batch_size as max_batch_size
+    from kerasmem.models.freeing import clear_session as clear_session
+    from kerasmem.models.freeing import release as release
     from kerasmem.monitoring import read_timeline as read_timeline
     from kerasmem.monitoring.leak_watch import LeakWatch as LeakWatch
     from kerasmem.monitoring.logger import MemoryLogger as MemoryLogger

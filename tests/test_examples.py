@@ -102,3 +102,14 @@ def test_tf_data_service_with_a_reader_killed(program):
     assert "one was killed, and started again at its address" in result.out
     assert (once + never, twice) == (30_000, 0)
     assert never <= 12_000
+
+
+def test_free_models(program):
+    result = program(EXAMPLES / "free_models.py")
+    assert result.code == 0, result.err
+    rows = re.findall(r"^(keras|kerasmem): +([\d,]+) bytes in use after model \d$", result.out, re.MULTILINE)
+    left = [int(size.replace(",", "")) for _, size in rows]
+    assert [name for name, _ in rows] == ["keras"] * 3 + ["kerasmem"] * 3
+    assert left[0] > 3_000_000
+    assert left[2] > 2.5 * left[0]
+    assert left[3:] == [0, 0, 0]

@@ -1,0 +1,27 @@
+"""What is left of models that were trained and deleted: Keras's clear_session and kerasmem's, model by model.
+
+    python examples/free_models.py
+
+TensorFlow's CPU gets the allocator that GPUs have, which tells to the byte what is in use.
+"""
+
+import os
+
+os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"  # must be set before TensorFlow starts
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasmem
+
+for clear_session in (keras.utils.clear_session, kerasmem.clear_session):
+    for number in range(1, 4):
+        model = keras.Sequential([keras.Input((512,)), keras.layers.Dense(512, "relu"), keras.layers.Dense(10)])
+        model.compile("adam", "mse")
+        model.fit(np.ones((8, 512)), np.ones((8, 10)), verbose=0)
+        del model
+        clear_session()
+        left = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        print(f"{clear_session.__module__.partition('.')[0]}: {left:>10,} bytes in use after model {number}")
