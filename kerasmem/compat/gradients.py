@@ -12,6 +12,7 @@ are put back as they were.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import re
@@ -20,14 +21,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from kerasmem.compat.borrowing import Borrowed
+from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 _FEATURE = "freeing trained models (kerasmem.clear_session, kerasmem.release)"
 _CONTEXT_MODULE = "tensorflow.python.eager.context"
 _REGISTRY = Borrowed("tensorflow.python.framework.ops", "gradient_registry._registry", feature=_FEATURE)
-_FUNCTION = Borrowed(
-    "tensorflow.python.eager.polymorphic_function.atomic_function", "AtomicFunction", feature=_FEATURE
-)
+_FUNCTION = Borrowed("tensorflow.python.eager.polymorphic_function.atomic_function", "AtomicFunction", feature=_FEATURE)
 _CONTEXT = Borrowed(_CONTEXT_MODULE, "context", feature=_FEATURE)
 _FUNCTION_NAMES = Borrowed(_CONTEXT_MODULE, "Context.list_function_names", feature=_FEATURE)
 _DEFINITION = Borrowed(_CONTEXT_MODULE, "Context.get_function_def", feature=_FEATURE, parameters=("name",))
@@ -46,10 +45,10 @@ def custom_gradients() -> dict[str, Callable[..., Any]]:
     Raises:
         NotAvailableError: this TensorFlow keeps them elsewhere.
     """
-    found = {}
+    found: dict[str, Callable[..., Any]] = {}
     for name, entry in list(_REGISTRY.get().items()):
         function = entry.get(_KIND) if isinstance(entry, dict) else None
-        if _NAME.fullmatch(name) and getattr(function, "__module__", None) in _MAKERS:
+        if callable(function) and _NAME.fullmatch(name) and getattr(function, "__module__", None) in _MAKERS:
             found[name] = function
     return found
 
@@ -89,6 +88,17 @@ def free_unneeded_gradients() -> Freed:
         return Freed(freed, len(gone), sum(gone))
 
 
+def forget_gradients(graph: Any) -> None:
+    """Drop the entries that the operations of a graph name; for one that nobody will differentiate, copy or export.
+
+    Entries of other graphs that it calls stay, and so does everything where TensorFlow keeps its entries elsewhere.
+    """
+    with contextlib.suppress(NotAvailableError):
+        registry = _REGISTRY.get()
+        for name in custom_gradients().keys() & set(_named_in(graph)):
+            registry.pop(name, None)
+
+
 def kept_variables() -> list[int]:
     """Return the bytes of each variable that a graph keeps although no `tf.Variable` stands for it any more.
 
@@ -111,9 +121,9 @@ def kept_variables() -> list[int]:
 class _Weakened(NamedTuple):
     """What changed hands: references to functions by name, to the graphs that own them, to captured variables."""
 
-    functions: dict[str, Callable[[], Any]]
-    owners: list[Callable[[], Any]]
-    variables: list[tuple[Callable[[], Any], int]]
+    functions: dict[str, weakref.ref[Any]]
+    owners: list[weakref.ref[Any]]
+    variables: list[tuple[weakref.ref[Any], int]]
 
 
 def _weaken() -> _Weakened:
@@ -132,7 +142,7 @@ def _weaken() -> _Weakened:
     owners = [graph for graph in graphs if named[id(graph)]]
     for graph in owners:
         setattr(graph, _OWNED, tuple(entries[name] for name in named[id(graph)]))
-    functions = {}
+    functions: dict[str, weakref.ref[Any]] = {}
     for name in entries.keys() - elsewhere - waiting:
         functions[name] = weakref.ref(entries[name])
         registry[name][_KIND] = _forwarder(functions[name])
@@ -171,10 +181,13 @@ def _living(*wanted: type) -> tuple[list[Any], ...]:
     No other thread may run between `gc.get_objects` and the end of the search: a tuple that one is building must have
     no other reference (Python raises SystemError in that thread). So all of it is one call, without a line of Python.
     """
-    kinds = set(wanted)
-    for kind in (classes := list(wanted)):
-        classes += (new := [each for each in kind.__subclasses__() if each not in kinds])
+    kinds: set[type] = set(wanted)
+    waiting = list(wanted)
+    while waiting:
+        below: list[type] = type.__subclasses__(waiting.pop())
+        new = [each for each in below if each not in kinds]
         kinds.update(new)
+        waiting += new
     objects, same = itertools.tee(itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()])))
     found = list(itertools.compress(objects, map(kinds.__contains__, map(type, same))))
     return tuple([each for each in found if isinstance(each, kind)] for kind in wanted)

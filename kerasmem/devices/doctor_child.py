@@ -7,13 +7,15 @@ Writes the file again after each stage, so that a crash leaves what was known be
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from kerasmem.compat.borrowing import all_borrowed
+from kerasmem.compat.borrowing import NotAvailableError, all_borrowed
+from kerasmem.compat.gradients import kept_variables
 
 STEP = "kerasmem: the step begins"  # a line in the log
 
@@ -75,6 +77,10 @@ def _step(tf: Any, keras: Any, found: dict[str, Any]) -> None:
     model.compile("sgd", "mse", jit_compile=False)  # inside an XLA cluster, operations have no place of their own
     print(STEP, file=sys.stderr, flush=True)
     model.train_on_batch(np.ones((4, 8), "float32"), np.ones((4, 8), "float32"))
+    del model
+    keras.utils.clear_session()
+    with contextlib.suppress(NotAvailableError):
+        found["kept_model_bytes"] = sum(kept_variables())
 
 
 if __name__ == "__main__":

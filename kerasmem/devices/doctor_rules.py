@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kerasmem.devices.doctor_child import STEP
 from kerasmem.devices.live import LiveMachine
+from kerasmem.units import format_size
 
 _MISSING = re.compile(r"Could not load dynamic library '([^']+)'")
 _PLACED = re.compile(r"\] .+?: \((\w+)\): /job:\S+/device:(\w+:\d+)$", re.MULTILINE)
@@ -100,6 +101,7 @@ class SelfReport:
         cuda, cudnn: versions that it was built for.
         gpus: as it lists them: "name", "card", "visible", "growth" (as the program would find it).
         jit_compile: what Keras's jit_compile="auto" comes to here.
+        kept_model_bytes: of a small model that was trained, deleted and cleared with Keras's function, what is left.
         log: what its log said.
         failure: at which stage it ended, and how; None where it did not fail.
         borrowed: private parts of other packages, and whether they are there.
@@ -114,6 +116,7 @@ class SelfReport:
     cudnn: str | None = None
     gpus: tuple[dict[str, Any], ...] = ()
     jit_compile: bool | None = None
+    kept_model_bytes: int | None = None
     log: LogFacts = field(default_factory=LogFacts)
     failure: str | None = None
     borrowed: tuple[BorrowedPart, ...] = ()
@@ -137,6 +140,10 @@ def judge(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) ->
     if said.jit_compile is not None:
         state = "on" if said.jit_compile else "off"
         found.append(Finding("fine", f"XLA is {state} by default here (Keras's jit_compile='auto')"))
+    if said.kept_model_bytes:
+        what = f"TensorFlow {said.tensorflow} keeps each model that was trained, whatever is deleted"
+        what += f": {format_size(said.kept_model_bytes)} were left of a small one"
+        found.append(Finding("note", what, "kerasmem.clear_session(), in place of Keras's, frees them"))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from kerasmem.diagnosis.causes import failed_operation, figures
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.failures import Collector, Failure
 from kerasmem.diagnosis.log_lines import interesting_lines
-from kerasmem.diagnosis.suggestions import suggestions
+from kerasmem.diagnosis.suggestions import suggestions, with_kept_models
 from kerasmem.diagnosis.summaries import other_sentence, sentence, warnings
 from kerasmem.errors import InputError
+from kerasmem.models.freeing import kept_bytes
 
 _EVIDENCE = 400  # characters of the line that is kept
 _CHAIN = 20  # exceptions behind one another
@@ -86,7 +88,11 @@ def explain_stream(stream: BinaryIO, *, name: str = "the log") -> Diagnosis:
 
 
 def _of_exception(error: BaseException) -> Diagnosis:
-    return explain_stream(io.BytesIO("\n".join(_exception_texts(error)).encode("utf-8", "replace")))
+    found = explain_stream(io.BytesIO("\n".join(_exception_texts(error)).encode("utf-8", "replace")))
+    if found.out_of_memory and found.family in ("tensorflow", "xla"):
+        gc.collect()
+        return with_kept_models(found, kept_bytes())
+    return found
 
 
 def _exception_texts(error: BaseException) -> Iterator[str]:

@@ -5,15 +5,17 @@ Which of them is decided here; their words are in `data/texts.json`, with the ca
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kerasmem.diagnosis.causes import Figures
-from kerasmem.diagnosis.diagnosis import Suggestion
+from kerasmem.diagnosis.diagnosis import Diagnosis, Suggestion
 from kerasmem.diagnosis.failures import Failure
 from kerasmem.diagnosis.messages import read_data
 from kerasmem.units import format_size
 
 MOST = 3
+_WORTH = 10  # what a tenth of the request or more would give back is worth a word
 
 
 def suggestions(failure: Failure, found: Figures, operation: str | None, phase: str | None) -> tuple[Suggestion, ...]:
@@ -41,6 +43,20 @@ def suggestions(failure: Failure, found: Figures, operation: str | None, phase: 
     return tuple(
         Suggestion(**{name: text.format(**values) for name, text in texts[each].items()}) for each in chosen[:MOST]
     )
+
+
+def with_kept_models(diagnosis: Diagnosis, kept: int | None) -> Diagnosis:
+    """Return the diagnosis with the way to free models that are gone as its first suggestion, where that can help.
+
+    Args:
+        diagnosis: of an out-of-memory in this process.
+        kept: bytes of the weights and optimizers of models that are gone; None where it is not known.
+    """
+    if not kept or kept < (diagnosis.requested_bytes or 0) / _WORTH:
+        return diagnosis
+    texts = read_data("texts")["suggestions"]["kept models"]
+    first = Suggestion(**{name: text.format(kept=format_size(kept)) for name, text in texts.items()})
+    return replace(diagnosis, suggestions=(first, *diagnosis.suggestions)[:MOST])
 
 
 def batch_of(failure: Failure, operation: str | None, phase: str | None) -> int | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.keras_compile import compute_loss, loss_and_metrics_built
 from kerasmem.compat.keras_layers import flatten_layers, symbolic_build
 from kerasmem.compat.keras_variables import handle_only, raw_value
@@ -168,6 +169,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
             raise ModelError(
                 f"the step of model {prepared.model.name!r} cannot be traced: {keras_reason(error)}"
             ) from error
+    forget_gradients(function.graph)  # it is differentiated already; the entries would keep it for good
     captures = {
         placeholder.op.name: stand_ins[id(handle)]
         for handle, placeholder in function.graph.captures

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from kerasmem.models.freeing import FREEING, kept_bytes
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
@@ -21,7 +22,7 @@ _KNOWN = {
         "tensorflow.", "EagerTensor", ": something keeps results; turn them into numbers with float() or .numpy()"
     ),
     "Keras models": (
-        "keras.", "Functional", ": build the model once, or call keras.backend.clear_session() between them"
+        "keras.", "Functional", f": build the model once, or call {FREEING} between them"
     ),
 }  # fmt: skip
 _PLAIN = ("builtins.", "collections.", "weakref.")  # what everything is made of
@@ -36,11 +37,13 @@ class Census:
         iteration: after which it was taken.
         types: how many of each kind, by "module.class".
         tracings: how often each `tf.function` has been traced, by its name.
+        kept_bytes: weights and optimizers that TensorFlow keeps of models that are gone; None where it cannot be known.
     """
 
     iteration: int
     types: dict[str, int]
     tracings: dict[str, int]
+    kept_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Evidence(Record, what="evidence"):
         tracings: how many more tracings of each `tf.function`.
         constant_bytes: bytes of arrays that the newest graphs hold each, on average: constants and captured tensors.
         constant_name: where the largest of them is.
+        kept_bytes: how much more TensorFlow keeps of models that are gone: weights and optimizers.
     """
 
     iterations: int
@@ -62,10 +66,16 @@ class Evidence(Record, what="evidence"):
     tracings: dict[str, int]
     constant_bytes: int
     constant_name: str | None
+    kept_bytes: int = 0
 
     def explain(self) -> tuple[str, ...]:
         """Return sentences for people, the most telling first."""
         said = []
+        if self.kept_bytes:
+            said.append(
+                f"{format_size(self.kept_bytes)} of it, weights and optimizers, are of models that are gone: "
+                f"TensorFlow keeps each model that was trained; {FREEING} after `del model` frees them"
+            )
         for name, count in self.tracings.items():
             said.append(
                 f"{name} was traced {count} more times in {self.iterations} iterations: pass numbers as tensors, keep "
@@ -98,7 +108,7 @@ def take_census(iteration: int) -> Census:
     named: Counter[str] = Counter()
     for kind, count in types.items():
         named[f"{kind.__module__}.{kind.__qualname__}"] += count
-    return Census(iteration, dict(named), dict(tracings))
+    return Census(iteration, dict(named), dict(tracings), kept_bytes())
 
 
 def compare(before: Census, after: Census) -> Evidence:
@@ -122,6 +132,7 @@ def compare(before: Census, after: Census) -> Evidence:
         tracings={name: count for name, count in tracings.items() if count >= iterations / 2},
         constant_bytes=constants,
         constant_name=where,
+        kept_bytes=max(0, (after.kept_bytes or 0) - (before.kept_bytes or 0)),
     )
 
 

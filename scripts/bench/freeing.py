@@ -4,9 +4,9 @@
     python scripts/bench/freeing.py [--models 200] [--quick]
 
 Each model (three dense layers and Adam, 11 MB) is built, compiled, trained for one step and deleted; then comes
-`keras.utils.clear_session()` and `gc.collect()`, or `kerasmem.clear_session()`. The device is TensorFlow's own allocator,
-which counts to the byte (`TF_CPU_ALLOCATOR_USE_BFC`); the host is the process's own pages after free heap went back. With
-XLA, and with Keras's function, which keeps every model, a tenth of the models tell.
+`keras.utils.clear_session()` and `gc.collect()`, or `kerasmem.clear_session()`. The device is TensorFlow's own
+allocator, which counts to the byte (`TF_CPU_ALLOCATOR_USE_BFC`); the host is the process's own pages after free heap
+went back. With XLA, and with Keras's function, which keeps every model, a tenth of the models tell.
 """
 
 from __future__ import annotations

@@ -38,6 +38,13 @@ def sentences(facts, machine, environ=None, log="", ended=None):
     ("facts", "machine", "environ", "log", "expected"),
     [
         (DONE, WITHOUT, {}, "", "note: no GPU to use: no NVIDIA driver here"),
+        (
+            {**DONE, "tensorflow": "2.21.0", "kept_model_bytes": 596},
+            WITHOUT,
+            {},
+            "",
+            "whatever is deleted: 596 B were left of a small one | kerasmem.clear_session(), in place of Keras's",
+        ),
         (DONE, WITH_CARD, {"CUDA_VISIBLE_DEVICES": ""}, "", "problem: TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES=''"),
         (DONE, WITHOUT, {"CUDA_VISIBLE_DEVICES": "-1"}, "", "note: TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES='-1'"),
         (DONE, HIDDEN, {"CUDA_VISIBLE_DEVICES": "7"}, "", "CUDA_VISIBLE_DEVICES='7' names no card of this machine"),

@@ -1,4 +1,4 @@
-"""TensorFlow's gradient registry behaves as `kerasmem.compat.gradients` takes it to, and loses only what is unneeded."""
+"""TensorFlow's gradient registry behaves as `kerasmem.compat.gradients` takes it to, and loses the unneeded only."""
 
 from __future__ import annotations
 
@@ -225,18 +225,29 @@ def test_gradients_are_right_while_another_thread_frees():
     assert not wrong
 
 
-def test_captured_variables_of_a_graph_that_is_gone_are_freed_and_told():
-    variable = tf.Variable(np.ones(1000, "float32"))
-    function = tf.function(lambda x: doubled(x * variable))
+def test_captured_variables_of_a_graph_that_is_gone_are_freed():
+    def times_a_variable():
+        variable = tf.Variable(np.ones(1000, "float32"))
+        return tf.function(lambda x: doubled(x * variable)), variable
+
+    function, variable = times_a_variable()
     function(tf.ones(1000))
     handle = weakref.ref(variable.handle)
-    freed = gradients.free_unneeded_gradients()
+    assert gradients.free_unneeded_gradients().variable_bytes == 0
     assert handle() is not None
-    assert freed.variable_bytes == 0
     del variable, function
     freed = [gradients.free_unneeded_gradients() for _ in range(2)]
     assert handle() is None
     assert sum(each.gradients for each in freed) == 1
+
+
+def test_the_gradients_of_a_graph_that_nobody_differentiates_can_be_forgotten():
+    kept, of_kept = traced()
+    lost, of_lost = traced()
+    gradients.forget_gradients(lost.get_concrete_function(tf.TensorSpec((), "float32")).graph)
+    assert of_kept <= gradients.custom_gradients().keys()
+    assert not of_lost & gradients.custom_gradients().keys()
+    assert slope(kept) == 5
 
 
 def test_without_the_registry_nothing_is_done_and_the_message_says_what_is_off(monkeypatch):

@@ -162,3 +162,21 @@ def test_nothing_is_said_where_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kerasmem.clear_session()
+
+
+def test_an_out_of_memory_names_the_models_that_are_gone():
+    error = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[64,64] and type float")
+    before = kerasmem.explain_oom(error)
+    trained()
+    found = kerasmem.explain_oom(error)
+    assert "that nothing refers to" not in before.suggestions[0].why
+    assert "KiB of weights and optimizers that nothing refers to" in found.suggestions[0].why
+    assert found.suggestions[0].code.startswith("kerasmem.clear_session()")
+    assert len(found.suggestions) <= 3
+
+
+def test_an_estimate_leaves_nothing_behind():
+    model = compiled()
+    before = gradients.custom_gradients().keys()
+    kerasmem.estimate(model, batch_size=8, method="graph")
+    assert gradients.custom_gradients().keys() == before

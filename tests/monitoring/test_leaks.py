@@ -146,6 +146,15 @@ def test_growth_in_step_is_evidence_and_the_rest_is_not():
     assert Evidence.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
+def test_models_that_are_gone_and_kept_are_named_with_their_bytes_and_the_line_that_frees_them():
+    before, after = (Census(count, {}, {}, 1000 * count) for count in (8, 24))
+    found = compare(before, after)
+    assert found.kept_bytes == 16000
+    assert found.explain()[0].startswith("15.6 KiB of it, weights and optimizers, are of models that are gone")
+    assert "kerasmem.clear_session()" in found.explain()[0]
+    assert Evidence.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
 def test_a_watch_of_plain_python():
     watch, kept = kerasmem.LeakWatch("bytes"), []
     for _ in range(22):

@@ -9,6 +9,7 @@ from typing import Any
 from kerasmem.compat.keras_fit import step_on_data
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import explain_oom
+from kerasmem.models.freeing import collect
 from kerasmem.training.model_state import ModelState, load_state, read_state
 from kerasmem.training.steps.batches import row_count
 from kerasmem.training.steps.micro import MicroStep
@@ -69,7 +70,7 @@ class LocalEngine:
             traceback.clear_frames(current.__traceback__)
             current.__traceback__ = None
             current = current.__cause__ or current.__context__
-        gc.collect()
+        collect()  # models that are gone leave room for the next try
         return RanOut(diagnosis, is_dead=bool(self.model.jit_compile))
 
     def state(self) -> ModelState:
