@@ -23,6 +23,7 @@ from cases import FINDS, SECRET, Case, Door, Verdict
 
 _POLL_SECONDS = 0.1
 ENDED = ("crash", "hang", "memory")  # kinds of finds that end a process
+_ROOMS = {path.name for path in (Path(__file__).resolve().parents[2] / "kerasmem").rglob("*") if path.is_dir()}
 _PAGE = resource.getpagesize()
 _LARGEST_FILE = 1 << 30
 _TRIALS = 30  # to make a find smaller
@@ -200,7 +201,8 @@ class Runner:
         """Return the places in kerasmem, or the last ones, where a process that was ended was."""
         text = self._log.read_text(errors="replace") if self._log.exists() else ""
         places = re.findall(r'File "[^"]*?([\w.]+/[\w.]+\.py)", line \d+ in (\S+)', text)
-        return " < ".join(f"{file}:{name}" for file, name in places[:4]) or text[-200:]
+        ours = [(file, name) for file, name in places if file.partition("/")[0] in _ROOMS]
+        return " < ".join(f"{file}:{name}" for file, name in (ours or places)[:4]) or text[-200:]
 
 
 def _differences(one: bytes, other: bytes) -> list[tuple[int, int]]:

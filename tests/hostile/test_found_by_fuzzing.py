@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import struct
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -47,3 +51,43 @@ def test_a_record_whose_error_is_no_text(tmp_path):
         writer.write(b"\xff\x89" + np.arange(64, dtype="u1").tobytes())
     with pytest.raises(DataError, match="records 0 to 2 cannot be read"):
         convert_data(tmp_path / "d.tfrecord", tmp_path / "out.h5")
+
+
+HEAD = (
+    b'HTTP/1.1 206 OK\r\nETag: "1"\r\nContent-Range: bytes 0-999/1000\r\n'
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)  # fmt: skip
+READ = """
+import sys
+from kerasmem.errors import DataError
+from kerasmem.hdf5.remote import failures, objects
+from kerasmem.streaming.file_order import read_windows
+objects._SILENCE, failures._FIRST_WAIT, failures._LONGEST_WAIT = 0.3, 0.01, 0.01
+try:
+    list(read_windows([sys.argv[1]], ["x"]))
+except DataError as error:
+    sys.exit(f"Error: {error}")
+"""
+
+
+def test_a_server_that_breaks_its_chunked_coding_off(attack):
+    """aiohttp neither tells of the break nor minds the silence after it."""
+    pytest.importorskip("aiohttp")
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def answer(connection):
+        with contextlib.suppress(OSError):
+            while connection.recv(65536):
+                connection.sendall(HEAD)
+                time.sleep(0.1)
+                connection.sendall(b"3e0\r\n" + bytes(0x3E0) + b"\r\nzz\r\n")
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=server.accept()[:1], daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    with server:
+        found = attack(f"http://127.0.0.1:{server.getsockname()[1]}/x.h5", script=READ, seconds=40)
+    assert found.code == 1 and "failed 7 times in a row" in found.err, found.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from abc import ABC, abstractmethod
@@ -63,12 +64,23 @@ class PartialRange:
     async def fill(self, parts: AsyncIterator[bytes]) -> None:
         """Take what an answer's body brings; a body that breaks off is asked for again from there."""
         try:
-            async for data in parts:
+            async for data in _without_silence(parts):
                 self.put(data)
         except Exception as error:
             failure = classify(error)
             raise TransientError(str(failure)) from None if isinstance(failure, PermanentError) else failure
         self.check()
+
+
+async def _without_silence(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield what comes; aiohttp's own limit does not hold where a server breaks its chunked coding off."""
+    try:
+        while True:
+            yield await asyncio.wait_for(anext(parts), _SILENCE)
+    except StopAsyncIteration:
+        return
+    except asyncio.TimeoutError:
+        raise TransientError(f"nothing came for {_SILENCE:g} s") from None
 
 
 @dataclass
