@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from kerasmem import convert_data
+from kerasmem.datatools.converting import job
+from kerasmem.datatools.converting.job import Job
 from kerasmem.errors import DataError
 from kerasmem.monitoring import read_timeline
 from kerasmem.monitoring.log_summary import summarise
@@ -59,6 +61,8 @@ HEAD = (
 )  # fmt: skip
 READ = """
 import sys
+from kerasmem.datatools.converting import job
+from kerasmem.datatools.converting.job import Job
 from kerasmem.errors import DataError
 from kerasmem.hdf5.remote import failures, objects
 from kerasmem.streaming.file_order import read_windows
@@ -91,3 +95,49 @@ def test_a_server_that_breaks_its_chunked_coding_off(attack):
     with server:
         found = attack(f"http://127.0.0.1:{server.getsockname()[1]}/x.h5", script=READ, seconds=40)
     assert found.code == 1 and "failed 7 times in a row" in found.err, found.text
+
+
+def interrupted(monkeypatch, folder, after):
+    """Convert, and break off after so many checkpoints; return the folder that is left."""
+    saved, left = Job.checkpoint, [after]
+
+    def checkpoint(self, state):
+        saved(self, state)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "checkpoint", checkpoint)
+        patch.setattr(job, "CHECKPOINT_BYTES", 1)
+        with pytest.raises(KeyboardInterrupt):
+            convert_data(folder / "x.npy", folder / "out.h5", compression="gzip")
+    return folder / "out.h5.kerasmem-partial"
+
+
+def says(state, **changes):
+    story = json.loads(state.read_text())
+    state.write_text(json.dumps({**story, "state": {**story["state"], **changes}}))
+
+
+STORE = {"tails": "tails-0.npz", "done": [1], "sums": [1], "store": {"size": -5, "chunks": 1}}
+DAMAGES = {
+    "a size below zero": (1, lambda folder: says(folder / "state.json", write=STORE)),
+    "a text for a number": (1, lambda folder: says(folder / "state.json", next="a")),
+    "no arrays": (1, lambda folder: (folder / "tails-0.npz").write_bytes(b"\x80abc")),
+    "no HDF5": (3, lambda folder: (folder / "0.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(900))),
+    "no checksums": (3, lambda folder: says(folder / "state.json", sums=7)),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_conversion_is_told_and_begun_again(tmp_path, monkeypatch, name):
+    np.save(tmp_path / "x.npy", np.arange(4000, dtype="f4").reshape(1000, 4))
+    after, damage = DAMAGES[name]
+    folder = interrupted(monkeypatch, tmp_path, after)
+    damage(folder)
+    with pytest.raises(DataError, match="cannot be gone on with"):
+        convert_data(tmp_path / "x.npy", tmp_path / "out.h5", compression="gzip")
+    assert not folder.exists()
+    done = convert_data(tmp_path / "x.npy", tmp_path / "out.h5", compression="gzip", force=True)
+    assert done.rows == 1000 and not folder.exists()

@@ -160,7 +160,7 @@ def write_data(
             if verify and not placing:
                 run.verify(sums)
             run.place(outputs, sums)
-        return _result(run, outputs, sums, verified=verify, seconds=time.monotonic() - started)
+            return _result(run, outputs, sums, verified=verify, seconds=time.monotonic() - started)
     except OSError as error:
         if error.filename is None:
             raise

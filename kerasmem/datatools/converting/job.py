@@ -6,6 +6,7 @@ Its files grow while a conversion runs, and are cut back to where a checkpoint l
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -16,14 +17,15 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from kerasmem.errors import UsageError
-from kerasmem.hdf5.layout import shown
+from kerasmem.errors import DataError, KerasmemError, UsageError
+from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.units import GIB
 
 CHECKPOINT_BYTES = GIB
 _CHECKPOINT_SECONDS = 20
 _SUFFIX = ".kerasmem-partial"
 _STATE = "state.json"
+_OF_THE_DISK = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 
 
 def folder_of(output: str) -> str:
@@ -64,6 +66,7 @@ class Job:
         except OSError:
             pass  # a file system without locks
         self.state = self._read(output, discard)
+        self._goes_on = bool(self.state)
 
     def path(self, name: str) -> str:
         """Return the path of a file in the folder."""
@@ -89,6 +92,9 @@ class Job:
         """Remove the folder where the work ends or fails; keep it where the process is interrupted and can go on.
 
         A `UsageError` before anything was done leaves the folder of an earlier, interrupted conversion.
+
+        Raises:
+            DataError: what an interrupted conversion left is damaged.
         """
         try:
             yield
@@ -97,6 +103,11 @@ class Job:
                 self.close()
             else:
                 self.remove()
+            if self._goes_on and _is_damage(error):
+                raise DataError(
+                    f"{shown(self.folder)}: what an interrupted conversion left there cannot be gone on with "
+                    f"({one_line(str(error), 200)}); it was removed, and the same command now begins again"
+                ) from error
             raise
         self.remove()
 
@@ -129,6 +140,13 @@ class Job:
             if name != "lock":
                 os.unlink(self.path(name))
         return {}
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Return whether an error may come of files that are not what was written: none of the disk's, none with a name."""
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_THE_DISK):
+        return False
+    return isinstance(error, Exception) and not isinstance(error, (KerasmemError, MemoryError))
 
 
 def open_log(folder: str, name: str, size: int) -> BinaryIO:
