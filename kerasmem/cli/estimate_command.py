@@ -23,7 +23,7 @@ from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_json, show
 EXAMPLES = """\b
 Examples:
   kerasmem estimate model.h5
-  kerasmem estimate model.keras --batch-size 64 --device t4
+  kerasmem estimate model.keras -b 64 -d t4
   kerasmem estimate keras.applications:VGG16 --batch-size 128 --device 16GB
   kerasmem estimate model.keras --method graph --optimizer adam --top 10
   kerasmem estimate mymodels.unet:build --factory-arg depth=5 --json

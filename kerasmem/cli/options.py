@@ -26,9 +26,9 @@ class Choice(click.Choice[str]):
         return super().get_invalid_choice_message(value, ctx).rstrip(".") + (nearest(value, self.choices) or ".")
 
 
-def choice_option(name: str, choices: Sequence[str], help: str) -> Decorator:
+def choice_option(name: str, choices: Sequence[str], help: str, short: str | None = None) -> Decorator:
     """Return an option that takes one of some words, the first where it is not given."""
-    return click.option(name, type=Choice(choices), default=choices[0], help=help)
+    return click.option(*([] if short is None else [short]), name, type=Choice(choices), default=choices[0], help=help)
 
 
 def repeatable_option(*names: str, metavar: str, help: str) -> Decorator:
@@ -46,7 +46,9 @@ TRUST: tuple[Decorator, ...] = (
     click.option("--allow-hdf5-filters", is_flag=True, help="Have HDF5 undo filters that kerasmem cannot, unchecked."),
 )
 ONE_MODEL: tuple[Decorator, ...] = (click.argument("model", required=False),)
-method_option: Decorator = choice_option("--method", METHODS, "How to estimate; auto: as Keras would run the step.")
+method_option: Decorator = choice_option(
+    "--method", METHODS, "How to estimate; auto: as Keras would run the step.", "-m"
+)
 cache_option: Decorator = click.option(
     "--no-cache", is_flag=True, help="Compute again what was answered before (KERASMEM_CACHE=off: always)."
 )
@@ -56,10 +58,12 @@ timeout_option: Decorator = click.option(
 )
 
 TOP_HELP = "List the N largest layers, add up the others (0: all)."
-batch_size_option: Decorator = click.option("--batch-size", type=COUNT, default=32, help="Rows a batch.")
+batch_size_option: Decorator = click.option("-b", "--batch-size", type=COUNT, default=32, help="Rows a batch.")
 _MODEL: tuple[Decorator, ...] = (
-    click.option("--batch-size", type=COUNT, default=32, help="Samples in a batch."),
-    click.option("--device", help="A card (t4, a100-40, …: `kerasmem devices`) or a size (16GB): adds the verdict."),
+    click.option("-b", "--batch-size", type=COUNT, default=32, help="Samples in a batch."),
+    click.option(
+        "-d", "--device", help="A card (t4, a100-40, …: `kerasmem devices`) or a size (16GB): adds the verdict."
+    ),
     repeatable_option(
         "--input-shape",
         "input_shapes",
@@ -113,7 +117,7 @@ WRITING: tuple[Decorator, ...] = (
         help="Write dataset NAME from these columns, side by side; names, patterns, or * for the rest.",
     ),
     repeatable_option("--drop", metavar="COLUMN", help="Leave columns out; a name or a pattern."),
-    click.option("--batch-size", type=COUNT, default=32, help="Rows a batch, for the chunks."),
+    click.option("-b", "--batch-size", type=COUNT, default=32, help="Rows a batch, for the chunks."),
     click.option("--shuffle", is_flag=True, help="Write the rows in random order."),
     click.option("--seed", type=click.IntRange(min=0), default=0, help="Of what is random."),
     click.option("--compression", default="none", metavar="KIND", help="none, gzip, zstd; or gzip:1 to gzip:9."),

@@ -64,7 +64,8 @@ def check_factory_name(text: str, option: str) -> None:
         raise UsageError(f"{option} {text!r}: write package.module:function or file.py:function")
     known = public_names(module) if module.startswith("keras.") else frozenset()
     if known and function not in known:
-        raise UsageError(f"{option} {text!r}: {module} has no function {function!r}{nearest(function, known)}")
+        hint = nearest(function, sorted(known, reverse=True))  # ResNet50 rather than the module resnet50
+        raise UsageError(f"{option} {text!r}: {module} has no function {function!r}{hint}")
     if module.endswith(".py") and not Path(module).exists():
         raise UsageError(f"{option} {module}: no such file")
 

@@ -260,3 +260,10 @@ def test_sixteen_hundred_million_parameters_in_little_memory(program, tmp_path):
         assert data["model"]["parameters"] > 1_600_000_000
         assert data["settings"]["method"] == "graph" and data["bytes"]["optimizer"] > 12_800_000_000
         assert kibibytes * 1024 < 1_500_000_000
+
+
+def test_short_options(cli, model_file):
+    short = cli("estimate", model_file, "-b", 7, "-d", "t4", "-m", "formula", "--json")
+    long = cli("estimate", model_file, "--batch-size", 7, "--device", "t4", "--method", "formula", "--json")
+    assert json.loads(short.out) == json.loads(long.out)
+    assert json.loads(short.out)["settings"]["batch_size"] == 7
