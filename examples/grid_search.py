@@ -39,7 +39,7 @@ def trial(units: int, rate: float) -> tuple[float, object]:
 best = kerasmem.BestWeights("val_accuracy")
 print(f"{'units':>6} {'rate':>6} {'accuracy':>9} {'peak':>9}")
 for units, rate in itertools.product((8, 64, 4096), (0.001, 0.01)):
-    run = kerasmem.run_isolated(trial, units, rate, memory_limit=options.limit, output=False)
+    run = kerasmem.run_isolated(trial, units, rate, device_memory_limit=options.limit, output=False)
     if run.out_of_memory:
         print(f"{units:6} {rate:6} {run.reason}")
         continue

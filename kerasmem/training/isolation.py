@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -70,10 +71,11 @@ def run_isolated(
     function: Callable[..., Any],
     /,
     *arguments: Any,
-    memory_limit: int | str | None = None,
+    device_memory_limit: int | str | None = None,
     host_memory_limit: int | str | None = None,
     timeout: float | None = None,
     output: bool = True,
+    memory_limit: int | str | None = None,
     **named: Any,
 ) -> IsolatedRun:
     """Call a function in a process of its own, such as one trial of a grid search.
@@ -87,11 +89,12 @@ def run_isolated(
     Args:
         function: to be called; return plain values or arrays (`model.get_weights()`), or a Keras model.
         *arguments: for the function.
-        memory_limit: of each device's memory for TensorFlow, in bytes or as "4GB": the card's, or without one the
-            host's as TensorFlow allocates it.
+        device_memory_limit: of each device's memory for TensorFlow, in bytes or as "4GB": the card's, or without one
+            the host's as TensorFlow allocates it. What else the process holds on the host is not limited by it.
         host_memory_limit: resident bytes, looked at 20 times a second; beyond it the process is ended.
         timeout: seconds from the start of the process, after which it is ended.
         output: show what the function prints.
+        memory_limit: the former name of `device_memory_limit`.
         **named: keyword arguments for the function; its own `timeout`, for one, goes in by `functools.partial`.
 
     Returns:
@@ -109,7 +112,12 @@ def run_isolated(
     """
     if not callable(function):
         raise UsageError(f"run_isolated: give a function, not a {type(function).__name__}")
-    limits, device_bytes = _read_limits(memory_limit, host_memory_limit, timeout)
+    if memory_limit is not None:
+        if device_memory_limit is not None:
+            raise UsageError("memory_limit and device_memory_limit are the same: give device_memory_limit alone")
+        warnings.warn("memory_limit is called device_memory_limit now", FutureWarning, stacklevel=2)
+        device_memory_limit = memory_limit
+    limits, device_bytes = _read_limits(device_memory_limit, host_memory_limit, timeout)
     begin = time.monotonic()
     with ForkedCall(function, arguments, named, limits=limits, device_bytes=device_bytes, output=output) as call:
         call.run()
@@ -121,10 +129,10 @@ def run_isolated(
         return _died(call, common) if answer is None else _answered(answer, common)
 
 
-def _read_limits(memory_limit: Any, host_memory_limit: Any, timeout: Any) -> tuple[Limits, int | None]:
+def _read_limits(device_memory_limit: Any, host_memory_limit: Any, timeout: Any) -> tuple[Limits, int | None]:
     """Return the limits of host memory and time, and the bytes of device memory."""
     sizes: list[int | None] = []
-    for name, value in (("memory_limit", memory_limit), ("host_memory_limit", host_memory_limit)):
+    for name, value in (("device_memory_limit", device_memory_limit), ("host_memory_limit", host_memory_limit)):
         if value is not None:
             value = parse_size(value if isinstance(value, bool) else str(value), field=name)
             if value < MIB:
@@ -132,8 +140,8 @@ def _read_limits(memory_limit: Any, host_memory_limit: Any, timeout: Any) -> tup
         sizes.append(value)
     if timeout is not None and not checks.number("timeout", timeout) > 0:
         raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
-    if memory_limit is not None and os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
-        raise UsageError("memory_limit: only TensorFlow's allocator can be limited; use the TensorFlow backend")
+    if device_memory_limit is not None and os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
+        raise UsageError("device_memory_limit: only TensorFlow's allocator can be limited; use the TensorFlow backend")
     return Limits(timeout, sizes[1]), sizes[0]
 
 

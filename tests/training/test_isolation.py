@@ -82,7 +82,7 @@ def test_a_model_comes_back_and_its_peak_is_the_allocators():
 
 
 def test_out_of_memory_is_a_value():
-    run = run_isolated(train, WIDTH, memory_limit="64MB", output=False)
+    run = run_isolated(train, WIDTH, device_memory_limit="64MB", output=False)
     assert run.out_of_memory and run.status == "out of memory" and run.value is None
     assert run.diagnosis.out_of_memory and run.diagnosis.family == "tensorflow"
     assert 0 < run.peak_bytes <= 64 * 10**6
@@ -90,7 +90,7 @@ def test_out_of_memory_is_a_value():
         run.get()
     data = run.to_dict()
     assert data["status"] == "out of memory" and data["diagnosis"]["out_of_memory"] and "value" not in data
-    assert run_isolated(train, 10, memory_limit="64MB", output=False).status == "done"  # nothing is left of it
+    assert run_isolated(train, 10, device_memory_limit="64MB", output=False).status == "done"  # nothing is left of it
 
 
 def test_host_memory_that_runs_out_is_a_value():
@@ -168,17 +168,26 @@ def test_what_cannot_be_sent_is_said():
 
 
 @pytest.mark.parametrize(
-    "options", [{"memory_limit": "lots"}, {"memory_limit": -1}, {"host_memory_limit": True}, {"timeout": 0}], ids=str
+    "options",
+    [{"device_memory_limit": "lots"}, {"device_memory_limit": -1}, {"host_memory_limit": True}, {"timeout": 0}],
+    ids=str,
 )
 def test_wrong_limits(options):
     with pytest.raises(UsageError, match=next(iter(options))):
         run_isolated(len, (), **options)
 
 
+def test_the_former_name_of_the_devices_limit_warns():
+    with pytest.warns(FutureWarning, match="is called device_memory_limit"), pytest.raises(UsageError, match="device"):
+        run_isolated(len, (), memory_limit="lots")
+    with pytest.raises(UsageError, match="are the same"):
+        run_isolated(len, (), memory_limit="1GB", device_memory_limit="1GB")
+
+
 def test_other_backends_have_no_limit(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     with pytest.raises(UsageError, match="TensorFlow backend"):
-        run_isolated(len, (), memory_limit="1GB")
+        run_isolated(len, (), device_memory_limit="1GB")
 
 
 def test_environment_and_folder_are_those_of_the_call(monkeypatch, tmp_path):
