@@ -21,6 +21,7 @@ from kerasmem.rendering.track_table import track_table
 _spans: list[Span] = []
 _lock = threading.Lock()
 _shown_by: int | None = None  # the process that has promised the table
+_shown = 0  # spans that a notebook has been shown
 
 
 def summary(
@@ -77,8 +78,9 @@ def track(label: str, *, show: bool = True) -> Tracker:
     """Measure what an action costs: TensorFlow's allocator, the card, and the host, before, after and at the peak.
 
     Use it around a block or as a decorator, nested and in any thread. When the program ends, one table of all
-    actions is written to standard error. The allocator's peak is exact, and had by resetting its statistics, as
-    `MemoryLogger` does; card and host are read 20 times a second by a thread that ends with the last action.
+    actions is written to standard error; a notebook shows the new ones whenever an outermost block ends. The
+    allocator's peak is exact, and had by resetting its statistics, as `MemoryLogger` does; card and host are read 20
+    times a second by a thread that ends with the last action.
     TensorFlow is neither loaded nor made to start its devices.
 
     Args:
@@ -113,24 +115,39 @@ def tracked() -> tuple[Span, ...]:
 
 
 def _keep(span: Span) -> None:
-    global _shown_by
+    global _shown_by, _shown
     with _lock:
         if _shown_by != os.getpid():  # a forked child has its own
             _shown_by = os.getpid()
             _spans.clear()
-            atexit.register(_show, _shown_by)
+            _shown = 0
+            atexit.register(_show_the_rest, _shown_by)
         _spans.append(span)
+        if len(span.path) > 1 or not _in_notebook():
+            return
+        new, _shown = tuple(_spans[_shown:]), len(_spans)
+    _show(new, sys.stdout)
 
 
-def _show(pid: int) -> None:
-    stream = sys.stderr
-    if pid != os.getpid() or stream is None or stream.closed or not _spans:
+def _in_notebook() -> bool:
+    """Return whether this is a notebook's kernel, where the program's end is far away."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def _show_the_rest(pid: int) -> None:
+    if pid == os.getpid():
+        _show(tracked()[_shown:], sys.stderr)
+
+
+def _show(spans: Sequence[Span], stream: Any) -> None:
+    if stream is None or stream.closed or not spans:
         return
     if stream.isatty():
         console = Console(file=stream, emoji=False, markup=False, highlight=False)
-        console.print(track_table(tracked(), console.width))
+        console.print(track_table(spans, console.width))
     else:
-        stream.write(plain_text(track_table(tracked())))
+        stream.write(plain_text(track_table(spans)))
 
 
 if hasattr(os, "register_at_fork"):

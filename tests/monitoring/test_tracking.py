@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -220,6 +222,24 @@ def test_one_plain_table_at_the_end(run_python):
     assert lines[2].startswith("  read [red]\\x1b[2Jpart") and " 3 " in lines[2]
     assert lines[3].startswith("train (1 failed)")
     assert len(lines) == 4
+
+
+def test_a_notebook_shows_the_table_when_the_outermost_block_ends(monkeypatch, capsys):
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    with kerasmem.track("outer block"):
+        with kerasmem.track("inner block"):
+            pass
+        assert capsys.readouterr().out == ""
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0].strip() or line.split()[0] for line in shown if line][:2] == ["Action", "outer block"]
+    assert "  inner block" in shown[2]
+    with kerasmem.track("second cell"):
+        pass
+    shown = capsys.readouterr().out
+    assert "second cell" in shown
+    assert "outer block" not in shown
+    assert [span.label for span in kerasmem.tracked()][-3:] == ["inner block", "outer block", "second cell"]
 
 
 def test_the_table_orders_children_below_parents():
