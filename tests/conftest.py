@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import loaded_python as loaded
 import numpy as np
 import onednn
 import pytest
@@ -99,6 +100,23 @@ def program():
         return Result(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def loaded_python():
+    """Run Python, where it is started as `sys.executable`, as forks of a process that has loaded TensorFlow.
+
+    For a file of tests: `pytestmark = pytest.mark.usefixtures("loaded_python")`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", loaded.executable())
+        yield
+
+
+@pytest.fixture
+def new_python(monkeypatch):
+    """Run a new Python all the same: for what is held of its start, its memory, or the tree of processes."""
+    monkeypatch.setattr(sys, "executable", loaded.NEW_PYTHON)
 
 
 @pytest.fixture

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+WITHOUT_ONEDNN = {
+    "TF_ENABLE_ONEDNN_OPTS": "0"
+}  # which the example sets itself, too late for a Python that has loaded it
 
 
 @pytest.mark.usefixtures("onednn_kernels")
@@ -25,6 +30,7 @@ def test_estimate_vs_runtime(program, tmp_path):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("new_python")
 def test_train_with_logger(program, tmp_path):
     result = program(EXAMPLES / "train_with_logger.py", cwd=tmp_path)
     assert result.code == 0, result.err
@@ -61,7 +67,7 @@ def test_grid_search(program):
 
 
 def test_recover_from_oom(program):
-    survived = program(EXAMPLES / "recover_from_oom.py")
+    survived = program(EXAMPLES / "recover_from_oom.py", env=WITHOUT_ONEDNN)
     assert survived.code == 0, survived.err
     assert "ran out of memory" in survived.out and "in micro-batches of 256 rows" in survived.out
     assert re.search(r"^step 0: 512 rows, then \d+ at a time$", survived.out, re.MULTILINE)
@@ -69,8 +75,8 @@ def test_recover_from_oom(program):
 
 @pytest.mark.slow
 def test_recover_from_oom_gives_the_weights_of_a_run_that_had_memory(program):
-    survived = program(EXAMPLES / "recover_from_oom.py")
-    whole = program(EXAMPLES / "recover_from_oom.py", "4000")
+    survived = program(EXAMPLES / "recover_from_oom.py", env=WITHOUT_ONEDNN)
+    whole = program(EXAMPLES / "recover_from_oom.py", "4000", env=WITHOUT_ONEDNN)
     assert "ran out" not in whole.out
     assert whole.out.splitlines()[-1] == survived.out.splitlines()[-1], "the same weights"
 

@@ -14,6 +14,8 @@ import pytest
 import kerasmem
 from kerasmem.estimation.formula import MEASURED_HIGH, MEASURED_LOW
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 sys.path.insert(0, str(ROOT / "scripts"))

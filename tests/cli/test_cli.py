@@ -13,6 +13,8 @@ import pytest
 import kerasmem
 from kerasmem.cli import COMMANDS
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 
 @pytest.fixture(autouse=True)
 def no_cache(monkeypatch):
@@ -127,6 +129,7 @@ for arguments, message in (
 """
 
 
+@pytest.mark.usefixtures("new_python")
 def test_a_wrong_name_is_told_before_keras_is_imported(program, tmp_path):
     (tmp_path / "model.h5").write_bytes(b"")
     result = program("-c", WRONG_NAMES, cwd=tmp_path)
@@ -163,6 +166,7 @@ def test_debug_shows_the_traceback(program, where, tmp_path):
     assert "ModelFileError" in result.err
 
 
+@pytest.mark.usefixtures("new_python")
 def test_a_full_disk_is_no_defect(model_file):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -195,6 +199,7 @@ def test_a_defect_is_named_as_one(cli, model_file, monkeypatch):
     assert "Traceback" not in result.err
 
 
+@pytest.mark.usefixtures("new_python")
 def test_a_closed_pipe_is_no_error(model_file):
     command = f"{sys.executable} -m kerasmem devices | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
@@ -211,6 +216,7 @@ def test_another_keras_backend_is_a_clear_message(program, model_file):
         assert "Traceback" not in result.err
 
 
+@pytest.mark.usefixtures("new_python")
 def test_another_backend_in_the_configuration_file(program, model_file, tmp_path):
     (tmp_path / "keras.json").write_text('{"backend": "jax"}')
     result = program("-m", "kerasmem", "estimate", model_file, env={"KERAS_HOME": str(tmp_path)})
@@ -233,6 +239,7 @@ def test_devices(cli):
     assert card["memory_source"] in cli("devices", "--sources").out
 
 
+@pytest.mark.usefixtures("new_python")
 def test_sixteen_hundred_million_parameters_in_little_memory(program, tmp_path):
     """The whole command stays under 1.5 GB of host memory, where the weights alone would take 6.4 GB."""
     (tmp_path / "big.py").write_text(

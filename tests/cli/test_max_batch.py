@@ -8,6 +8,8 @@ from pathlib import Path
 import keras
 import pytest
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from kerasmem.estimation.probe.running import Answer, Run
+
+pytestmark = pytest.mark.usefixtures("loaded_python")
 
 MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
 

@@ -11,6 +11,8 @@ import pytest
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.profiling.results import PeakBytes, StepProfile
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
 CATEGORIES = PeakBytes.CATEGORIES
 

@@ -71,6 +71,7 @@ def test_the_formula_needs_no_spinner_and_names_are_escaped(monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["estimate", "max-batch", "compare"])
+@pytest.mark.usefixtures("new_python")
 def test_a_cached_answer_says_so(cli, mnist_cnn, tmp_path, monkeypatch, command):
     mnist_cnn.save(tmp_path / "m.keras")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 SCRIPT = """
 import json, sys
 import tensorflow as tf

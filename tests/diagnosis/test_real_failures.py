@@ -13,6 +13,8 @@ import pytest
 
 import kerasmem
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 HERE = Path(__file__).resolve().parent
 LIMIT = 64 * 2**20
 CASES = ["forward graph", "backward graph", "optimizer graph", "backward xla"]

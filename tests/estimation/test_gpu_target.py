@@ -24,6 +24,8 @@ from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import ChildFailure
 from kerasmem.units import GIB, MIB
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 A100, T4, H100 = find_card("a100-80"), find_card("t4"), find_card("h100-sxm")
 JAX_IS_MISSING = worker.missing_parts()
 needs_jax = pytest.mark.skipif(JAX_IS_MISSING, reason="needs pip install 'kerasmem[gpu-targets]'")

@@ -15,6 +15,8 @@ from kerasmem.errors import KerasmemError
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import MemoryReport
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 layers = keras.layers
 ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "CUDA_VISIBLE_DEVICES": "-1"}
 

@@ -31,6 +31,8 @@ from kerasmem.estimation.report import Pool
 from kerasmem.estimation.tracing import Step
 from kerasmem.models.request import ModelRequest
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 # What may be asked
 
 

@@ -13,6 +13,8 @@ from kerasmem.errors import UsageError
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.parallel.exchange import gradients_exchanged
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 MODEL = f"{Path(__file__).parents[1]}/support/small_models.py:perceptron"
 BENCH = Path(__file__).resolve().parent.parent.parent / "scripts" / "bench"
 HAS_JAX = importlib.util.find_spec("jax") is not None

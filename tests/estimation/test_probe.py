@@ -14,6 +14,8 @@ from kerasmem.estimation.probe.probing import probe
 from kerasmem.estimation.probe.running import run_steps
 from kerasmem.models.request import ModelRequest
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 MODELS = Path(__file__).parents[1] / "support" / "small_models.py"
 
 
@@ -71,6 +73,7 @@ def test_running_out_of_memory_is_a_message(monkeypatch):
     assert message.endswith("take a smaller batch")
 
 
+@pytest.mark.usefixtures("new_python")
 def test_too_little_time_or_host_memory_is_a_message():
     request = ModelRequest(f"{MODELS}:convnet")
     with pytest.raises(KerasmemError, match=r"batch size 8, 4 gave no answer: it took longer than 0\.5 s; .*--timeout"):

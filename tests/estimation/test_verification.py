@@ -13,6 +13,8 @@ from kerasmem.estimation.search import SearchResult
 from kerasmem.estimation.sizing import max_batch_size
 from kerasmem.estimation.verification import Trial, largest_that_ran
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 
 def ran_up_to(most, log=None):
     def try_size(size):

@@ -18,6 +18,8 @@ from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 layers = keras.layers
 ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "CUDA_VISIBLE_DEVICES": "-1"}
 

@@ -14,6 +14,8 @@ from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 layers = keras.layers
 
 

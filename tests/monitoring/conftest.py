@@ -1,7 +1,7 @@
 """Runs training scripts in processes of their own, under TensorFlow's real BFC allocator.
 
-The allocator is chosen by environment variables that TensorFlow reads when it starts, so each kind of run
-needs a fresh interpreter. The scenarios that can share one do: `scenario("name")` gives what the function of
+The allocator is chosen by environment variables that TensorFlow reads with its first operation, so each kind of run
+needs a process. The scenarios that can share one do: `scenario("name")` gives what the function of
 that name in `scenarios.py` returned.
 """
 

@@ -1,9 +1,10 @@
-"""A fresh Python under TensorFlow's real BFC allocator."""
+"""Python under TensorFlow's real BFC allocator."""
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from loaded_python import NEW_PYTHON, executable
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -22,12 +23,12 @@ def environment(**environ):
     return {name: value for name, value in {**clean, **settings, **environ}.items() if value is not None}
 
 
-def python(*args, cwd, check=True, **environ):
-    """Run Python on `args` in `cwd`, with the BFC allocator on the CPU and `environ` on top."""
+def python(*args, cwd, check=True, new=False, **environ):
+    """Run Python on `args` in `cwd`, with the BFC allocator on the CPU and `environ` on top: a fork, or a new one."""
+    command = [NEW_PYTHON if new else executable(), *map(str, args)]
     done = subprocess.run(
-        [sys.executable, *map(str, args)], cwd=cwd, env=environment(**environ), capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
+        command, cwd=cwd, env=environment(**environ), capture_output=True, text=True, timeout=300, check=False
+    )
     if check and done.returncode:
         raise AssertionError(f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
     return done

@@ -24,6 +24,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from loaded_python import NEW_PYTHON
 from recorded_nvml import RecordedNvml
 
 from kerasmem import MemoryLogger
@@ -831,7 +832,7 @@ def _fitted(logger):
 @scenario
 def process_tree():
     """A child process of 100 MiB that lives during one run."""
-    command = [sys.executable, "-c", "b = b'x' * (100 * 2**20); print(flush=True); input()"]
+    command = [NEW_PYTHON, "-c", "b = b'x' * (100 * 2**20); print(flush=True); input()"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     child.stdout.readline()
     try:

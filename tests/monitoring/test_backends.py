@@ -39,7 +39,7 @@ def backend(request):
 
 
 def test_the_host_is_logged_and_the_rest_explained(backend, run_python):
-    done = run_python("-c", SCRIPT, KERAS_BACKEND=backend, JAX_PLATFORMS="cpu")
+    done = run_python("-c", SCRIPT, new=True, KERAS_BACKEND=backend, JAX_PLATFORMS="cpu")
     found = json.loads(next(line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT")))
     assert found["backend"] == backend and found["growth"] == "other backend"
     assert found["tensorflow"] == [False, False], "nothing of it is needed"

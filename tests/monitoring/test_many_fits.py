@@ -123,5 +123,5 @@ for name in list(vars(module)):  # as at the interpreter's end
 
 
 def test_nothing_is_said_at_the_interpreters_end(run_python):
-    done = run_python("-c", END)
+    done = run_python("-c", END, new=True)
     assert "Error" not in done.stderr and "ignored" not in done.stderr

@@ -12,6 +12,8 @@ import pytest
 
 from kerasmem.monitoring import read_timeline
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 PRELUDE = """
 import json, os, sys
 import keras, numpy as np
@@ -120,7 +122,7 @@ model.fit(np.ones((2400, 4)), np.ones((2400, 1)), batch_size=8, verbose=0, callb
 
 
 def test_a_program_that_ends_by_an_exception_leaves_every_batch(run_python, tmp_path):
-    done = run_python("-c", PRELUDE + UNCAUGHT, check=False)
+    done = run_python("-c", PRELUDE + UNCAUGHT, check=False, new=True)
     assert "nobody catches this" in done.stderr
     assert [sample.batch for sample in read_timeline(tmp_path / "log.csv")] == list(range(201))
 

@@ -184,7 +184,7 @@ print("RESULT", json.dumps([loaded, growable] + results))
 
 
 def test_the_allocators_peak_is_exact_and_tensorflow_is_left_alone(run_python):
-    done = run_python("-c", ALLOCATOR)
+    done = run_python("-c", ALLOCATOR, new=True)
     loaded, growable, first, second, outer, inner, later = json.loads(done.stdout.rpartition("RESULT ")[2])
     assert (loaded, first, second) == (False, {}, {})
     assert growable == "no gpu", "had its devices been started, on a GPU this would be too late"

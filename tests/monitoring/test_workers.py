@@ -11,6 +11,8 @@ from kerasmem.cluster import Worker, find_worker
 from kerasmem.monitoring import read_timeline
 from kerasmem.monitoring.ranks import own_path
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 ROOT = Path(__file__).parents[2]
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "evaluator": ["d:1"]}
 

@@ -15,6 +15,8 @@ from kerasmem.errors import UsageError
 from kerasmem.monitoring.step_profiler import StepProfiler
 from kerasmem.profiling.results import PeakBytes, StepProfile
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 SCRIPT = Path(__file__).with_name("step_profiles.py")
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("own_step", "a_convnet", "by_xla", "several_at_once", "too_few", "another_profiler", "after_a_failure")

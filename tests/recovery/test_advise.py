@@ -18,6 +18,8 @@ from kerasmem.recovery.remedies import RemedySearch
 from kerasmem.recovery.script import script
 from kerasmem.recovery.traits import Traits
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 MODELS = Path(advised_models.__file__)
 RESIDUAL = f"{MODELS}:residual"
 BATCH = 1024
@@ -36,7 +38,8 @@ def search_for(name, *, device="16GB", batch_size=BATCH, **options):
 
 @pytest.fixture(scope="module")
 def advice():
-    return kerasmem.advise(RESIDUAL, device="14MB", batch_size=BATCH, factory_args={"blocks": 2}, method="graph")
+    of = {"factory_args": {"blocks": 2}, "method": "graph", "budget_seconds": None}
+    return kerasmem.advise(RESIDUAL, device="14MB", batch_size=BATCH, **of)
 
 
 def named(advice, word):

@@ -9,6 +9,8 @@ import pytest
 
 from kerasmem.recovery.combinations import Answer, Option, combinations, guess, search_combinations
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 BASE = frozenset()
 
 

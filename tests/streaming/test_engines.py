@@ -21,8 +21,10 @@ from kerasmem.cluster import worker_of
 from kerasmem.streaming.distributed import share_batches
 from kerasmem.training.common_point import latest_common
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 HERE = Path(__file__).parent
-ROWS, WIDTH, BATCH, EPOCHS = 8192, 1024, 32, 2
+ROWS, WIDTH, BATCH, EPOCHS = 4096, 1024, 32, 2
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ import pytest
 from kerasmem import H5ChunkSequence
 from kerasmem.units import MIB, parse_size
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 HERE = Path(__file__).parent
 WIDTH = 1024
 

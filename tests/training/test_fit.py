@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 HERE = Path(__file__).parent
 KILLED = signal.SIGKILL
 LIMIT = 16  # MB; a whole batch of the wide model takes more, in graph mode and under XLA
@@ -28,7 +30,7 @@ def run_all(folder, runs):
         capture_output=True,
         text=True,
         timeout=900,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent), "TF_ENABLE_ONEDNN_OPTS": "0"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])

@@ -13,6 +13,8 @@ import kerasmem
 from kerasmem.errors import DataError, UsageError
 from kerasmem.training.steps.losses import Divisors
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 L = keras.layers
 ROWS = 22
 random = np.random.default_rng(0)

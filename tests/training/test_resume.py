@@ -16,6 +16,8 @@ import pytest
 from kerasmem import H5ChunkSequence, ResumeTraining
 from kerasmem.errors import DataError, UsageError
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 HERE = Path(__file__).parent
 ROWS = 203
 
