@@ -58,20 +58,21 @@ def test_mnist_cnn(tmp_path):
     assert estimate(tmp_path / "m.json").formula.activation_elements_per_sample == 29_978
 
 
-@pytest.mark.parametrize("name", ["ResNet50", "MobileNetV2", "EfficientNetB0", "MobileNetV3Small", "ConvNeXtTiny"])
-def test_applications(tmp_path, name):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ResNet50", "MobileNetV2", "EfficientNetB0", "MobileNetV3Small", "ConvNeXtTiny",
+        pytest.param("DenseNet121", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_applications_agree_layer_by_layer_with_the_original(tmp_path, name):
     """Arguments that Keras 3 lost, names with slashes, layers it does not export, `tf.*` between layers."""
     model = getattr(tf_keras.applications, name)(weights=None, input_shape=(64, 64, 3))
     report = check(model, tmp_path / "m.h5")
-    shapes = [row.output_shape for row in report.layers if row.output_shape == (None, *model.output_shape[1:])]
-    assert shapes
-
-
-def test_shapes_agree_layer_by_layer_with_the_original(tmp_path):
-    model = tf_keras.applications.DenseNet121(weights=None, input_shape=(64, 64, 3))
-    report = check(model, tmp_path / "m.h5")
     ours = {row.name: row.output_shape for row in report.layers}
-    for layer in model.layers:
+    alone = [layer for layer in model.layers if not isinstance(layer, tf_keras.Model)]
+    assert len(alone) > 0.9 * len(model.layers) and alone[-1] is model.layers[-1]
+    for layer in alone:
         shape = layer.output_shape[0] if isinstance(layer.output_shape, list) else layer.output_shape
         assert ours[layer.name.replace("/", "_")] == shape
 
