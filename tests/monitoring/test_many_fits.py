@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).with_name("many_fits.py")
 PACKAGE = Path(sampler_module.__file__).parents[1]
 
 
-@pytest.mark.parametrize("count", [90, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [45, pytest.param(2000, marks=pytest.mark.slow)])
 def test_many_short_fits_end_as_they_would_without_the_logger(tmp_path, count):
     command = [sys.executable, SCRIPT, str(count)]
     done = subprocess.run(
