@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import h5py
@@ -24,6 +25,7 @@ _SOURCES = 10_000  # of a virtual dataset, looked at one by one
 _DEPTH = 16  # virtual datasets that read virtual datasets
 _LINKS = 16  # soft and external links followed for one name
 _WAY_OUT = "pass allow_external=True if you trust the file"
+_ENDLESS = int(h5py.h5s.UNLIMITED)  # how often a block is repeated as long as there is data
 _LINK_FOLDERS, _SOURCE_FOLDERS, _RAW_FOLDERS = "HDF5_EXT_PREFIX", "HDF5_VDS_PREFIX", "HDF5_EXTFILE_PREFIX"
 
 DAMAGED = (OSError, RuntimeError, ValueError, TypeError, LookupError, OverflowError, MemoryError, EOFError)
@@ -105,8 +107,10 @@ def _check_storage(file: h5py.File, name: str, dataset: h5py.Dataset, trail: _Tr
     if creation.get_layout() != h5py.h5d.VIRTUAL:
         return
     trail.depth += 1
-    for where, source in _named_sources(here, creation):
+    for number, (where, source) in enumerate(_named_sources(here, creation)):
         _check_source(file, here, where, source, trail)
+        if where == "." and "%" not in source:
+            _check_selection(file, here, source, creation, number)
     trail.depth -= 1
 
 
@@ -150,6 +154,39 @@ def _check_source_in(file: h5py.File, here: str, source: str, trail: _Trail) -> 
             raise DataError(f"{here} is virtual, and its source {shown(name)} cannot be opened") from error
         if isinstance(found, h5py.Dataset):
             _check_storage(file, name, found, trail)
+
+
+def _check_selection(file: h5py.File, here: str, source: str, creation: Any, number: int) -> None:
+    """Refuse what lies outside the source: HDF5 reads beyond its end, memory of the process, or divides by zero."""
+    try:
+        there = file.get(encoded(source))
+        shape = shape_of(there) if isinstance(there, h5py.Dataset) else None
+        taken = creation.get_virtual_srcspace(number)
+        if shape is None or taken.get_select_type() == h5py.h5s.SEL_NONE:
+            return
+        if taken.get_select_type() == h5py.h5s.SEL_ALL:  # whose extent is not stored
+            fits = int(creation.get_virtual_vspace(number).get_select_npoints()) == prod(shape)
+        else:
+            fits = taken.get_simple_extent_ndims() == len(shape) and _lies_within(taken, shape)
+    except DAMAGED as error:
+        raise DataError(f"{here} is virtual, and where it lies in {shown(source)} cannot be read") from error
+    if not fits:
+        raise DataError(
+            f"{here} is virtual and speaks of more than its source {shown(source)} of shape {shape} holds; it is "
+            "damaged: write the file again"
+        )
+
+
+def _lies_within(taken: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether a selection is of a dataset of some shape; where it has no end HDF5 ends it with the dataset."""
+    if taken.is_regular_hyperslab():
+        start, stride, count, block = (tuple(map(int, each)) for each in taken.get_regular_hyperslab())
+        endless = [_ENDLESS in (often, long) for often, long in zip(count, block, strict=True)]
+        ends = [
+            at + (often - 1) * step + long for at, step, often, long in zip(start, stride, count, block, strict=True)
+        ]
+        return all(free or end <= extent for free, end, extent in zip(endless, ends, shape, strict=True))
+    return all(int(last) < extent for last, extent in zip(taken.get_select_bounds()[1], shape, strict=True))
 
 
 def _blocks(file: h5py.File, source: str, trail: _Trail) -> list[str]:

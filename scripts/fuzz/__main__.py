@@ -43,6 +43,7 @@ from doors import DOORS  # noqa: E402
 from running import Runner, Tried, draw_of, lay_out_secrets  # noqa: E402
 
 _KEPT_OF_A_KIND = 5
+_TURN, _REST = 8.0, 1.0  # seconds; whoever rests lets another one have the next turn
 _BUSY = 3.0  # processes that want to run, on average of a minute
 
 
@@ -109,14 +110,16 @@ def run(
     runner, outcomes, finds, number = Runner(door, folder), Counter[str](), Finds(keep, door, seed), 0
     active = 0.0
     while time.monotonic() - began < seconds:
-        cases = [door.make(draw_of(door.name, seed, number + each)) for each in range(door.batch)]
         with turn(turns):
             started = time.monotonic()
-            for each, tried in enumerate(list(runner.tried(cases))):
-                kind = tried.verdict.kind
-                outcomes[finds.take(tried, number + each, runner) if kind in FINDS else kind] += 1
+            while (now := time.monotonic()) - started < _TURN and now - began < seconds:
+                cases = [door.make(draw_of(door.name, seed, number + each)) for each in range(door.batch)]
+                for each, tried in enumerate(list(runner.tried(cases))):
+                    kind = tried.verdict.kind
+                    outcomes[finds.take(tried, number + each, runner) if kind in FINDS else kind] += 1
+                number += len(cases)
             active += time.monotonic() - started
-        number += len(cases)
+        time.sleep(0 if turns is None else _REST)
     return {
         "seed": seed, "seconds": round(time.monotonic() - began, 1), "active_seconds": round(active, 1),
         "cases": number,

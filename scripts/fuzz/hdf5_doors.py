@@ -93,9 +93,10 @@ def read_everything(path: str) -> None:
         if isinstance(thing, h5py.Dataset):
             with contextlib.suppress(Exception):
                 thing.id.chunk_iter(lambda info: None)
-            with contextlib.suppress(Exception):
-                if thing.nbytes < _LARGEST:
-                    thing[()]
+            for part in ((), slice(0, None)):
+                with contextlib.suppress(Exception):
+                    if thing.nbytes < _LARGEST:
+                        thing[part]
         elif isinstance(thing, h5py.Group):
             for name in itertools.islice(thing, 100):
                 with contextlib.suppress(Exception):
@@ -202,10 +203,13 @@ def read_h5py(path: str, wanted: dict[str, np.ndarray]) -> dict[str, Any]:
     try:
         with h5py.File(path, "r") as file:
             for name in wanted:
-                try:
-                    found[name] = file[name.encode("utf-8", "surrogateescape")][()]
-                except Exception as error:
-                    found[name] = f"{type(error).__name__}: {error}"
+                dataset = file[name.encode("utf-8", "surrogateescape")]
+                for part in ((), slice(0, None)):  # of some virtual datasets HDF5 reads all rows and not the whole
+                    try:
+                        found[name] = dataset[part]
+                        break
+                    except Exception as error:
+                        found[name] = f"{type(error).__name__}: {error}"
     except Exception as error:
         return {name: found.get(name, f"{type(error).__name__}: {error}") for name in wanted}
     return found

@@ -58,7 +58,7 @@ class ModelsDoor(Door):
 
     name = "models"
     packages = ("keras", "tensorflow", "h5py")
-    seconds, waiting, memory, batch = 25.0, 60.0, 3 << 30, 25
+    seconds, waiting, memory, batch = 25.0, 60.0, 3 << 30, 10
     endings: tuple[tuple[str, ...], ...] = (
         ("--json",), (), ("--batch-size", "7"), ("--optimizer", "adam"), ("--mode", "inference"), ("--device", "t4"),
         ("--csv",),

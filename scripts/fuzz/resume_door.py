@@ -30,7 +30,7 @@ class ResumeDoor(Door):
 
     name = "resume"
     packages = ("keras", "tensorflow", "numpy")
-    seconds, waiting, memory, batch = 15.0, 60.0, 2 << 30, 30
+    seconds, waiting, memory, batch = 15.0, 60.0, 2 << 30, 10
 
     def prepare(self, folder: Path) -> None:
         """Train until there is a checkpoint, in a process of its own."""

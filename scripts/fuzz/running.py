@@ -21,6 +21,8 @@ from pathlib import Path
 
 from cases import FINDS, SECRET, Case, Door, Verdict
 
+from kerasmem.processes.children import die_with_parent
+
 _POLL_SECONDS = 0.1
 ENDED = ("crash", "hang", "memory")  # kinds of finds that end a process
 _ROOMS = {path.name for path in (Path(__file__).resolve().parents[2] / "kerasmem").rglob("*") if path.is_dir()}
@@ -78,7 +80,7 @@ class Runner:
             return None
         if again.verdict.kind in ENDED:
             by_library = next(self._one_process([found.case], library=True))
-            if by_library.verdict.kind == again.verdict.kind:
+            if by_library.verdict.kind in ENDED:
                 return Tried(found.case, Verdict(f"library {again.verdict.kind}", again.verdict.detail), again.stage)
         return self._smaller(again)
 
@@ -123,6 +125,7 @@ class Runner:
 
     def _child(self, cases: Sequence[Case], telling: int, library: bool) -> None:
         os.setsid()
+        die_with_parent()
         log = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         for standard, end in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
             os.dup2(end, standard)

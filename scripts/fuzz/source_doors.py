@@ -237,9 +237,7 @@ def rezipped(data: bytes, draw: random.Random, change: Callable[[bytes], bytes])
             if name == chosen:
                 inner = change(inner)
                 if draw.random() < 0.1:
-                    name = draw.choice(
-                        ("../out.npy", "/tmp/x.npy", "x", "a/b.npy", "y.npy", "\x1b[31m.npy", "", "x" * 300)
-                    )
+                    name = draw.choice(("../out.npy", "/tmp/x.npy", "x", "a/b.npy", "y.npy", "\x1b[31m.npy", "x" * 300))
             packing = draw.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
             if draw.random() < 0.02:
                 inner += bytes(100 << 20)

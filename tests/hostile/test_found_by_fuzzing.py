@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 
+import h5py
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from kerasmem.datatools.converting.job import Job
 from kerasmem.errors import DataError
 from kerasmem.monitoring import read_timeline
 from kerasmem.monitoring.log_summary import summarise
+from kerasmem.streaming.file_order import read_windows
 
 
 def npy(header: bytes) -> bytes:
@@ -141,3 +143,40 @@ def test_a_damaged_conversion_is_told_and_begun_again(tmp_path, monkeypatch, nam
     assert not folder.exists()
     done = convert_data(tmp_path / "x.npy", tmp_path / "out.h5", compression="gzip", force=True)
     assert done.rows == 1000 and not folder.exists()
+
+
+def virtual(path, real, taken, *, compact=False):
+    """Write "x", which takes the first elements of a source as if that had one dimension."""
+    with h5py.File(path, "w") as file:
+        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        creation.set_layout(h5py.h5d.COMPACT if compact else h5py.h5d.CONTIGUOUS)
+        source = h5py.h5d.create(file.id, b"a", h5py.h5t.NATIVE_UINT8, h5py.h5s.create_simple(real), creation)
+        source.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ones(real, "u1"))
+        layout = h5py.VirtualLayout((taken,), "u1")
+        layout[:] = h5py.VirtualSource(".", "a", (taken + 1,))[:taken]
+        file.create_virtual_dataset("x", layout)
+
+
+@pytest.mark.parametrize("command", [("convert", "--columns", "x=x", "-o", "out.h5"), ("inspect",)])
+@pytest.mark.parametrize(
+    ("real", "taken", "compact"),
+    [((4,), 4000, True), ((4,), 4000, False), ((20, 2), 40, False), ((5, 2, 2), 20, False)],
+    ids=["memory after a compact one", "what follows in the file", "two dimensions", "three dimensions"],
+)
+def test_a_virtual_dataset_of_more_than_its_source_holds(attack, tmp_path, command, real, taken, compact):
+    """HDF5 gives the memory behind a compact dataset, and divides by zero where dimensions differ."""
+    virtual(tmp_path / "v.h5", real, taken, compact=compact)
+    done = attack("data", command[0], "v.h5", *command[1:])
+    assert "speaks of more than its source" in done.text and done.code == (2 if command[0] == "convert" else 0)
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_a_virtual_dataset_without_end_is_read(tmp_path):
+    with h5py.File(tmp_path / "v.h5", "w", libver="latest") as file:
+        file.create_dataset("a", data=np.arange(20, dtype="u1").reshape(10, 2), chunks=(5, 2), maxshape=(None, 2))
+        layout = h5py.VirtualLayout((10, 2), "u1", maxshape=(None, 2))
+        source = h5py.VirtualSource(".", "a", (10, 2), maxshape=(None, 2))
+        layout[: h5py.h5s.UNLIMITED] = source[: h5py.h5s.UNLIMITED]
+        file.create_virtual_dataset("x", layout)
+    ((_, window),) = read_windows([str(tmp_path / "v.h5")], ["x"])
+    assert window["x"].tolist() == np.arange(20).reshape(10, 2).tolist()
