@@ -60,6 +60,14 @@ def shape_of(dataset: h5py.Dataset) -> tuple[int, ...] | None:
     return None if dataset.shape is None else tuple(map(int, dataset.shape))
 
 
+def points_of(space: Any) -> int:
+    """Return how many values a selection has; -1 where it has no end."""
+    try:
+        return int(space.get_select_npoints())
+    except RuntimeError:
+        return -1
+
+
 def open_dataset(file: h5py.File, name: str, *, allow_external: bool) -> Any:
     """Return what lies under a name, once it is known that HDF5 opens no other file for it, or may.
 
@@ -165,7 +173,7 @@ def _check_selection(file: h5py.File, here: str, source: str, creation: Any, num
         if shape is None or taken.get_select_type() == h5py.h5s.SEL_NONE:
             return
         if taken.get_select_type() == h5py.h5s.SEL_ALL:  # whose extent is not stored
-            fits = int(creation.get_virtual_vspace(number).get_select_npoints()) == prod(shape)
+            fits = points_of(creation.get_virtual_vspace(number)) == prod(shape)
         else:
             fits = taken.get_simple_extent_ndims() == len(shape) and _lies_within(taken, shape)
     except DAMAGED as error:

@@ -16,7 +16,7 @@ import numpy as np
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.direct.codecs import EXTRA, is_undone_here, register_filters
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, JoinedLayout, one_line, shown
-from kerasmem.hdf5.links import DAMAGED, encoded, open_dataset, shape_of, source_files, walk_objects
+from kerasmem.hdf5.links import DAMAGED, encoded, open_dataset, points_of, shape_of, source_files, walk_objects
 from kerasmem.hdf5.remote.file import RemoteHdf5, ask_for_info, open_remote
 from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.remote.urls import is_url
@@ -277,7 +277,7 @@ def _missing_sources(file: h5py.File, dataset: h5py.Dataset) -> str:
     for where, name in named:
         if "%" not in where + name and not _exists(file, where, name):
             return f"its source {shown(name)} in {shown('the same file' if where == '.' else where)} is missing"
-    covered = [int(source.vspace.get_select_npoints()) for source in sources]
+    covered = [points_of(source.vspace) for source in sources]
     total = prod(dataset.shape)
     if all(0 <= count <= total for count in covered) and sum(covered) < total:
         return f"its sources cover {sum(covered):,} of its {total:,} values"

@@ -13,7 +13,7 @@ import numpy as np
 
 from kerasmem.hdf5.direct.delivery import RowRun, Scratch, part_of
 from kerasmem.hdf5.direct.sources import Outputs, Source
-from kerasmem.hdf5.links import encoded
+from kerasmem.hdf5.links import encoded, points_of
 
 _MOST_SEGMENTS = 10_000
 
@@ -60,8 +60,8 @@ def _whole_rows(space: Any, shape: tuple[int, ...]) -> tuple[int, int] | None:
         return None
     if space.get_select_type() == h5py.h5s.SEL_ALL:  # whose extent is not stored
         return 0, shape[0]
-    points = int(space.get_select_npoints())
-    if points < 0 or points == h5py.h5s.UNLIMITED:
+    points = points_of(space)
+    if points < 0:
         return None
     low, high = space.get_select_bounds()
     box = [int(last) - int(first) + 1 for first, last in zip(low, high, strict=True)]
