@@ -136,7 +136,7 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
                 )
         else:
             size = os.path.getsize(path)
-        datasets = [_look_safely(file, path, name, access) for name in names]
+        datasets = [look_at(file, path, name, access) for name in names]
     except DataError:
         if isinstance(file, RemoteHdf5):
             file.remote.raise_failure()
@@ -185,7 +185,12 @@ def rows_of(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return (shape, dtype) if dtype.subdtype is None else (shape + dtype.subdtype[1], dtype.subdtype[0])
 
 
-def _look_safely(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
+def look_at(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
+    """Return the layout of a dataset of an open file, one that is fit to train from.
+
+    Raises:
+        DataError: it is not. The message says why and what to do.
+    """
     try:
         return _look(file, path, name, access)
     except DataError:

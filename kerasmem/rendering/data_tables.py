@@ -155,7 +155,8 @@ def _class_shares(found: Inspection) -> Iterable[str]:
         total, ratio = sum(counts.values()), max(counts.values()) / min(counts.values())
         shares = [f"{printable(name, 30)} {100 * count / total:.1f} %" for name, count in counts.items()]
         balance = "balanced" if ratio < 1.05 else f"the most common {ratio:,.1f} times the rarest"
-        yield f"Classes in {printable(dataset.name, 60)}: {_listed(shares, _MOST_CLASSES)}; {balance}"
+        some = f" (in {total:,} rows of it)" if dataset.counted_rows is not None else ""
+        yield f"Classes in {printable(dataset.name, 60)}{some}: {_listed(shares, _MOST_CLASSES)}; {balance}"
 
 
 def _conversion(done: Conversion, terminal: int | None) -> list[RenderableType]:

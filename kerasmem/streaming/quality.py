@@ -18,6 +18,8 @@ from kerasmem.streaming.plan import StreamPlan
 FORMAT_VERSION = 1
 GOOD = 0.99  # of the entropy of a uniform shuffle
 _MOST_ROWS = 1 << 22  # looked at; of more rows, some
+_MOST_PLACED = 1 << 24  # rows of windows that a run lies in: the order of a window is drawn as a whole
+_LEAST_RUNS, _RUNS = 4, 16
 _DOUBLINGS = 8  # of the memory, tried
 
 ReadLabels = Callable[[np.ndarray], Iterable[np.ndarray]]
@@ -127,7 +129,7 @@ def block_purity(rows: np.ndarray, codes: np.ndarray, grid: Grid) -> float:
     return float(np.mean(most / np.bincount(number)))
 
 
-def choose_runs(batches: int, rows: int, most: int, runs: int = 16) -> list[tuple[int, int]]:
+def choose_runs(batches: int, rows: int, most: int, runs: int = _RUNS) -> list[tuple[int, int]]:
     """Return which batches to look at, first and the one after the last: all, or some runs spread over the epoch.
 
     Args:
@@ -207,7 +209,10 @@ def _enough_memory(plan: StreamPlan, labels: str, read: ReadLabels) -> int | Non
 
 
 def _mix(plan: StreamPlan, order: EpochOrder, labels: str, read: ReadLabels) -> _Mixing:
-    runs = choose_runs(plan.num_batches, plan.num_rows, _MOST_ROWS)
+    widest = max(order.window_rows(window) for window in range(order.windows))
+    runs = choose_runs(
+        plan.num_batches, plan.num_rows, _MOST_ROWS, max(_LEAST_RUNS, min(_RUNS, _MOST_PLACED // widest))
+    )
     bounds = [[plan.bounds(batch) for batch in range(first, last)] for first, last in runs]
     rows = np.concatenate([order.rows(run[0][0], run[-1][1]) for run in bounds])
     rising = np.argsort(rows)

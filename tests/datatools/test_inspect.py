@@ -9,11 +9,15 @@ import zlib
 import h5py
 import numpy as np
 import pytest
+from rich.console import Console
 
 import kerasmem
 from kerasmem import H5ChunkSequence, convert_data, inspect_data
+from kerasmem.datatools.inspecting import inspection
 from kerasmem.datatools.inspecting.results import Inspection
 from kerasmem.errors import DataError, UsageError
+from kerasmem.rendering.data_tables import inspection_table
+from kerasmem.streaming.file_order import read_windows
 
 RNG = np.random.default_rng(0)
 ROWS = 600
@@ -237,3 +241,31 @@ def test_the_line_of_a_conversion_runs(tmp_path):
     sequence, (x, y) = run(done.line)
     assert x.shape == (32, 5, 5, 3) and x.max() <= 1 and y.dtype == np.int64 and sequence.num_rows == 40
     assert kerasmem.inspect_data(tmp_path / 'it\'s "here".h5').line == done.line
+
+
+def test_classes_of_very_many_rows_are_counted_in_a_sample(tmp_path, monkeypatch):
+    monkeypatch.setattr(inspection, "MOST_COUNTED", 8000)
+    monkeypatch.setattr(inspection, "_MOST_LABELS", 4)
+    read = []
+
+    def counting(*args, **settings):
+        for first, window in read_windows(*args, **settings):
+            read.append(sum(map(len, window.values())))
+            yield first, window
+
+    monkeypatch.setattr(inspection, "read_windows", counting)
+    with h5py.File(tmp_path / "long.h5", "w") as file:
+        file.create_dataset("x", (1_000_000, 2), "f4", chunks=(50_000, 2), compression="gzip", fillvalue=1)[:] = 0
+        file.create_dataset("y", data=np.arange(1_000_000) // 250_000, chunks=(50_000,), compression="gzip")
+        file["small/y"] = np.arange(600) % 3
+        for number in range(6):
+            file[f"other{number}"] = np.arange(6000)
+    found = inspection.inspect_data(tmp_path / "long.h5")
+    by_name = {each.name: each for each in found.datasets}
+    assert by_name["y"].class_counts == dict.fromkeys("0123", 500) and by_name["y"].counted_rows == 2000
+    assert by_name["small/y"].class_counts == dict.fromkeys("012", 200) and by_name["small/y"].counted_rows is None
+    assert sum(read) <= 8000 + 600
+    assert "classes were counted in 4 of the 8 datasets that may be labels" in found.notes
+    console = Console(record=True, width=200)
+    console.print(inspection_table(found))
+    assert "Classes in y (in 2,000 rows of it): 0 25.0 %" in console.export_text()

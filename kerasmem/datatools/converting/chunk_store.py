@@ -8,6 +8,7 @@ go to a log, and from there into the file when all are there.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,10 @@ from kerasmem.datatools.converting.fields import Target
 from kerasmem.datatools.converting.job import open_log, read_into, sync
 from kerasmem.datatools.inspecting.listing import CLASS_NAMES
 from kerasmem.hdf5.direct.chunks import walk_chunks
+from kerasmem.hdf5.direct.handle import FileHandle
+from kerasmem.hdf5.direct.opening import raw_file
 from kerasmem.hdf5.links import DAMAGED, encoded
+from kerasmem.hdf5.texts import read_attribute
 
 _MOST_IN_ATTRIBUTE = 2000  # class names: an attribute has 64 KiB
 _MOST_BYTES = 60_000  # of an attribute; HDF5 keeps no larger ones beside a dataset
@@ -161,13 +165,16 @@ def copy_attributes(source: str, output: str, names: Sequence[tuple[str, str]]) 
         output: the file that was written.
         names: datasets there and here.
     """
+    handle = FileHandle(source, os.path.getsize(source))
     with h5py.File(source, "r") as one, h5py.File(output, "r+") as other:
+        raw = raw_file(one, handle)
         for name, written in [("/", "/"), *names]:
             try:
-                for key, value in one[encoded(name)].attrs.items():
-                    kind = one[encoded(name)].attrs.get_id(key).dtype
-                    plain = kind.kind in "iufbSU" or h5py.check_string_dtype(kind) is not None
-                    if plain and key not in other[written].attrs and np.asarray(value).nbytes <= _MOST_BYTES:
+                item = one[encoded(name)]
+                for key in item.attrs:
+                    value = read_attribute(item, key, raw, _MOST_BYTES)
+                    plain = isinstance(value, str) or getattr(value, "dtype", np.dtype("V")).kind in "iufbSUO"
+                    if plain and key not in other[written].attrs:
                         other[written].attrs[key] = value
             except DAMAGED:
                 continue

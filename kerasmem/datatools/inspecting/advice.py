@@ -21,6 +21,11 @@ def known(layout: DatasetLayout) -> Known:
     return layout.name, layout.dtype, layout.row_shape
 
 
+def is_named_target(name: str) -> bool:
+    """Return whether a dataset is called as targets are."""
+    return name.rsplit("/", 1)[-1].lower() in _TARGETS
+
+
 def choose_roles(datasets: Sequence[Known]) -> tuple[str, str | None]:
     """Return the names of what is most likely the features and the targets.
 

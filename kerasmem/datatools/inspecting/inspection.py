@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.datatools.inspecting.advice import choose_roles, known, stream_line
+from kerasmem.datatools.inspecting.advice import choose_roles, is_named_target, known, stream_line
 from kerasmem.datatools.inspecting.listing import Contents, Entry, checksum, list_contents
 from kerasmem.datatools.inspecting.results import DatasetReport, Inspection
 from kerasmem.datatools.progress import Progress
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.layout import plain_name, shown
+from kerasmem.hdf5.layout import DatasetLayout, plain_name, shown
 from kerasmem.hdf5.scan import scan_files
 from kerasmem.hdf5.settings import Access, read_parts, read_path
 from kerasmem.streaming.description import advise, describe_plan, describe_quality
@@ -35,6 +35,11 @@ _WRITERS = {
 MOST_CLASSES = 1000
 """Different values beyond which whole numbers are taken for something else than labels."""
 
+MOST_COUNTED = 1 << 22
+"""Rows of a file that are looked at for counts of classes; of more rows, runs spread over each dataset."""
+
+_RUNS = 16  # of rows in a dataset, where not all are counted
+_MOST_LABELS = 200  # datasets whose classes are counted
 _AMPLIFIED = 1.5  # bytes read for one needed, from which on a repacked file is worth its while
 
 
@@ -52,7 +57,8 @@ def inspect_data(
 ) -> Inspection:
     """Return what an HDF5 file holds and how well `H5ChunkSequence` would stream it.
 
-    Read are the file's structure and whole numbers that may be labels; the rest only with `nan` or `verify`.
+    Read are the file's structure and whole numbers that may be labels, of very many rows a sample; the rest only with
+    `nan` or `verify`.
 
     Args:
         path: the file.
@@ -83,13 +89,21 @@ def inspect_data(
     access = Access(allow_external=allow_external, allow_hdf5_filters=allow_hdf5_filters)
     contents = list_contents(read_path(path), access)
     batch_size = checks.whole("batch_size", batch_size)
-    reports = [
-        _report(contents, entry, batch_size, nan=nan, verify=verify, access=access, tell=tell)
-        for entry in contents.entries
-    ]
-    notes = [] if contents.complete else [f"only the first {len(contents.entries):,} datasets were looked at"]
-    notes += [text for writer, text in _WRITERS.items() if contents.writer.startswith(writer)]
+    labels = [entry.name for entry in contents.entries if entry.layout is not None and _may_be_labels(entry.layout)]
     first, second = choose_pair(contents, x, y)
+    counted = set(_likely_labels(labels, second))
+    share = MOST_COUNTED // max(1, len(counted))
+    reports = [
+        _report(
+            contents, entry, batch_size, nan=nan, verify=verify, access=access, tell=tell,
+            counted=share if entry.name in counted else 0,
+        )
+        for entry in contents.entries
+    ]  # fmt: skip
+    notes = [] if contents.complete else [f"only the first {len(contents.entries):,} datasets were looked at"]
+    if len(counted) < len(labels):
+        notes.append(f"classes were counted in {len(counted):,} of the {len(labels):,} datasets that may be labels")
+    notes += [text for writer, text in _WRITERS.items() if contents.writer.startswith(writer)]
     found = Inspection(contents.path, contents.size, contents.writer, tuple(reports), batch_size, notes=tuple(notes))
     if first is None:
         return found
@@ -189,8 +203,41 @@ def count_classes(counts: Counter[int], values: np.ndarray) -> bool:
     return len(counts) <= MOST_CLASSES
 
 
+def _may_be_labels(layout: DatasetLayout) -> bool:
+    return np.dtype(layout.dtype).kind in "iub" and prod(layout.row_shape) == 1
+
+
+def _likely_labels(names: Sequence[str], y: str | None) -> list[str]:
+    """Return the datasets whose classes are counted: the targets, those called as targets are, then others."""
+    return sorted(names, key=lambda name: (name != y, not is_named_target(name)))[:_MOST_LABELS]
+
+
+def sample_rows(rows: int, chunk: int, most: int) -> np.ndarray | None:
+    """Return at most so many rows of a dataset, in runs that begin with a chunk, evenly spread; None for all.
+
+    Example:
+        >>> sample_rows(100, 10, 32).tolist()[:6]
+        [0, 1, 10, 11, 20, 21]
+    """
+    if rows <= most:
+        return None
+    chunks = -(-rows // chunk)
+    runs = max(1, min(_RUNS, chunks, most))
+    starts = np.linspace(0, chunks - 1, runs).astype(np.int64) * chunk
+    length = max(1, min(most // runs, int(np.diff(np.r_[starts, rows]).min())))
+    return (starts[:, None] + np.arange(length)).reshape(-1)
+
+
 def _report(
-    contents: Contents, entry: Entry, batch_size: int, *, nan: bool, verify: bool, access: Access, tell: Progress
+    contents: Contents,
+    entry: Entry,
+    batch_size: int,
+    *,
+    nan: bool,
+    verify: bool,
+    access: Access,
+    tell: Progress,
+    counted: int,
 ) -> DatasetReport:
     layout = entry.layout
     values = None if entry.shape is None else prod(entry.shape)
@@ -201,14 +248,16 @@ def _report(
         )  # fmt: skip
     dtype, values = np.dtype(layout.dtype), prod(layout.shape)
 
-    def windows(what: str) -> Iterator[np.ndarray]:
-        for first, window in read_windows([contents.path], [entry.name], access=access):
+    def windows(what: str, rows: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        total = layout.rows if rows is None else len(rows)
+        for first, window in read_windows([contents.path], [entry.name], access=access, rows=rows):
             yield window[entry.name]
-            tell(f"{what} in {entry.name}", first + len(window[entry.name]), layout.rows)
+            tell(f"{what} in {entry.name}", first + len(window[entry.name]), total)
 
-    counts = nans = infinite = None
-    if dtype.kind in "iub" and prod(layout.row_shape) == 1:
-        counts = _label_counts(entry, windows("counting classes"))
+    counts = nans = infinite = some = None
+    if counted:
+        some = sample_rows(layout.rows, layout.chunk_rows, counted)
+        counts = _label_counts(entry, windows("counting classes", some))
     if nan and dtype.kind == "f":
         nans = infinite = 0
         for window in windows("counting NaN"):
@@ -231,6 +280,7 @@ def _report(
         batch_bytes=4 * prod(layout.row_shape) * min(batch_size, layout.rows),
         class_names=entry.class_names,
         class_counts=counts,
+        counted_rows=None if some is None or counts is None else len(some),
         nan_count=nans,
         infinite_count=infinite,
         checksum=state,
@@ -248,7 +298,7 @@ def _label_counts(entry: Entry, windows: Iterator[np.ndarray]) -> dict[str, int]
     try:
         if not all(count_classes(counts, window) for window in windows):
             return None
-    except DataError:
+    except (DataError, UsageError):  # damaged; chunks beyond any window
         return None
     names = entry.class_names or ()
     return {names[value] if 0 <= value < len(names) else str(value): counts[value] for value in sorted(counts)}

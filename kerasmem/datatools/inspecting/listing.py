@@ -13,10 +13,14 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
+from kerasmem.hdf5.direct.handle import FileHandle
+from kerasmem.hdf5.direct.opening import raw_file
+from kerasmem.hdf5.direct.raw import RawError
 from kerasmem.hdf5.layout import DatasetLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded, shape_of, walk_objects
-from kerasmem.hdf5.scan import close_file, find_dataset, open_file, scan_file
+from kerasmem.hdf5.scan import close_file, find_dataset, look_at, open_file
 from kerasmem.hdf5.settings import Access
+from kerasmem.hdf5.texts import read_attribute, read_names
 from kerasmem.streaming.file_order import read_windows
 
 MOST_LISTED = 5000  # objects looked at: a hostile file may hold millions
@@ -96,13 +100,8 @@ def list_contents(path: str, access: Access | None = None) -> Contents:
     """
     access = access or Access()
     with opened(path, access.locking, f"{shown(path)}: its list of datasets") as file:
-        writer = _writer(file, path)
-        names, sparse, complete = _walk(file)
-        entries = [_sparse_entry(file, path, name, kind) for name, kind in sparse.items()]
-        inside = tuple(f"{name}/" for name in sparse)
-        entries += [_entry(file, path, name, access) for name in names if not name.startswith(inside)]
-    entries.sort(key=lambda entry: entry.name)
-    return Contents(path, os.path.getsize(path), writer, tuple(entries), complete)
+        entries, writer, complete = _Listing(file, path, access).list()
+    return Contents(path, os.path.getsize(path), writer, entries, complete)
 
 
 @contextlib.contextmanager
@@ -146,64 +145,118 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _walk(file: h5py.File) -> tuple[list[str], dict[str, str], bool]:
-    """Return the names of datasets, the sparse matrices and their kinds, and whether these are all."""
-    objects, complete = walk_objects(file, MOST_LISTED)
-    names = [name for name, item in objects.items() if isinstance(item, h5py.Dataset)]
-    groups = {name: item for name, item in objects.items() if isinstance(item, h5py.Group) and "indptr" in item}
-    kinds = {name: text_of(_attribute(item, "encoding-type")) for name, item in groups.items()}
-    return names, {name: kind for name, kind in kinds.items() if kind in _SPARSE}, complete
+class _Listing:
+    """Lists a file that is open."""
 
+    def __init__(self, file: h5py.File, path: str, access: Access) -> None:
+        self._file, self._path, self._access = file, path, access
+        self._handle = FileHandle(path, os.path.getsize(path))
+        self._raw = raw_file(file, self._handle)
 
-def _attribute(item: Any, name: str) -> Any:
-    """Return an attribute's value; None where there is none that can be read."""
-    try:
-        return item.attrs.get(name)
-    except DAMAGED:
+    def list(self) -> tuple[tuple[Entry, ...], str, bool]:
+        """Return the datasets by name, who wrote the file, and whether these are all."""
+        objects, complete = walk_objects(self._file, MOST_LISTED)
+        groups = {name: item for name, item in objects.items() if isinstance(item, h5py.Group) and "indptr" in item}
+        kinds = {name: text_of(self._attribute(item, "encoding-type")) for name, item in groups.items()}
+        sparse = {name: kind for name, kind in kinds.items() if kind in _SPARSE}
+        inside = tuple(f"{name}/" for name in sparse)
+        entries = [self._sparse(objects[name], name, kind) for name, kind in sparse.items()]
+        entries += [
+            self._entry(item, name)
+            for name, item in objects.items()
+            if isinstance(item, h5py.Dataset) and not name.startswith(inside)
+        ]
+        return tuple(sorted(entries, key=lambda entry: entry.name)), self._writer(), complete
+
+    def _attribute(self, item: Any, name: str) -> Any:
+        return read_attribute(item, name, self._raw)
+
+    def _entry(self, item: h5py.Dataset, name: str) -> Entry:
+        shape: tuple[int, ...] | None = None
+        dtype, layout, problem, stored = "", None, "", 0
+        try:
+            shape = shape_of(item)
+            stored = int(item.id.get_storage_size())
+            dtype = item.dtype.str if item.dtype.names is None and item.dtype.kind != "O" else str(item.dtype)
+        except DAMAGED as error:
+            problem = one_line(str(error))
+        try:
+            layout = look_at(self._file, self._path, name, self._access)
+            shape, dtype = layout.shape, layout.dtype
+        except DataError as error:
+            here = f"{shown(self._path)}: dataset {shown(name)}"
+            problem = (
+                one_line(str(error)).removeprefix(here).removeprefix(shown(self._path)).lstrip(": ").strip() or problem
+            )
+        names = crc32 = None
+        if layout is not None:
+            names, found = self._class_names(item, name), self._attribute(item, CHECKSUM)
+            crc32 = int(found) if isinstance(found, np.integer) else None
+        return Entry(name, shape, one_line(dtype, 200), layout, problem, "", names, stored, crc32)
+
+    def _class_names(self, item: h5py.Dataset, name: str) -> tuple[str, ...] | None:
+        """Return what an attribute says, a dataset `NAME_class_names`, or AnnData's categories beside the codes."""
+        value = self._attribute(item, CLASS_NAMES)
+        if isinstance(value, np.ndarray) and value.ndim == 1 and 0 < value.size <= _MOST_NAMES:
+            return tuple(text_of(entry) or str(entry) for entry in value.tolist())
+        candidates = [f"{name}_{CLASS_NAMES}"]
+        if name.endswith("/codes"):
+            candidates.append(f"{name.removesuffix('codes')}categories")
+        for other in candidates if value is None else ():
+            try:
+                if isinstance(self._file.get(encoded(other), getlink=True), h5py.HardLink):
+                    names = read_names(find_dataset(self._file, other), self._handle, self._raw, _MOST_NAMES)
+                    return None if names is None else tuple(names)
+            except (RawError, *DAMAGED, DataError):
+                return None
         return None
 
+    def _sparse(self, item: h5py.Group, name: str, kind: str) -> Entry:
+        try:
+            parts = sparse_parts(self._file, name)
+            extents = self._attribute(item, "shape")
+            if not isinstance(extents, np.ndarray) or extents.dtype.kind not in "iu" or extents.shape != (2,):
+                raise ValueError("its shape is missing")
+            shape = tuple(int(extent) for extent in extents)
+            stored = sum(int(part.id.get_storage_size()) for part in parts)
+            values = int(parts[0].shape[0])
+            dtype = parts[0].dtype.str
+        except DAMAGED as error:
+            return Entry(name, None, "", None, f"a sparse matrix that cannot be read: {one_line(str(error))}", kind)
+        how = {
+            "csc_matrix": "by columns, so that no row can be had by itself; write it by rows (csr)",
+            "csr_matrix": "by rows; `kerasmem data convert` writes it dense",
+        }
+        problem = f"a sparse matrix of {values:,} values, stored {how[kind]}"
+        return Entry(name, shape, dtype, None, problem, kind, stored_bytes=stored)
 
-def _entry(file: h5py.File, path: str, name: str, access: Access) -> Entry:
-    shape: tuple[int, ...] | None = None
-    dtype, layout, problem, stored = "", None, "", 0
-    try:
-        item = file[encoded(name)]
-        shape = shape_of(item)
-        stored = int(item.id.get_storage_size())
-        dtype = item.dtype.str if item.dtype.names is None and item.dtype.kind != "O" else str(item.dtype)
-    except DAMAGED as error:
-        problem = one_line(str(error))
-    try:
-        layout = scan_file(path, [name], access).datasets[0]
-        shape, dtype = layout.shape, layout.dtype
-    except DataError as error:
-        here = f"{shown(path)}: dataset {shown(name)}"
-        problem = one_line(str(error)).removeprefix(here).removeprefix(shown(path)).lstrip(": ").strip() or problem
-    names = crc32 = None
-    if layout is not None:
-        names, found = _class_names(file, name), _attribute(item, CHECKSUM)
-        crc32 = int(found) if isinstance(found, np.integer) else None
-    return Entry(name, shape, one_line(dtype, 200), layout, problem, "", names, stored, crc32)
-
-
-def _class_names(file: h5py.File, name: str) -> tuple[str, ...] | None:
-    """Return what an attribute says, a dataset `NAME_class_names`, or AnnData's categories beside the codes."""
-    candidates = [f"{name}_{CLASS_NAMES}"]
-    if name.endswith("/codes"):
-        candidates.append(f"{name.removesuffix('codes')}categories")
-    try:
-        value: Any = file[encoded(name)].attrs.get(CLASS_NAMES)
-        for other in candidates:
-            if value is None and isinstance(file.get(encoded(other), getlink=True), h5py.HardLink):
-                dataset = find_dataset(file, other)  # refuses data of other files
-                if len(dataset.shape or ()) == 1 and len(dataset) <= _MOST_NAMES:
-                    value = dataset[:]
-    except DAMAGED:
-        return None
-    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.size > _MOST_NAMES:
-        return None
-    names = tuple(text_of(entry) or str(entry) for entry in value.tolist())
-    return names or None
+    def _writer(self) -> str:
+        file = self._file
+        try:
+            if int(file.userblock_size) >= 512:
+                with open(self._path, "rb") as raw:
+                    if raw.read(19) == b"MATLAB 7.3 MAT-file":
+                        return "MATLAB 7.3"
+            if text_of(self._attribute(file, "encoding-type")) == "anndata":
+                return f"AnnData {text_of(self._attribute(file, 'encoding-version'))}".strip()
+            if "_NCProperties" in file.attrs:
+                return "netCDF-4"
+            hard = [name for name in list(file)[:100] if isinstance(file.get(name, getlink=True), h5py.HardLink)]
+            items = [file[name] for name in hard]
+            if "PYTABLES_FORMAT_VERSION" in file.attrs:
+                return "pandas" if any("pandas_type" in item.attrs for item in items) else "PyTables"
+            if "keras_version" in file.attrs or "layer_names" in file.attrs:
+                return "Keras (a model's weights)"
+            if any(
+                text_of(self._attribute(item, "CLASS")) == "DIMENSION_SCALE" or "_Netcdf4Dimid" in item.attrs
+                for item in items
+            ):
+                return "netCDF-4"
+            if any(CHECKSUM in item.attrs for item in items):
+                return "kerasmem"
+        except DAMAGED:
+            return ""
+        return ""
 
 
 def sparse_parts(file: h5py.File, name: str) -> tuple[h5py.Dataset, h5py.Dataset, h5py.Dataset]:
@@ -214,47 +267,3 @@ def sparse_parts(file: h5py.File, name: str) -> tuple[h5py.Dataset, h5py.Dataset
     """
     data, indices, indptr = (find_dataset(file, f"{name}/{part}") for part in ("data", "indices", "indptr"))
     return data, indices, indptr
-
-
-def _sparse_entry(file: h5py.File, path: str, name: str, kind: str) -> Entry:
-    try:
-        parts = sparse_parts(file, name)
-        shape = tuple(int(extent) for extent in file[encoded(name)].attrs["shape"])
-        stored = sum(int(part.id.get_storage_size()) for part in parts)
-        values = int(parts[0].shape[0])
-        dtype = parts[0].dtype.str
-    except DAMAGED as error:
-        return Entry(name, None, "", None, f"a sparse matrix that cannot be read: {one_line(str(error))}", kind)
-    how = {
-        "csc_matrix": "by columns, so that no row can be had by itself; write it by rows (csr)",
-        "csr_matrix": "by rows; `kerasmem data convert` writes it dense",
-    }
-    problem = f"a sparse matrix of {values:,} values, stored {how[kind]}"
-    return Entry(name, shape, dtype, None, problem, kind, stored_bytes=stored)
-
-
-def _writer(file: h5py.File, path: str) -> str:
-    try:
-        if int(file.userblock_size) >= 512:
-            with open(path, "rb") as raw:
-                if raw.read(19) == b"MATLAB 7.3 MAT-file":
-                    return "MATLAB 7.3"
-        if text_of(_attribute(file, "encoding-type")) == "anndata":
-            return f"AnnData {text_of(_attribute(file, 'encoding-version'))}".strip()
-        if "_NCProperties" in file.attrs:
-            return "netCDF-4"
-        hard = [name for name in list(file)[:100] if isinstance(file.get(name, getlink=True), h5py.HardLink)]
-        items = [file[name] for name in hard]
-        if "PYTABLES_FORMAT_VERSION" in file.attrs:
-            return "pandas" if any("pandas_type" in item.attrs for item in items) else "PyTables"
-        if "keras_version" in file.attrs or "layer_names" in file.attrs:
-            return "Keras (a model's weights)"
-        if any(
-            text_of(_attribute(item, "CLASS")) == "DIMENSION_SCALE" or "_Netcdf4Dimid" in item.attrs for item in items
-        ):
-            return "netCDF-4"
-        if any(CHECKSUM in item.attrs for item in items):
-            return "kerasmem"
-    except DAMAGED:
-        return ""
-    return ""

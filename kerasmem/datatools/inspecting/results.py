@@ -26,6 +26,7 @@ class DatasetReport:
         problem: why it cannot be trained from; "" where it can.
         class_names: what its whole numbers stand for.
         class_counts: rows of each value, where it may be labels; None where it is not, or was not looked at.
+        counted_rows: rows that these counts are of, where they are of some spread over the dataset; None for all.
         nan_count: NaN among its values; None where they were not looked at.
         infinite_count: infinities among them.
         checksum: "right", "wrong", or "" where there is none or it was not looked at.
@@ -44,6 +45,7 @@ class DatasetReport:
     problem: str = ""
     class_names: tuple[str, ...] | None = None
     class_counts: dict[str, int] | None = None
+    counted_rows: int | None = None
     nan_count: int | None = None
     infinite_count: int | None = None
     checksum: str = ""

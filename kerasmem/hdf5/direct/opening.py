@@ -12,15 +12,16 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
+from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex, walk_chunks
 from kerasmem.hdf5.direct.codecs import EXTRA, DecodeError, Pipeline, register_filters
-from kerasmem.hdf5.direct.delivery import PIECE_BYTES
+from kerasmem.hdf5.direct.delivery import PIECE_BYTES, Delivery, RowRun, Scratch
 from kerasmem.hdf5.direct.handle import Handle
 from kerasmem.hdf5.direct.raw import RawError, RawFile
 from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, Source
@@ -67,6 +68,45 @@ def open_source(
     return Hdf5Source(shape, dtype, refuse, find, cell)
 
 
+def read_elements(
+    file: h5py.File, dataset: h5py.Dataset, handle: Handle, dtype: np.dtype[Any], most: int
+) -> np.ndarray | None:
+    """Return a dataset of one axis as its bytes in the file; None where HDF5 alone can read it, or there are more.
+
+    Args:
+        file: the file, open in h5py.
+        dataset: it lies in this file.
+        handle: the same file, to be read past HDF5.
+        dtype: as many bytes as an element has in the file.
+        most: bytes that are read.
+
+    Raises:
+        DecodeError: the data is damaged.
+    """
+    (rows,) = shape = tuple(map(int, dataset.shape))
+    chunk = prod(map(int, dataset.chunks or (0,)))
+    if dataset.external or not _lies_in(file, dataset) or max(rows, chunk) * dtype.itemsize > most:
+        return None
+
+    def refuse(start: int, stop: int, reason: str, error: BaseException | None) -> NoReturn:
+        raise DecodeError(reason) from error
+
+    if dataset.id.get_create_plist().get_layout() == h5py.h5d.COMPACT:
+        stored = raw_file(file, handle).compact(h5py.h5o.get_info(dataset.id).addr)
+        if len(stored) < rows * dtype.itemsize:
+            raise DecodeError("it has fewer bytes than its shape needs")
+        return np.frombuffer(stored, dtype, rows)
+    source = _Opening(file, handle, Access(), refuse).stored(dataset, shape, dtype)
+    if source is None:
+        return None
+    if isinstance(source, ChunkedSource):
+        source.fill = np.zeros((), dtype)
+    values = np.zeros(rows, dtype)
+    delivery = Delivery(Column("", (), dtype.str, dtype.str))
+    source.read(RowRun(0, rows, None, slice(0, rows)), [(delivery, values)], Scratch())
+    return values
+
+
 def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:
     """Return the filters of a dataset in their order, with the numbers that the file has for each."""
     creation = dataset.id.get_create_plist()
@@ -89,9 +129,13 @@ class _Opening:
         """Return what reads a dataset; None where only HDF5 can."""
         if not _stored_as_read(dataset) or dataset.external or not _lies_in(self.file, dataset):
             return None
-        kind = dataset.id.get_create_plist().get_layout()
-        if kind == h5py.h5d.VIRTUAL:
+        if dataset.is_virtual:
             return self._segmented(dataset, shape, dtype, depth)
+        return self.stored(dataset, shape, dtype)
+
+    def stored(self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Source | None:
+        """Return what reads the bytes of a dataset that is not virtual; None where only HDF5 can."""
+        kind = dataset.id.get_create_plist().get_layout()
         if kind == h5py.h5d.CONTIGUOUS:
             offset = dataset.id.get_offset()
             if offset is None:

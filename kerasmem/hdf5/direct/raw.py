@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 _LAYOUT, _ATTRIBUTE, _CONTINUATION = 0x08, 0x0C, 0x10  # kinds of messages of an object's header
 _SHARED = 2  # flag of a message that lies elsewhere
 _MOST_HEADER = 4 << 20  # bytes of the messages of one object
-_MOST_HEAP = 64 << 20  # bytes of heaps looked through for one array of texts
+_MOST_HEAP = 64 << 20  # bytes of heaps looked through in a file
 _UNFILTERED_EDGES = 1  # flag of a chunked layout
 
 MOST_TEXT = 64 << 20
-"""Bytes of text that are read at a time."""
+"""Bytes of text that are read of a file."""
 
 
 class RawError(Exception):
@@ -41,6 +41,7 @@ class RawFile:
     length_size: int = 8
     _heaps: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
     _looked_through: int = 0
+    _spent: int = 0
 
     def edges_are_unfiltered(self, header: int) -> bool:
         """Return whether the chunks of a dataset that reach beyond its edge are stored without its filters.
@@ -55,6 +56,20 @@ class RawFile:
             if kind == _LAYOUT and len(data) > 2:
                 return data[0] >= 4 and data[1] == 2 and bool(data[2] & _UNFILTERED_EDGES)
         raise RawError("its header says nothing of its layout")
+
+    def compact(self, header: int) -> bytes:
+        """Return the bytes of a dataset that lies in its header.
+
+        Args:
+            header: place of the dataset's header.
+
+        Raises:
+            RawError: it is damaged, or does not lie there.
+        """
+        for kind, _, data in self._messages(header):
+            if kind == _LAYOUT and len(data) > 4 and data[0] >= 3 and data[1] == 0:
+                return data[4 : 4 + _number(data[2:4])]
+        raise RawError("its header holds no data")
 
     def attribute(self, header: int, name: str) -> bytes | None:
         """Return the bytes of an attribute's values; None where they do not lie in the object's header.
@@ -91,11 +106,22 @@ class RawFile:
         lengths = [_number(one[:4]) for one in found]
         if sum(lengths) > most:
             raise RawError(f"its {len(found):,} texts take {sum(lengths):,} bytes together; {most:,} are read at most")
+        self.spend(sum(lengths))
         known: dict[bytes, bytes] = {}
         for one, length in zip(found, lengths, strict=True):
             if one not in known:
                 known[one] = self._text(_number(one[4:-4]), _number(one[-4:]), length)
         return [known[one] for one in found]
+
+    def spend(self, size: int) -> None:
+        """Count bytes of text that are read of this file.
+
+        Raises:
+            RawError: they are more than are read of a file.
+        """
+        self._spent += size
+        if self._spent > MOST_TEXT:
+            raise RawError(f"the texts of this file take more than the {MOST_TEXT:,} bytes that are read at most")
 
     @property
     def element_size(self) -> int:

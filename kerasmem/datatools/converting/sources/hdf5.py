@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-import h5py
 import numpy as np
 
 from kerasmem.datatools.converting.fields import ColumnChoice, Field, Rows, check_name
@@ -17,7 +16,7 @@ from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.file_order import read_windows
 
-_MOST_SPARSE = 1 << 22  # stored values of a sparse matrix read at a time
+_MOST_SPARSE = 1 << 22  # stored values of a sparse matrix added at a time
 
 
 class DenseSource(RowSource):
@@ -44,10 +43,10 @@ class DenseSource(RowSource):
 class SparseSource(RowSource):
     """A sparse matrix by rows (AnnData's csr), made dense."""
 
-    def __init__(self, path: str, entry: Entry) -> None:
+    def __init__(self, path: str, entry: Entry, access: Access, budget: int) -> None:
         assert entry.shape is not None
         super().__init__(f"{shown(path)}: {shown(entry.name)}", path)
-        self._name = entry.name
+        self._name, self._access, self._budget = entry.name, access, budget
         self.rows, self._width = entry.shape
         self.fields = (Field(check_name(entry.name, shown(path)), entry.dtype, (self._width,)),)
         dense = self.rows * self._width * np.dtype(entry.dtype).itemsize
@@ -55,28 +54,55 @@ class SparseSource(RowSource):
 
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield rows, zeros and all."""
-        with opened(self.paths[0], None, f"{self.label}:") as file:
-            data, indices, indptr = sparse_parts(file, self._name)
-            bounds = indptr[:].astype(np.int64)
-            wrong = (
-                len(bounds) != self.rows + 1 or bounds[0] != 0 or (np.diff(bounds) < 0).any() or bounds[-1] > len(data)
-            )
-            if wrong or len(indices) != len(data):
-                raise DataError(f"{self.label}: its index of rows is damaged; write the file again")
-            for first in range(start, self.rows, rows):
-                last = min(first + rows, self.rows)
-                yield {self.fields[0].name: self._dense(data, indices, bounds[first : last + 1])}
+        bounds = self._bounds()
+        stored = self._stored(int(bounds[start]), int(bounds[-1]))
+        held = next(stored, None)
+        for first in range(start, self.rows, rows):
+            last = min(first + rows, self.rows)
+            out = np.zeros((last - first, self._width), self.fields[0].dtype)
+            while held is not None and held[0] < bounds[last]:
+                at, columns, values = held
+                taken = min(len(columns), int(bounds[last]) - at)
+                self._add(out, bounds[first : last + 1], at, columns[:taken], values[:taken])
+                rest = (at + taken, columns[taken:], values[taken:])
+                held = rest if taken < len(columns) else next(stored, None)
+            yield {self.fields[0].name: out}
 
-    def _dense(self, data: h5py.Dataset, indices: h5py.Dataset, bounds: np.ndarray) -> np.ndarray:
-        out = np.zeros((len(bounds) - 1, self._width), self.fields[0].dtype)
-        for low in range(int(bounds[0]), int(bounds[-1]), _MOST_SPARSE):
-            high = min(low + _MOST_SPARSE, int(bounds[-1]))
-            columns = indices[low:high]
-            if len(columns) and not (int(columns.min()) >= 0 and int(columns.max()) < self._width):
-                raise DataError(f"{self.label}: it has values outside its {self._width:,} columns; it is damaged")
-            rows = np.searchsorted(bounds, np.arange(low, high), side="right") - 1
-            np.add.at(out, (rows, columns), data[low:high])  # as SciPy has it: what is there twice adds up
-        return out
+    def _bounds(self) -> np.ndarray:
+        """Return where the values of each row begin, and where those of the last end."""
+        with opened(self.paths[0], self._access.locking, f"{self.label}:") as file:
+            data, indices, indptr = sparse_parts(file, self._name)
+            count, same = len(data), len(indices) == len(data) and len(indptr) == self.rows + 1
+        windows = self._read("indptr", 0, None) if same else iter(())
+        found = np.concatenate([np.zeros(0, np.int64), *(window["indptr"].astype(np.int64) for window in windows)])
+        if not same or found[0] != 0 or (np.diff(found) < 0).any() or found[-1] > count:
+            raise DataError(f"{self.label}: its index of rows is damaged; write the file again")
+        return found
+
+    def _stored(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield number, columns and values of what is stored, from one value to before another."""
+        if start < stop:
+            for window in self._read("data", start, stop, "indices"):
+                yield start, window["indices"], window["data"]
+                start += len(window["data"])
+
+    def _read(self, name: str, start: int, stop: int | None, *more: str) -> Iterator[Rows]:
+        """Yield windows of parts of the matrix, by their names in it."""
+        names = {f"{self._name}/{part}": part for part in (name, *more)}
+        windows = read_windows(
+            self.paths, list(names), start=start, stop=stop, access=self._access, budget=self._budget
+        )
+        for _, window in windows:
+            yield {names[each]: values for each, values in window.items()}
+
+    def _add(self, out: np.ndarray, bounds: np.ndarray, at: int, columns: np.ndarray, values: np.ndarray) -> None:
+        if len(columns) and not (int(columns.min()) >= 0 and int(columns.max()) < self._width):
+            raise DataError(f"{self.label}: it has values outside its {self._width:,} columns; it is damaged")
+        for low in range(0, len(columns), _MOST_SPARSE):
+            part = slice(low, low + _MOST_SPARSE)
+            numbers = np.arange(at + low, at + low + len(columns[part]))
+            rows = np.searchsorted(bounds, numbers, side="right") - 1
+            np.add.at(out, (rows, columns[part]), values[part])  # as SciPy has it: what is there twice adds up
 
 
 def open_hdf5(path: str, options: ReadOptions) -> RowSource:
@@ -89,7 +115,7 @@ def open_hdf5(path: str, options: ReadOptions) -> RowSource:
     chosen, notes = _choose_entries(list_contents(path, access), options.columns)
     dense = [entry for entry in chosen if entry.layout is not None]
     sources: list[RowSource] = [DenseSource(path, dense, access, options.budget)] if dense else []
-    sources += [SparseSource(path, entry) for entry in chosen if entry.layout is None]
+    sources += [SparseSource(path, entry, access, options.budget) for entry in chosen if entry.layout is None]
     result = sources[0] if len(sources) == 1 else SideBySideSource(sources)
     result.label = shown(path)
     result.notes += notes

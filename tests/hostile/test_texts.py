@@ -1,0 +1,173 @@
+"""Texts in data files: one that is named thousands of times, damaged heaps, and texts behind hostile chunks."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+import h5py
+import numpy as np
+import pytest
+
+from kerasmem.datatools.inspecting.inspection import inspect_data
+from kerasmem.hdf5.direct.handle import FileHandle
+from kerasmem.hdf5.direct.opening import raw_file
+from kerasmem.hdf5.direct.raw import RawError
+from kerasmem.hdf5.texts import read_attribute, read_names
+
+LARGE, TIMES = 4 << 20, 3900
+READ = """
+import json, sys
+from kerasmem.datatools.converting.conversion import convert_data
+from kerasmem.datatools.converting.repacking import repack_data
+from kerasmem.datatools.inspecting.inspection import inspect_data
+from kerasmem.datatools.inspecting.statistics import data_stats
+
+for path in sys.argv[1:]:
+    found = inspect_data(path)
+    names = {each.name: each.class_names and len(each.class_names) for each in found.datasets}
+    data_stats(path)
+    convert_data(path, path + "-converted.h5", columns={"x": "x", "y": "y"})
+    repack_data(path, path + "-repacked.h5", columns={"x": "x", "y": "y"})
+    print(json.dumps([path, found.writer, names]))
+"""
+
+
+def place_of(data, length, following):
+    """Return where a text is named in a file, one of so many bytes before one of so many others."""
+    at = data.index(length.to_bytes(4, "little"))
+    while int.from_bytes(data[at + 16 : at + 20], "little") != following:
+        at = data.index(length.to_bytes(4, "little"), at + 1)
+    return at
+
+
+def repeat_first(path, count):
+    """Have the elements of a row of texts all name the first, which is the large one."""
+    data = bytearray(path.read_bytes())
+    at = place_of(data, LARGE, 1)
+    data[at : at + 16 * count] = data[at : at + 16] * count
+    path.write_bytes(data)
+
+
+def write(path, where, texts, libver="earliest", **options):
+    with h5py.File(path, "w", libver=libver, **options) as file:
+        file["x"], file["y"] = np.zeros((8, 3), "f4"), np.arange(8) % 4
+        text = h5py.string_dtype()
+        if where == "dataset":
+            file.create_dataset("y_class_names", data=texts, dtype=text)
+        elif where == "categories":
+            file.move("y", "obs/codes")
+            file.create_dataset("obs/categories", data=texts, dtype=text)
+            file["y"] = np.arange(8) % 4
+        else:
+            item, name = where
+            file[item].attrs.create(name, texts, dtype=text)
+    return path
+
+
+PLACES = [("y", "class_names"), ("/", "encoding-type"), ("x", "note"), ("y", "kerasmem_crc32"), "dataset", "categories"]
+
+
+def test_a_text_that_is_named_many_times_is_not_read(attack, tmp_path):
+    paths = []
+    for number, where in enumerate(PLACES):
+        paths.append(write(tmp_path / f"bomb{number}.h5", where, ["x" * LARGE] + ["y"] * (TIMES - 1)))
+        repeat_first(paths[-1], TIMES)
+        assert paths[-1].stat().st_size < 5 << 20
+    done = attack(*paths, script=READ, seconds=60, memory=1 << 29)
+    assert done.code == 0, done.text
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert len(found) == len(PLACES)
+    assert all(writer in ("", "kerasmem") and not any(names.values()) for _, writer, names in found)
+
+
+def test_texts_of_all_datasets_share_one_limit(attack, tmp_path):
+    """Forty megabytes for each of a hundred datasets, in a file of four."""
+    path = tmp_path / "many.h5"
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = np.zeros((8, 3), "f4"), np.arange(8) % 4
+        for number in range(100):
+            file[f"z{number}"] = np.zeros(8)
+            names = ["x" * LARGE, *"yyyyyyyyy"] if number == 0 else list("zzzzzzzzzz")
+            file[f"z{number}"].attrs.create("class_names", names, dtype=h5py.string_dtype())
+    data = bytearray(path.read_bytes())
+    at = place_of(data, LARGE, 1)
+    large, heap = bytes(data[at : at + 16]), -1
+    while (heap := data.find(b"GCOL", heap + 1)) >= 0:  # whatever names a text of one byte in any heap
+        element = (1).to_bytes(4, "little") + heap.to_bytes(8, "little")
+        place = -1
+        while (place := data.find(element, place + 1)) >= 0:
+            data[place : place + 16] = large
+    path.write_bytes(data)
+    done = attack(path, script=READ, seconds=40, memory=1 << 29)
+    assert done.code == 0, done.text
+    named = [count for count in json.loads(done.out)[2].values() if count]
+    assert len(named) <= 1, named
+
+
+@pytest.mark.parametrize("damage", ["size", "free", "signature", "number"])
+def test_a_damaged_heap_is_not_gone_through_for_ever(attack, tmp_path, damage):
+    paths = []
+    for number, where in enumerate(PLACES):
+        path = write(tmp_path / f"heap{number}.h5", where, ["one", "two"])
+        data = bytearray(path.read_bytes())
+        heap = data.index(b"GCOL")
+        place, value = {
+            "size": (heap + 24, bytes(8)),
+            "free": (heap + 8, b"\xff" * 7 + b"\x7f"),
+            "signature": (heap, b"GC"),
+            "number": (heap + 16, b"\0\0"),
+        }[damage]
+        data[place : place + len(value)] = value
+        path.write_bytes(data)
+        paths.append(path)
+    if damage == "size":  # HDF5 would never come back
+        assert attack(*paths, script=READ, seconds=60).code == 0
+    else:
+        for path in paths:
+            inspect_data(path)
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+@pytest.mark.parametrize("options", [{}, {"userblock_size": 512}])
+def test_sound_texts_are_those_that_hdf5_reads(tmp_path, libver, options):
+    texts = ["", "a", "größe", "tail" * 3000, "a"]
+    path = tmp_path / "sound.h5"
+    with h5py.File(path, "w", libver=libver, **options) as file:
+        kinds = {"variable": h5py.string_dtype(), "fixed": h5py.string_dtype(length=12_000), "numbers": np.int16}
+        stored = {
+            "contiguous": {}, "chunked": {"chunks": (2,)}, "packed": {"chunks": (2,), "compression": "gzip"},
+            "checked": {"chunks": (3,), "shuffle": True, "fletcher32": True},
+        }  # fmt: skip
+        for kind, dtype in kinds.items():
+            values = range(5) if kind == "numbers" else [text.encode() for text in texts]
+            for how, settings in stored.items():
+                if kind == "variable" and how == "checked":
+                    continue  # HDF5 takes none
+                file.create_dataset(f"{kind} {how}", data=values, dtype=dtype, **settings)
+        item = file["variable packed"]
+        item.attrs["many"], item.attrs["one"], item.attrs["number"] = texts, "größe", 7
+        for number in range(5):
+            item.attrs[f"more {number}"] = "x" * 9000  # the header goes on elsewhere
+    handle = FileHandle(str(path), path.stat().st_size)
+    with h5py.File(path) as file:
+        raw = raw_file(file, handle)
+        for name, dataset in file.items():
+            wanted = [str(value) for value in dataset] if "numbers" in name else list(dataset.asstr())
+            assert read_names(dataset, handle, raw, 100) == wanted, name
+            assert read_names(dataset, handle, raw, 4) is None
+        item = file["variable packed"]
+        assert read_attribute(item, "many", raw).tolist() == texts
+        assert [read_attribute(item, name, raw) for name in ("one", "number", "absent")] == ["größe", 7, None]
+        assert read_attribute(item, "more 4", raw) == "x" * 9000
+        assert read_attribute(item, "many", raw, most=100) is None
+
+
+def test_texts_behind_a_short_chunk_are_an_error(tmp_path):
+    path = tmp_path / "short.h5"
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("x", (1000,), h5py.string_dtype(), chunks=(1000,), compression="gzip")
+        dataset.id.write_direct_chunk((0,), zlib.compress(b"\1" * 40), 0)
+    handle = FileHandle(str(path), path.stat().st_size)
+    with h5py.File(path) as file, pytest.raises(RawError, match="decompresses to 40 bytes"):
+        read_names(file["x"], handle, raw_file(file, handle), 1000)
