@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +23,7 @@ from kerasmem.cli.options import (
 )
 from kerasmem.cli.terminal import quiet_tensorflow, show_json, show_text, spinner
 from kerasmem.errors import UsageError
+from kerasmem.files import write_named
 
 if TYPE_CHECKING:
     from kerasmem.estimation.report import DeviceVerdict, MemoryReport
@@ -82,7 +82,7 @@ def command(
     if output is not None:
         from kerasmem.rendering.data import to_json
 
-        Path(output).write_text(to_json(data) + "\n", encoding="utf-8")
+        write_named("-o", output, (to_json(data) + "\n").encode())
     if options["as_json"]:
         show_json(data)
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import click
 from kerasmem.cli.saved_files import json_object
 from kerasmem.cli.terminal import show_json, show_text
 from kerasmem.errors import InputError, UsageError
+from kerasmem.files import write_named
 
 if TYPE_CHECKING:
     from kerasmem.rendering.contents import PageContents
@@ -180,21 +180,8 @@ def _timeline(path: str) -> Any:
 
 def _write(option: str, path: str, data: bytes) -> None:
     """Write a file whole or not at all."""
-    target = Path(path)
-    temporary: str | None = None
     try:
-        if target.exists() and not target.is_file():  # a pipe or a device takes it as it comes; a folder refuses
-            target.write_bytes(data)
-            return
-        handle, temporary = tempfile.mkstemp(dir=os.path.realpath(target.parent), prefix=".kerasmem-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, os.path.realpath(target))
+        write_named(option, path, data)
     except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
         reason = error.strerror or error
         raise UsageError(f"{option}: {path} cannot be written: {reason}; choose another place") from error

@@ -14,14 +14,15 @@ import importlib.metadata
 import json
 import os
 import platform
-import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from kerasmem import files
 from kerasmem.devices.catalogue import resolve_device
-from kerasmem.errors import KerasmemError
+from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.arguments import EstimateArguments
 from kerasmem.estimation.facade import estimated
 from kerasmem.estimation.report import MemoryReport
@@ -54,6 +55,11 @@ def cached_estimate(model: Any, **settings: Any) -> MemoryReport:
     key = None if folder is None else cache_key(model, settings)
     if folder is None or key is None:
         return estimated(arguments).report
+    try:
+        files.refuse_shared("cache", str(folder))
+    except UsageError as error:
+        report = estimated(arguments).report
+        return replace(report, notes=(*report.notes, f"nothing is kept or read: {error}, or set {SWITCH}=off"))
     kept = read_entry(folder, key)
     if kept is not None:
         facts = replace(kept.model, source=str(Path(model)))
@@ -108,13 +114,12 @@ def read_entry(folder: Path, key: str) -> MemoryReport | None:
     """Return the report kept under a key; None where there is none, or where it is damaged."""
     path = _path(folder, key)
     try:
-        if path.stat().st_size > MOST_BYTES_AN_ENTRY:
-            return None
-        digest, _, text = path.read_text("utf-8").partition("\n")
+        with open(files.open_plain(str(path)), "rb") as file:
+            digest, _, text = file.read(MOST_BYTES_AN_ENTRY + 1).decode("utf-8").partition("\n")
         if digest != _digest(key, text):
             return None
-        report = MemoryReport.from_dict(json.loads(text))
-    except (OSError, ValueError, KerasmemError, RecursionError, AttributeError):
+        report = MemoryReport.from_dict(files.read_json(text))
+    except (OSError, ValueError, KerasmemError, AttributeError):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # the least recently used goes first
@@ -129,21 +134,17 @@ def write_entry(folder: Path, key: str, report: MemoryReport) -> None:
         return
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(dir=folder, prefix="new-")
-        try:
-            with os.fdopen(number, "wb") as file:
-                file.write(data)
-            os.replace(name, _path(folder, key))
-        except OSError:
-            os.unlink(name)
+        new = folder / f"new-{os.getpid()}-{threading.get_ident()}"
+        with files.replacing(str(_path(folder, key)), temporary=str(new)) as file:
+            file.write(data)
         _shrink(folder)
 
 
 def _shrink(folder: Path) -> None:
     """Remove the least recently used entries beyond the bound, and what interrupted writers left."""
-    files = sorted(((entry.stat(), entry.path) for entry in os.scandir(folder)), key=lambda each: -each[0].st_mtime)
+    entries = sorted(((entry.stat(), entry.path) for entry in os.scandir(folder)), key=lambda each: -each[0].st_mtime)
     total = 0
-    for status, path in files:
+    for status, path in entries:
         total += status.st_size
         if total > MOST_BYTES:
             with contextlib.suppress(OSError):

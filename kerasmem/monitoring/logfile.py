@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from kerasmem import files
 from kerasmem.errors import InputError, UsageError, check_format
 from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, KINDS, Sample, Timeline, make_sample
@@ -91,7 +92,7 @@ class LogFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR if append else os.O_WRONLY
-            self._file = os.open(self.path, flags | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._file = files.open_named("filename", str(self.path), flags | os.O_CREAT | os.O_APPEND)
             with _opening:
                 fresh = self._resume() if append else True
                 self._settle(append)
@@ -278,7 +279,7 @@ def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(text.splitlines(), start=1):
         data = None
         with contextlib.suppress(ValueError):
-            data = json.loads(line)
+            data = files.read_json(line)
         yield number, data
 
 
@@ -326,6 +327,6 @@ def _json_row(sample: Sample) -> str:
 
 def _run_of(line: bytes, format: Format) -> int | None:
     try:
-        return int(line.split(b",", 1)[0]) if format == "csv" else int(json.loads(line)["run"])
+        return int(line.split(b",", 1)[0]) if format == "csv" else int(files.read_json(line)["run"])
     except (KeyError, TypeError, ValueError):
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import time
@@ -17,6 +16,7 @@ from kerasmem.devices.nvml import NvmlApi
 from kerasmem.devices.processes import ProcessView, open_files, python_processes, view_process
 from kerasmem.devices.sharing import CardProcess, all_card_processes
 from kerasmem.errors import InputError, UsageError
+from kerasmem.files import read_json
 from kerasmem.monitoring.logfile import read_timeline_text
 from kerasmem.monitoring.timeline import Sample
 from kerasmem.records import Record
@@ -151,7 +151,7 @@ def _newest(text: str, name: str) -> Sample:
     if len(timeline) == 0:
         if text.startswith("{"):
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                run = int(json.loads(text.splitlines()[0])["run"])
+                run = int(read_json(text.splitlines()[0])["run"])
                 return Sample(run, 0.0, "starting", None, None, 0, None, *[None] * 8)
         raise InputError(f"{name}: no sample in it yet; name a log that MemoryLogger wrote")
     return timeline[-1]

@@ -14,6 +14,7 @@ import keras
 
 from kerasmem.cluster import Worker
 from kerasmem.errors import UsageError
+from kerasmem.files import write_named
 from kerasmem.monitoring.ranks import own_path
 from kerasmem.profiling.recorder import ProfilingError, StepRecorder
 from kerasmem.profiling.results import StepProfile
@@ -94,8 +95,9 @@ class StepProfiler(keras.callbacks.Callback):
         try:
             self.profile = self._recorder.end()
             if self._path is not None:
-                self._path.write_text(json.dumps(self.profile.to_dict(), indent=1) + "\n", encoding="utf-8")
-        except ProfilingError as error:
+                text = json.dumps(self.profile.to_dict(), indent=1) + "\n"
+                write_named("path", str(self._path), text.encode())
+        except (ProfilingError, UsageError) as error:
             self._fail(str(error))
         except OSError as error:
             self._fail(f"{self._path} cannot be written: {error.strerror or error}")

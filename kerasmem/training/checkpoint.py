@@ -13,12 +13,16 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import DataError, InputError, UsageError
+from kerasmem.files import follow, open_archive, open_kept, read_json, replacing
 from kerasmem.hdf5.layout import shown
 from kerasmem.records import Record
 from kerasmem.training.model_state import GROUPS, ModelState, as_array, describe, variables
 from kerasmem.training.run_state import RunState
 from kerasmem.training.sources import Source
 
+_DAMAGES = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, MemoryError, zipfile.BadZipFile,
+)  # fmt: skip
 BEFORE = ".before"  # the file before the last, where there are several workers
 
 
@@ -54,7 +58,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: str, source: Source, *, keeps_before: bool = False) -> None:
-        self.path, self.source, self._keeps_before = path, source, keeps_before
+        self.path, self.source, self._keeps_before = follow("checkpoint", path), source, keeps_before
         self.saved: SavedRun | None = None
         self._arrays: ModelState = {}
 
@@ -67,7 +71,7 @@ class Checkpoint:
         Raises:
             DataError: the file is none of that kind, or damaged.
         """
-        if not os.path.exists(path or self.path):
+        if not os.path.lexists(path or self.path):
             return None
         with _opened(path or self.path) as (saved, content):
             self._arrays = {
@@ -81,7 +85,7 @@ class Checkpoint:
         """Return the files that can be gone on from, by the order of what they say."""
         found = {}
         for path in (self.path, self.path + BEFORE):
-            if os.path.exists(path):
+            if os.path.lexists(path):
                 with _opened(path) as (saved, _):
                     found[saved.run.order] = path
         return found
@@ -155,20 +159,15 @@ class Checkpoint:
     def remove(self) -> None:
         """Remove what was written."""
         for path in (self.path, self.path + BEFORE):
-            if os.path.exists(path):
+            if os.path.lexists(path):
                 os.unlink(path)
 
 
 def _replace_file(path: str, content: Mapping[str, np.ndarray], *, keep_before: bool) -> None:
     """Write a file by way of another name, so that at any moment there is a whole one, this or the one before."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path + ".part", "wb") as file:
+    with replacing(path, durable=True, before=path + BEFORE if keep_before else None) as file:
         np.savez(file, allow_pickle=False, **content)
-        file.flush()
-        os.fsync(file.fileno())
-    if keep_before and os.path.exists(path):
-        os.replace(path, path + BEFORE)
-    os.replace(path + ".part", path)
     folder = os.open(os.path.dirname(path), os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -179,11 +178,22 @@ def _replace_file(path: str, content: Mapping[str, np.ndarray], *, keep_before: 
 @contextmanager
 def _opened(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
     try:
-        with np.load(path, allow_pickle=False) as content:
-            yield SavedRun.from_dict(json.loads(content["saved"].tobytes())), content
+        with open_kept(path) as file, open_archive(file) as content:
+            yield SavedRun.from_dict(read_json(content["saved"].tobytes())), content
+    except UsageError as error:
+        raise UsageError(f"checkpoint: {error}") from None
     except InputError as error:
         raise DataError(f"{shown(path)}: {error}; delete it to start over") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        MemoryError,
+        zipfile.BadZipFile,
+    ) as error:
         raise DataError(
             f"{shown(path)}: not a checkpoint of kerasmem, or a damaged one ({type(error).__name__}); delete it to "
             "start over"

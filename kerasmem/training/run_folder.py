@@ -8,6 +8,8 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from kerasmem import files
+
 if TYPE_CHECKING:
     from kerasmem.training.run_state import RunState
     from kerasmem.training.steps.engine import RanOut
@@ -45,9 +47,10 @@ class RunFolder:
     """
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        os.makedirs(path, exist_ok=True)
-        self._position = os.open(os.path.join(path, "position"), os.O_RDWR | os.O_CREAT, 0o666)
+        self.path = path = files.follow("folder", path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        files.own_folder("folder", path)
+        self._position = files.open_plain(os.path.join(path, "position"), os.O_RDWR | os.O_CREAT)
 
     def note(self, position: ScriptPosition) -> None:
         """Note where the script is; this survives its death at any moment."""
@@ -61,18 +64,16 @@ class RunFolder:
     def read(self, name: str) -> dict[str, Any]:
         """Return an object from a file of the folder; empty where there is none."""
         try:
-            with open(os.path.join(self.path, name), encoding="utf-8") as file:
-                data = json.load(file)
+            with open(files.open_plain(os.path.join(self.path, name)), "rb") as file:
+                data = files.read_json(file.read())
         except (OSError, ValueError):
             return {}
         return data if isinstance(data, dict) else {}
 
     def write(self, name: str, data: dict[str, Any]) -> None:
         """Write an object to a file of the folder, by way of another name."""
-        path = os.path.join(self.path, name)
-        with open(path + ".part", "w", encoding="utf-8") as file:
-            json.dump(data, file)
-        os.replace(path + ".part", path)
+        with files.replacing(os.path.join(self.path, name)) as file:
+            file.write(json.dumps(data).encode())
 
     def die(self, failure: dict[str, Any]) -> NoReturn:
         """Leave word of a failure, and end the process at once, saving nothing that it holds."""

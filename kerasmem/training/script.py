@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from kerasmem import files
 from kerasmem.compat.keras_fit import new_epoch_iterator
 from kerasmem.errors import UsageError
 from kerasmem.training.run_folder import VARIABLE, RunFolder, ScriptPosition, Supervised
@@ -118,10 +119,11 @@ class Session:
                 raise
             self.folder.die({"diagnosis": found.to_dict(), "certain": False})
         if options.checkpoint is not None:  # the script's own; the end of this fit is for a later run of the script
-            shutil.copyfile(options.checkpoint, end + ".part")
-            os.replace(end + ".part", end)
+            saved = files.follow("checkpoint", options.checkpoint)
+            with files.open_kept(saved) as file, files.replacing(end) as copy:
+                shutil.copyfileobj(file, copy)
             if not options.keep:
-                os.unlink(options.checkpoint)
+                os.unlink(saved)
         self.folder.note(ScriptPosition(number))
         return history
 

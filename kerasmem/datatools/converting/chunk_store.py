@@ -19,6 +19,7 @@ from kerasmem.datatools.converting.encoding import Compression, create_dataset
 from kerasmem.datatools.converting.fields import Target
 from kerasmem.datatools.converting.job import open_log, read_into, sync
 from kerasmem.datatools.inspecting.listing import CLASS_NAMES
+from kerasmem.files import open_plain
 from kerasmem.hdf5.direct.chunks import walk_chunks
 from kerasmem.hdf5.direct.handle import FileHandle
 from kerasmem.hdf5.direct.opening import raw_file
@@ -56,7 +57,7 @@ class PlainStore:
         for target, offsets in zip(targets, self._offsets, strict=True):
             with h5py.File(paths[target.file], "r") as file:
                 walk_chunks(file[target.name], functools.partial(_note_offset, offsets, target.chunk_rows))
-        self._files = [open(path, "r+b") for path in paths]  # noqa: SIM115
+        self._files = [os.fdopen(open_plain(path, os.O_RDWR), "r+b") for path in paths]
 
     def put(self, target: int, chunk: int, data: Any) -> None:
         """Write a chunk."""

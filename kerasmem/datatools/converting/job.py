@@ -17,6 +17,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
+from kerasmem import files
 from kerasmem.errors import DataError, KerasmemError, UsageError
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.units import GIB
@@ -53,11 +54,11 @@ class Job:
         self._settings = json.loads(json.dumps(settings))
         self._written = 0
         self._since = time.monotonic()
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self.folder)
-        if os.path.islink(self.folder) or not os.path.isdir(self.folder):
-            raise UsageError(f"{shown(self.folder)}: is needed for what is written, and is no folder; remove it")
-        self._lock = open(self.path("lock"), "ab")  # noqa: SIM115  (held as long as the job)
+        files.own_folder("output", self.folder)
+        strange = [entry.path for entry in os.scandir(self.folder) if not entry.is_file(follow_symlinks=False)]
+        if strange:
+            raise UsageError(f"{shown(strange[0])}: is no file of a conversion; remove the folder {self.folder!r}")
+        self._lock = os.fdopen(files.open_plain(self.path("lock"), os.O_WRONLY | os.O_CREAT), "wb")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -79,11 +80,8 @@ class Job:
 
     def checkpoint(self, state: dict[str, Any]) -> None:
         """Remember how far things are; what it speaks of has reached the disk before."""
-        temporary = self.path(_STATE + ".new")
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump({"settings": self._settings, "state": state}, file)
-            sync(file)
-        os.replace(temporary, self.path(_STATE))
+        with files.replacing(self.path(_STATE), durable=True) as file:
+            file.write(json.dumps({"settings": self._settings, "state": state}).encode())
         self.state = state
         self._written, self._since = 0, time.monotonic()
 
@@ -123,8 +121,8 @@ class Job:
     def _read(self, output: str, discard: bool) -> dict[str, Any]:
         """Return the state that an interrupted conversion left, or begin with an empty folder."""
         try:
-            with open(self.path(_STATE), encoding="utf-8") as file:
-                found = json.load(file)
+            with open(files.open_plain(self.path(_STATE)), "rb") as file:
+                found = files.read_json(file.read())
             same, state = found["settings"] == self._settings, dict(found["state"])
         except (OSError, ValueError, KeyError, TypeError):
             same, state, discard = False, {}, True  # killed before the first checkpoint
@@ -151,7 +149,7 @@ def _is_damage(error: BaseException) -> bool:
 
 def open_log(folder: str, name: str, size: int) -> BinaryIO:
     """Return a file, made if need be, that is cut back to a size in bytes and stands at its end."""
-    file = os.fdopen(os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    file = os.fdopen(files.open_plain(os.path.join(folder, name), os.O_RDWR | os.O_CREAT), "r+b")
     file.seek(file.truncate(size))
     return file
 
@@ -167,8 +165,8 @@ def read_into(file: BinaryIO, array: np.ndarray, at: int) -> None:
         raise OSError("a file of the conversion was cut off")
 
 
-def sync(*files: IO[Any]) -> None:
+def sync(*written: IO[Any]) -> None:
     """Have what was written reach the disk."""
-    for file in files:
+    for file in written:
         file.flush()
         os.fdatasync(file.fileno())

@@ -13,7 +13,7 @@ import numpy as np
 from kerasmem.datatools.converting.chunk_store import PackedStore, PlainStore
 from kerasmem.datatools.converting.encoding import Compression
 from kerasmem.datatools.converting.fields import Target
-from kerasmem.datatools.converting.job import sync
+from kerasmem.files import open_archive, open_kept, replacing
 
 
 class ChunkWriter:
@@ -64,15 +64,14 @@ class ChunkWriter:
     def state(self, path: str) -> dict[str, Any]:
         """Write what is in memory to a file; return what else has to be known to go on from here."""
         self._drain(0)
-        with open(path, "wb") as file:
+        with replacing(path, durable=True) as file:
             np.savez(file, *(chunk[:filled] for chunk, filled in zip(self._chunks, self._filled, strict=True)))
-            sync(file)
         return {"done": self._done.copy(), "sums": self.sums.copy(), "store": self._store.sync()}
 
     def restore(self, path: str, state: Mapping[str, Any]) -> None:
         """Go on from what `state` wrote and returned."""
         self._done, self.sums = list(state["done"]), list(state["sums"])
-        with np.load(path, allow_pickle=False) as tails:
+        with open_kept(path) as file, open_archive(file) as tails:
             for number, chunk in enumerate(self._chunks):
                 rows = tails[f"arr_{number}"]
                 self._filled[number] = len(rows)

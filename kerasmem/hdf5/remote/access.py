@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem import checks
+from kerasmem import checks, files
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.remote.cache import cache_key
 from kerasmem.hdf5.remote.urls import identity
@@ -67,9 +67,8 @@ def read_remote(storage_options: Any, cache: Any, cache_size: Any, *, remote: bo
     options = _read_options(storage_options)
     folder = None
     if cache is not None:
-        folder = os.path.abspath(os.path.expanduser(checks.path("cache", cache)))
-        if os.path.exists(folder) and not os.path.isdir(folder):
-            raise UsageError(f"cache: {folder!r} is not a folder")
+        folder = files.follow("cache", os.path.abspath(os.path.expanduser(checks.path("cache", cache))))
+        files.refuse_shared("cache", folder)
     elif cache_size is not None:
         raise UsageError("cache_size: name a folder for it with cache")
     if not remote and (options or folder is not None):

@@ -1,8 +1,9 @@
 """A folder that keeps what was fetched, within a limit, for any number of processes.
 
 An entry is a file whose name says which bytes it holds and their checksum; it is written under another name and put
-into its place whole. The folder of an object is named by a digest of its URL and version, so that another version
-never meets it. What was out of use longest goes first.
+into its place whole. The folder of an object is named by a digest of its URL, version and length, so that another
+version never meets it, and the checksum begins with that name and the place: an entry of another object is none. The
+folder is the user's own. What was out of use longest goes first.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import time
 import warnings
 import zlib
 
+from kerasmem import files
+from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import shown
 
 _ENTRY = re.compile(r"([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]{8})")
@@ -40,7 +43,7 @@ class DiskCache:
         self._limit = limit
         self._lock = threading.Lock()
         self._lists: dict[str, tuple[float, list[tuple[int, int, str]]]] = {}
-        self._broken = False
+        self._broken = self._is_made = False
 
     def read(self, key: str, start: int, into: memoryview) -> list[tuple[int, int]]:
         """Fill what is there of the bytes from `start` on; return what is missing, (first, after the last)."""
@@ -71,32 +74,38 @@ class DiskCache:
         if self._broken or len(data) > self._limit // 2:
             return
         folder = os.path.join(self.folder, key)
-        name = f"{start:x}-{len(data):x}-{zlib.crc32(data):08x}"
+        name = f"{start:x}-{len(data):x}-{_checksum(key, start, data):08x}"
         temporary = os.path.join(folder, f".{os.getpid()}-{threading.get_ident()}-{name}")
         try:
-            if not os.path.isdir(self.folder):
-                os.makedirs(self.folder, mode=0o700, exist_ok=True)
-            with open(os.path.join(self.folder, "lock"), "a+b") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # of all processes one at a time makes room
+            self._make()
+            lock = files.open_plain(os.path.join(self.folder, "lock"), os.O_RDWR | os.O_CREAT)
+            with open(lock, "r+b") as lock_file:
+                fcntl.flock(lock_file, fcntl.LOCK_EX)  # of all processes one at a time makes room
                 self._make_room(len(data))
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            with open(temporary, "xb") as file:
+            files.own_folder("cache", folder)
+            with files.replacing(os.path.join(folder, name), temporary=temporary) as file:
                 file.write(data)
-            os.replace(temporary, os.path.join(folder, name))
         except FileNotFoundError:
+            self._is_made = False
             return  # another process emptied the folder just now
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        except (OSError, UsageError) as error:
             self._broken = True
+            reason = error.strerror if isinstance(error, OSError) else error
             warnings.warn(
-                f"cache: {shown(self.folder)} cannot be written to ({error.strerror}); what is fetched is not kept",
+                f"cache: {shown(self.folder)} cannot be written to ({reason}); what is fetched is not kept",
                 stacklevel=2,
             )
             return
         with self._lock:
             listed, entries = self._lists.get(key, (-_LISTED, []))
             self._lists[key] = listed, sorted([*entries, (start, start + len(data), name)])
+
+    def _make(self) -> None:
+        """Make the folder, or see once that nobody else can write to it."""
+        if not self._is_made:
+            os.makedirs(os.path.dirname(self.folder), exist_ok=True)
+            files.own_folder("cache", self.folder)
+            self._is_made = True
 
     def _entries(self, key: str) -> list[tuple[int, int, str]]:
         with self._lock:
@@ -114,13 +123,13 @@ class DiskCache:
     def _load(self, key: str, name: str, low: int, high: int) -> bytes | None:
         path = os.path.join(self.folder, key, name)
         try:
-            with open(path, "rb") as file:
+            with open(files.open_plain(path), "rb") as file:
                 data = file.read(high - low + 1)
                 if time.time() - os.fstat(file.fileno()).st_mtime > _TOUCHED:
                     os.utime(path)
         except OSError:
             data = b""  # gone: another process needed the room
-        if len(data) == high - low and zlib.crc32(data) == int(name[-8:], 16):
+        if len(data) == high - low and _checksum(key, low, data) == int(name[-8:], 16):
             return data
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -134,16 +143,14 @@ class DiskCache:
         """
         noted = os.path.join(self.folder, "size")
         try:
-            with open(noted) as file:
-                total = int(file.read())
+            with open(files.open_plain(noted), "rb") as file:
+                total = int(file.read(32))
         except (OSError, ValueError):
             total = self._limit + 1
         if total + size > self._limit:
             total = self._remove_oldest(self._limit - size)
-        temporary = f"{noted}.new"
-        with open(temporary, "w") as file:
-            file.write(str(total + size))
-        os.replace(temporary, noted)
+        with files.replacing(noted) as file:
+            file.write(str(total + size).encode())
 
     def _remove_oldest(self, most: int) -> int:
         entries, total, now = [], 0, time.time()
@@ -169,6 +176,10 @@ class DiskCache:
             if total <= most - self._limit // _ROOM:
                 break
         return total
+
+
+def _checksum(key: str, start: int, data: bytes | memoryview) -> int:
+    return zlib.crc32(data, zlib.crc32(f"{key} {start:x}".encode()))
 
 
 def cache_key(identity: str, tag: str, size: int, options: str) -> str:
