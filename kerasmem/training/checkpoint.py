@@ -14,7 +14,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, InputError, UsageError
 from kerasmem.files import follow, open_archive, open_kept, read_json, replacing
-from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.records import Record
 from kerasmem.training.model_state import GROUPS, ModelState, as_array, describe, variables
 from kerasmem.training.run_state import RunState
@@ -195,8 +195,8 @@ def _opened(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
         zipfile.BadZipFile,
     ) as error:
         raise DataError(
-            f"{shown(path)}: not a checkpoint of kerasmem, or a damaged one ({type(error).__name__}); delete it to "
-            "start over"
+            f"{shown(path)}: not a checkpoint of kerasmem, or a damaged one ({one_line(str(error), 100)}); "
+            "delete it to start over"
         ) from error
 
 

@@ -140,6 +140,19 @@ def test_damaged_entries_are_computed_again(folder, model_file, computed, damage
     assert NOTE not in report.notes
 
 
+@pytest.mark.parametrize("planted", ["writable", "link"])
+def test_a_folder_that_others_can_change_is_not_used(folder, model_file, computed, tmp_path, planted):
+    cached_estimate(model_file, method="graph")
+    if planted == "link":
+        os.rename(folder, tmp_path / "elsewhere")
+        os.symlink(tmp_path / "elsewhere", folder)
+    else:
+        os.chmod(folder, 0o777)
+    report = cached_estimate(model_file, method="graph")
+    (told,) = [note for note in report.notes if str(folder) in note]
+    assert told.endswith("or set KERASMEM_CACHE=off") and NOTE not in report.notes and len(computed) == 2
+
+
 def test_an_entry_under_another_key_is_no_answer(folder, model_file, computed):
     cached_estimate(model_file, method="graph")
     (entry,) = folder.iterdir()

@@ -1,0 +1,227 @@
+"""What others may have put where kerasmem writes and goes on: links, pipes, folders and files of other users."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from kerasmem import convert_data, files
+from kerasmem.datatools.converting.job import folder_of
+from kerasmem.errors import UsageError
+from kerasmem.hdf5.remote.access import read_remote
+from kerasmem.hdf5.remote.cache import DiskCache
+from kerasmem.monitoring.logfile import LogFile
+from kerasmem.training.run_folder import RunFolder
+
+SOMEBODY = 54321
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+kept = b"the only copy"
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """A file that no planted link may lead to."""
+    path = tmp_path / "victim"
+    path.write_bytes(kept)
+    yield path
+    assert path.read_bytes() == kept
+
+
+def given_away(path, mode=None):
+    os.chown(path, SOMEBODY, SOMEBODY, follow_symlinks=False)
+    if mode is not None:
+        os.chmod(path, mode)
+    return path
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    np.savez(tmp_path / "d.npz", x=np.zeros((40, 3)), y=np.arange(40))
+    return tmp_path / "d.npz"
+
+
+JOB_FILES = ("lock", "state.json", "state.json.part", "0.h5", "buckets", "buckets.index", "chunks", "tails-0.npz")
+
+
+@pytest.mark.parametrize("name", JOB_FILES)
+@pytest.mark.parametrize("plant", [os.symlink, lambda victim, path: os.mkfifo(path)], ids=["link", "pipe"])
+def test_a_job_meets_what_is_no_file_of_it(tmp_path, arrays, victim, name, plant):
+    folder = folder_of(str(tmp_path / "out.h5"))
+    os.mkdir(folder, 0o700)
+    plant(victim, os.path.join(folder, name))
+    with pytest.raises(UsageError, match="is no file of a conversion; remove the folder"):
+        convert_data(arrays, tmp_path / "out.h5", shuffle=True, force=True)
+
+
+def test_a_jobs_folder_is_its_own(tmp_path, arrays, victim):
+    output = tmp_path / "out.h5"
+    os.symlink(tmp_path, folder_of(str(output)))
+    with pytest.raises(UsageError, match="not a folder, but a link"):
+        convert_data(arrays, output, force=True)
+    os.unlink(folder_of(str(output)))
+    os.mkdir(folder_of(str(output)))
+    os.chmod(folder_of(str(output)), 0o777)
+    with pytest.raises(UsageError, match="chmod go-w"):
+        convert_data(arrays, output)
+    os.chmod(folder_of(str(output)), 0o755)
+    convert_data(arrays, output)
+    os.unlink(output)
+    os.symlink(victim, output)
+    convert_data(arrays, output, force=True)
+    assert not output.is_symlink()
+
+
+@needs_root
+def test_a_folder_of_another_user_is_not_used(tmp_path, arrays):
+    os.mkdir(folder_of(str(tmp_path / "out.h5")), 0o700)
+    given_away(folder_of(str(tmp_path / "out.h5")))
+    with pytest.raises(UsageError, match="belongs to another user"):
+        convert_data(arrays, tmp_path / "out.h5")
+    with pytest.raises(UsageError, match=r"^folder: .* belongs to another user"):
+        RunFolder(given_away(str(tmp_path)))
+
+
+def test_where_files_have_no_owners_nothing_is_refused(tmp_path, monkeypatch):
+    """As on some network drives: every file has the same mode, whatever was asked for."""
+    make = files.tempfile.mkstemp
+
+    def made_for_all(**options):
+        number, path = make(**options)
+        os.fchmod(number, 0o777)
+        return number, path
+
+    os.mkdir(tmp_path / "folder")
+    os.chmod(tmp_path / "folder", 0o777)
+    with pytest.raises(UsageError):
+        files.own_folder("x", str(tmp_path / "folder"))
+    monkeypatch.setattr(files.tempfile, "mkstemp", made_for_all)
+    files.own_folder("x", str(tmp_path / "folder"))
+    assert os.listdir(tmp_path / "folder") == []
+
+
+def test_a_group_of_the_users_own_may_write(tmp_path):
+    """Many systems make one for each user, and folders that it can write to."""
+    path = tmp_path / "folder"
+    path.mkdir()
+    os.chmod(path, 0o775)
+    if path.stat().st_gid != os.getegid() or os.geteuid() != 0:
+        pytest.skip("the test's own group is another")
+    files.own_folder("x", str(path))
+    os.chown(path, -1, SOMEBODY)
+    with pytest.raises(UsageError, match="chmod go-w"):
+        files.own_folder("x", str(path))
+
+
+class TestCacheOfRemoteFiles:
+    def test_what_others_can_write_to_is_refused(self, tmp_path):
+        os.chmod(tmp_path, 0o777)
+        with pytest.raises(UsageError, match=r"^cache: other users can write .*chmod go-w"):
+            read_remote({}, str(tmp_path), None)
+        os.chmod(tmp_path, 0o755)
+        read_remote({}, str(tmp_path), None)
+
+    def test_a_folder_behind_the_users_own_link_is_fine(self, tmp_path):
+        (tmp_path / "scratch").mkdir()
+        os.symlink("scratch", tmp_path / "cache")
+        assert read_remote({}, str(tmp_path / "cache"), None).cache == str(tmp_path / "scratch")
+
+    @pytest.mark.parametrize("name", ["lock", "size.part", "key"])
+    def test_links_are_not_followed(self, tmp_path, victim, name):
+        cache = DiskCache(str(tmp_path / "cache"), 2**24)
+        os.mkdir(cache.folder, 0o700)
+        os.symlink(victim if name != "key" else tmp_path, os.path.join(cache.folder, name))
+        if name == "size.part":
+            cache.write("key", 0, memoryview(b"data"))
+        else:
+            with pytest.warns(UserWarning, match="cannot be written to"):
+                cache.write("key", 0, memoryview(b"data"))
+        assert {entry.name for entry in tmp_path.iterdir()} == {"cache", "victim"}
+
+    def test_an_entry_belongs_to_one_version_and_place(self, tmp_path):
+        cache = DiskCache(str(tmp_path / "cache"), 2**24)
+        cache.write("version1", 0, memoryview(b"data"))
+        cache.write("version2", 8, memoryview(b"else"))
+        (name,) = os.listdir(tmp_path / "cache" / "version1")
+        os.rename(tmp_path / "cache" / "version1" / name, tmp_path / "cache" / "version2" / name)
+        moved = name.replace("0-4", "4-4")
+        os.link(tmp_path / "cache" / "version2" / name, tmp_path / "cache" / "version1" / moved)
+        for key, start in (("version2", 0), ("version1", 4)):
+            assert DiskCache(cache.folder, 2**24).read(key, start, memoryview(bytearray(4))) == [(start, start + 4)]
+
+
+class TestRuns:
+    def test_a_run_folder_is_for_its_user(self, tmp_path, victim):
+        folder = RunFolder(str(tmp_path / "run"))
+        assert stat.S_IMODE(os.stat(folder.path).st_mode) == 0o700
+        os.symlink(victim, os.path.join(folder.path, "plan.part"))
+        folder.write("plan", {"1 train": 4})
+        assert folder.read("plan") == {"1 train": 4}
+        os.unlink(os.path.join(folder.path, "plan"))
+        os.symlink(victim, os.path.join(folder.path, "plan"))
+        assert folder.read("plan") == {}
+        os.unlink(os.path.join(folder.path, "position"))
+        os.symlink(victim, os.path.join(folder.path, "position"))
+        with pytest.raises(OSError, match="is a link, which is not followed"):
+            RunFolder(folder.path)
+
+    def test_a_file_that_is_replaced_was_made_for_it(self, tmp_path, victim):
+        path = tmp_path / "state"
+        for planted in ("state", "state.part"):
+            os.symlink(victim, tmp_path / planted)
+        with files.replacing(str(path)) as file:
+            file.write(b"new")
+        assert path.read_bytes() == b"new" and not path.is_symlink()
+        with pytest.raises(KeyError), files.replacing(str(path)) as file:
+            file.write(b"half")
+            raise KeyError
+        assert path.read_bytes() == b"new" and sorted(os.listdir(tmp_path)) == ["state", "victim"]
+
+    def test_what_an_earlier_run_left_is_opened_as_it_lies(self, tmp_path, victim):
+        os.symlink(victim, tmp_path / "link")
+        os.mkfifo(tmp_path / "pipe")
+        for name, why in (("link", "is a link, which is not followed"), ("pipe", "no regular file")):
+            with pytest.raises(UsageError, match=why):
+                files.open_kept(str(tmp_path / name))
+        with files.open_kept(str(victim)) as file:
+            assert file.read() == kept
+
+    @needs_root
+    def test_a_file_of_another_user_in_a_shared_folder(self, tmp_path):
+        path = tmp_path / "state"
+        path.write_bytes(b"planted")
+        given_away(path)
+        with files.open_kept(str(path)) as file:  # nobody else can put files there: it was copied
+            assert file.read() == b"planted"
+        os.chmod(tmp_path, 0o1777)
+        with pytest.raises(UsageError, match="copy it to a folder of your own"):
+            files.open_kept(str(path))
+
+
+class TestNamedFiles:
+    def test_the_users_own_links_are_followed(self, tmp_path):
+        os.symlink("log.csv", tmp_path / "link.csv")
+        LogFile(tmp_path / "link.csv", None, append=False).close()
+        assert (tmp_path / "log.csv").is_file() and (tmp_path / "link.csv").is_symlink()
+        files.write_named("path", str(tmp_path / "link.csv"), b"whole")
+        assert (tmp_path / "log.csv").read_bytes() == b"whole" and (tmp_path / "link.csv").is_symlink()
+        os.symlink("round", tmp_path / "round")
+        with pytest.raises(UsageError, match="leads to itself"):
+            files.write_named("path", str(tmp_path / "round"), b"")
+
+    def test_devices_and_pipes_take_what_comes(self, capfd):
+        for name in ("/dev/null", "/dev/stdout"):
+            files.write_named("path", name, b"out")
+        assert capfd.readouterr().out == "out"
+        LogFile("/dev/null", "csv", append=False).close()
+
+    @needs_root
+    def test_the_links_of_others_are_not(self, tmp_path, victim):
+        os.symlink(victim, tmp_path / "run.csv")
+        given_away(tmp_path / "run.csv")
+        with pytest.raises(UsageError, match=r"^filename: .* is a link that another user has made"):
+            LogFile(tmp_path / "run.csv", None, append=False)
+        with pytest.raises(UsageError, match="another user has made"):
+            files.write_named("-o", str(tmp_path / "run.csv"), b"x")

@@ -1,0 +1,169 @@
+"""Files to go on from: what unpacks to more than it has, or nests without end, is refused before it takes memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+from kerasmem.errors import DataError, UsageError
+from kerasmem.training.checkpoint import Checkpoint
+from kerasmem.training.run_state import RunState
+
+MIB = 2**20
+
+
+class Data:
+    """The least that a checkpoint asks of a source."""
+
+    kind = "stub"
+
+    def describe(self):
+        return {}
+
+    def position(self, run):
+        return {}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    made = Checkpoint(str(tmp_path / "run.resume"), Data(), keeps_before=True)
+    made.write(RunState(epoch=1), {"model": [np.arange(12, dtype="f4").reshape(3, 4)]})
+    return made
+
+
+def entries(checkpoint):
+    with zipfile.ZipFile(checkpoint.path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def rewrite(checkpoint, content, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(checkpoint.path, "w", compression) as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def said(checkpoint, change):
+    found = json.loads(np.load(io.BytesIO(entries(checkpoint)["saved.npy"])).tobytes())
+    return npy(np.frombuffer(json.dumps(change(found)).encode(), np.uint8))
+
+
+def deep(checkpoint):
+    rewrite(checkpoint, {**entries(checkpoint), "saved.npy": npy(np.frombuffer(b"[" * 200_000, np.uint8))})
+
+
+def compressed(checkpoint):
+    rewrite(checkpoint, {**entries(checkpoint), "model0.npy": npy(np.zeros(64 * MIB, "u1"))}, zipfile.ZIP_DEFLATED)
+
+
+def overlapping(checkpoint):
+    """Many names for the same bytes."""
+    content = {**entries(checkpoint), "model0.npy": npy(np.zeros(MIB, "u1"))}
+    with zipfile.ZipFile(checkpoint.path, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+        for number in range(1, 2000):
+            again = zipfile.ZipInfo(f"model{number}.npy")
+            first = archive.getinfo("model0.npy")
+            for name in ("header_offset", "CRC", "compress_size", "file_size"):
+                setattr(again, name, getattr(first, name))
+            archive.filelist.append(again)
+            archive.NameToInfo[again.filename] = again
+
+
+def endless_shape(checkpoint):
+    huge = npy(np.zeros(4, "u1")).replace(b"(4,), }" + b" " * 12, b"(400000000000,), }  ")
+    assert b"400000000000" in huge
+    rewrite(checkpoint, {**entries(checkpoint), "model0.npy": huge})
+
+
+def other_shape(checkpoint):
+    def change(found):
+        found["variables"]["model"][0][1] = [2**40, 2**40]
+        return found
+
+    rewrite(checkpoint, {**entries(checkpoint), "saved.npy": said(checkpoint, change)})
+
+
+def objects(checkpoint):
+    def change(found):
+        found["variables"]["model"][0][0] = "variant"
+        return found
+
+    rewrite(checkpoint, {**entries(checkpoint), "saved.npy": said(checkpoint, change)})
+
+
+def a_pickle(checkpoint):
+    rewrite(checkpoint, {**entries(checkpoint), "model0.npy": npy(np.array([{}], object))})
+
+
+def a_plain_array(checkpoint):
+    with open(checkpoint.path, "wb") as file:
+        np.save(file, np.zeros(4))
+
+
+def an_array_that_ends_as_an_archive(checkpoint):
+    with open(checkpoint.path, "rb") as file:
+        archive = file.read()
+    with open(checkpoint.path, "wb") as file:
+        file.write(npy(np.zeros(4)) + archive)
+
+
+def cut(checkpoint):
+    with open(checkpoint.path, "r+b") as file:
+        file.truncate(300)
+
+
+BOMBS = [deep, compressed, overlapping, endless_shape, other_shape, objects, a_pickle, a_plain_array,
+         an_array_that_ends_as_an_archive, cut]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", BOMBS, ids=lambda make: make.__name__)
+def test_a_file_to_go_on_from_takes_no_more_than_it_has(checkpoint, make):
+    make(checkpoint)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"run\.resume': not a checkpoint of kerasmem.*delete it to start over"):
+            Checkpoint(checkpoint.path, Data()).read()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 * MIB
+
+
+def test_what_was_written_is_read(checkpoint):
+    read = Checkpoint(checkpoint.path, Data(), keeps_before=True)
+    assert read.read().run.epoch == 1
+    checkpoint.write(RunState(epoch=2), {"model": []})
+    assert sorted(read.points().values()) == [checkpoint.path, checkpoint.path + ".before"]
+
+
+def test_links_are_neither_read_nor_written_through(checkpoint, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"the only copy")
+    (tmp_path / "run.resume.part").symlink_to(victim)
+    (tmp_path / "run.resume.before").symlink_to(victim)
+    with pytest.raises(UsageError, match="is a link, which is not followed"):
+        checkpoint.points()
+    checkpoint.write(RunState(), {"model": []})
+    assert victim.read_bytes() == b"the only copy"
+
+
+def test_a_path_may_be_the_users_own_link(checkpoint, tmp_path):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "named").symlink_to("scratch/run.resume")
+    linked = Checkpoint(str(tmp_path / "named"), Data())
+    assert linked.read() is None
+    linked.write(RunState(epoch=5), {"model": []})
+    assert (tmp_path / "named").is_symlink() and (tmp_path / "scratch" / "run.resume").is_file()
+    assert Checkpoint(str(tmp_path / "named"), Data()).read().run.epoch == 5
