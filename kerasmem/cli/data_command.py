@@ -96,7 +96,12 @@ Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'"""
 @click.option("--accept-mislabelled", is_flag=True, help="Accept images of another format than their names say.")
 @click.option("--follow-links", is_flag=True, help="Follow links in folders of images.")
 @click.option("--no-header", is_flag=True, help="The first row of CSV is data.")
-@click.option("--delimiter", metavar="CHARACTER", help="Between the values of CSV [default: comma; tab in .tsv].")
+@click.option(
+    "--delimiter",
+    metavar="CHARACTER",
+    help="Between the values of CSV [default: comma, or semicolon where the first line has no comma; tab in .tsv].",
+)
+@click.option("--encoding", default="utf-8", show_default=True, metavar="NAME", help="Of CSV, such as latin-1.")
 @repeatable_option("--text", metavar="COLUMN", help="A column of CSV that is text, also where it looks like numbers.")
 def convert(sources: tuple[str, ...], columns: tuple[str, ...], no_header: bool, as_json: bool, **options: Any) -> None:
     """Write SRC as HDF5 that H5ChunkSequence streams, in bounded memory, whatever its size.

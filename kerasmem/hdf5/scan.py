@@ -319,7 +319,10 @@ def _refuse_dtype(here: str, dtype: np.dtype[Any]) -> None:
         fields = ", ".join(shown(field) for field in dtype.names[:_LISTED])
         raise DataError(f"{here} is a table with the columns {fields}; store each column as its own dataset")
     if dtype.kind == "c":
-        raise DataError(f"{here} holds complex numbers; store the real and imaginary parts as two channels")
+        raise DataError(
+            f"{here} holds complex numbers; store the real and imaginary parts as two channels, "
+            "np.stack([z.real, z.imag], -1)"
+        )
     if dtype.kind not in "fiub":
         raise DataError(f"{here} has the type {dtype}, which is no plain number")
 

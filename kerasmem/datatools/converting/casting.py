@@ -28,7 +28,10 @@ def written_type(field: Field, *, keep_float64: bool = False, limits: tuple[int,
     """
     dtype = np.dtype(field.dtype)
     if dtype.kind == "c":
-        raise DataError(f"{shown(field.name)} holds complex numbers; store real and imaginary parts as two channels")
+        raise DataError(
+            f"{shown(field.name)} holds complex numbers; store real and imaginary parts as two channels, "
+            "np.stack([z.real, z.imag], -1)"
+        )
     if dtype.kind not in "fiub":
         kind = "dates or times" if dtype.kind in "mM" else "text" if dtype.kind in "SU" else f"the type {dtype}"
         raise DataError(f"{shown(field.name)} holds {kind}, no plain numbers; convert it, or leave it out with drop")

@@ -92,7 +92,9 @@ def convert_data(
         allow_external: read other files that an HDF5 file names.
         allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
         header: whether the first row of a CSV file names the columns.
-        delimiter: between the values of CSV; by default a comma, in .tsv a tab.
+        delimiter: between the values of CSV; by default a comma, in .tsv a tab, and a semicolon where the first line
+            has some and no comma; numbers may then have decimal commas.
+        encoding: of the text in CSV.
         text: columns of CSV that are texts also where they look like numbers.
         memory: bytes or text ("512MiB") to work in.
         verify: read the files back and compare checksums before they are moved into place.

@@ -36,6 +36,7 @@ class SourceOptions(TypedDict, total=False):
     allow_hdf5_filters: bool
     header: bool
     delimiter: str | None
+    encoding: str
     text: Sequence[str]
 
 
@@ -63,12 +64,19 @@ class ReadOptions:
     allow_hdf5_filters: bool = False
     header: bool = True
     delimiter: str | None = None
+    encoding: str = "utf-8"
     text: Sequence[str] = ()
     threads: int = field(default_factory=available_threads)
 
     def __post_init__(self) -> None:
         checks.choice("color", self.color, COLORS)
         object.__setattr__(self, "image_size", _read_image_size(self.image_size))
+        try:
+            b"".decode(self.encoding)
+        except (LookupError, ValueError, TypeError):
+            raise UsageError(
+                f"encoding: {self.encoding!r} is no encoding; write for example 'latin-1', 'cp1252' or 'utf-16'"
+            ) from None
 
 
 @dataclass(frozen=True)

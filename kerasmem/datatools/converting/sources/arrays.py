@@ -16,6 +16,7 @@ from kerasmem.datatools.converting.fields import Field, Rows, check_name
 from kerasmem.datatools.converting.settings import ReadOptions
 from kerasmem.datatools.converting.sources.row_source import RowSource
 from kerasmem.errors import DataError
+from kerasmem.files import read_npy_header
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.units import MIB, format_size
 
@@ -44,6 +45,11 @@ class ArraySource(RowSource):
                     read = [info for info in entries if options.columns.reads(info.filename.removesuffix(".npy"))]
                     self._members = [_read_entry(self.label, archive, info) for info in read]
             else:
+                if path.lower().endswith(".npz"):
+                    raise DataError(
+                        f"{self.label}: is no .npy file, and as an .npz it is cut off: its table of contents, which "
+                        "comes last, is missing; copy or write it again"
+                    )
                 stem = os.path.splitext(os.path.basename(path))[0]
                 given = check_name(stem if name is None else name, self.label)
                 with open(path, "rb") as file:
@@ -157,13 +163,14 @@ def _read_entry(label: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
 def _read_header(file: Any, where: str, name: str, size: int, entry: str | None) -> _Member:
     """Read a header, and believe it only as far as there are bytes for it."""
     try:
-        shape, fortran, dtype = _parse_header(file)
+        shape, fortran, dtype = read_npy_header(file)
     except Exception as error:  # NumPy parses it as Python, whose tokenizer and parser have errors of their own
         raise DataError(f"{where}: is no .npy file: {one_line(str(error))}") from error
     if dtype.hasobject:
         raise DataError(f"{where}: holds pickled Python objects; reading them could run code. Save it as plain numbers")
     if not shape:
-        raise DataError(f"{where}: is a single value; rows along axis 0 are needed")
+        way_out = "" if entry is None else f"; leave it out with --drop {name!r} (drop=[{name!r}])"
+        raise DataError(f"{where}: is a single value; rows along axis 0 are needed{way_out}")
     if any(extent < 0 for extent in shape) or prod(shape) == 0 or not dtype.itemsize:
         raise DataError(f"{where}: is empty: its shape is {shape}")
     offset, needed = file.tell(), prod(shape) * dtype.itemsize
@@ -173,16 +180,3 @@ def _read_header(file: Any, where: str, name: str, size: int, entry: str | None)
             f"{format_size(size - offset)}; it is cut off or damaged: copy or write it again"
         )
     return _Member(name, tuple(int(extent) for extent in shape), dtype, bool(fortran), offset, entry)
-
-
-def _parse_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"its version {version} is unknown")
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-    if version == (3, 0) and dtype.names is not None:
-        # the same header in UTF-8, which NumPy has no public function for and is taken for Latin-1 here
-        dtype.names = tuple(name.encode("latin-1").decode("utf-8") for name in dtype.names)
-    return shape, fortran, dtype

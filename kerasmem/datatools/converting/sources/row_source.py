@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -89,7 +90,7 @@ def _concatenate(pieces: Sequence[Rows]) -> Rows:
 class _CombinedSource(RowSource):
     def __init__(self, label: str, sources: Sequence[RowSource]) -> None:
         super().__init__(label, *(path for source in sources for path in source.paths))
-        self.notes = [note for source in sources for note in source.notes]
+        self.notes = list(dict.fromkeys(note for source in sources for note in source.notes))
         self._sources = list(sources)
 
     def identity(self) -> list[Any]:
@@ -178,8 +179,8 @@ def combine(sources: Sequence[RowSource]) -> RowSource:
     if len(joined) == 1:
         check_names(joined[0].fields, joined[0].label)
         return joined[0]
-    names = [name for group in groups for name in group]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    counts = Counter(name for group in groups for name in group)
+    twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise DataError(
             f"{joined[0].label} and {joined[1].label}: both have {shown(twice)}, and their other columns differ; "

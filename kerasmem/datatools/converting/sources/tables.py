@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import zlib
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,12 +14,12 @@ import numpy as np
 
 from kerasmem.datatools.converting.fields import Field, Rows, check_name
 from kerasmem.datatools.converting.settings import ReadOptions
+from kerasmem.datatools.converting.sources.csv_text import BLOCK_BYTES, NOT_UTF8
 from kerasmem.datatools.converting.sources.row_source import RowSource
 from kerasmem.errors import DataError, MissingExtraError, UsageError
 from kerasmem.hdf5.layout import one_line, shown
-from kerasmem.units import MIB
 
-BLOCK_BYTES = 4 * MIB  # of CSV parsed at a time; a row has to fit in
+MIXED = "mend it, leave the column out with drop, or read it as text with text (--text)"
 _MOST_TEXTS = 1 << 16  # different ones in a column
 _TEXT_BYTES = 1 << 16  # of one of them
 
@@ -26,7 +28,7 @@ _TEXT_BYTES = 1 << 16  # of one of them
 class Column:
     """What a column turns out to hold."""
 
-    kind: str  # int, float, bool, text, prose, null
+    kind: str  # int, float, bool, text, prose (too many texts), mixed (as many, most of them numbers), null
     dtype: str = ""
     width: int | None = None  # of lists
     gaps: int = 0
@@ -144,7 +146,13 @@ class TableSource(RowSource):
         if column.width is not None:
             lengths = compute.min_max(compute.list_value_length(values)).as_py()
             width = lengths["max"] if column.width == -1 else column.width
-            if values.null_count or lengths["min"] != width or lengths["max"] != width:
+            if values.null_count:
+                row = self.rows - len(values) + compute.index(compute.is_null(values), True).as_py()
+                raise DataError(
+                    f"{self.label}: column {shown(name)} has no list in row {row:,}, counted from 0; fill the gap, or "
+                    "leave the row or the column out"
+                )
+            if lengths["min"] != width or lengths["max"] != width:
                 raise DataError(
                     f"{self.label}: column {shown(name)} is ragged: lists of {lengths['min']} to {lengths['max']} "
                     "values; pad them to one length"
@@ -154,8 +162,20 @@ class TableSource(RowSource):
         if column.kind == "text":
             column.texts.update(text for text in compute.unique(values).to_pylist() if text is not None)
             if len(column.texts) > _MOST_TEXTS or any(len(text) > _TEXT_BYTES for text in column.texts):
+                numbers = sum(map(is_number, column.texts))
+                column.kind = "mixed" if len(column.texts) // 2 < numbers < len(column.texts) else "prose"
                 column.texts.clear()
-                column.kind = "prose"
+
+    def first_unlike(self, name: str) -> tuple[int, str] | None:
+        """Return the first row, and its text, that is a number where those before are none, or the reverse."""
+        compute, was_number = self.arrow.compute, None
+        for first, batch in self._batches([name], 0):
+            values = batch.column(0).cast(self.arrow.string())
+            for text in compute.unique(values.drop_null()).to_pylist():
+                if was_number not in (None, is_number(text)):
+                    return first + compute.index(values, text).as_py(), text
+                was_number = is_number(text)
+        return None
 
     def _values(self, batch: Any, wanted: Field) -> np.ndarray:
         values = batch.column(batch.schema.get_field_index(self._names[wanted.name]))
@@ -179,7 +199,9 @@ def arrow_errors(label: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (pyarrow.ArrowException, OSError, ValueError, UnicodeError, KeyError, IndexError, OverflowError) as error:
+    except (
+        pyarrow.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError, EOFError, zlib.error
+    ) as error:  # fmt: skip
         raise DataError(f"{label}: cannot be read: {_reason(str(error))}") from error
 
 
@@ -191,6 +213,8 @@ def _reason(text: str) -> str:
         )
     if "straddling object" in text or "block_size" in text:
         return f"a row is longer than {BLOCK_BYTES:,} bytes, or a quote is never closed ({text})"
+    if "codec can't decode" in text or "UTF8" in text:
+        return f"{NOT_UTF8} ({text})"
     if "Empty CSV" in text:
         return "the file is empty"
     return text
@@ -224,14 +248,27 @@ def agree(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
             sum(column.gaps for column in found),
             set().union(*(column.texts for column in found)),
         )
-        _check(agreed[name], where, name in as_text)
+        _check(agreed[name], where, name in as_text, functools.partial(_unlike, sources, name))
     for source in sources:
         source.settle(agreed)
 
 
-def _check(column: Column, where: str, as_text: bool) -> None:
+def _unlike(sources: Sequence[TableSource], name: str) -> str:
+    """Return what first differs in a column from what it begins with, and where."""
+    for source in sources:
+        with arrow_errors(source.label):
+            found = source.first_unlike(name)
+        if found is not None:
+            of = f" of {source.label}" if len(sources) > 1 else ""
+            return f"what differs comes first in row {found[0]:,}{of}, counted from 0: {shown(found[1], 40)}"
+    return "in one file and in another"
+
+
+def _check(column: Column, where: str, as_text: bool, unlike: Callable[[], str]) -> None:
     """Refuse what cannot be numbers."""
-    if column.kind == "prose":
+    if column.kind == "mixed" and not as_text:
+        raise DataError(f"{where} mixes types, and most of it is numbers; {unlike()}; {MIXED}")
+    if column.kind in ("prose", "mixed"):
         raise DataError(
             f"{where} holds more than {_MOST_TEXTS:,} different texts, or very long ones; leave it out with drop, or "
             "encode it as numbers"
@@ -246,7 +283,7 @@ def _check(column: Column, where: str, as_text: bool) -> None:
             other = min(column.texts - set(numbers))
             raise DataError(
                 f"{where} mixes types: numbers such as {shown(min(numbers), 40)} and texts such as {shown(other, 40)}; "
-                "mend it, leave the column out with drop, or read it as text with text"
+                f"{unlike()}; {MIXED}"
             )
 
 
