@@ -68,7 +68,9 @@ class GuardedCommand(click.Command):
 
 def _input(options: Mapping[str, Any]) -> str:
     """Return what a command reads first, by whatever name it takes it."""
-    named = next((options[name] for name in ("file", "model", "a", "sources", "factory") if options.get(name)), "")
+    named = next(
+        (options[name] for name in ("file", "files", "model", "a", "sources", "factory") if options.get(name)), ""
+    )
     return str(named if isinstance(named, str) else named[0])
 
 

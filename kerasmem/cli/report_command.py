@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.saved_files import json_object
 from kerasmem.cli.terminal import show_json, show_text
 from kerasmem.errors import InputError, UsageError
@@ -31,7 +32,7 @@ _LARGEST_LOG = 2 * 2**30
 _DRAWN_POINTS = 120_000  # of all lines of a page together: some 3 MB
 
 
-@click.command("report", epilog=EXAMPLES)
+@click.command("report", cls=GuardedCommand, epilog=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("-o", "--output", metavar="PAGE", help="Write one HTML page that needs no network.")
 @click.option("--plot", metavar="PICTURE", help="Write a picture, .png or .svg.")

@@ -110,7 +110,13 @@ def _check_storage(file: h5py.File, name: str, dataset: h5py.Dataset, trail: _Tr
         other = os.fsdecode(creation.get_external(number)[0])
         if not trail.allow_external:
             raise DataError(f"{here} keeps its data in another file, {shown(other)}; {_WAY_OUT}")
-        for place in _existing(file, other, _RAW_FOLDERS):
+        places = _existing(file, other, _RAW_FOLDERS)
+        if not places:
+            raise DataError(
+                f"{here} keeps its data in another file, {shown(other)}, which is not there; HDF5 looks for it from "
+                f"the current folder, {shown(os.getcwd())}, and in ${_RAW_FOLDERS}"
+            )
+        for place in places:
             _refuse_special(place, here)
     if creation.get_layout() != h5py.h5d.VIRTUAL:
         return

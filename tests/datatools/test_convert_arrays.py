@@ -198,7 +198,10 @@ HOSTILE = {
     "nothing.npy": (b"", "is no .npy file"),
     "code.npy": (b"\x93NUMPY\x01\x00\x40\x00" + b"__import__('os').system('true')".ljust(64), "is no .npy file"),
     "words.npy": (header((2,), "<U4", extra=bytes(32)), "holds text, no plain numbers"),
-    "complex.npy": (header((2,), "<c8", extra=bytes(16)), "holds complex numbers"),
+    "complex.npy": (
+        header((2,), "<c8", extra=bytes(16)),
+        r"holds complex numbers.*np\.stack\(\[z\.real, z\.imag\], -1\)",
+    ),
     "dates.npy": (header((2,), "<M8[s]", extra=bytes(16)), "holds dates or times"),
     "broken.npz": (b"PK\x03\x04 this is no archive", "is no .npy file"),
 }
@@ -355,3 +358,16 @@ def test_columns_with_names_beyond_latin_1(tmp_path):
         (tmp_path / "bad.npy").write_bytes(data)
         with pytest.raises(DataError, match=r"is no \.npy file"):
             convert_data(tmp_path / "bad.npy", tmp_path / "bad.h5")
+
+
+def test_an_archive_that_is_not_fit_as_a_whole(tmp_path):
+    path = tmp_path / "d.npz"
+    np.savez(path, x=np.zeros((4, 2)), seed=np.array(7))
+    with pytest.raises(DataError, match=r"'seed.npy': is a single value.*--drop 'seed'"):
+        convert_data(path, tmp_path / "out.h5")
+    convert_data(path, tmp_path / "out.h5", drop=["seed"])
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(
+        DataError, match=r"as an \.npz it is cut off: its table of contents, which comes last, is missing"
+    ):
+        convert_data(path, tmp_path / "o2.h5")

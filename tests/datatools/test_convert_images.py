@@ -221,3 +221,50 @@ def test_folders_without_images(tmp_path):
     assert len(content(tmp_path / "out.h5")["x"]) == 1
     with pytest.raises(Exception, match="lies in, what is read"):
         convert_data(root, root / "a" / "out.h5")
+
+
+def test_grey_images_of_16_bits_stay_so(tmp_path):
+    root = tmp_path / "scans"
+    deep = RNG.integers(0, 65536, (12, 20)).astype("u2")
+    save(root, "a/1.png", Image.fromarray(deep))
+    save(root, "a/2.tif", Image.fromarray(deep))
+    save(root, "b/3.png", Image.fromarray((deep >> 8).astype("u1")))
+    for color, channels in (("gray", 1), ("rgb", 3), ("rgba", 4)):
+        done = convert_data(root, tmp_path / "out.h5", color=color, force=True)
+        found = content(tmp_path / "out.h5")["x"]
+        assert found.dtype == np.uint16 and found.shape == (3, 12, 20, channels) and done.notes == ()
+        assert (found[:2, :, :, : min(channels, 3)] == deep[:, :, None]).all()
+        assert np.array_equal(found[2, :, :, 0], (deep >> 8) * 257) and (found[:, :, :, 3:] == 65535).all()
+        assert done.line.endswith("scale=1 / 65535)")
+    convert_data(root, tmp_path / "small.h5", color="gray", image_size="10x6")
+    found = content(tmp_path / "small.h5")["x"]
+    wanted = Image.fromarray(deep.astype("f4")).resize((10, 6), Image.Resampling.BILINEAR)
+    assert found.dtype == np.uint16 and np.array_equal(found[0, :, :, 0], np.rint(np.asarray(wanted)))
+
+
+def test_what_images_lose_is_told(tmp_path):
+    root = tmp_path / "photos"
+    clear = np.dstack([picture(), np.arange(240, dtype="u1").reshape(12, 20)])
+    opaque = np.dstack([picture(), np.full((12, 20), 255, "u1")])
+    save(root, "a/1.png", Image.fromarray(opaque))
+    save(root, "a/2.png", Image.fromarray(clear))
+    save(root, "a/3.png", Image.fromarray(RNG.integers(0, 65536, (12, 20)).astype("u2")))
+    frames = [Image.fromarray(picture()) for _ in range(3)]
+    save(root, "b/4.gif", frames[0], save_all=True, append_images=frames[1:])
+    save(root, "b/5.gif", frames[0])
+    save(root, "stray.jpg", frames[0])
+    save(root, "b/.6.png", frames[0])
+    save(root, ".c/7.png", frames[0])
+    (root / "a" / "readme.txt").write_text("")
+    done = convert_data(root, tmp_path / "out.h5", shuffle=True)
+    for told in (
+        "1 files were passed over: they lie beside the folders of the classes, not in one, such as 'stray.jpg'",
+        "1 files were passed over: their names are not those of images, such as 'readme.txt'",
+        "2 files were passed over: their names begin with a dot, such as '.c'",
+        "1 images have transparency, which is dropped; color='rgba' (--color rgba) keeps it",
+        "1 images have 16 bits a value, of which the upper 8 are kept",
+        "1 images have several frames or pages, of which the first is taken",
+    ):
+        assert [note for note in done.notes if note.startswith(told)], (told, done.notes)
+    assert len(done.notes) == 6 and done.rows == 5
+    assert not [n for n in convert_data(root, tmp_path / "o2.h5", color="rgba").notes if "transparency" in n]

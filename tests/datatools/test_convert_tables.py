@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 
+import h5py
 import numpy as np
 import pytest
 from converted import content, left_in, streamed
@@ -51,8 +52,6 @@ def test_csv_as_pandas_writes_it(tmp_path):
 
 
 def test_csv_columns_become_one_dataset(tmp_path):
-    import h5py
-
     FRAME.to_csv(tmp_path / "d.csv", index=False)
     done = convert_data(tmp_path / "d.csv", tmp_path / "out.h5", columns={"x": "pixel*", "y": "kind"})
     x, y = streamed(tmp_path / "out.h5")
@@ -210,3 +209,100 @@ def test_compressed_csv_is_text_too(tmp_path):
         file.write("a\n1\n2\n")
     convert_data(tmp_path / "d.csv.gz", tmp_path / "out.h5")
     assert content(tmp_path / "out.h5")["a"].tolist() == [1, 2]
+
+
+def write_csv(tmp_path, text, encoding="utf-8"):
+    path = tmp_path / "t.csv"
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def test_semicolons_and_decimal_commas(tmp_path):
+    path = write_csv(tmp_path, 'a;b;"c, d"\n1,5;2;x\n-,25;3;y\n')
+    done = convert_data(path, tmp_path / "out.h5", force=True)
+    found = content(tmp_path / "out.h5")
+    assert found["a"].tolist() == [1.5, -0.25] and found["b"].tolist() == [2, 3] and found["c, d"].tolist() == [0, 1]
+    assert "numbers are read with decimal commas" in done.notes
+    done = convert_data(write_csv(tmp_path, "a;b\n1.5;2\n2,5;3\n"), tmp_path / "o2.h5", text=["a"])
+    assert done.notes == () and {name: len(found) for name, found in content(tmp_path / "o2.h5").items()} == {
+        "a": 2,
+        "b": 2,
+    }
+    convert_data(write_csv(tmp_path, "a\n1;5\n2;5\n"), tmp_path / "o3.h5")  # the first line has none
+    assert list(content(tmp_path / "o3.h5")) == ["a"]
+
+
+def test_codes_keep_their_zeros(tmp_path):
+    path = write_csv(tmp_path, "zip,y\n1234,1\n00501,0\n")
+    done = convert_data(path, tmp_path / "out.h5")
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert list(file["zip"].attrs["class_names"]) == ["00501", "1234"]
+    assert any("'zip' has codes that begin with zeros ('00501')" in note for note in done.notes)
+    (tmp_path / "u.csv").write_text("zip,y\n9,1\n10,0\n")  # codes in one file are codes in the other
+    convert_data([path, tmp_path / "u.csv"], tmp_path / "both.h5")
+    assert content(tmp_path / "both.h5")["zip"].tolist() == [2, 0, 3, 1]
+    many = "\n".join(f"{k:07},{k % 2}" for k in range(70_000))
+    done = convert_data(write_csv(tmp_path, f"id,y\n{many}\n"), tmp_path / "many.h5")
+    assert content(tmp_path / "many.h5")["id"].tolist() == list(range(70_000))
+    assert [note for note in done.notes if "'id' loses the zeros that its numbers begin with ('0000000')" in note]
+
+
+def test_whole_numbers_beyond_int64_are_told_of(tmp_path):
+    path = write_csv(tmp_path, "a,b,y\n1,0.5,1\n18446744073709551616,1e300,0\n")
+    done = convert_data(path, tmp_path / "out.h5", keep_float64=True)
+    (told,) = done.notes
+    assert "'a' has whole numbers beyond int64 ('18446744073709551616'), which are rounded" in told and "--text" in told
+
+
+def test_where_numbers_end_and_text_begins(tmp_path):
+    numbers = "".join(f"{k},1\n" for k in range(200_000))
+    message = r"t\.csv': column 'a' mixes types.*in row 200,000, counted from 0: 'hello'.*--text"
+    with pytest.raises(DataError, match=message):
+        convert_data(write_csv(tmp_path, f"a,y\n{numbers}hello,1\n3,1\n"), tmp_path / "out.h5")
+    with pytest.raises(DataError, match=r"column 'a' mixes types.*'007'.*'A12'.*in row 2, counted from 0: 'A12'"):
+        convert_data(write_csv(tmp_path, "a,y\n007,1\n8,1\nA12,1\n"), tmp_path / "out.h5")
+
+
+def test_other_encodings(tmp_path):
+    for text, told in (
+        ("prénom,y\n1,1\n", r"t\.csv': cannot be read: it is not UTF-8.*--encoding latin-1"),
+        ("name,y\ncafé,1\n", "column 'name' holds the type binary: it is not UTF-8.*--encoding latin-1"),
+        ("name,y\n" + "x,1\n" * 1_200_000 + "café,1\n", "column 'name' cannot be read after row .*: it is not UTF-8"),
+    ):
+        path = write_csv(tmp_path, text, "latin-1")
+        with pytest.raises(DataError, match=told):
+            convert_data(path, tmp_path / "out.h5")
+    for encoding in ("latin-1", "utf-16"):
+        path = write_csv(tmp_path, "prénom,y\ncafé,1\nthé,0\n", encoding)
+        convert_data(path, tmp_path / "out.h5", encoding=encoding, force=True)
+        with h5py.File(tmp_path / "out.h5") as file:
+            assert list(file["prénom"].attrs["class_names"]) == ["café", "thé"]
+    with pytest.raises(UsageError, match="encoding: 'zip' is no encoding"):
+        convert_data(path, tmp_path / "out.h5", encoding="zip")
+
+
+def test_a_quote_that_is_never_closed(tmp_path):
+    path = write_csv(tmp_path, 'a,b\n1,"x\n' + "1,2\n" * 1000)
+    with pytest.raises(DataError, match="a quote is never closed: 'b' of the last row goes on to the end"):
+        convert_data(path, tmp_path / "out.h5")
+    convert_data(write_csv(tmp_path, 'a,b\n1,"x\ny"\n2,"x\nz"\n'), tmp_path / "out.h5")  # texts of two lines
+    assert content(tmp_path / "out.h5")["b"].tolist() == [0, 1]
+
+
+def test_a_list_that_is_missing(tmp_path):
+    parquet.write_table(pa.table({"l": [[1.0, 2.0], None, [3.0, 4.0]]}), tmp_path / "l.parquet")
+    with pytest.raises(DataError, match="column 'l' has no list in row 1, counted from 0"):
+        convert_data(tmp_path / "l.parquet", tmp_path / "out.h5")
+
+
+def test_the_line_streams_all_columns(tmp_path):
+    done = convert_data(write_csv(tmp_path, "a,b,label\n1,2,0\n3,4,1\n"), tmp_path / "out.h5")
+    assert "x=['a', 'b'], y='label'" in done.line
+    namespace = {}
+    exec(f"from kerasmem import H5ChunkSequence\ntrain = {done.line}", namespace)
+    with namespace["train"] as train:
+        (a, b), label = train.batch(0)
+        assert sorted(zip(a.tolist(), b.tolist(), label.tolist(), strict=True)) == [(1, 2, 0), (3, 4, 1)]
+    wide = ",".join(f"p{k}" for k in range(20))
+    done = convert_data(write_csv(tmp_path, f"{wide},label\n" + "1," * 20 + "0\n"), tmp_path / "o2.h5")
+    assert "--columns 'x=*'" in done.notes[-1] and "x='p" in done.line

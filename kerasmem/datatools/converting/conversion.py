@@ -26,9 +26,10 @@ from kerasmem.datatools.converting.settings import (
     refuse_outputs,
 )
 from kerasmem.datatools.converting.sizing import DEFAULT_MEMORY
+from kerasmem.datatools.converting.sources.image_decoding import LOSSES
 from kerasmem.datatools.converting.sources.opening import find_paths, open_sources
 from kerasmem.datatools.converting.splitting import read_split
-from kerasmem.datatools.inspecting.advice import stream_line
+from kerasmem.datatools.inspecting.advice import MOST_INPUTS, choose_features, choose_roles, stream_line
 from kerasmem.datatools.inspecting.inspection import type_name
 from kerasmem.datatools.progress import Progress
 from kerasmem.errors import DataError
@@ -178,10 +179,17 @@ def _result(
         "keeps their last digits"
         for name, count in run.caster.inexact.items()
     ]
+    notes += [f"{count:,} images {LOSSES[what]}" for what, count in sorted(run.losses.items())]
     compression = settings.compression
     columns = zip(plan.read, plan.cast, strict=True)
     saved = [read.row_bytes - cast.row_bytes for read, cast in columns if np.dtype(read.dtype).kind == "f"]
     own = [(t.name, t.field.dtype, t.field.shape) for t in plan.targets[: len(plan.datasets)]]
+    features = choose_features(own, *choose_roles(own))
+    if len(features) > MOST_INPUTS:
+        notes.append(
+            f"{len(features):,} columns would be an input each; --columns 'x=*' with --columns y=NAME puts them side "
+            "by side in one dataset"
+        )
     return Conversion(
         sources=source.paths,
         outputs=tuple(outputs),

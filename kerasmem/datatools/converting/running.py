@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -48,6 +49,12 @@ class ConversionRun:
         self.caster = Caster(source.label, plan.read, plan.cast)
         self.paths = [job.path(f"{number}.h5") for number in range(plan.targets[-1].file + 1)]
         self.resumed_rows = 0
+        self._before = Counter(job.state.get("losses", {})) - source.losses
+
+    @property
+    def losses(self) -> Counter[str]:
+        """How many images lost something as they were written, by what it was, also before a kill."""
+        return self._before + self.source.losses
 
     def write(self) -> list[int]:
         """Write the files into the job's folder; return the checksum of each dataset."""
@@ -168,7 +175,8 @@ class ConversionRun:
 
     def _checkpoint(self, phase: str, buckets: BucketFile | None, **more: Any) -> None:
         runs = 0 if buckets is None else buckets.runs
-        self._job.checkpoint({"phase": phase, "runs": runs, "inexact": dict(self.caster.inexact), **more})
+        told = {"inexact": dict(self.caster.inexact), "losses": self.losses}
+        self._job.checkpoint({"phase": phase, "runs": runs, **told, **more})
 
     def _pieces(self, state: dict[str, Any]) -> Iterator[tuple[int, Rows, np.ndarray]]:
         """Yield number, rows as written and parts of each piece, from the first that a state says is still to do."""

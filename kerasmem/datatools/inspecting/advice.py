@@ -12,6 +12,9 @@ from kerasmem.hdf5.layout import DatasetLayout
 _TARGETS = ("y", "label", "labels", "target", "targets", "class", "classes", "y_train", "codes")
 _FEATURES = ("x", "image", "images", "data", "features", "x_train", "inputs")
 
+MOST_INPUTS = 16
+"""Columns that a model may be expected to take one by one; more are better put side by side in one dataset."""
+
 Known = tuple[str, str, tuple[int, ...]]
 """Name, type and row shape of a dataset."""
 
@@ -57,8 +60,30 @@ def choose_roles(datasets: Sequence[Known]) -> tuple[str, str | None]:
     return x[0], max(candidates, key=fitness)[0]
 
 
+def choose_features(datasets: Sequence[Known], x: str, y: str | None) -> list[str]:
+    """Return all features that go with the likely ones: columns of a table are one number a row each.
+
+    Args:
+        datasets: those of equally many rows.
+        x, y: what `choose_roles` gave.
+
+    Example:
+        >>> choose_features([("age", "<f4", ()), ("height", "<f4", ()), ("label", "<i4", ())], "height", "label")
+        ['age', 'height']
+    """
+    shapes = {name: shape for name, _, shape in datasets}
+    if x.rsplit("/", 1)[-1].lower() in _FEATURES or prod(shapes[x]) != 1:
+        return [x]
+    return [name for name, shape in shapes.items() if name != y and prod(shape) == 1]
+
+
 def stream_line(
-    path: str, datasets: Sequence[Known], batch_size: int, *, x: str | None = None, y: str | None = None
+    path: str,
+    datasets: Sequence[Known],
+    batch_size: int,
+    *,
+    x: str | Sequence[str] | None = None,
+    y: str | None = None,
 ) -> str:
     """Return a line of Python that streams a file.
 
@@ -66,16 +91,22 @@ def stream_line(
         path: the file.
         datasets: those in it that go together.
         batch_size: rows a batch.
-        x: the features; None for a guess, of the targets too.
+        x: the features, several as several inputs; None for a guess, of the targets too.
         y: the targets; None for none.
     """
     if x is None:
-        x, y = choose_roles(datasets)
+        first, y = choose_roles(datasets)
+        x = choose_features(datasets, first, y)
+    features = [x] if isinstance(x, str) else list(x)
+    if len(features) > MOST_INPUTS:
+        features = features[:1]
     known = {name: (dtype, shape) for name, dtype, shape in datasets}
-    settings = [f"{path!r}", f"x={x!r}", f"y={y!r}", f"batch_size={batch_size}"]
+    inputs = features[0] if len(features) == 1 else features
+    settings = [f"{path!r}", f"x={inputs!r}", f"y={y!r}", f"batch_size={batch_size}"]
     if y is None:
         settings.append("shuffle=False")
-    dtype, shape = known.get(x, ("<f4", ()))
-    if np.dtype(dtype) == np.uint8 and len(shape) >= 2:
-        settings.append("scale=1 / 255")
+    dtype, shape = known.get(features[0], ("<f4", ()))
+    most = {"uint8": 255, "uint16": 65535}.get(np.dtype(dtype).name)
+    if most is not None and len(shape) >= 2:
+        settings.append(f"scale=1 / {most}")
     return f"H5ChunkSequence({', '.join(settings)})"

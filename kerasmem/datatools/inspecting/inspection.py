@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.datatools.inspecting.advice import choose_roles, is_named_target, known, stream_line
+from kerasmem.datatools.inspecting.advice import choose_features, choose_roles, is_named_target, known, stream_line
 from kerasmem.datatools.inspecting.listing import Contents, Entry, checksum, list_contents
 from kerasmem.datatools.inspecting.results import DatasetReport, Inspection
 from kerasmem.datatools.progress import Progress
@@ -107,8 +107,10 @@ def inspect_data(
     found = Inspection(contents.path, contents.size, contents.writer, tuple(reports), batch_size, notes=tuple(notes))
     if first is None:
         return found
-    datasets = [known(contents.usable[name]) for name in (first, second) if name is not None]
-    line = stream_line(contents.path, datasets, batch_size, x=first, y=second)
+    rows = contents.usable[first].rows
+    datasets = [known(layout) for layout in contents.usable.values() if layout.rows == rows]
+    features = [first] if x is not None else choose_features(datasets, first, second)
+    line = stream_line(contents.path, datasets, batch_size, x=features, y=second)
     given = {"allow_external": allow_external, "allow_hdf5_filters": allow_hdf5_filters}
     line = line[:-1] + "".join(f", {name}=True" for name, flag in given.items() if flag) + ")"
     found = replace(found, x=first, y=second, line=line)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,21 @@ _MOST_PIXELS = 1 << 27  # of one image; more is taken for a decompression bomb
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 
 
+LOSSES = {
+    "alpha": "have transparency, which is dropped; color='rgba' (--color rgba) keeps it",
+    "bits": "have 16 bits a value, of which the upper 8 are kept: colours are read so, and grey where the first has 8",
+    "frames": "have several frames or pages, of which the first is taken",
+}
+"""What an image may lose, and how that is told after "3 images"."""
+
+
+class DecodedImage(NamedTuple):
+    """An image as an array (height, width, channels) of uint8 or uint16, and what it lost, by the keys of `LOSSES`."""
+
+    array: np.ndarray
+    losses: tuple[str, ...] = ()
+
+
 def load_pillow() -> Any:
     """Return PIL.Image.
 
@@ -48,20 +64,21 @@ def decode_image(
     where: str,
     options: ReadOptions,
     suffix: str = "",
-    shape: tuple[int, ...] | None = None,
+    like: np.ndarray | None = None,
     first: str = "the first",
-) -> np.ndarray:
-    """Return an image as uint8, (height, width, channels).
+) -> DecodedImage:
+    """Return an image as an array, and what was lost.
 
     Orientation noted by a camera is applied; of several frames the first is taken; transparency is dropped unless
-    `color` is "rgba"; 16-bit values keep their upper 8.
+    `color` is "rgba". Grey images of 16 bits stay so as uint16, unless the first image has 8; colours of 16 bits come
+    with their upper 8.
 
     Args:
         source: path of the file, or its content.
         where: its name, for messages.
         options: what is wanted.
         suffix: the end of its name, which has to agree with its content.
-        shape: what it has to have, that of the first image; None for any.
+        like: the first image, whose shape it has to have and whose type it gets; None for any.
         first: what messages call that one.
 
     Raises:
@@ -84,7 +101,7 @@ def decode_image(
                     )
                 if image.width * image.height > _MOST_PIXELS:
                     raise DataError(_too_many(where, f"{image.width:,} × {image.height:,} pixels"))
-                array = _array(ImageOps, pillow, image, where, options)
+                found = _decoded(ImageOps, pillow, image, where, options, None if like is None else like.dtype)
     except UnidentifiedImageError:
         raise DataError(f"{where}: is no image in a format that is read ({', '.join(FORMATS)}); leave it out") from None
     except DataError:
@@ -96,12 +113,13 @@ def decode_image(
     except Exception as error:  # Pillow raises whatever its decoders meet in damaged files
         reason = one_line(str(error), 200) or type(error).__name__
         raise DataError(f"{where}: the image is cut off or damaged: {reason}; mend it or leave it out") from error
-    if shape is not None and array.shape != shape:
+    if like is not None and found.array.shape != like.shape:
+        own, wanted = found.array.shape, like.shape
         raise DataError(
-            f"{where}: has {array.shape[1]:,} × {array.shape[0]:,} pixels, and {first} has {shape[1]:,} × "
-            f"{shape[0]:,}; images of different sizes need image_size (--image-size 224x224)"
+            f"{where}: has {own[1]:,} × {own[0]:,} pixels, and {first} has {wanted[1]:,} × "
+            f"{wanted[0]:,}; images of different sizes need image_size (--image-size 224x224)"
         )
-    return array
+    return found
 
 
 def _too_many(where: str, what: str) -> str:
@@ -111,24 +129,68 @@ def _too_many(where: str, what: str) -> str:
     )
 
 
-def _array(ops: Any, pillow: Any, image: Any, where: str, options: ReadOptions) -> np.ndarray:
+def _decoded(
+    ops: Any, pillow: Any, image: Any, where: str, options: ReadOptions, dtype: np.dtype[Any] | None
+) -> DecodedImage:
     mode, channels = _MODES[options.color]
+    is_cut = ";16" in str(image.tile) and image.mode not in _SIXTEEN_BITS  # Pillow has no colours of 16 bits
+    losses = ["frames"] if _has_frames(image) else []
     upright = ops.exif_transpose(image)
-    if upright.mode in _SIXTEEN_BITS:
-        values = np.asarray(upright)
-        if values.min() < 0 or values.max() > 65535:
-            raise DataError(f"{where}: has values beyond 16 bits; convert it first")
-        upright = pillow.fromarray((values >> 8).astype(np.uint8))
-    elif upright.mode == "F":
+    if upright.mode == "F":
         raise DataError(f"{where}: holds floating-point values, no colours; save it as .npy")
+    if options.color != "rgba" and _is_transparent(upright):
+        losses.append("alpha")
+    if upright.mode in _SIXTEEN_BITS:
+        values = _sixteen_bits(upright, where)
+        if dtype != np.uint8:
+            return DecodedImage(_with_channels(_resized(pillow, values, options), channels), tuple(losses))
+        upright, is_cut = pillow.fromarray((values >> 8).astype(np.uint8)), True
     if upright.mode != mode:
         if upright.mode in ("P", "PA") and mode != "RGBA":
             upright = upright.convert("RGBA")
         upright = upright.convert(mode)
     if options.image_size is not None and upright.size != options.image_size:
         upright = upright.resize(options.image_size, pillow.Resampling.BILINEAR)
-    array = np.asarray(upright, np.uint8)
-    return array.reshape(array.shape[0], array.shape[1], channels)
+    array: np.ndarray = np.asarray(upright, np.uint8)
+    array = array.reshape(array.shape[0], array.shape[1], channels)
+    if dtype == np.uint16:
+        array = array.astype(np.uint16) * 257  # white stays white
+    return DecodedImage(array, (*losses, "bits") if is_cut else tuple(losses))
+
+
+def _sixteen_bits(image: Any, where: str) -> np.ndarray:
+    values = np.asarray(image)
+    if values.min() < 0 or values.max() > 65535:
+        raise DataError(f"{where}: has values beyond 16 bits; convert it first")
+    return values
+
+
+def _resized(pillow: Any, grey: np.ndarray, options: ReadOptions) -> np.ndarray:
+    """Return grey values of 16 bits, resized where that is asked for."""
+    if options.image_size not in (None, grey.shape[::-1]):
+        image = pillow.fromarray(grey.astype(np.float32))  # Pillow resizes no 16 bits
+        grey = np.rint(np.asarray(image.resize(options.image_size, pillow.Resampling.BILINEAR)))
+    return grey.astype(np.uint16)
+
+
+def _with_channels(grey: np.ndarray, channels: int) -> np.ndarray:
+    array = np.repeat(grey[:, :, None], channels, axis=2)
+    array[:, :, 3:] = 65535  # opaque
+    return array
+
+
+def _has_frames(image: Any) -> bool:
+    with contextlib.suppress(Exception):  # what is wrong with a later frame does not matter to the first
+        return bool(getattr(image, "is_animated", False))
+    return False
+
+
+def _is_transparent(image: Any) -> bool:
+    if image.mode not in ("RGBA", "LA", "PA", "RGBa", "La") and "transparency" not in image.info:
+        return False
+    if image.mode in _SIXTEEN_BITS:
+        return True
+    return bool(image.convert("RGBA").getchannel("A").getextrema()[0] < 255)
 
 
 def is_encoded_image(data: bytes) -> bool:

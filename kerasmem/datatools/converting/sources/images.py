@@ -14,7 +14,13 @@ import numpy as np
 
 from kerasmem.datatools.converting.fields import Field, Rows
 from kerasmem.datatools.converting.settings import ReadOptions
-from kerasmem.datatools.converting.sources.image_decoding import SUFFIXES, decode_image, load_pillow, suffix_of
+from kerasmem.datatools.converting.sources.image_decoding import (
+    SUFFIXES,
+    DecodedImage,
+    decode_image,
+    load_pillow,
+    suffix_of,
+)
 from kerasmem.datatools.converting.sources.row_source import RowSource
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
@@ -26,8 +32,8 @@ _DEPTH = 32  # folders within folders
 class ImageFolder(RowSource):
     """A folder that holds a folder of images for each class; the classes are numbered in the order of their names.
 
-    Hidden files, and files whose names do not end as an image's, are passed over. Links are refused, unless
-    `follow_links` says otherwise: where one leads nobody knows.
+    Hidden files, and files whose names do not end as an image's, are passed over and counted in a note. Links are
+    refused, unless `follow_links` says otherwise: where one leads nobody knows.
 
     Args:
         path: the folder.
@@ -42,8 +48,11 @@ class ImageFolder(RowSource):
         super().__init__(shown(path), path)
         self._options = options
         self._digest = hashlib.blake2b(digest_size=16)
-        self._skipped = 0
-        folders = [entry.name for entry in _list(path) if self._is_folder(entry)]
+        self._skipped: list[str] = []
+        self._hidden: list[str] = []
+        entries = self._list(path)
+        folders = [entry.name for entry in entries if self._is_folder(entry)]
+        stray = [entry.name for entry in entries if entry.name not in folders and suffix_of(entry.name) in SUFFIXES]
         if not folders:
             raise DataError(f"{self.label}: holds no folders; a folder of images for each class is needed")
         classes: list[int] = []
@@ -62,12 +71,17 @@ class ImageFolder(RowSource):
         self._classes = np.array(classes, np.int32)
         self._ends = np.array(ends, np.int64)
         self.rows = len(classes)
-        if self._skipped:
-            self.notes.append(f"{self._skipped:,} files were passed over: their names are not those of images")
-        self._shape: tuple[int, ...] | None = None
-        self._shape = self._decode(0).shape
+        for names_of, why in (
+            (stray, "they lie beside the folders of the classes, not in one"),
+            (self._skipped, "their names are not those of images"),
+            (self._hidden, "their names begin with a dot"),
+        ):
+            if names_of:
+                self.notes.append(f"{len(names_of):,} files were passed over: {why}, such as {shown(names_of[0])}")
+        self._first: np.ndarray | None = None
+        self._first = self._decode(0).array
         class_names = tuple(os.fsencode(name).decode("utf-8", "backslashreplace") for name in folders)
-        self.fields = (Field("x", "|u1", self._shape), Field("y", "<i4", (), class_names))
+        self.fields = (Field("x", self._first.dtype.str, self._first.shape), Field("y", "<i4", (), class_names))
 
     def identity(self) -> list[Any]:
         """Return the number of images, and what their names, sizes and times of change come to."""
@@ -81,15 +95,17 @@ class ImageFolder(RowSource):
             return
         stream = in_order(self._decode, range(start, self.rows), self._options.threads)
         for first in range(start, self.rows, rows):
-            images = np.empty((min(rows, self.rows - first), *self.fields[0].shape), np.uint8)
+            images = np.empty((min(rows, self.rows - first), *self.fields[0].shape), self.fields[0].dtype)
             for image in images:
-                image[...] = next(stream)
+                found = next(stream)
+                image[...] = found.array
+                self._losses.update(found.losses)
             yield {"x": images, "y": self._classes[first : first + len(images)]}
 
-    def _decode(self, number: int) -> np.ndarray:
+    def _decode(self, number: int) -> DecodedImage:
         name, first = (os.fsdecode(self._names[self._ends[k] : self._ends[k + 1]]) for k in (number, 0))
         path = os.path.join(self.paths[0], name)
-        return decode_image(path, shown(path), self._options, suffix_of(name), self._shape, shown(first))
+        return decode_image(path, shown(path), self._options, suffix_of(name), self._first, shown(first))
 
     def _images(self, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
         """Yield the images of a folder and those below, sorted by name."""
@@ -98,14 +114,22 @@ class ImageFolder(RowSource):
             raise DataError(f"{shown(folder)}: a link leads back to a folder above it; remove it")
         if len(above) > _DEPTH:
             raise DataError(f"{shown(folder)}: more than {_DEPTH} folders within one another")
-        for entry in _list(folder):
+        for entry in self._list(folder):
             if self._is_folder(entry):
                 yield from self._images(entry.path, (*above, (here.st_dev, here.st_ino)))
             elif suffix_of(entry.name) in SUFFIXES:
                 self._note(entry)
                 yield entry.path
             else:
-                self._skipped += 1
+                self._skipped.append(entry.name)
+
+    def _list(self, folder: str) -> list[os.DirEntry[str]]:
+        """Return what a folder holds, sorted by name, without hidden files."""
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
+        hidden = [entry for entry in entries if entry.name.startswith(".")]
+        self._hidden += [each.name for each in hidden if suffix_of(each.name) in SUFFIXES or each.is_dir()]
+        return [entry for entry in entries if not entry.name.startswith(".")]
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:
         found = entry.is_dir()
@@ -127,9 +151,9 @@ class ImageFolder(RowSource):
             )
 
 
-def in_order(decode: Callable[[int], np.ndarray], numbers: Iterable[int], threads: int) -> Iterator[np.ndarray]:
+def in_order(decode: Callable[[int], DecodedImage], numbers: Iterable[int], threads: int) -> Iterator[DecodedImage]:
     """Yield the images of these numbers, in order, decoded by threads that are a few ahead."""
-    waiting: deque[Future[np.ndarray]] = deque()
+    waiting: deque[Future[DecodedImage]] = deque()
     pool = ThreadPoolExecutor(threads, "kerasmem-decode")
     try:
         for number in numbers:
@@ -140,10 +164,3 @@ def in_order(decode: Callable[[int], np.ndarray], numbers: Iterable[int], thread
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _list(folder: str) -> list[os.DirEntry[str]]:
-    """Return what a folder holds, sorted by name, without hidden files."""
-    with os.scandir(folder) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(".")]
-    return sorted(visible, key=lambda entry: os.fsencode(entry.name))

@@ -11,7 +11,7 @@ import numpy as np
 
 from kerasmem.datatools.converting.fields import Field, Rows, check_name
 from kerasmem.datatools.converting.settings import ReadOptions
-from kerasmem.datatools.converting.sources.image_decoding import decode_image, is_encoded_image
+from kerasmem.datatools.converting.sources.image_decoding import DecodedImage, decode_image, is_encoded_image
 from kerasmem.datatools.converting.sources.images import in_order
 from kerasmem.datatools.converting.sources.row_source import RowSource
 from kerasmem.errors import DataError
@@ -85,22 +85,23 @@ class RecordSource(RowSource):
             return values.reshape(len(values), *field.shape)
         texts = values.reshape(-1).tolist()
 
-        def decode(number: int) -> np.ndarray:
+        def decode(number: int) -> DecodedImage:
             where = f"{self.label}: {shown(field.name)} of record {first + number:,}"
             if feature.is_image:
-                return decode_image(texts[number], where, self._options, shape=field.shape)
+                return decode_image(texts[number], where, self._options, like=np.empty(field.shape, field.dtype))
             if len(texts[number]) != feature.length:
                 raise DataError(
                     f"{where} has {len(texts[number]):,} bytes, and that of the first {feature.length:,}; leave it out "
                     "with drop, or store it as numbers"
                 )
-            return np.frombuffer(texts[number], np.uint8)
+            return DecodedImage(np.frombuffer(texts[number], np.uint8))
 
         numbers = range(len(texts))
         decoded = in_order(decode, numbers, self._options.threads) if feature.is_image else map(decode, numbers)
-        out = np.empty((len(texts), *field.shape), np.uint8)
-        for number, array in enumerate(decoded):
-            out[number] = array
+        out = np.empty((len(texts), *field.shape), field.dtype)
+        for number, found in enumerate(decoded):
+            out[number] = found.array
+            self._losses.update(found.losses)
         return out
 
     def _look(self, first: bytes) -> tuple[Field, ...]:
@@ -141,8 +142,8 @@ class RecordSource(RowSource):
             length, is_image = len(content[0]), is_encoded_image(content[0])
         self._features[name] = _Feature(feature, kind, length, is_image)
         if is_image:
-            image = decode_image(content[0], f"{self.label}: {shown(name)} of record 0", self._options)
-            return Field(name, "|u1", image.shape)
+            image = decode_image(content[0], f"{self.label}: {shown(name)} of record 0", self._options).array
+            return Field(name, image.dtype.str, image.shape)
         if kind == "bytes":
             self.notes.append(f"{shown(name)} holds bytes that are no image; they are written as numbers from 0 to 255")
             return Field(name, "|u1", (length,))

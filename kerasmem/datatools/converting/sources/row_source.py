@@ -37,6 +37,12 @@ class RowSource(ABC):
     def __init__(self, label: str, *paths: str) -> None:
         self.label, self.paths = label, paths
         self.notes: list[str] = []
+        self._losses: Counter[str] = Counter()
+
+    @property
+    def losses(self) -> Counter[str]:
+        """How many images that were read so far lost something, by what it was."""
+        return self._losses
 
     def identity(self) -> list[Any]:
         """Return what tells whether this is still the same data: name, size and time of change of the file."""
@@ -92,6 +98,11 @@ class _CombinedSource(RowSource):
         super().__init__(label, *(path for source in sources for path in source.paths))
         self.notes = list(dict.fromkeys(note for source in sources for note in source.notes))
         self._sources = list(sources)
+
+    @property
+    def losses(self) -> Counter[str]:
+        """How many images lost something, of all sources."""
+        return sum((source.losses for source in self._sources), Counter())
 
     def identity(self) -> list[Any]:
         """Return the identities of all sources."""

@@ -1,0 +1,164 @@
+"""Tables, arrays, records and images from strangers: what claims or unpacks to far too much is refused in little."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import struct
+import zipfile
+import zlib
+
+import h5py
+import numpy as np
+import pytest
+
+MIB = 2**20
+
+
+def npy_header(shape, dtype="|u1"):
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return buffer.getvalue()
+
+
+def wide_csv(path):
+    path.write_text(",".join(f"c{number}" for number in range(300_000)) + "\n" + ",".join("1" * 300_000) + "\n")
+
+
+def one_line_csv(path):
+    with path.open("wb") as file:
+        file.write(b"a,b\n")
+        file.truncate(2**30)
+
+
+def one_line_header(path):
+    with path.open("wb") as file:
+        file.truncate(2**30)
+
+
+def packed_csv(path):
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", 1, raw) as file:
+        for _ in range(64):
+            file.write(bytes(MIB))
+
+
+def same_names(path):
+    names = [f"c{number}" for number in range(60_000)]
+    path.write_text(",".join([*names, names[-1]]) + "\n" + ",".join(["1"] * 60_001) + "\n")
+
+
+def open_quote(path):
+    path.write_text('a,b\n1,"' + "x\n" * 20_000)
+
+
+def large_npy(path):
+    with path.open("wb") as file:
+        file.write(npy_header((2**40,)))
+
+
+def packed_npz(path):
+    """A header that claims what the archive's list claims too: a fifth of a terabyte of zeros, as far as it unpacks."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("x.npy", npy_header((2**20, 200)) + bytes(10 * MIB))
+
+
+def many_names_npz(path):
+    data = npy_header((MIB,)) + bytes(MIB)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x0.npy", data)
+        first = archive.getinfo("x0.npy")
+        for number in range(1, 3000):
+            again = zipfile.ZipInfo(f"x{number}.npy")
+            for name in ("header_offset", "CRC", "compress_size", "file_size", "compress_type"):
+                setattr(again, name, getattr(first, name))
+            archive.filelist.append(again)
+
+
+def long_record(path):
+    path.write_bytes(struct.pack("<QI", 2**62, 0) + bytes(64))
+
+
+def record_beyond_the_end(path):
+    path.write_bytes(struct.pack("<QI", 2**29, 0) + bytes(64))
+
+
+def parquet_footer(path):
+    path.write_bytes(b"PAR1" + bytes(64) + struct.pack("<I", 2**31 - 1) + b"PAR1")
+
+
+def parquet_of_nothing(path):
+    path.write_bytes(b"PAR1" + bytes([0x15, 0x02, 0x19, 0xFC]) + b"\xff" * 40 + struct.pack("<I", 44) + b"PAR1")
+
+
+FILES = {
+    "wide.csv": (wide_csv, "has 300,000 columns, and 65,536 are read"),
+    "line.csv": (one_line_csv, "a row is longer than 4,194,304 bytes|cannot be read"),
+    "header.csv": (one_line_header, "a row is longer than 4,194,304 bytes|cannot be read"),
+    "packed.csv.gz": (packed_csv, "a row is longer than 4,194,304 bytes|cannot be read"),
+    "same.csv": (same_names, "several columns are called 'c59999'"),
+    "quote.csv": (open_quote, "a quote is never closed"),
+    "large.npy": (large_npy, "its header speaks of"),
+    "packed.npz": (packed_npz, "its header speaks of"),
+    "names.npz": (many_names_npz, "Overlapped entries|cannot be read|lost in"),
+    "long.tfrecord": (long_record, "too long to be true"),
+    "end.tfrecord": (record_beyond_the_end, "it ends within a record"),
+    "footer.parquet": (parquet_footer, "cannot be read"),
+    "nothing.parquet": (parquet_of_nothing, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_claims_too_much(attack, tmp_path, name):
+    make, told = FILES[name]
+    make(tmp_path / name)
+    done = attack("data", "convert", tmp_path / name, "-o", tmp_path / "out.h5", seconds=40, memory=600 * MIB)
+    assert done.code == 2 and re.search(told, done.err), done.text
+    assert not (tmp_path / "out.h5").exists() and not list(tmp_path.glob("*.kerasmem-partial"))
+
+
+def png(width, height, depth, colour, data):
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+
+
+def tiff(width, height):
+    entries = [(256, 4, width), (257, 4, height), (258, 3, 16), (259, 3, 1), (262, 3, 1), (273, 4, 8), (277, 3, 1),
+               (278, 4, height), (279, 4, width * height * 2 & 0xFFFFFFFF)]  # fmt: skip
+    table = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
+    return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", len(entries)) + table + bytes(4)
+
+
+def endless_pages():
+    """A TIFF whose list of pages leads back to its beginning."""
+    good = tiff(4, 4)
+    return good[:-4] + struct.pack("<I", 8) + bytes(64)
+
+
+IMAGES = {
+    "wide.png": (lambda: png(60_000, 60_000, 16, 0, bytes(100)), "far more pixels than a picture has"),
+    "deep.png": (lambda: png(11_000, 11_000, 16, 6, bytes(100)), "cut off or damaged"),
+    "wide.tif": (lambda: tiff(2**31, 2**31), "pixels|damaged|no image"),
+    "round.tif": (endless_pages, ""),
+    "frames.gif": (lambda: b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b"\x2c" * 4000, "pixels|damaged"),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_that_claim_too_much(attack, tmp_path, name):
+    make, told = IMAGES[name]
+    (tmp_path / "im" / "a").mkdir(parents=True)
+    (tmp_path / "im" / "a" / name).write_bytes(make())
+    done = attack("data", "convert", tmp_path / "im", "-o", tmp_path / "out.h5", seconds=40, memory=1200 * MIB)
+    assert done.code == (2 if told else done.code) and re.search(told, done.err), done.text
+
+
+def test_external_data_that_is_absent(attack, tmp_path):
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file.create_dataset("x", (4, 3), "f4", external=[("absent.raw", 0, 48)])
+        file["y"] = np.arange(4)
+    done = attack("data", "inspect", tmp_path / "data.h5", "--allow-external", "--json", seconds=40)
+    assert "'absent.raw', which is not there; HDF5 looks for it from the current folder" in done.out, done.text
