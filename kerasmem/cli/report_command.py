@@ -168,8 +168,6 @@ def _timeline(path: str) -> Any:
 
     try:
         timeline = read_timeline(path)
-    except (OverflowError, RecursionError) as error:
-        raise InputError(f"{path}: no kerasmem log: it holds a number or a nesting beyond any log's") from error
     except InputError as error:
         raise InputError(
             f"{error}; give a log that MemoryLogger(filename=…) wrote, or the output of kerasmem estimate --json"

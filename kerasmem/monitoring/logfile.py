@@ -261,13 +261,13 @@ def read_timeline_text(text: str, name: str) -> Timeline:
                 phases.append(PhasePeaks.from_dict(data))
             elif kind == "note":
                 notes[str(data["text"])] = None
-        except (InputError, AttributeError, KeyError, TypeError, ValueError):
+        except (InputError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
             bad.append(number)
             continue
         if kind == "run":
             check_format(name, data, FORMAT_VERSION)
     if is_json and not samples and not notes and len(bad) == number:
-        raise InputError(f"{name}: no kerasmem log: none of its lines is a sample")
+        raise InputError(f"{name}: no kerasmem log: none of its lines is a sample, or with numbers beyond any log's")
     if bad:
         shown = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
         notes[f"file: {len(bad)} line(s) are not whole and were left out (line {shown})"] = None

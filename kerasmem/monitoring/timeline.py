@@ -222,5 +222,7 @@ def make_sample(values: Mapping[str, Any]) -> Sample:
             raise KeyError(name)
         if value is not None:
             value = {"int": int, "float": float, "text": str}[kind](value)
+            if kind == "int" and not -(2**63) <= value < 2**63:
+                raise ValueError(f"{name} is beyond any log's")
         row.append(value)
     return Sample._make(row)

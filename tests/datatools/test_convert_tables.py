@@ -278,7 +278,7 @@ def test_other_encodings(tmp_path):
         with h5py.File(tmp_path / "out.h5") as file:
             assert list(file["prénom"].attrs["class_names"]) == ["café", "thé"]
     with pytest.raises(UsageError, match="encoding: 'zip' is no encoding"):
-        convert_data(path, tmp_path / "out.h5", encoding="zip")
+        convert_data(path, tmp_path / "o2.h5", encoding="zip")
 
 
 def test_a_quote_that_is_never_closed(tmp_path):

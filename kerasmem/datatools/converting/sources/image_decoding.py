@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +39,30 @@ LOSSES = {
     "frames": "have several frames or pages, of which the first is taken",
 }
 """What an image may lose, and how that is told after "3 images"."""
+
+
+class _Pixels:
+    """Lets threads unpack images as long as these have no more pixels together than one alone may have."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._held = most, 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def held(self, count: int) -> Iterator[None]:
+        """Wait until there is room for so many, and take it."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + count <= self._most)
+            self._held += count
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= count
+                self._changed.notify_all()
+
+
+_PIXELS = _Pixels(_MOST_PIXELS)
 
 
 class DecodedImage(NamedTuple):
@@ -101,7 +127,8 @@ def decode_image(
                     )
                 if image.width * image.height > _MOST_PIXELS:
                     raise DataError(_too_many(where, f"{image.width:,} × {image.height:,} pixels"))
-                found = _decoded(ImageOps, pillow, image, where, options, None if like is None else like.dtype)
+                with _PIXELS.held(image.width * image.height):
+                    found = _decoded(ImageOps, pillow, image, where, options, None if like is None else like.dtype)
     except UnidentifiedImageError:
         raise DataError(f"{where}: is no image in a format that is read ({', '.join(FORMATS)}); leave it out") from None
     except DataError:

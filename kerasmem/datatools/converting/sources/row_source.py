@@ -96,7 +96,7 @@ def _concatenate(pieces: Sequence[Rows]) -> Rows:
 class _CombinedSource(RowSource):
     def __init__(self, label: str, sources: Sequence[RowSource]) -> None:
         super().__init__(label, *(path for source in sources for path in source.paths))
-        self.notes = list(dict.fromkeys(note for source in sources for note in source.notes))
+        self.notes = [note for source in sources for note in source.notes]
         self._sources = list(sources)
 
     @property
@@ -168,9 +168,9 @@ class SideBySideSource(_CombinedSource):
 
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield rows of all sources at once."""
-        streams = []
+        streams, chosen = [], None if names is None else set(names)
         for source in self._sources:
-            own = [field.name for field in source.fields if names is None or field.name in names]
+            own = [field.name for field in source.fields if chosen is None or field.name in chosen]
             if own:
                 streams.append(even_pieces(source.pieces(start, rows, own), rows))
         for parts in zip(*streams, strict=True):

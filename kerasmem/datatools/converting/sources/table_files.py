@@ -48,6 +48,10 @@ def open_tables(paths: Sequence[str], options: ReadOptions) -> list[TableSource]
         groups.setdefault(frozenset(each.columns), []).append(each)
     for group in groups.values():
         agree(group, options.text)
+    told: set[str] = set()
+    for source in tables:  # what is true of many files is said once
+        source.notes = [note for note in source.notes if note not in told]
+        told.update(source.notes)
     return [source for group in groups.values() for source in group]
 
 

@@ -108,7 +108,8 @@ class TableSource(RowSource):
 
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield rows."""
-        wanted = [each for each in self.fields if names is None or each.name in names]
+        chosen = None if names is None else set(names)
+        wanted = [each for each in self.fields if chosen is None or each.name in chosen]
         with arrow_errors(self.label):
             for first, batch in self._batches([self._names[each.name] for each in wanted], start):
                 for at in range(max(0, start - first), batch.num_rows, rows):
