@@ -241,6 +241,11 @@ def test_codes_keep_their_zeros(tmp_path):
     (tmp_path / "u.csv").write_text("zip,y\n9,1\n10,0\n")  # codes in one file are codes in the other
     convert_data([path, tmp_path / "u.csv"], tmp_path / "both.h5")
     assert content(tmp_path / "both.h5")["zip"].tolist() == [2, 0, 3, 1]
+    done = convert_data(path, tmp_path / "side.h5", columns={"x": "*"})
+    assert content(tmp_path / "side.h5")["x"].tolist() == [[1234, 1], [501, 0]]
+    assert any(
+        "'zip' loses the zeros that its numbers begin with ('00501'): beside other" in note for note in done.notes
+    )
     many = "\n".join(f"{k:07},{k % 2}" for k in range(70_000))
     done = convert_data(write_csv(tmp_path, f"id,y\n{many}\n"), tmp_path / "many.h5")
     assert content(tmp_path / "many.h5")["id"].tolist() == list(range(70_000))

@@ -122,6 +122,12 @@ class ColumnChoice:
         self._seen[name] = None
         return name == self._key or self.writes(name)
 
+    def joins(self, name: str) -> bool:
+        """Return whether a column is put side by side with others, which takes numbers."""
+        if any(wanted == [name] for wanted in self._datasets.values()):
+            return False
+        return any(_fits(name, wanted) for wanted in self._datasets.values())
+
     def check(self) -> None:
         """Refuse patterns that fit no column seen so far.
 

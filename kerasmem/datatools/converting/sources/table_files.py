@@ -111,6 +111,8 @@ class CsvSource(TableSource):
         whole = [name for name in self.types if self._is_whole(name) and name not in self.options.text]
         if whole and has_leading_zeros(self.paths[0], self._dialect.delimiter):
             self.codes = self._first_texts(whole, _CODE)
+            for name in [name for name in self.codes if self.options.columns.joins(name)]:
+                self._lose_zeros(name, "beside other columns it is a number")
             self.types |= dict.fromkeys(self.codes, self.arrow.string())
 
     def _first_texts(self, names: list[str], pattern: str) -> dict[str, str]:
@@ -138,14 +140,16 @@ class CsvSource(TableSource):
                 continue
             lost = [name for name in self.codes if found[name].kind in ("prose", "mixed")]
             for name in lost:
-                self.types[name] = self.arrow.int64()
-                self.notes.append(
-                    f"{shown(name)} loses the zeros that its numbers begin with ({shown(self.codes.pop(name), 40)}): "
-                    "it has too many for classes of texts"
-                )
+                self._lose_zeros(name, "it has too many for classes of texts")
             if not lost:
                 self._tell()
                 return found
+
+    def _lose_zeros(self, name: str, why: str) -> None:
+        """Have a column read as numbers although they begin with zeros."""
+        self.types[name] = self.arrow.int64()
+        code = shown(self.codes.pop(name), 40)
+        self.notes.append(f"{shown(name)} loses the zeros that its numbers begin with ({code}): {why}")
 
     def _tell(self) -> None:
         """Refuse or note what is not read as it stands in the file."""
