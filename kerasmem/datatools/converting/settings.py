@@ -72,7 +72,7 @@ class ReadOptions:
         checks.choice("color", self.color, COLORS)
         object.__setattr__(self, "image_size", _read_image_size(self.image_size))
         try:
-            b"".decode(self.encoding)
+            " ".encode(self.encoding)
         except (LookupError, ValueError, TypeError):
             raise UsageError(
                 f"encoding: {self.encoding!r} is no encoding; write for example 'latin-1', 'cp1252' or 'utf-16'"
