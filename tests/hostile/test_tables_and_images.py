@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import re
 import struct
 import zipfile
@@ -11,7 +12,6 @@ import zlib
 
 import h5py
 import numpy as np
-import pytest
 
 MIB = 2**20
 
@@ -44,8 +44,8 @@ def packed_csv(path):
 
 
 def same_names(path):
-    names = [f"c{number}" for number in range(60_000)]
-    path.write_text(",".join([*names, names[-1]]) + "\n" + ",".join(["1"] * 60_001) + "\n")
+    names = [f"c{number}" for number in range(20_000)]
+    path.write_text(",".join([*names, names[-1]]) + "\n" + ",".join(["1"] * 20_001) + "\n")
 
 
 def open_quote(path):
@@ -96,11 +96,11 @@ FILES = {
     "line.csv": (one_line_csv, "a row is longer than 4,194,304 bytes|cannot be read"),
     "header.csv": (one_line_header, "a row is longer than 4,194,304 bytes|cannot be read"),
     "packed.csv.gz": (packed_csv, "a row is longer than 4,194,304 bytes|cannot be read"),
-    "same.csv": (same_names, "several columns are called 'c59999'"),
+    "same.csv": (same_names, "several columns are called 'c19999'"),
     "quote.csv": (open_quote, "a quote is never closed"),
     "large.npy": (large_npy, "its header speaks of"),
     "packed.npz": (packed_npz, "its header speaks of"),
-    "names.npz": (many_names_npz, "Overlapped entries|cannot be read|lost in"),
+    "names.npz": (many_names_npz, "its entries share their bytes"),
     "long.tfrecord": (long_record, "too long to be true"),
     "end.tfrecord": (record_beyond_the_end, "it ends within a record"),
     "footer.parquet": (parquet_footer, "cannot be read"),
@@ -108,13 +108,34 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_what_claims_too_much(attack, tmp_path, name):
-    make, told = FILES[name]
-    make(tmp_path / name)
-    done = attack("data", "convert", tmp_path / name, "-o", tmp_path / "out.h5", seconds=40, memory=600 * MIB)
-    assert done.code == 2 and re.search(told, done.err), done.text
-    assert not (tmp_path / "out.h5").exists() and not list(tmp_path.glob("*.kerasmem-partial"))
+CONVERT = """
+import json, os, sys
+from kerasmem import convert_data
+from kerasmem.errors import DataError
+told = {}
+for source in sys.argv[1:]:
+    try:
+        convert_data(source, os.path.basename(source) + ".out.h5")
+    except DataError as error:
+        told[os.path.basename(source)] = str(error)
+print(json.dumps([told, os.listdir()]))
+"""
+
+
+def converted(attack, paths, memory):
+    done = attack(*paths, script=CONVERT, seconds=100, memory=memory)
+    told, left = json.loads(done.out)
+    assert not [name for name in left if name.endswith(".kerasmem-partial")]
+    assert not [name for name in told if f"{name}.out.h5" in left]
+    return told
+
+
+def test_tables_and_arrays_that_claim_too_much(attack, tmp_path):
+    for name, (make, _) in FILES.items():
+        make(tmp_path / name)
+    told = converted(attack, [tmp_path / name for name in FILES], 600 * MIB)
+    for name, (_, message) in FILES.items():
+        assert re.search(message, told.get(name, "")), (name, told.get(name))
 
 
 def png(width, height, depth, colour, data):
@@ -147,13 +168,13 @@ IMAGES = {
 }
 
 
-@pytest.mark.parametrize("name", IMAGES)
-def test_images_that_claim_too_much(attack, tmp_path, name):
-    make, told = IMAGES[name]
-    (tmp_path / "im" / "a").mkdir(parents=True)
-    (tmp_path / "im" / "a" / name).write_bytes(make())
-    done = attack("data", "convert", tmp_path / "im", "-o", tmp_path / "out.h5", seconds=40, memory=1200 * MIB)
-    assert done.code == (2 if told else done.code) and re.search(told, done.err), done.text
+def test_images_that_claim_too_much(attack, tmp_path):
+    for name, (make, _) in IMAGES.items():
+        (tmp_path / name / "a").mkdir(parents=True)
+        (tmp_path / name / "a" / name).write_bytes(make())
+    told = converted(attack, [tmp_path / name for name in IMAGES], 1200 * MIB)
+    for name, (_, message) in IMAGES.items():
+        assert re.search(message, told.get(name, "")), (name, told.get(name))
 
 
 def test_external_data_that_is_absent(attack, tmp_path):

@@ -18,7 +18,7 @@ NOT_UTF8 = (
     "it is not UTF-8; say what it was written in with encoding, such as encoding='latin-1' (--encoding latin-1), or "
     "save it as UTF-8"
 )
-_HEAD_LINES = 200
+_HEAD_BYTES, _HEAD_LINES = 1 << 16, 200
 _QUOTED = re.compile(r'"[^"]*"')
 _POINT = re.compile(r'(?:^|;)\s*"?[-+]?\d*\.\d')
 _COMMA = re.compile(r'(?:^|;)\s*"?[-+]?\d*,\d+"?\s*(?=;|$)')
@@ -45,13 +45,13 @@ def read_dialect(path: str, label: str, options: ReadOptions) -> Dialect:
     """
     has_tabs = path.lower().removesuffix(".gz").endswith(".tsv")
     with _opened(path) as file:
-        lines = [_text(file.readline(BLOCK_BYTES), options.encoding) for _ in range(_HEAD_LINES)]
-    bare = _QUOTED.sub("", lines[0])
+        first, more = (_text(part, options.encoding) for part in (file.readline(BLOCK_BYTES), file.read(_HEAD_BYTES)))
+    bare = _QUOTED.sub("", first)
     guess = "\t" if has_tabs else ";" if ";" in bare and "," not in bare else ","
     delimiter = options.delimiter or guess
     if bare.count(delimiter) >= MOST_COLUMNS:
         raise DataError(too_many_columns(label, bare.count(delimiter) + 1))
-    rows = [line.rstrip("\r\n") for line in lines[1 if options.header else 0 :]]
+    rows = [*([] if options.header else [first.rstrip("\r\n")]), *more.splitlines()[:_HEAD_LINES]]
     has_commas = delimiter == ";" and any(map(_COMMA.search, rows)) and not any(map(_POINT.search, rows))
     return Dialect(delimiter, "," if has_commas else ".")
 
