@@ -76,6 +76,18 @@ class TestDesign:
         assert {row.key for row in few} <= {row.key for row in rows}
         assert any(row.dtype != "float32" for row in few)
 
+    def test_graph_rows_run_on_each_kind_of_kernels_and_xla_rows_once(self, bench):
+        rows = bench.rows.design(zoo(8))
+        both = bench.rows.on_kernels(rows, ["onednn", "eigen"])
+        assert len({row.key for row in both}) == len(both)
+        assert Counter(row.kernels for row in both if row.mode == "graph")["eigen"] == sum(
+            row.mode == "graph" for row in rows
+        )
+        assert {row.kernels for row in both if row.mode == "xla"} == {"onednn"}
+        assert bench.rows.on_kernels(rows, ["onednn"]) == rows  # the keys of rows that were measured before
+        one = bench.rows.one_a_model(rows)
+        assert len({row.model for row in one}) == len(one) and {row.mode for row in one} == {"graph"}
+
     def test_patterns(self, bench):
         rows = bench.rows.design(zoo())
         assert bench.rows.select(rows, []) == rows
@@ -227,6 +239,10 @@ class TestSummary:
             row("e", [[200]], mode="xla", estimates={"xla": {"error": "UsageError"}}),
             {"key": "f", "model": "f", "mode": "xla", "held_out": False, "truth": {"error": "no answer in 9 s"}},
         ]
+        other = {**row("a", [[100]], **estimated("graph", 120, 90, 130)), "kernels": "eigen"}
+        kinds = bench.summary.by_kernels([*rows, other])
+        assert {kind: each["graph"]["rows"] for kind, each in kinds.items()} == {"eigen": 1, "onednn": 2}
+        assert kinds["eigen"]["graph"]["median_absolute_error_percent"] == 20
         found = bench.summary.summarise(rows)
         graph, xla = found["methods"]["graph"], found["methods"]["xla"]
         assert (found["rows"], found["measured"]) == (7, 6)

@@ -16,6 +16,9 @@ _DETERMINISM = Borrowed(
     "is_op_determinism_enabled",
     feature="kerasmem.fit(isolated=True) with deterministic operations",
 )
+_ONEDNN = Borrowed(
+    "tensorflow.python.util._pywrap_util_port", "IsMklEnabled", feature="asking TensorFlow which CPU kernels it uses"
+)
 _FAST = "readings of the allocator on the shortest way"
 _CURRENT = Borrowed("tensorflow.python.eager.context", "_context", feature=_FAST)
 _MEMORY_INFO = Borrowed("tensorflow.python.pywrap_tfe", "TFE_GetMemoryInfo", feature=_FAST)
@@ -40,6 +43,15 @@ def operations_are_deterministic() -> bool:
         NotAvailableError: TensorFlow does not tell.
     """
     return bool(_DETERMINISM.get()())
+
+
+def onednn_is_on() -> bool:
+    """Return whether oneDNN's kernels stand in for TensorFlow's own on the CPU.
+
+    Raises:
+        NotAvailableError: TensorFlow does not tell.
+    """
+    return bool(_ONEDNN.get()())
 
 
 def allocator_statistics(device: str, kind: type) -> tuple[Callable[[], Any], Callable[[], None]]:

@@ -226,9 +226,12 @@ def step_outcome(method: str, step: Step) -> Outcome:
         notes: tuple[str, ...] = ()
         found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
     else:
+        from kerasmem.devices.kernels import cpu_kernels
         from kerasmem.estimation.graph.build import build_program
+        from kerasmem.estimation.graph.rules import rules_of
         from kerasmem.estimation.graph.steps import graph_outcome
 
-        program, notes = build_program(traced)
-        found = graph_outcome(program, layer_of, attribution)
+        rules = rules_of(cpu_kernels())
+        program, notes = build_program(traced, rules)
+        found = graph_outcome(program, layer_of, attribution, rules)
     return replace(found, notes=(*prepared.notes, *notes, *found.notes))

@@ -3,7 +3,7 @@
 
     python scripts/bench/estimates.py [--quick] [--rows PATTERN …] [--only PART …] [--refresh PART …]
                                       [--time-limit SECONDS] [--quiet LOAD] [--jobs N] [--steps 12] [--repeats N]
-                                      [--list] [--summary]
+                                      [--kernels onednn,eigen] [--one-a-model] [--list] [--summary]
 
 Every part of every row runs in a process of its own:
 
@@ -14,6 +14,9 @@ Every part of every row runs in a process of its own:
   must. The need is what the tensors were measured to ask for: under a limit the allocator takes smaller regions and
   wastes less, so the free peak in use is no bound.
 - rivals: the formula, `model-profiler` and Grappler's virtual cluster.
+
+A step in graph mode takes other memory on oneDNN's kernels than on TensorFlow's own: `--kernels onednn,eigen` measures
+and estimates each graph row on both, and the summary has them apart.
 
 Other work on the machine changes the order in which a graph's operations run, and so the peak: each run keeps the load
 average and whether it came first, as under `nice -n -20` (as root), where all other work waits. `--quiet 3` measures
@@ -37,9 +40,9 @@ from dataclasses import asdict
 from typing import Any
 
 from environment import RESULTS, environment, write_results
-from estimates_rows import Row, design, quick, select
+from estimates_rows import KERNELS, Row, design, on_kernels, one_a_model, quick, select
 from estimates_store import Store, in_a_fresh_process
-from estimates_summary import least_need, measured, plot, summarise, table
+from estimates_summary import by_kernels, least_need, measured, plot, summarise, table
 
 PARTS = ("truth", "estimate", "capped", "rivals")
 REPEATS = {"graph": 2, "xla": 1}
@@ -164,9 +167,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quiet", type=float, metavar="LOAD", help="measure graph rows again that a busier machine ran"
     )
+    parser.add_argument(
+        "--kernels", type=lambda text: text.split(","), default=list(KERNELS[:1]), metavar="KIND[,KIND]",
+        help="run graph rows on these kernels: onednn, eigen",
+    )  # fmt: skip
+    parser.add_argument("--one-a-model", action="store_true", help="one graph row of each model that is not heavy")
     parser.add_argument("--list", action="store_true", help="print the rows and leave")
     parser.add_argument("--summary", action="store_true", help="summarise what there is and leave")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if unknown := set(options.kernels) - set(KERNELS):
+        parser.error(f"--kernels: {', '.join(sorted(unknown))} is none of {', '.join(KERNELS)}")
+    return options
 
 
 def main() -> None:
@@ -174,7 +185,8 @@ def main() -> None:
     from zoo import ZOO
 
     every = design(ZOO)
-    rows = select(quick(every) if options.quick else every, options.rows)
+    chosen_rows = quick(every) if options.quick else one_a_model(every) if options.one_a_model else every
+    rows = select(on_kernels(chosen_rows, options.kernels), options.rows)
     if options.list:
         print("\n".join(f"{row.key}{'  (held out)' if row.held_out else ''}" for row in rows))
         return
@@ -193,9 +205,22 @@ def main() -> None:
         print("stopped; what was done is kept", file=sys.stderr)
     stored = store.read()
     chosen = [stored[row.key] for row in rows if row.key in stored]
+    if len(options.kernels) > 1:
+        kinds = by_kernels(chosen)
+        for kind, found in kinds.items():
+            each = found["graph"]
+            print(f"{kind}: {each['rows']} rows, median error {each.get('median_absolute_error_percent')} %, "
+                  f"95th {each.get('p95_absolute_error_percent')} %, high covers "
+                  f"{each.get('maximum_within_high_percent')} % at {each.get('median_high_to_measured')} x")  # fmt: skip
+        settings = {"steps": options.steps, "repeats": options.repeats or REPEATS["graph"], "asked": sys.argv[1:]}
+        write_results(
+            "estimates_kernels",
+            {"environment": environment("tensorflow", "keras", "numpy"), "settings": settings, "kernels": kinds},
+        )
+        return
     summary = summarise(chosen)
     print(table(summary))
-    if not options.rows and not options.quick:
+    if not options.rows and not options.quick and not options.one_a_model:
         data = {
             "environment": environment("tensorflow", "keras", "numpy"),
             "settings": {

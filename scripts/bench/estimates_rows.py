@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 ROUNDS = 5
@@ -19,6 +19,7 @@ OPTIMIZER_CYCLE = (
     "adam", "sgd", "adamw", "momentum", "rmsprop", "adam", "lion", "adafactor", "adam_ema", "sgd", "adam_accumulate",
 )  # fmt: skip
 QUICK_ROWS = 24
+KERNELS = ("onednn", "eigen")
 
 
 class ModelEntry(Protocol):
@@ -38,7 +39,7 @@ class ModelEntry(Protocol):
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration that is estimated and trained."""
+    """One configuration that is estimated and trained; `kernels` says on which of a CPU's, which XLA does without."""
 
     model: str
     batch_size: int
@@ -48,11 +49,12 @@ class Row:
     metrics: bool
     held_out: bool
     heavy: bool
+    kernels: str = KERNELS[0]
 
     @property
     def key(self) -> str:
         """The row's stable name."""
-        tail = "/metrics" if self.metrics else ""
+        tail = ("/metrics" if self.metrics else "") + ("" if self.kernels == KERNELS[0] else f"/{self.kernels}")
         return f"{self.model}/b{self.batch_size}/{self.optimizer}/{self.mode}/{self.dtype}{tail}"
 
 
@@ -94,6 +96,24 @@ def _dtype(entry: ModelEntry, index: int, turn: int) -> str:
     if turn == 4 and index % 4 == 1:
         return entry.mixed[(index // 4 + 1) % len(entry.mixed)]
     return "float32"
+
+
+def on_kernels(rows: list[Row], kinds: list[str]) -> list[Row]:
+    """Return graph rows once for each kind of kernels asked for, side by side; XLA rows as they are."""
+    return [
+        replace(row, kernels=kind)
+        for row in rows
+        for kind in (kinds if row.mode == "graph" else KERNELS[:1])
+    ]  # fmt: skip
+
+
+def one_a_model(rows: list[Row]) -> list[Row]:
+    """Return of each model its first graph row that is not heavy."""
+    first: dict[str, Row] = {}
+    for row in rows:
+        if row.mode == "graph" and not row.heavy:
+            first.setdefault(row.model, row)
+    return list(first.values())
 
 
 def quick(rows: list[Row]) -> list[Row]:

@@ -71,6 +71,7 @@ def in_a_fresh_process(
         limit_mib: the most that the child's allocator may take.
     """
     variables = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONPATH": str(ROOT)}
+    variables["TF_ENABLE_ONEDNN_OPTS"] = str(int(row["kernels"] == "onednn"))
     if part in ("truth", "capped"):
         variables["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
     if limit_mib is not None:

@@ -76,6 +76,24 @@ def summarise(rows: Iterable[StoredRow]) -> dict[str, Any]:
     }
 
 
+def by_kernels(rows: Iterable[StoredRow]) -> dict[str, Any]:
+    """Return the figures of graph rows for each kind of a CPU's kernels, all rows and those held out."""
+    kinds: dict[str, list[StoredRow]] = {}
+    for row in rows:
+        if row["mode"] == "graph" and measured(row):
+            kinds.setdefault(row.get("kernels", "onednn"), []).append(row)
+    return {
+        kind: {
+            "models": len({row["model"] for row in ours}),
+            "graph": _method(ours, "graph"),
+            "held_out": _errors(_answers([row for row in ours if row["held_out"]], "graph")),
+            "capped": _capped(ours),
+            "noise_percent": _noise(ours)["graph"],
+        }
+        for kind, ours in sorted(kinds.items())
+    }
+
+
 def _noise(rows: list[StoredRow]) -> dict[str, Any]:
     """Return by how much peaks of identical steps differ: (most − least) / median, in percent; and the load then."""
     found: dict[str, Any] = {}

@@ -69,17 +69,20 @@ def _durations(folder: str) -> dict[str, list[float]]:
 
 def _work(build: Any, batch: int) -> dict[str, Any]:
     """Return operation → (kind, bytes moved, floating-point operations), by the program of the same step."""
+    from kerasmem.devices.kernels import cpu_kernels
     from kerasmem.estimation.graph.build import build_program
     from kerasmem.estimation.graph.costs import operations
+    from kerasmem.estimation.graph.rules import rules_of
     from kerasmem.models.inputs import model_inputs
     from kerasmem.models.opening import open_model
     from kerasmem.models.step import prepare_step, trace_step
     from kerasmem.models.training import TrainingSettings
 
+    rules = rules_of(cpu_kernels())
     with open_model(build) as opened:
         structure, inputs = model_inputs(opened.model, {})
         training = TrainingSettings("adam", loss_config="sparse_categorical_crossentropy")
-        program, _ = build_program(trace_step(prepare_step(opened.model, training, structure, inputs, batch)))
+        program, _ = build_program(trace_step(prepare_step(opened.model, training, structure, inputs, batch)), rules)
     found = {}
     for node in program.nodes:
         taken = [program.nodes[source].outputs[output] for source, output in node.inputs]

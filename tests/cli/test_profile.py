@@ -31,7 +31,7 @@ def adds_up(data):
     )
 
 
-@pytest.mark.usefixtures("onednn_kernels")
+@pytest.mark.usefixtures("x86_kernels")
 def test_a_step_in_graph_mode(cli, tmp_path):
     path = tmp_path / "profile.json"
     result = cli("profile", f"{MODELS}:convnet", "--batch-size", 16, "--steps", 3, "--device", "2GB", "-o", path)

@@ -6,9 +6,11 @@ import keras
 import numpy as np
 import pytest
 
+from kerasmem.devices.kernels import cpu_kernels
 from kerasmem.estimation.graph.build import build_program
 from kerasmem.estimation.graph.control import CONTROL, unroll
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
+from kerasmem.estimation.graph.rules import rules_of
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step
@@ -207,9 +209,8 @@ def test_a_known_branch_is_taken_without_a_note(value, taken):
 def program_of(model, batch_size, mode="train"):
     with open_model(model, shapes_only=True) as opened:
         structure, inputs = model_inputs(opened.model, {})
-        return build_program(
-            trace_step(prepare_step(opened.model, opened.training, structure, inputs, batch_size, mode))
-        )
+        traced = trace_step(prepare_step(opened.model, opened.training, structure, inputs, batch_size, mode))
+        return build_program(traced, rules_of(cpu_kernels()))
 
 
 def products(program):

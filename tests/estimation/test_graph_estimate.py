@@ -8,6 +8,7 @@ import math
 import keras
 import measuring
 import numpy as np
+import onednn
 import pytest
 
 from kerasmem import measure
@@ -42,7 +43,7 @@ def check(report):
 @pytest.mark.parametrize(
     ("build", "batch_size"), [(measuring.convnet, 64), (measuring.transformer, 32), (measuring.recurrent, 128)]
 )
-@pytest.mark.usefixtures("onednn_kernels")
+@pytest.mark.usefixtures("x86_kernels")
 def test_the_total_is_near_what_training_takes(program, build, batch_size):
     done = program(measuring.__file__, build.__name__, batch_size, env=ENVIRONMENT)
     assert done.code == 0, done.err[-2000:]
@@ -52,6 +53,19 @@ def test_the_total_is_near_what_training_takes(program, build, batch_size):
     inside = [report.bytes.low * 0.8 <= peak <= report.bytes.high * 1.2 for peak in measured["peaks"]]
     assert all(inside), (report.bytes, measured)
     assert report.bytes.weights + report.bytes.optimizer <= measured["before"]
+
+
+@pytest.mark.usefixtures("x86_kernels")
+@pytest.mark.parametrize("asked", ["0", pytest.param("1", marks=onednn.needed)], ids=["eigen", "onednn"])
+def test_either_kind_of_kernels(program, asked):
+    kernels = {"TF_ENABLE_ONEDNN_OPTS": asked, "CUDA_VISIBLE_DEVICES": "-1"}
+    done = program(measuring.__file__, "convnet", 64, "estimate", env={**ENVIRONMENT, **kernels})
+    assert done.code == 0, done.err[-2000:]
+    measured = json.loads(done.out.splitlines()[-1])
+    said = measured["estimate"]
+    assert any(("oneDNN" if asked == "1" else "Eigen") in note for note in said["notes"]), said["notes"]
+    assert 0.8 < said["bytes"]["total"] / measured["peak"] < 1.2, (said["bytes"], measured)
+    assert measured["kernels"] == ("onednn" if asked == "1" else "eigen")
 
 
 def dense(optimizer="adam"):
@@ -289,7 +303,7 @@ def embedded():
     )  # fmt: skip
 
 
-@pytest.mark.usefixtures("onednn_kernels")
+@pytest.mark.usefixtures("x86_kernels")
 @pytest.mark.parametrize(
     ("build", "optimizer", "batch_size"),
     [

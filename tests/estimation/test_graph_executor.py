@@ -5,18 +5,20 @@ from __future__ import annotations
 import keras
 import pytest
 
+from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.graph.build import build_program
 from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, Executor, Memory
 from kerasmem.estimation.graph.heap import HANDLE_BYTES, Heap
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
-from kerasmem.estimation.graph.rules import CPU_RULES, DeviceRules
+from kerasmem.estimation.graph.rules import KernelRules, rules_of
+from kerasmem.estimation.graph.scratch import Need
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step
 
 layers = keras.layers
-ONE = DeviceRules("cpu", workers=1)
-TWO = DeviceRules("cpu", workers=2)
+ONE = KernelRules(workers=1)
+TWO = KernelRules(workers=2)
 COST = 10 * EXPENSIVE_SECONDS
 
 
@@ -187,7 +189,7 @@ def test_a_view_holds_the_buffer():
 
 
 def test_scratch_lives_as_long_as_its_operation():
-    rules = DeviceRules("cpu", {"Conv2D": lambda node, inputs: 4096}, workers=1)
+    rules = KernelRules(scratch={"Conv2D": lambda node, inputs, cores: (Need(4096),)}, workers=1)
     made = program(("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Transpose", ["a"], 1024))
     run = Run(made, rules)
     assert run.step() == {"x": 0, "a": 1024 + 4096, "b": 1024}
@@ -283,13 +285,13 @@ def recurrent():
 
 
 @pytest.mark.parametrize("build", [convnet, recurrent])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers):
+@pytest.mark.parametrize(("workers", "kind"), [(1, ONEDNN), (2, ONEDNN), (2, EIGEN)])
+def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers, kind):
+    rules = rules_of(CpuKernels(kind, ("float32",), workers))
     with open_model(build) as opened:
         structure, inputs = model_inputs(opened.model, {})
-        made, _ = build_program(trace_step(prepare_step(opened.model, opened.training, structure, inputs, 8)))
+        made, _ = build_program(trace_step(prepare_step(opened.model, opened.training, structure, inputs, 8)), rules)
     heap = Heap()
-    rules = DeviceRules("cpu", CPU_RULES.scratch, workers=workers)
     executor = Executor(made, rules, lambda node: COST)
     memory = Memory(made, rules, executor, heap)
     draw = iter(range(10**9))

@@ -1,4 +1,6 @@
-"""Run steps of a model in this process and print what the allocator did: measuring.py BUILDER BATCH [jit].
+"""Run steps of a model in this process and print what the allocator did: measuring.py BUILDER BATCH [jit | estimate].
+
+With "estimate" it also prints the graph method's report, and the kernels that this process runs on.
 
 The environment must have TF_CPU_ALLOCATOR_USE_BFC=true.
 """
@@ -12,6 +14,9 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
+
+import kerasmem
+from kerasmem.devices.kernels import cpu_kernels
 
 layers = keras.layers
 STEPS = 10
@@ -63,10 +68,10 @@ def batch_of(model, size):
     )
 
 
-def main(name: str, size: str, jit: str = "") -> None:
+def main(name: str, size: str, more: str = "") -> None:
     """Print the peaks of steps after the first, and what was in use before them."""
     model = MODELS[name]()
-    model.jit_compile = jit == "jit"
+    model.jit_compile = more == "jit"
     data = batch_of(model, int(size))
 
     @tf.function(jit_compile=model.jit_compile or None)
@@ -80,8 +85,11 @@ def main(name: str, size: str, jit: str = "") -> None:
         step(*data)
         peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
     found = {"peak": int(statistics.median(peaks[2:])), "peaks": peaks[2:], "before": before[-1]}
-    if jit:
+    if more == "jit":
         found["requested"] = largest_requests(step, data)
+    if more == "estimate":
+        report = kerasmem.estimate(MODELS[name], batch_size=int(size), method="graph")
+        found |= {"estimate": report.to_dict(), "kernels": cpu_kernels().kind}
     print(json.dumps(found))
 
 

@@ -14,7 +14,8 @@ from kerasmem.errors import KerasmemError
 from kerasmem.estimation.graph.control import unroll
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
-from kerasmem.estimation.graph.rules import HIDDEN_OUTPUT, REPLICAS
+from kerasmem.estimation.graph.rules import KernelRules
+from kerasmem.estimation.graph.scratch import REPLICAS
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
 
@@ -31,8 +32,12 @@ _KEPT_ATTRIBUTES = (
 )  # fmt: skip
 
 
-def build_program(traced: TracedStep) -> tuple[Program, tuple[str, ...]]:
+def build_program(traced: TracedStep, rules: KernelRules) -> tuple[Program, tuple[str, ...]]:
     """Optimise the traced step as TensorFlow's runtime does and return it as plain data, and notes.
+
+    Args:
+        traced: the step.
+        rules: of the kernels that it runs on.
 
     Raises:
         NotModelled: Grappler refuses the graph, or what runs in it depends on the data.
@@ -51,7 +56,7 @@ def build_program(traced: TracedStep) -> tuple[Program, tuple[str, ...]]:
             imported = _imported(optimised)
         except ValueError as error:
             raise NotModelled(f"the optimised graph cannot be read: {str(error).splitlines()[0][:200]}") from error
-    program, notes = unroll(_plain(imported, traced, [each.name for each in graph.outputs]))
+    program, notes = unroll(_plain(imported, traced, [each.name for each in graph.outputs], rules))
     by_name = {node.name: node for node in optimised.node}
     return resolve_lists(program, *_asked_of_tensorflow(by_name, optimised.versions)), notes
 
@@ -209,7 +214,7 @@ def _optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
         raise NotModelled(f"Grappler refuses the step's graph: {str(error).splitlines()[0][:200]}") from error
 
 
-def _plain(graph: Any, traced: TracedStep, results: list[str]) -> Program:
+def _plain(graph: Any, traced: TracedStep, results: list[str], rules: KernelRules) -> Program:
     operations = graph.get_operations()
     number = {operation.name: index for index, operation in enumerate(operations)}
     place = {id(each): index for index, each in enumerate(traced.variables)}
@@ -233,7 +238,7 @@ def _plain(graph: Any, traced: TracedStep, results: list[str]) -> Program:
                 behind.get(index),
             )
         )
-    _add_hidden_outputs(nodes)
+    _add_hidden_outputs(nodes, rules)
     _add_compiled_scratch(nodes)
     arguments = tuple(
         number[each.op.name] for each in traced.function.graph.inputs[: len(traced.flat)] if each.op.name in number
@@ -246,15 +251,14 @@ def _plain(graph: Any, traced: TracedStep, results: list[str]) -> Program:
     return Program(tuple(nodes), variables_of(traced), arguments, tuple(ends))
 
 
-def _add_hidden_outputs(nodes: list[Node]) -> None:
+def _add_hidden_outputs(nodes: list[Node], rules: KernelRules) -> None:
     """Give pooling the second output that its gradient takes: a number for each maximum, where in the window it was."""
     for number, node in enumerate(nodes):
         if node.type not in ("MaxPoolGrad", "MaxPool3DGrad") or len(node.inputs) < 2:
             continue
         source = node.inputs[1][0]
         pool = nodes[source]
-        is_half = pool.outputs[0].dtype == "float16"  # which oneDNN's pooling does not take
-        if HIDDEN_OUTPUT.get(pool.type) != node.type or pool.outputs[0].shape is None or is_half:
+        if rules.of(pool).hidden_outputs.get(pool.type) != node.type or pool.outputs[0].shape is None:
             continue
         if len(pool.outputs) == 1:
             window = math.prod(pool.attributes.get("ksize", ()))

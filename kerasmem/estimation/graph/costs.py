@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from kerasmem.estimation.graph.program import Node, Tensor
-from kerasmem.estimation.graph.rules import ALIASES, NOTHING, UPDATES
+from kerasmem.estimation.graph.rules import ALIASES, NOTHING, UPDATES, Rates
 from kerasmem.estimation.tables import table
 
 OVERHEAD_SECONDS = 1e-6
@@ -19,7 +19,8 @@ BYTES_PER_SECOND = 40e9  # of operations that work element by element
 PRODUCT_BYTES_PER_SECOND = 16e9  # of matrix products with few rows, which wait for the weights
 # Of operations that gather many values into one or put them here and there.
 SLOWER_BYTES_PER_SECOND = {name: float(rate) for rate, names in table("operations")["slower"].items() for name in names}
-FORWARD, BACKWARD, PRODUCT, DEPTHWISE = 400e9, 150e9, 400e9, 25e9  # floating-point operations per second
+PRODUCT = 400e9  # floating-point operations per second; those of convolutions are the kernels' (`data/kernels.json`)
+USUAL = Rates(**table("kernels")["onednn"]["rates"])
 # A second factor that is read across its rows, as in the gradient of a dense layer's input, is put in order first:
 # with few rows not quite, with many it is lost in the arithmetic.
 TRANSPOSED_BYTES_PER_SECOND, FEW_ROWS, MANY_ROWS = 4.2e9, 16, 512
@@ -28,7 +29,7 @@ TRANSPOSED_BYTES_PER_SECOND, FEW_ROWS, MANY_ROWS = 4.2e9, 16, 512
 VARIATION = 0.2
 
 
-def seconds(node: Node, inputs: Sequence[Tensor]) -> float:
+def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates = USUAL) -> float:
     """Return the time that a node takes alone: by its arithmetic or the bytes it moves, whichever holds it up."""
     if node.type in UPDATES:
         return OVERHEAD_SECONDS + 3 * sum(each.bytes or 0 for each in inputs) / BYTES_PER_SECOND
@@ -38,12 +39,12 @@ def seconds(node: Node, inputs: Sequence[Tensor]) -> float:
     moved = sum(each.bytes or 0 for each in inputs) + sum(each.bytes or 0 for each in node.outputs)
     usual = PRODUCT_BYTES_PER_SECOND if is_product else BYTES_PER_SECOND
     moving = moved / SLOWER_BYTES_PER_SECOND.get(node.type, usual)
-    took = OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node))
+    took = OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node, rates))
     rows = inputs[0].shape[0] if inputs and inputs[0].shape else 0
     if is_product and node.attributes.get("transpose_b") and len(inputs) > 1 and rows <= MANY_ROWS:
         share = 1.0 if rows >= FEW_ROWS else rows / (2 * FEW_ROWS)
         took += share * (inputs[1].bytes or 0) / TRANSPOSED_BYTES_PER_SECOND
-    return took
+    return took + (_patch_bytes(node, inputs) / rates.patches if rates.patches else 0.0)
 
 
 def operations(node: Node, inputs: Sequence[Tensor]) -> float:
@@ -64,9 +65,20 @@ def operations(node: Node, inputs: Sequence[Tensor]) -> float:
     return 0.0
 
 
-def _rate(node: Node) -> float:
+def _patch_bytes(node: Node, inputs: Sequence[Tensor]) -> float:
+    """Return the bytes of the patches that the gradient of a convolution over two dimensions copies."""
+    if node.type not in ("Conv2DBackpropInput", "Conv2DBackpropFilter") or len(inputs) < 3 or not node.outputs:
+        return 0.0
+    result = inputs[2].shape
+    kernel = node.outputs[0].shape if node.type == "Conv2DBackpropFilter" else inputs[1].shape
+    if not result or not kernel:
+        return 0.0
+    return float(math.prod(result[:-1]) * math.prod(kernel[:-1]) * (inputs[2].bytes or 0) // max(math.prod(result), 1))
+
+
+def _rate(node: Node, rates: Rates) -> float:
     if "Depthwise" in node.type:
-        return DEPTHWISE
+        return rates.depthwise
     if "Conv" in node.type:
-        return BACKWARD if "Backprop" in node.type else FORWARD
+        return rates.backward if "Backprop" in node.type else rates.forward
     return PRODUCT

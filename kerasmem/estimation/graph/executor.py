@@ -18,15 +18,8 @@ from collections.abc import Callable, Iterator
 
 from kerasmem.estimation.graph.heap import Buffer, Heap, make_variables
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
-from kerasmem.estimation.graph.rules import (
-    ALIASES,
-    FORWARDS,
-    INEXPENSIVE,
-    NOTHING,
-    TAKEN_FROM_LIST,
-    UPDATES,
-    DeviceRules,
-)
+from kerasmem.estimation.graph.rules import ALIASES, INEXPENSIVE, NOTHING, TAKEN_FROM_LIST, UPDATES, KernelRules
+from kerasmem.estimation.graph.scratch import Need
 
 # Below this a kernel is not worth a thread of its own (kOpIsExpensiveThresholdCycles, 8000 cycles).
 EXPENSIVE_SECONDS = 3e-6
@@ -37,14 +30,14 @@ class Executor:
 
     Args:
         program: the step.
-        rules: of the device.
+        rules: of the kernels.
         seconds: how long an operation takes; decides the order between threads.
         is_reversed: operations that become ready together come in the reverse of the graph's order. TensorFlow's own
             is not the same in two processes: its passes go through sets of nodes that have no order.
     """
 
     def __init__(
-        self, program: Program, rules: DeviceRules, seconds: Callable[[Node], float], is_reversed: bool = False
+        self, program: Program, rules: KernelRules, seconds: Callable[[Node], float], is_reversed: bool = False
     ) -> None:
         self._program, self._rules = program, rules
         nodes = program.nodes
@@ -148,12 +141,12 @@ class Memory:
 
     Args:
         program: the step.
-        rules: of the device.
+        rules: of the kernels.
         executor: it knows who consumes what.
         heap: where buffers come from; the variables are made in it at once.
     """
 
-    def __init__(self, program: Program, rules: DeviceRules, executor: Executor, heap: Heap) -> None:
+    def __init__(self, program: Program, rules: KernelRules, executor: Executor, heap: Heap) -> None:
         self._program, self._rules, self._heap = program, rules, heap
         self.consumers, self.results = executor.consumers, executor.results
         batch = [(number, program.nodes[number].outputs[0].bytes or 0) for number in program.arguments]
@@ -162,7 +155,7 @@ class Memory:
         for number in {node.name: number for number, node in enumerate(program.nodes) if node.type == "Const"}.values():
             heap.allocate(program.nodes[number].outputs[0].bytes or 0, number)
         self.made: list[list[Buffer | None] | None] = [None] * len(program.nodes)
-        self._scratch: dict[int, Buffer] = {}
+        self._scratch: dict[int, list[Buffer]] = {}
         self._taken: dict[int, list[Buffer | None]] = {}
         self._returned: list[Buffer] = []
 
@@ -197,14 +190,25 @@ class Memory:
             outputs = [self._hold(inputs[1]) for _ in outputs]
         else:
             self._compute(number, node, inputs, outputs)
-        scratch, size = self._rules.scratch.get(kind), node.attributes.get("scratch", 0)
-        if scratch is not None:
-            tensors = tuple(self._program.nodes[source].outputs[output] for source, output in node.inputs)
-            size = scratch(node, tensors)
-        if size:
-            self._scratch[number] = self._heap.allocate(size, number, is_scratch=True)
+        needs = [need for need in self._needs(node) if not self._is_served(need, inputs)]
+        if needs:
+            self._scratch[number] = [self._heap.allocate(need.bytes, number, is_scratch=True) for need in needs]
         self.made[number] = outputs
         self._taken[number] = inputs
+
+    def _needs(self, node: Node) -> tuple[Need, ...]:
+        """Return the buffers that the node needs while it runs."""
+        rules = self._rules.of(node)
+        scratch, compiled = rules.scratch.get(node.type), node.attributes.get("scratch", 0)
+        if scratch is None:
+            return (Need(compiled),) if compiled else ()
+        inputs = tuple(self._program.nodes[source].outputs[output] for source, output in node.inputs)
+        return scratch(node, inputs, rules.cores)
+
+    def _is_served(self, need: Need, inputs: list[Buffer | None]) -> bool:
+        """Return whether no buffer is needed: there is nothing to hold, or an input's serves, which is held anyway."""
+        buffer = None if need.takes_over is None else inputs[need.takes_over]
+        return not need.bytes or (buffer is not None and buffer.holders == 1)
 
     def _hold(self, buffer: Buffer | None) -> Buffer | None:
         if buffer is not None:
@@ -217,8 +221,8 @@ class Memory:
                 continue
             if tensor.bytes is None:
                 raise NotModelled(f"the size of {node.name} ({node.type}) depends on the data")
-            if place == 0 and node.type in FORWARDS:
-                outputs[place] = self._forwarded(node, inputs, tensor, FORWARDS[node.type])
+            if place == 0:
+                outputs[place] = self._forwarded(node, inputs, tensor, self._rules.candidates(node))
             elif node.type == "SparseSoftmaxCrossEntropyWithLogits" and place == 1:
                 outputs[place] = self._forwarded(node, inputs, tensor, (0,))
             if outputs[place] is None:
@@ -257,8 +261,8 @@ class Memory:
     def end(self, number: int) -> None:
         """Release what the node held, and hand its outputs on."""
         node = self._program.nodes[number]
-        if number in self._scratch:
-            self._heap.let_go(self._scratch.pop(number))
+        for scratch in self._scratch.pop(number, ()):
+            self._heap.let_go(scratch)
         inputs = self._taken.pop(number)
         if node.type == "AssignVariableOp" and inputs[1] is not None:
             inputs[1].holders += 1

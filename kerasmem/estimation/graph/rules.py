@@ -1,4 +1,4 @@
-"""What TensorFlow's operations do with memory: tables of data, one for each kind of device.
+"""What TensorFlow's operations do with memory: tables of data, one for each kind of kernel.
 
 An operation *aliases* (its output is its input's buffer), *forwards* (its output takes an input's buffer over where
 nobody else holds it and the sizes agree), *allocates*, or makes nothing. Some need scratch while they run. Sources:
@@ -8,11 +8,12 @@ allocator events recorded from real steps.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from kerasmem.estimation.graph.program import Node, Tensor
+from kerasmem.devices.kernels import EIGEN, ONEDNN, TITLES, CpuKernels
+from kerasmem.estimation.graph.program import Node
+from kerasmem.estimation.graph.scratch import FUNCTIONS, Cores, Scratch
 from kerasmem.estimation.tables import table
 
 # Names of operations by what they do; `data/operations.json` is where one is added.
@@ -43,109 +44,77 @@ ALLOCATES = frozenset(_OPERATIONS["allocates"])
 # Done at once on the thread that made it ready: the kernels that call themselves inexpensive.
 INEXPENSIVE = frozenset(_OPERATIONS["inexpensive"])
 
-# Under oneDNN these keep a note of where each maximum was, for their gradient: a second, hidden output.
-HIDDEN_OUTPUT = {"MaxPool": "MaxPoolGrad", "MaxPool3D": "MaxPool3DGrad"}
-
-Scratch = Callable[[Node, tuple[Tensor, ...]], int]
+# What depends on whose kernels they are; `data/kernels.json` is where a kind is described.
+_KINDS = table("kernels")
 
 
 @dataclass(frozen=True)
-class DeviceRules:
-    """One kind of device.
+class Rates:
+    """How fast kernels are, a second: floating-point operations, and bytes of `patches` (None: none are copied)."""
+
+    forward: float
+    backward: float
+    depthwise: float
+    patches: float | None = None
+
+
+@dataclass(frozen=True)
+class KernelRules:
+    """The kernels of one kind.
 
     Attributes:
-        name: "cpu" or "gpu".
-        scratch: operation → bytes of scratch for a node and its inputs.
-        workers: threads that execute operations at once; 1 where the device's kernels are only launched.
+        title: what a reader calls them.
+        scratch: operation → the buffers that it needs while it runs.
+        workers: threads that execute operations at once.
+        cores: what an operation's work is divided by.
+        forwards: operation → inputs whose buffer its output may take over, where these kernels differ.
+        hidden_outputs: pooling → its gradient, to which it hands a second, hidden output.
+        rates: how fast they are.
+        dtypes: what they compute in; None for all.
+        others: the kernels that compute the other dtypes.
     """
 
-    name: str
-    scratch: dict[str, Scratch] = field(default_factory=dict)
+    title: str = ""
+    scratch: Mapping[str, Scratch] = field(default_factory=dict)
     workers: int = 2
+    cores: Cores = field(default_factory=Cores)
+    forwards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    hidden_outputs: Mapping[str, str] = field(default_factory=dict)
+    rates: Rates = Rates(**_KINDS[ONEDNN]["rates"])
+    dtypes: tuple[str, ...] | None = None
+    others: KernelRules | None = None
+
+    def of(self, node: Node) -> KernelRules:
+        """Return the kernels that run an operation: by the dtype of its first output."""
+        if self.others is None or not node.outputs:
+            return self
+        return self if node.outputs[0].dtype in (self.dtypes or ()) else self.others
+
+    def candidates(self, node: Node) -> tuple[int, ...] | None:
+        """Return the inputs whose buffer an operation's output may take over: none, some, or all (None)."""
+        return self.of(node).forwards.get(node.type, FORWARDS.get(node.type, ()))
+
+
+def rules_of(kernels: CpuKernels) -> KernelRules:
+    """Return the rules of the kernels that run on a machine."""
+    own = _rules(EIGEN, kernels)
+    return own if kernels.kind == EIGEN else replace(_rules(ONEDNN, kernels), dtypes=kernels.dtypes, others=own)
+
+
+def _rules(kind: str, kernels: CpuKernels) -> KernelRules:
+    row = _KINDS[kind]
+    scratch = {name: FUNCTIONS[which] for name, which in (_KINDS["both"]["scratch"] | row["scratch"]).items()}
+    return KernelRules(
+        TITLES[kind],
+        scratch,
+        workers=kernels.inter_op_threads,
+        cores=Cores(kernels.intra_op_threads),
+        forwards={name: tuple(places) for name, places in row["forwards"].items()},
+        hidden_outputs=row["hidden_outputs"],
+        rates=Rates(**row["rates"]),
+    )
 
 
 def is_known(type_name: str) -> bool:
     """Return whether the tables say what the operation does."""
     return type_name in ALIASES or type_name in NOTHING or type_name in FORWARDS or type_name in ALLOCATES
-
-
-def _reduction_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
-    """A reduction over axes that do not lie together is done on a transposed copy."""
-    shape, axes = inputs[0].shape, node.attributes.get("axes")
-    if shape is None or axes is None:
-        return 0
-    groups: list[bool] = []
-    for axis, size in enumerate(shape):
-        reduced = axis in axes
-        if size != 1 and (not groups or groups[-1] != reduced):
-            groups.append(reduced)
-    simple = len(groups) <= 2 or len(groups) == 3
-    return 0 if simple else int(inputs[0].bytes or 0)
-
-
-def _depthwise_filter_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
-    """Every sample's filter gradient is kept before they are summed."""
-    if not inputs or inputs[0].shape is None:
-        return 0
-    return inputs[0].shape[0] * (node.outputs[0].bytes or 0)
-
-
-# float16 goes past oneDNN on a CPU, to kernels of TensorFlow's own.
-def _is_half(node: Node) -> bool:
-    return bool(node.outputs) and node.outputs[0].dtype == "float16"
-
-
-def _product_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
-    """A product of float16 is computed on float32 copies of both factors, into a float32 result."""
-    if not _is_half(node):
-        return 0
-    return 2 * (sum(each.bytes or 0 for each in inputs[:2]) + (node.outputs[0].bytes or 0))
-
-
-_CONVOLUTION_TARGET = 30 << 20  # bytes that a convolution's gradient works on at a time
-
-
-def _convolution_gradient_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
-    """Patches of as many samples as keep patches, filter and result together within a cache, whatever the batch."""
-    result = inputs[2].shape if len(inputs) > 2 else None
-    filters = node.outputs[0].shape if "BackpropFilter" in node.type else inputs[1].shape
-    if not _is_half(node) or result is None or filters is None or len(result) != 4 or len(filters) != 4:
-        return 0
-    places, outputs, patch = math.prod(result[1:3]), filters[3], math.prod(filters[:3])
-    together = places * patch + patch * outputs + places * outputs
-    return math.ceil(_CONVOLUTION_TARGET / (2 * together)) * places * patch * 2
-
-
-def _pooling_gradient_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
-    """Where each maximum was is found again: the pooled values, and a 64-bit number for each."""
-    if not _is_half(node) or len(inputs) < 2 or inputs[1].shape is None:
-        return 0
-    return (inputs[1].bytes or 0) + 8 * math.prod(inputs[1].shape)
-
-
-REPLICAS = "replicas"  # how many take part in an exchange
-
-
-def _exchange_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
-    """A ring of replicas sends its pieces on; a piece arrives beside the one that it is added to, all but one's own."""
-    replicas = node.attributes.get(REPLICAS, 1)
-    return (inputs[0].bytes or 0) * (replicas - 1) // replicas if inputs else 0
-
-
-def _labels_scratch(node: Node, inputs: tuple[Tensor, ...]) -> int:
-    return 4 * inputs[0].shape[0] if inputs and inputs[0].shape else 0
-
-
-_REDUCTIONS = ("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
-CPU_RULES = DeviceRules(
-    "cpu",
-    {
-        **dict.fromkeys(_REDUCTIONS, _reduction_scratch),
-        "DepthwiseConv2dNativeBackpropFilter": _depthwise_filter_scratch,
-        "SparseSoftmaxCrossEntropyWithLogits": _labels_scratch,
-        **dict.fromkeys(("MatMul", "_FusedMatMul"), _product_scratch),
-        **dict.fromkeys(("Conv2DBackpropInput", "Conv2DBackpropFilter"), _convolution_gradient_scratch),
-        "MaxPoolGrad": _pooling_gradient_scratch,
-        "CollectiveReduceV2": _exchange_scratch,
-    },
-)

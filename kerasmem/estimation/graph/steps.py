@@ -11,7 +11,7 @@ from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor, Memory
 from kerasmem.estimation.graph.heap import Buffer, Heap, Peak
 from kerasmem.estimation.graph.program import Node, Program
-from kerasmem.estimation.graph.rules import CPU_RULES, DeviceRules, is_known
+from kerasmem.estimation.graph.rules import KernelRules, is_known
 from kerasmem.estimation.outcome import SPREAD, Outcome, Shares
 from kerasmem.estimation.report import Pool, Unmodelled
 from kerasmem.models.op_names import CATEGORIES, Attribution
@@ -20,16 +20,14 @@ WARM_UP_STEPS, STEPS, OTHER_STEPS, FEWEST_STEPS = 3, 15, 5, 3
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
 
 
-def graph_outcome(
-    program: Program, layer_of: dict[int, str], attribution: Attribution, rules: DeviceRules = CPU_RULES
-) -> Outcome:
+def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attribution, rules: KernelRules) -> Outcome:
     """Return the peak of a step in graph mode.
 
     Args:
         program: the step.
         layer_of: variable's number → layer.
         attribution: for the names of operations.
-        rules: of the device.
+        rules: of the kernels that it runs on.
 
     Raises:
         NotModelled: the step holds something without a rule.
@@ -63,17 +61,21 @@ def graph_outcome(
             Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")
             for name, count in unknown.items()
         ),
-        notes=(f"{len(peaks)} simulated steps of {len(program.nodes):,} operations, on the CPU's rules",),
+        notes=(
+            f"{len(peaks)} simulated steps of {len(program.nodes):,} operations, {rules.workers} at once, "
+            f"on {rules.title}",
+        ),
     )  # fmt: skip
 
 
 def _simulate(
-    program: Program, rules: DeviceRules, most: int = STEPS, is_reversed: bool = False
+    program: Program, rules: KernelRules, most: int = STEPS, is_reversed: bool = False
 ) -> tuple[Heap, list[Peak]]:
     draw = random.Random(0)
 
     def usual_seconds(node: Node) -> float:
-        return seconds(node, [program.nodes[source].outputs[output] for source, output in node.inputs])
+        inputs = [program.nodes[source].outputs[output] for source, output in node.inputs]
+        return seconds(node, inputs, rules.of(node).rates)
 
     executor = Executor(program, rules, usual_seconds, is_reversed)
     heap = Heap()

@@ -1,0 +1,140 @@
+"""Which of TensorFlow's two sets of CPU kernels run in this process, and on how many threads.
+
+In graph mode the kernels decide a step's memory: oneDNN's and TensorFlow's own, which rest on Eigen, take other
+scratch. TensorFlow chooses oneDNN by itself on x86 CPUs with AVX512-VNNI, AVX512-BF16, AVX-VNNI or AMX (and on some ARM
+CPUs), and elsewhere where TF_ENABLE_ONEDNN_OPTS asks for it; it reads the variable once, when it starts. Source:
+tensorflow/core/util/port.cc. Threads: tensorflow/core/common_runtime/process_util.cc and local_device.cc.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kerasmem.compat.borrowing import NotAvailableError
+from kerasmem.compat.tensorflow_runtime import onednn_is_on
+
+ONEDNN, EIGEN = "onednn", "eigen"
+VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
+TITLES = {ONEDNN: "oneDNN's CPU kernels", EIGEN: "TensorFlow's own CPU kernels (Eigen)"}
+
+_CHOOSES_ONEDNN = ("avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16")
+# What oneDNN computes only where the CPU can (tensorflow/core/util/util.cc); elsewhere TensorFlow's own kernels do.
+_NEEDED_FOR = {
+    "float32": None,
+    "bfloat16": ("avx512f", "avx_ne_convert"),
+    "float16": ("avx512_fp16", "amx_fp16", "avx_ne_convert"),
+}
+
+
+@dataclass(frozen=True)
+class CpuKernels:
+    """The kernels that run on this machine's CPU, as this process is set.
+
+    Attributes:
+        kind: "onednn" or "eigen".
+        dtypes: what oneDNN's kernels take here; none where they are off.
+        inter_op_threads: how many operations run at once.
+        intra_op_threads: among how many threads an operation is divided.
+    """
+
+    kind: str
+    dtypes: tuple[str, ...] = ()
+    inter_op_threads: int = 2
+    intra_op_threads: int = 2
+
+    @property
+    def title(self) -> str:
+        """What a reader calls them."""
+        return TITLES[self.kind]
+
+
+def cpu_kernels() -> CpuKernels:
+    """Return the kernels that a step in this process runs on; TensorFlow is imported to ask it."""
+    flags = cpu_flags()
+    try:
+        is_on = onednn_is_on()
+    except NotAvailableError:
+        is_on = onednn_is_chosen(flags, os.environ)
+    inter_op, intra_op = _threads()
+    return CpuKernels(ONEDNN if is_on else EIGEN, onednn_dtypes(flags) if is_on else (), inter_op, intra_op)
+
+
+# A convolution over volumes works on as many samples at a time as Eigen takes the processor's last cache to hold. It
+# reads that from the processor, and on AMD's not what Linux tells: all caches of the socket, say. So it is asked.
+_BATCH, _PLACES, _FILTERS, _GRAIN = 64, 10, 1000, 256 << 10
+
+
+@functools.cache
+def eigen_cache_bytes() -> int:
+    """Return the bytes that Eigen takes the last cache to have, by the scratch of a small operation."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        shapes = (_BATCH, _PLACES, 1, 1, 1), (_BATCH, _PLACES, 1, 1, _FILTERS)
+        given = [tf.random.uniform(shape, dtype="float64") for shape in shapes]  # which oneDNN does not take
+        asked = tf.raw_ops.Conv3DBackpropFilterV2(
+            input=given[0], filter_sizes=[1, 1, 1, 1, _FILTERS], out_backprop=given[1], strides=[1] * 5,
+            padding="VALID", name="asked",
+        )  # fmt: skip
+    told = v1.RunMetadata()
+    with v1.Session(graph=graph, config=v1.ConfigProto(device_count={"GPU": 0})) as session:
+        session.run(asked, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), run_metadata=told)
+    nodes = {each.node_name: each for device in told.step_stats.dev_stats for each in device.node_stats}
+    samples = int(nodes["asked"].memory_stats.temp_memory_size) // (8 * _PLACES)
+    return samples * 8 * (_PLACES + _PLACES * _FILTERS + _FILTERS) // _GRAIN * _GRAIN
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the CPU's features as Linux names them; none where it does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except (OSError, ValueError):
+        return frozenset()
+    told = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(told, ()))
+
+
+def onednn_is_chosen(flags: frozenset[str], environment: Mapping[str, str]) -> bool:
+    """Return whether TensorFlow will use oneDNN's kernels on an x86 CPU, by its own rule.
+
+    Example:
+        >>> onednn_is_chosen(frozenset({"avx2"}), {}), onednn_is_chosen(frozenset({"avx2", "avx512_vnni"}), {})
+        (False, True)
+    """
+    asked = environment.get(VARIABLE, "").strip().lower()
+    if asked in ("1", "true"):
+        return True
+    return asked not in ("0", "false") and not flags.isdisjoint(_CHOOSES_ONEDNN)
+
+
+def onednn_dtypes(flags: frozenset[str]) -> tuple[str, ...]:
+    """Return the dtypes that oneDNN's kernels compute in on a CPU with these features."""
+    return tuple(dtype for dtype, needed in _NEEDED_FOR.items() if needed is None or not flags.isdisjoint(needed))
+
+
+def _threads() -> tuple[int, int]:
+    """Return inter-op and intra-op threads: set in Python, or by TensorFlow's variables, or one for each CPU."""
+    import tensorflow as tf
+
+    threading = tf.config.threading
+    return (
+        threading.get_inter_op_parallelism_threads() or _variable("TF_NUM_INTEROP_THREADS") or _schedulable(),
+        threading.get_intra_op_parallelism_threads() or _variable("TF_NUM_INTRAOP_THREADS") or _schedulable(),
+    )
+
+
+def _variable(name: str) -> int:
+    text = os.environ.get(name, "").strip()
+    return max(int(text), 0) if text.lstrip("-").isdigit() else 0
+
+
+def _schedulable() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not Linux
+        return os.cpu_count() or 1

@@ -1,0 +1,179 @@
+"""The scratch that kernels need while they run: functions from a node and its inputs' sizes. Pure arithmetic.
+
+`data/kernels.json` says which operation needs which, by kind of kernel. Sources: the kernels' calls of `allocate_temp`
+and `forward_input_or_allocate_temp` in tensorflow/core/kernels, compared with what single operations ask of the
+allocator (`tests/estimation/test_kernel_scratch.py`). What Eigen itself allocates inside a product or a convolution
+comes from the C library, not from TensorFlow's allocator, and is not part of a step's figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kerasmem.devices.kernels import eigen_cache_bytes
+from kerasmem.estimation.graph.program import Node, Tensor
+from kerasmem.models.sizes import element_bytes
+
+
+class Need(NamedTuple):
+    """A buffer that a kernel needs while it runs.
+
+    Attributes:
+        bytes: its size.
+        takes_over: the input whose buffer serves where nobody else holds it; None: always a new one.
+    """
+
+    bytes: int
+    takes_over: int | None = None
+
+
+@dataclass(frozen=True)
+class Cores:
+    """What a kernel shares its work by.
+
+    Attributes:
+        threads: those that share it.
+        cache: asked for the bytes of the last cache, by the few kernels that go by it.
+    """
+
+    threads: int = 2
+    cache: Callable[[], int] = eigen_cache_bytes
+
+
+Inputs = tuple[Tensor, ...]
+Scratch = Callable[[Node, Inputs, Cores], tuple[Need, ...]]
+
+REPLICAS = "replicas"  # the attribute with how many take part in an exchange
+
+
+def reduction(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """A reduction over axes that do not lie together is done on a transposed copy (reduction_ops_common.h)."""
+    shape, axes = inputs[0].shape, node.attributes.get("axes")
+    if shape is None or axes is None:
+        return ()
+    groups: list[bool] = []
+    for axis, size in enumerate(shape):
+        reduced = axis in axes
+        if size != 1 and (not groups or groups[-1] != reduced):
+            groups.append(reduced)
+    return () if len(groups) <= 3 else (Need(inputs[0].bytes or 0),)
+
+
+def labels(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """A float for each sample (sparse_xent_op.cc)."""
+    return (Need(4 * inputs[0].shape[0]),) if inputs and inputs[0].shape else ()
+
+
+def exchange(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """A ring of replicas sends its pieces on; a piece arrives beside the one that it is added to, all but one's own."""
+    replicas = node.attributes.get(REPLICAS, 1)
+    return (Need((inputs[0].bytes or 0) * (replicas - 1) // replicas),) if inputs else ()
+
+
+def product(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """A product of 16-bit numbers is computed on float32 copies of both factors (matmul_op_impl.h)."""
+    if not node.outputs or node.outputs[0].dtype not in ("float16", "bfloat16"):
+        return ()
+    return tuple(Need(2 * (each.bytes or 0)) for each in (*inputs[:2], node.outputs[0]))
+
+
+# A convolution's gradient works on patches: every place of the result has a copy of what the filter sees there. It
+# takes as many samples at a time as keep patches, filter and result within this, whatever the batch.
+_WORKING_SET = 30 << 20
+# From this much work for each thread on, a sample at a time is divided among the threads, in the gradient of the input.
+_DIVIDED = 256 << 10
+# Of volumes, patches that would take this many times what the operation works on are not made.
+_MOST_OVERHEAD = 25
+
+
+class _Patches(NamedTuple):
+    """The work on one sample in elements (patches, filter and result), its patches' bytes, bytes of an element."""
+
+    work: int
+    bytes: int
+    element: int
+
+    def within(self, cache: int) -> int:
+        """Return the bytes of the patches of as many samples as a cache holds."""
+        return -(-(cache // self.element) // self.work) * self.bytes
+
+
+def filter_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """Patches of as many samples as fit into a cache of 30 MiB (conv_grad_filter_ops.cc)."""
+    patches = _patches(node, inputs, 4)
+    return () if patches is None else (Need(patches.within(_WORKING_SET)),)
+
+
+def input_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """As for the filter, unless one sample is enough work for all threads: then its patches (conv_grad_input_ops.h)."""
+    patches = _patches(node, inputs, 4)
+    if patches is None:
+        return ()
+    is_alone = (inputs[2].shape or (1,))[0] == 1
+    if is_alone or patches.work // cores.threads >= _DIVIDED // patches.element:
+        return (Need(patches.bytes),)
+    return (Need(patches.within(_WORKING_SET)),)
+
+
+def volume_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """Patches of as many samples as fit into the processor's cache, or none if those are many (conv_grad_ops_3d.cc)."""
+    patches = _patches(node, inputs, 5)
+    if patches is None:
+        return ()
+    is_alone = "BackpropInput" in node.type and (inputs[2].shape or (1,))[0] == 1
+    size = patches.bytes if is_alone else patches.within(cores.cache())
+    given = (*inputs[1:], *node.outputs) if "BackpropInput" in node.type else (inputs[0], inputs[2], *node.outputs)
+    return () if size // sum(each.bytes or 0 for each in given) > _MOST_OVERHEAD else (Need(size),)
+
+
+def _patches(node: Node, inputs: Inputs, rank: int) -> _Patches | None:
+    result = inputs[2].shape if len(inputs) > 2 else None
+    filters = node.outputs[0].shape if "BackpropFilter" in node.type else inputs[1].shape
+    if result is None or filters is None or len(result) != rank or len(filters) != rank:
+        return None
+    places, patch, channels = math.prod(result[1:-1]), math.prod(filters[:-1]), filters[-1]
+    element = element_bytes(node.outputs[0].dtype)
+    work = places * patch + patch * channels + places * channels
+    return _Patches(work, places * patch * element, element) if work else None
+
+
+def pooling_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """Where each maximum was is found again: the pooled values, and a 64-bit number for each (maxpooling_op.cc)."""
+    if len(inputs) < 2 or inputs[1].shape is None:
+        return ()
+    return Need(inputs[1].bytes or 0, takes_over=1), Need(8 * math.prod(inputs[1].shape))
+
+
+_VECTOR = 64  # bytes of the widest vector register; a narrower one pads less
+
+
+def depthwise(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """Each thread copies what the filter sees, for all channels (depthwise_conv_op.cc, depthwise_conv_grad_op.cc)."""
+    filters = inputs[1].shape if len(inputs) > 1 else None
+    if filters is None or len(filters) != 4:
+        return ()
+    return (Need(_padded(filters, inputs[1].dtype)),) * cores.threads
+
+
+def depthwise_filter(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """Every sample's gradient is kept before they are summed (depthwise_conv_grad_op.cc)."""
+    if not inputs or inputs[0].shape is None:
+        return ()
+    return (Need(inputs[0].shape[0] * (node.outputs[0].bytes or 0)),)
+
+
+def _padded(filters: tuple[int, ...], dtype: str) -> int:
+    lanes = _VECTOR // element_bytes(dtype)
+    return math.prod(filters[:2]) * -(-math.prod(filters[2:]) // lanes) * lanes * element_bytes(dtype)
+
+
+FUNCTIONS: dict[str, Scratch] = {
+    each.__name__: each
+    for each in (
+        reduction, labels, exchange, product, filter_gradient, input_gradient, volume_gradient,
+        pooling_gradient, depthwise, depthwise_filter,
+    )
+}  # fmt: skip

@@ -1,0 +1,56 @@
+"""Which kernels TensorFlow will run on a CPU, by its features and the environment."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kerasmem.compat.borrowing import NotAvailableError
+from kerasmem.devices import kernels
+from kerasmem.devices.kernels import EIGEN, ONEDNN, cpu_kernels, onednn_dtypes, onednn_is_chosen
+
+OLD = frozenset({"fpu", "avx", "avx2", "fma"})
+NEW = OLD | {"avx512f", "avx512_vnni"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "asked", "chosen"),
+    [(OLD, None, False), (NEW, None, True), (OLD, "1", True), (NEW, "0", False), (NEW, "False", False),
+     (OLD, "TRUE", True), (NEW, "yes", True), (OLD, "", False), (frozenset(), None, False)],
+)  # fmt: skip
+def test_tensorflows_rule(flags, asked, chosen):
+    assert onednn_is_chosen(flags, {} if asked is None else {"TF_ENABLE_ONEDNN_OPTS": asked}) is chosen
+
+
+def test_what_onednn_computes_in():
+    assert onednn_dtypes(OLD) == ("float32",)
+    assert onednn_dtypes(NEW) == ("float32", "bfloat16")
+    assert onednn_dtypes(NEW | {"avx512_fp16"}) == ("float32", "bfloat16", "float16")
+
+
+def test_this_process_is_asked(monkeypatch):
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "3")
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "no number")
+    here = cpu_kernels()
+    assert here.kind in (ONEDNN, EIGEN) and (here.dtypes == ()) == (here.kind == EIGEN)
+    assert here.inter_op_threads == 3
+    assert here.intra_op_threads == len(os.sched_getaffinity(0))
+    assert kernels.TITLES[here.kind] == here.title
+
+
+def test_a_tensorflow_that_does_not_tell_goes_by_its_rule(monkeypatch):
+    def missing():
+        raise NotAvailableError("gone")
+
+    monkeypatch.setattr(kernels, "onednn_is_on", missing)
+    monkeypatch.setattr(kernels, "cpu_flags", lambda: OLD)
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    assert cpu_kernels().kind == EIGEN
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
+    assert (cpu_kernels().kind, cpu_kernels().dtypes) == (ONEDNN, ("float32",))
+
+
+def test_the_cache_is_a_whole_number_of_its_ways():
+    size = kernels.eigen_cache_bytes()
+    assert size >= 256 << 10 and size % (256 << 10) == 0

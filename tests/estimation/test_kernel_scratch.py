@@ -1,0 +1,58 @@
+"""What single operations ask of the allocator, on both kinds of CPU kernels, against the rules."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import onednn
+import pytest
+
+from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
+from kerasmem.estimation.graph.program import Node, Tensor
+from kerasmem.estimation.graph.rules import rules_of
+from kerasmem.models.sizes import element_bytes
+
+PROGRAM = Path(__file__).parents[1] / "support" / "single_ops.py"
+# oneDNN asks for a little scratch of its own, and threads of a depthwise convolution for a row of the filter each.
+LITTLE = 160 << 10
+
+
+def tensor(shape, dtype):
+    return Tensor(tuple(shape), dtype, math.prod(shape) * element_bytes(dtype))
+
+
+def expected(found, rules):
+    """The requests of an operation by the rules: its output, and what it needs while it runs."""
+    node = Node("one", found["type"], (), (), (tensor(found["output"], found["dtype"]),), {})
+    inputs = tuple(tensor(shape, found["dtype"]) for shape in found["inputs"])
+    scratch = rules.of(node).scratch.get(node.type)
+    needs = () if scratch is None else scratch(node, inputs, rules.cores)
+    return [node.outputs[0].bytes, *(need.bytes for need in needs if need.bytes)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed", "threads"),
+    [(EIGEN, 1, 5), pytest.param(ONEDNN, 1, 2, marks=onednn.needed)],
+)
+def test_requests_of_single_operations(program, kind, seed, threads):
+    environment = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_ENABLE_ONEDNN_OPTS": str(int(kind == ONEDNN))}
+    done = program(PROGRAM, seed, threads, env={**environment, "CUDA_VISIBLE_DEVICES": "-1"})
+    assert done.code == 0, done.err[-2000:]
+    told = json.loads(done.out.splitlines()[-1])
+    kernels = CpuKernels(**{**told["kernels"], "dtypes": tuple(told["kernels"]["dtypes"])})
+    assert (kernels.kind, kernels.intra_op_threads) == (kind, threads)
+    rules = rules_of(kernels)
+    kinds = Counter(each["type"] for each in told["operations"])
+    assert min(kinds.values()) >= 3
+    wrong = []
+    for each in told["operations"]:
+        if each["type"] == "MaxPoolGrad" and each["dtype"] in kernels.dtypes:
+            continue  # alone it has no note of where each maximum was, which oneDNN's pooling hands it in a step
+        by_rule, asked = expected(each, rules), each["requests"]
+        large = [[size for size in sizes if size > LITTLE] for sizes in (sorted(by_rule), asked)]
+        if large[0] != large[1] or abs(sum(by_rule) - sum(asked)) > LITTLE:
+            wrong.append((each, by_rule))
+    assert not wrong, wrong

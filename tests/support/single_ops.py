@@ -1,0 +1,131 @@
+"""Run operations one by one and print what each asked of the allocator: single_ops.py SEED [THREADS].
+
+The environment must have TF_CPU_ALLOCATOR_USE_BFC=true; TF_ENABLE_ONEDNN_OPTS chooses the kernels. Shapes, strides and
+dtypes are drawn from the seed. Prints {"kernels": …, "operations": [{"type", "inputs", "output", "requests", …}]}.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from dataclasses import asdict
+
+import tensorflow as tf
+
+from kerasmem.devices.kernels import cpu_kernels
+from kerasmem.devices.recording import ALLOCATE, of_device, read_recording, start_recording
+
+TIMES = 5  # of each kind of operation
+raw = tf.raw_ops
+
+
+def convolution(draw, dtype):
+    """Yield a convolution of two dimensions and its gradients."""
+    batch, size, kernel = draw.choice((1, 2, 5, 16)), draw.randint(6, 40), draw.choice((1, 2, 3, 5))
+    channels, filters, stride = draw.choice((1, 3, 8, 17, 64)), draw.choice((4, 16, 33, 128)), draw.choice((1, 1, 2))
+    padding = draw.choice(("SAME", "VALID"))
+    x = tf.zeros((batch, size, size + 3, channels), dtype)
+    w = tf.zeros((kernel, kernel, channels, filters), dtype)
+    more = {"strides": [1, stride, stride, 1], "padding": padding}
+    y = raw.Conv2D(input=x, filter=w, **more)
+    yield raw.Conv2D, {"input": x, "filter": w}, more
+    yield raw.Conv2DBackpropInput, {"input_sizes": x.shape, "filter": w, "out_backprop": y}, more
+    yield raw.Conv2DBackpropFilter, {"input": x, "filter_sizes": w.shape, "out_backprop": y}, more
+
+
+def depthwise(draw, dtype):
+    """Yield a depthwise convolution and its gradients."""
+    batch, size, channels = draw.choice((1, 4, 9)), draw.randint(8, 30), draw.choice((16, 32, 64))
+    x = tf.zeros((batch, size, size, channels), dtype)
+    w = tf.zeros((3, 3, channels, draw.choice((1, 2))), dtype)
+    more = {"strides": [1, 1, 1, 1], "padding": "SAME"}
+    y = raw.DepthwiseConv2dNative(input=x, filter=w, **more)
+    yield raw.DepthwiseConv2dNative, {"input": x, "filter": w}, more
+    yield raw.DepthwiseConv2dNativeBackpropInput, {"input_sizes": x.shape, "filter": w, "out_backprop": y}, more
+    yield raw.DepthwiseConv2dNativeBackpropFilter, {"input": x, "filter_sizes": w.shape, "out_backprop": y}, more
+
+
+def volumes(draw, dtype):
+    """Yield a convolution of three dimensions and its gradients."""
+    if dtype == "float16":
+        return  # oneDNN or not, a CPU has no such kernel for the forward pass
+    batch, size, channels = draw.choice((1, 4, 30)), draw.randint(4, 9), draw.choice((2, 16))
+    x = tf.zeros((batch, size, 6, 7, channels), dtype)
+    w = tf.zeros((draw.choice((1, 3)), 3, 3, channels, draw.choice((4, 24, 200))), dtype)
+    more = {"strides": [1] * 5, "padding": draw.choice(("SAME", "VALID"))}
+    y = raw.Conv3D(input=x, filter=w, **more)
+    yield raw.Conv3D, {"input": x, "filter": w}, more
+    if dtype == "float32":
+        yield raw.Conv3DBackpropInputV2, {"input_sizes": x.shape, "filter": w, "out_backprop": y}, more
+        yield raw.Conv3DBackpropFilterV2, {"input": x, "filter_sizes": w.shape, "out_backprop": y}, more
+
+
+def pooling(draw, dtype):
+    """Yield a pooling and its gradient."""
+    x = tf.zeros((draw.choice((1, 3, 8)), draw.randint(6, 40), draw.randint(6, 40), draw.choice((3, 16, 50))), dtype)
+    more = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": draw.choice(("SAME", "VALID"))}
+    y = raw.MaxPool(input=x, **more)
+    yield raw.MaxPool, {"input": x}, more
+    yield raw.MaxPoolGrad, {"orig_input": x, "orig_output": y, "grad": y}, more
+
+
+def product(draw, dtype):
+    """Yield a matrix product."""
+    rows, inner, columns = (draw.randint(8, 300) for _ in range(3))
+    a, b = tf.zeros((rows, inner), dtype), tf.zeros((columns, inner), dtype)
+    yield raw.MatMul, {"a": a, "b": b}, {"transpose_b": True}
+
+
+def cases(seed):
+    """Yield (function that runs an operation, its tensors, its attributes, dtype)."""
+    draw = random.Random(seed)
+    for times in range(TIMES):
+        for dtype in ("float32", "float32", "bfloat16", "float16")[times % 4 : times % 4 + 1]:
+            for made in (convolution, volumes, depthwise, pooling, product):
+                for operation, tensors, more in made(draw, dtype):
+                    yield operation, tensors, more, dtype
+
+
+def main():
+    if len(sys.argv) > 2:
+        tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[2]))
+    found, runs = [], []
+    for number, (operation, tensors, more, dtype) in enumerate(cases(int(sys.argv[1]))):
+        name = f"single_{number}"
+        flat = {
+            key: tf.constant(value) if isinstance(value, tf.TensorShape) else value for key, value in tensors.items()
+        }
+        constants = {key: value for key, value in flat.items() if key.endswith("_sizes")}
+        traced = tf.function(
+            lambda given, run=operation, fixed=constants, more=more, name=name: run(
+                **given, **fixed, **more, name=name
+            ),
+            autograph=False,
+        )
+        given = {key: value for key, value in flat.items() if key not in constants}
+        result = traced(given)
+        made = traced.get_concrete_function(given).graph.get_operation_by_name(name)
+        runs.append((traced, given))
+        found.append(
+            {
+                "name": name, "type": made.type, "dtype": dtype,
+                "inputs": [list(each.shape) for each in flat.values()], "output": list(result.shape),
+            }
+        )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        start_recording(folder)
+        for traced, given in runs:
+            traced(given)
+        tf.profiler.experimental.stop()
+        events = of_device(read_recording(folder, "none")[0], "CPU:0")
+    for each in found:
+        each["requests"] = sorted(
+            event.requested for event in events if event.kind == ALLOCATE and event.op.partition(":")[0] == each["name"]
+        )
+    print(json.dumps({"kernels": asdict(cpu_kernels()), "operations": found}))
+
+
+if __name__ == "__main__":
+    main()
