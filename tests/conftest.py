@@ -12,6 +12,7 @@ from pathlib import Path
 
 import loaded_python as loaded
 import numpy as np
+import onednn
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -117,6 +118,15 @@ def loaded_python():
 def new_python(monkeypatch):
     """Run a new Python all the same: for what is held of its start, its memory, or the tree of processes."""
     monkeypatch.setattr(sys, "executable", loaded.NEW_PYTHON)
+
+
+@pytest.fixture
+def onednn_kernels(monkeypatch):
+    """Turn oneDNN's kernels on in the processes that the test starts; skip it where the CPU cannot run them."""
+    if reason := onednn.reason_against():
+        pytest.skip(reason)
+    for name, value in onednn.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ WITHOUT_ONEDNN = {
 }  # which the example sets itself, too late for a Python that has loaded it
 
 
-@pytest.mark.usefixtures("x86_kernels")
+@pytest.mark.usefixtures("onednn_kernels")
 def test_estimate_vs_runtime(program, tmp_path):
     result = program(EXAMPLES / "estimate_vs_runtime.py", "--batches", 16, 256, "--output", tmp_path / "plot.png")
     assert result.code == 0, result.err
