@@ -209,9 +209,9 @@ def main() -> None:
         kinds = by_kernels(chosen)
         for kind, found in kinds.items():
             each = found["graph"]
-            print(f"{kind}: {each['rows']} rows, median error {each.get('median_absolute_error_percent')} %, "
-                  f"95th {each.get('p95_absolute_error_percent')} %, high covers "
-                  f"{each.get('maximum_within_high_percent')} % at {each.get('median_high_to_measured')} x")  # fmt: skip
+            errors = f"median {each['median_absolute_error_percent']} %, 95th {each['p95_absolute_error_percent']} %"
+            covers = f"{each['maximum_within_high_percent']} % at {each['median_high_to_measured']} x"
+            print(f"{kind}: {each['rows']} rows, error {errors}, high covers {covers}")
         settings = {"steps": options.steps, "repeats": options.repeats or REPEATS["graph"], "asked": sys.argv[1:]}
         write_results(
             "estimates_kernels",
