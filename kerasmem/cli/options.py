@@ -75,6 +75,13 @@ _TRAINING: tuple[Decorator, ...] = (
     click.option("--mode", type=Choice(["train", "evaluate", "inference"]), default="train"),
     click.option("--xla/--no-xla", "xla", default=None, help="Compiled by XLA or not [default: as Keras decides]."),
     click.option("--optimizer", help="An optimizer in place of the one the model was compiled with."),
+    repeatable_option(
+        "--target-shape",
+        "target_shapes",
+        metavar="10",
+        help="The targets' shape without the batch, or none, where the loss cannot tell; repeatable with NAME=.",
+    ),
+    click.option("--target-dtype", help="The targets' dtype, where the loss cannot tell."),
     click.option("--loss", help="A loss in place of the one the model was compiled with."),
     click.option("--dtype-policy", help="A dtype policy in place of float32, such as mixed_float16."),
     click.option(
@@ -182,10 +189,11 @@ def call_arguments(options: dict[str, Any]) -> dict[str, Any]:
     from kerasmem.models.inputs import parse_input_shapes
     from kerasmem.models.vocabulary import load_custom_objects, parse_factory_args
 
-    same = ("batch_size", "optimizer", "loss", "dtype_policy", "device", "mode", "factory")
+    same = ("batch_size", "optimizer", "loss", "target_dtype", "dtype_policy", "device", "mode", "factory")
     return {
         **{name: options[name] for name in same},
         "input_shape": parse_input_shapes(options["input_shapes"]),
+        "target_shape": list(options["target_shapes"]) or None,
         "factory_args": parse_factory_args(options["factory_args"]),
         "custom_objects": load_custom_objects(options["custom_objects"]) if options["custom_objects"] else None,
         "trust": options["trust_model"],

@@ -64,20 +64,28 @@ def optimizers_know_stand_ins() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stand_ins_for(variables: Iterable[Any], make: Callable[[Any], Any]) -> Iterator[None]:
+def stand_ins_for(variables: Iterable[Any], make: Callable[[Any], Any]) -> Iterator[Callable[[Any], None]]:
     """Give variables without a value a stand-in, so that a step can be traced outside Keras's stateless scopes.
+
+    The context is a function that gives one more variable a stand-in.
 
     Args:
         variables: Keras variables; those that have a value keep it.
         make: from a Keras variable to the `tf.Variable` that stands for it.
     """
-    given = [variable for variable in variables if variable._value is None]
+    given = []
+
+    def give(variable: Any) -> None:
+        given.append(variable)
+        variable._value = make(variable)
+        _STANDS_FOR[id(variable._value)] = id(variable)
+
     with attributes_set(stateless_scope=None):
         try:
-            for variable in given:
-                variable._value = make(variable)
-                _STANDS_FOR[id(variable._value)] = id(variable)
-            yield
+            for variable in variables:
+                if variable._value is None:
+                    give(variable)
+            yield give
         finally:
             for variable in given:
                 _STANDS_FOR.pop(id(variable._value), None)

@@ -9,6 +9,7 @@ from typing import Any
 
 from kerasmem import checks
 from kerasmem.models.request import ModelRequest, request_for
+from kerasmem.models.targets import GivenTargets, given_targets
 
 METHODS = ("auto", "graph", "xla", "gpu-target", "probe", "formula")
 MODES = ("train", "evaluate", "inference")
@@ -37,6 +38,8 @@ class EstimateArguments:
     shard_optimizer: bool = False
     layout: Any = None
     input_shape: Any = None
+    target_shape: Any = None
+    target_dtype: str | None = None
     factory: str | None = None
     factory_args: Mapping[str, Any] | None = None
     custom_objects: Mapping[str, Any] | None = None
@@ -47,6 +50,14 @@ class EstimateArguments:
         checks.choice("mode", self.mode, MODES)
         checks.choice("jit_compile", self.jit_compile, (True, False, "auto"))
         checks.whole("batch_size", self.batch_size)
+
+    def targets(self) -> GivenTargets:
+        """Return what is said of the targets.
+
+        Raises:
+            UsageError: `target_shape` or `target_dtype` is wrong.
+        """
+        return given_targets(self.target_shape, self.target_dtype)
 
     def opening(self) -> dict[str, Any]:
         """Return the arguments that say how the model is opened."""
@@ -61,6 +72,7 @@ class EstimateArguments:
             jit_compile: True, False or "auto".
         """
         return request_for(
-            self.model, **self.opening(), input_shape=self.input_shape, optimizer=self.optimizer, loss=self.loss,
-            batch_size=batch_size, mode=self.mode, jit_compile=jit_compile,
+            self.model, **self.opening(), input_shape=self.input_shape, target_shape=self.target_shape,
+            target_dtype=self.target_dtype, optimizer=self.optimizer, loss=self.loss, batch_size=batch_size,
+            mode=self.mode, jit_compile=jit_compile,
         )  # fmt: skip

@@ -49,7 +49,7 @@ def _settings(step: Step, found: Outcome, target: DeviceTarget | None) -> Settin
     split = step.shapes.split
     return Settings(
         batch_size=step.shapes.batch_size,
-        optimizer=step.opened.training.optimizer,
+        optimizer=step.optimizer,
         loss=step.opened.training.loss,
         dtype_policy=_policy(step.opened.model),
         mode=step.arguments.mode,
@@ -78,7 +78,7 @@ def _not_in_the_formula(step: Step) -> list[Unmodelled]:
     layers, is_training = step.shapes.layers, step.arguments.mode == "train"
     missing: list[Unmodelled] = []
     if is_training:
-        own = step.opened.training.optimizer
+        own = step.optimizer
         name = f"slots of {own}" if own else "slots of adam (assumed: the model is not compiled)"
         why = "what the optimizer keeps for each weight; the formula has weights and gradients only"
         missing.append(Unmodelled(f"optimizer {name}", why, step.shapes.slots))

@@ -46,6 +46,8 @@ def estimate(
     shard_optimizer: bool = False,
     layout: Any = None,
     input_shape: Any = None,
+    target_shape: Any = None,
+    target_dtype: str | None = None,
     factory: str | None = None,
     factory_args: Mapping[str, Any] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
@@ -73,7 +75,10 @@ def estimate(
         shard_optimizer: under "data", each device keeps a share of the optimizer's slots.
         layout: under "model", which dimension of which weight is divided, as `keras.distribution.LayoutMap` has it:
             {".*/kernel": (None, "model")} or [".*/kernel=,model"]; without it, the largest that comes out even.
-        input_shape: open dimensions of the inputs, without the batch: a shape, or name to shape.
+        input_shape: open dimensions of the inputs, without the batch: a shape, or name to shape. Of a model with a
+            `train_step` and no `call()` what `fit` gives it as `x`; {"0": …, "1": …} for a tuple.
+        target_shape: the targets', without the batch, where the loss cannot tell: a shape, name to shape, or "none".
+        target_dtype: the targets', where the loss cannot tell.
         factory: "package.module:function" that builds the model a weights-only file belongs to.
         factory_args: keyword arguments for the function that builds the model.
         custom_objects: name to class or function, for what a file uses beyond Keras.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -52,7 +52,14 @@ class _Record:
     uses: int = 0
 
 
-def infer_layers(model: Any, structure: Any, inputs: list[ModelInput], batch_size: int, source: str = "") -> Inferred:
+def infer_layers(
+    model: Any,
+    structure: Any,
+    inputs: list[ModelInput],
+    batch_size: int,
+    source: str = "",
+    run_step: Callable[[], Any] | None = None,
+) -> Inferred:
     """Return a row for every input and every layer, in the order in which the model calls them.
 
     Args:
@@ -61,6 +68,7 @@ def infer_layers(model: Any, structure: Any, inputs: list[ModelInput], batch_siz
         inputs: the inputs, without open dimensions but the batch.
         batch_size: samples; the figures of a sample do not depend on it.
         source: where the model came from, for the message.
+        run_step: traces the training step, where that is what calls the layers, and not the model's `call`.
 
     Raises:
         ModelError: calling the model on these shapes fails.
@@ -73,7 +81,7 @@ def infer_layers(model: Any, structure: Any, inputs: list[ModelInput], batch_siz
     recorder = _Recorder(model, [each.name for each in inputs])
     try:
         with recorder.listening():
-            called_on(model, structure, flat)
+            called_on(model, structure, flat) if run_step is None else run_step()
     except KerasmemError:
         raise
     except Exception as error:

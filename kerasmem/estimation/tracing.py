@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,12 @@ from kerasmem.estimation.formula import formula, share_out
 from kerasmem.estimation.layers import Inferred, infer_layers
 from kerasmem.estimation.parallel.parallelism import Parallelism
 from kerasmem.estimation.report import Formula, LayerMemory
+from kerasmem.models.compiling import has_call, has_own_step
 from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
 from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel, open_model
+from kerasmem.models.optimizers import keeps_optimizers, optimizer_variables, optimizers_of
 from kerasmem.models.sizes import variable_bytes
+from kerasmem.models.step import check_mode, prepare_step, trace_step
 from kerasmem.models.training import TrainingSettings, optimizer_slot_bytes, with_replaced
 from kerasmem.processes.guarding import note_stage
 
@@ -48,6 +51,7 @@ class TracedShapes:
         layers: the rows, with their bytes by the formula.
         formula: the formula's figures.
         slots: the optimizer's slots in bytes; None where there are none or they are not known.
+        optimizers: the classes of those that the step itself applies, in lower case; empty where Keras's step does.
         notes: on the batch.
     """
 
@@ -61,6 +65,7 @@ class TracedShapes:
     layers: tuple[LayerMemory, ...]
     formula: Formula
     slots: int | None
+    optimizers: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -71,6 +76,11 @@ class Step:
     arguments: EstimateArguments
     opened: OpenedStep
     shapes: TracedShapes
+
+    @property
+    def optimizer(self) -> str | None:
+        """The optimizer's name, or several where the step applies as many; None where none is known."""
+        return ", ".join(self.shapes.optimizers) or self.opened.training.optimizer
 
     @property
     def rows(self) -> list[str]:
@@ -104,7 +114,7 @@ def open_step(arguments: EstimateArguments) -> Iterator[OpenedStep]:
                 raise
             reason = str(error)
             found = stack.enter_context(open_model(arguments.model, **arguments.opening()))
-        training = with_replaced(found.training, arguments.optimizer, arguments.loss)
+        training = with_replaced(found.training, arguments.optimizer, arguments.loss, arguments.targets())
         yield OpenedStep(**{**vars(found), "training": training}, only_formula=reason)
 
 
@@ -128,16 +138,35 @@ def trace_shapes(arguments: EstimateArguments, opened: OpenedStep, split: Parall
     # A sample's figures do not depend on the batch, and TensorFlow counts elements in 31 bits.
     traced = batch if fixed else min(batch, LARGEST_TRACED_BATCH)
     source = "" if opened.source == OBJECT_SOURCE else opened.source
-    inferred = infer_layers(opened.model, structure, inputs, traced, source)
-    slots = None
-    if mode == "train":
-        assumed = opened.training if opened.training.optimizer else TrainingSettings("adam")
-        slots = optimizer_slot_bytes(assumed, list(opened.model.trainable_variables))
+    run_step = _step_that_calls(opened, mode, structure, inputs, traced)
+    inferred = infer_layers(opened.model, structure, inputs, traced, source, run_step)
+    slots, applied = None, []
+    if mode == "train" and run_step is None:
+        slots = _slots(opened)
+    elif mode == "train":
+        slots = sum(map(variable_bytes, optimizer_variables(opened.model)))
+        applied = [type(each).__name__.lower() for each in optimizers_of(opened.model) if each.built]
     layers = share_out(inferred.layers, batch, mode)
     return TracedShapes(
         structure, inputs, bool(fixed), batch, whole, split, inferred, layers, formula(layers, batch, mode), slots,
-        tuple(notes),
+        tuple(applied), tuple(notes),
     )  # fmt: skip
+
+
+def _step_that_calls(
+    opened: OpenedStep, mode: str, structure: Any, inputs: list[ModelInput], batch_size: int
+) -> Callable[[], Any] | None:
+    """Return what traces the step of a model whose `train_step` calls its layers itself; None where `call` does."""
+    model = opened.model
+    if has_call(model) and not (mode == "train" and has_own_step(model) and keeps_optimizers(model)):
+        return None
+    check_mode(model, mode)
+    return lambda: trace_step(prepare_step(model, opened.training, structure, inputs, batch_size, mode))
+
+
+def _slots(opened: OpenedStep) -> int | None:
+    assumed = opened.training if opened.training.optimizer else TrainingSettings("adam")
+    return optimizer_slot_bytes(assumed, list(opened.model.trainable_variables))
 
 
 def _inputs(opened: OpenedStep, input_shape: Any) -> tuple[Any, list[ModelInput]]:

@@ -1,13 +1,16 @@
-"""One batch of a model, in shapes: how inputs are put together, and what the labels look like."""
+"""One batch of a model, in shapes: how inputs are put together, what comes out, the targets."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kerasmem.compat.keras_functional import functional_class, graph_of
+from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras, symbolic_outputs
-from kerasmem.models.compiling import sparse_losses
-from kerasmem.models.inputs import ByKeyword
+from kerasmem.models.compiling import has_call, has_own_step, sparse_losses
+from kerasmem.models.inputs import ByKeyword, by_place
+from kerasmem.models.targets import GivenTargets
 
 
 def pack_inputs(structure: Any, flat: list[Any]) -> Any:
@@ -49,6 +52,44 @@ def _declared_outputs(model: Any, flat: list[Any]) -> Any:
     if any(None in tensor.shape[1:] or tensor.shape[:1] != (None,) for tensor in keras.tree.flatten(struct)):
         return None
     return keras.tree.map_structure(lambda each: keras.KerasTensor((batch, *each.shape[1:]), each.dtype), struct)
+
+
+def step_targets(model: Any, given: GivenTargets, outputs: Callable[[], Any], batch_size: int) -> Any:
+    """Return the targets of a compiled model's step as Keras tensors; None where it takes none.
+
+    Args:
+        model: compiled.
+        given: what the user says of them.
+        outputs: returns what the model puts out; only asked where the loss decides.
+        batch_size: samples.
+
+    Raises:
+        UsageError: a dtype is given for targets whose shape is not known.
+    """
+    keras = import_keras()
+    if given.are_none:
+        return None
+    if given.shapes:
+        usual = "int32" if any(sparse_losses(model.loss, None)) else "float32"
+        made = {
+            name: keras.KerasTensor((batch_size, *shape.sizes), shape.dtype or given.dtype or usual)
+            for name, shape in given.shapes.items()
+        }
+        return made[""] if list(made) == [""] else tuple(made.values()) if by_place(made) else made
+    if has_own_step(model) and (model.loss is None or not has_call(model)):
+        if given.dtype is not None:
+            raise UsageError("--target-dtype: what shape the targets have is not known; give --target-shape, too")
+        return None
+    try:
+        found = outputs()
+    except Exception:
+        if has_own_step(model):  # its `call` does not take what its `train_step` does
+            return None
+        raise
+    labels = target_spec(model.loss, found, batch_size)
+    if given.dtype is None:
+        return labels
+    return keras.tree.map_structure(lambda each: keras.KerasTensor(each.shape, given.dtype), labels)
 
 
 def target_spec(loss: Any, outputs: Any, batch_size: int) -> Any:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kerasmem.compat.keras_compile import user_metrics
 from kerasmem.compat.keras_layers import flatten_layers
-from kerasmem.errors import KerasmemError, ModelError
+from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.training import TrainingSettings, make_optimizer
 
 ASSUMED_OPTIMIZER = "adam"
 
 
-def compile_model(model: Any, training: TrainingSettings, outputs: Any, jit_compile: bool) -> tuple[str, ...]:
+def compile_model(
+    model: Any, training: TrainingSettings, outputs: Callable[[], Any], jit_compile: bool
+) -> tuple[str, ...]:
     """Compile the model in place with the optimizer, loss and metrics that the settings name; return what was assumed.
 
     A model that its own code compiled keeps what it was given there, but for what `training` replaces. Where no loss
@@ -23,7 +26,7 @@ def compile_model(model: Any, training: TrainingSettings, outputs: Any, jit_comp
     Args:
         model: a Keras model.
         training: the settings.
-        outputs: what the model puts out (symbolic), for losses that must be assumed.
+        outputs: returns what the model puts out (symbolic), for losses that must be assumed.
         jit_compile: whether XLA compiles the step.
 
     Raises:
@@ -43,12 +46,17 @@ def compile_model(model: Any, training: TrainingSettings, outputs: Any, jit_comp
             loss, metrics = model.loss, user_metrics(model)
         elif training.loss_config is not None:
             loss = _loss(training.loss_config)
-            metrics = _metrics(training.metrics_config, len(import_keras().tree.flatten(outputs)))
+            metrics = _metrics(training.metrics_config, len(import_keras().tree.flatten(outputs())))
         if loss is None and not own and not has_own_step(model):
-            loss = _assumed_loss(model, outputs)
+            loss = _assumed_loss(model, outputs())
             notes.append(f"no loss is given: {loss} is assumed, by the outputs")
         if own and training.keeps_optimizer and training.keeps_loss:
             model.jit_compile = jit_compile
+        elif not takes_settings(model):
+            raise UsageError(
+                f"the compile() of model {model.name!r} takes arguments of its own: compile it in the function that "
+                "builds it, with the optimizer and loss that it is to have"
+            )
         else:
             model.compile(optimizer=optimizer, loss=loss, metrics=metrics or None, jit_compile=jit_compile)
     except KerasmemError:
@@ -58,10 +66,22 @@ def compile_model(model: Any, training: TrainingSettings, outputs: Any, jit_comp
     return tuple(notes)
 
 
+def takes_settings(model: Any) -> bool:
+    """Return whether the model's `compile` can be given an optimizer, a loss and metrics as Keras's own can."""
+    parameters = inspect.signature(model.compile).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return takes_any or {"optimizer", "loss", "metrics", "jit_compile"} <= set(parameters)
+
+
 def has_own_step(model: Any) -> bool:
     """Return whether the model's class brings a training step of its own."""
     keras = import_keras()
     return type(model).train_step not in (keras.Model.train_step, keras.Sequential.train_step)
+
+
+def has_call(model: Any) -> bool:
+    """Return whether the model says what it computes from its inputs; without it only `train_step` does."""
+    return type(model).call is not import_keras().Model.call
 
 
 def sparse_losses(loss: Any, outputs: Any) -> list[bool]:

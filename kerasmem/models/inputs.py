@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,10 @@ def parse_input_shapes(texts: Sequence[str]) -> dict[str, GivenShape]:
     Raises:
         UsageError: a text is not of that form.
     """
+    return _parsed(texts, "--input-shape")
+
+
+def _parsed(texts: Sequence[str], option: str) -> dict[str, GivenShape]:
     shapes: dict[str, GivenShape] = {}
     for text in texts:
         name, _, rest = text.rpartition("=")
@@ -64,9 +68,9 @@ def parse_input_shapes(texts: Sequence[str]) -> dict[str, GivenShape]:
             sizes = tuple(int(piece) for piece in pieces)
         except ValueError:
             raise UsageError(
-                f"--input-shape {text!r}: write name=224,224,3 (whole numbers, without the batch), or name=128:int32"
+                f"{option} {text!r}: write name=224,224,3 (whole numbers, without the batch), or name=128:int32"
             ) from None
-        shapes[name.strip()] = _checked(sizes, dtype.strip() or None, f"--input-shape {text!r}")
+        shapes[name.strip()] = _checked(sizes, dtype.strip() or None, f"{option} {text!r}")
     return shapes
 
 
@@ -76,40 +80,66 @@ def normalise_input_shapes(given: Any) -> dict[str, GivenShape]:
     Raises:
         UsageError: it is none of these.
     """
+    return normalise_shapes(given, "--input-shape")
+
+
+def normalise_shapes(given: Any, option: str) -> dict[str, GivenShape]:
+    """Return what `normalise_input_shapes` does, of an option of another name."""
     if given is None:
         return {}
     if isinstance(given, str):
-        return parse_input_shapes([given])
+        return _parsed([given], option)
     if isinstance(given, Mapping):
-        return {str(name): _whole(shape, str(name)) for name, shape in given.items()}
+        return {str(name): _whole(shape, str(name), option) for name, shape in given.items()}
     if isinstance(given, (list, tuple)) and given and all(isinstance(item, str) for item in given):
-        return parse_input_shapes(given)
-    return {"": _whole(given, "")}
+        return _parsed(given, option)
+    return {"": _whole(given, "", option)}
 
 
-def _whole(shape: Any, name: str) -> GivenShape:
+def _whole(shape: Any, name: str, option: str) -> GivenShape:
     if isinstance(shape, GivenShape):
         return shape
     if isinstance(shape, str):
-        return parse_input_shapes([shape])[""]
+        return _parsed([shape], option)[""]
     try:
         sizes = tuple(int(size) for size in shape)
     except (TypeError, ValueError):
         raise UsageError(
-            f"input_shape {name}: {shape!r} is not a shape; write (224, 224, 3), without the batch"
+            f"{_argument(option)} {name}: {shape!r} is not a shape; write (224, 224, 3), without the batch"
         ) from None
-    return _checked(sizes, None, f"input_shape {name} {shape!r}")
+    return _checked(sizes, None, f"{_argument(option)} {name} {shape!r}")
+
+
+def _argument(option: str) -> str:
+    """Return the name that an option has in Python."""
+    return option.lstrip("-").replace("-", "_")
 
 
 def _checked(sizes: tuple[int, ...], dtype: str | None, where: str) -> GivenShape:
     if any(size < 1 for size in sizes):
         raise UsageError(f"{where}: has a size below 1; write the sizes without the batch")
-    if dtype is not None:
-        try:
-            dtype = import_keras().backend.standardize_dtype(dtype)
-        except (ValueError, TypeError):
-            raise UsageError(f"{where}: {dtype!r} is not a dtype such as int32 or float32") from None
-    return GivenShape(sizes, dtype)
+    return GivenShape(sizes, None if dtype is None else check_dtype(dtype, where))
+
+
+def check_dtype(dtype: str, where: str) -> str:
+    """Return Keras's name of a dtype.
+
+    Args:
+        dtype: as the user writes it.
+        where: for the message.
+
+    Raises:
+        UsageError: Keras has no such dtype.
+    """
+    try:
+        return str(import_keras().backend.standardize_dtype(dtype))
+    except (ValueError, TypeError):
+        raise UsageError(f"{where}: {dtype!r} is not a dtype such as int32 or float32") from None
+
+
+def by_place(names: Collection[str]) -> bool:
+    """Return whether names are the places in a tuple, "0" first."""
+    return [*names] == [str(place) for place in range(len(names))]
 
 
 def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list[ModelInput]]:
@@ -186,6 +216,8 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
 
 def _named(model: Any, names: Mapping[str, Any]) -> Any:
     """Return the structure of named inputs: arguments of `call` where it has all those names, else one dict."""
+    if by_place(names):
+        return (None,) * len(names)
     arguments = list(inspect.signature(model.call).parameters)
     return ByKeyword(names) if len(names) > 1 and all(name in arguments for name in names) else dict.fromkeys(names)
 

@@ -21,6 +21,7 @@ from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import GivenShape, normalise_input_shapes
 from kerasmem.models.names import is_factory_name
 from kerasmem.models.opening import OpenedModel, open_model
+from kerasmem.models.targets import NO_TARGETS, GivenTargets, given_targets
 from kerasmem.models.vocabulary import import_user_module, own_objects
 from kerasmem.records import Record
 
@@ -39,6 +40,8 @@ class ModelRequest(Record, what="model request"):
         trust: allow serialised Python in the file to run.
         dtype_policy: a Keras dtype policy in place of the model's own.
         input_shape: "name=224,224,3:float32", one text an input.
+        target_shape: likewise of the targets; "none" alone where the step takes none.
+        target_dtype: of targets that do not say it themselves.
         optimizer: a Keras optimizer's name in place of the model's own.
         loss: a loss's name in place of the model's own.
         batch_size: samples in a batch.
@@ -54,6 +57,8 @@ class ModelRequest(Record, what="model request"):
     trust: bool = False
     dtype_policy: str | None = None
     input_shape: tuple[str, ...] = ()
+    target_shape: tuple[str, ...] = ()
+    target_dtype: str | None = None
     optimizer: str | None = None
     loss: str | None = None
     batch_size: int = 32
@@ -70,6 +75,10 @@ class ModelRequest(Record, what="model request"):
         """Return the shapes given, by the name of the input ("" for the only one)."""
         return normalise_input_shapes(list(self.input_shape) or None)
 
+    def targets(self) -> GivenTargets:
+        """Return what is said of the targets."""
+        return given_targets(list(self.target_shape) or None, self.target_dtype)
+
 
 @contextlib.contextmanager
 def request_for(
@@ -79,6 +88,8 @@ def request_for(
     custom_objects: Mapping[str, Any] | None = None,
     trust: bool = False,
     input_shape: Any = None,
+    target_shape: Any = None,
+    target_dtype: str | None = None,
     **settings: Any,
 ) -> Iterator[ModelRequest]:
     """Put a model into a `ModelRequest`, valid for as long as the context lasts.
@@ -92,14 +103,21 @@ def request_for(
         custom_objects: as for `open_model`; classes and functions of importable modules.
         trust: as for `open_model`.
         input_shape: open dimensions of the inputs, as `normalise_input_shapes` takes them.
+        target_shape: of the targets, as `given_targets` takes it.
+        target_dtype: likewise.
         **settings: other attributes of `ModelRequest`, as they are.
 
     Raises:
         UsageError: the model, or something that it is made of, exists in this process only.
     """
-    shapes = normalise_input_shapes(input_shape)
-    texts = tuple(_shape_text(name, shape) for name, shape in shapes.items())
-    common: dict[str, Any] = {**settings, "input_shape": texts, "paths": (os.getcwd(),)}
+    targets = given_targets(target_shape, target_dtype)
+    common: dict[str, Any] = {
+        **settings,
+        "input_shape": _shape_texts(normalise_input_shapes(input_shape)),
+        "target_shape": (NO_TARGETS,) if targets.are_none else _shape_texts(targets.shapes),
+        "target_dtype": targets.dtype,
+        "paths": (os.getcwd(),),
+    }
     given = {name: reference(value, f"custom object {name!r}") for name, value in (custom_objects or {}).items()}
     if isinstance(source, import_keras().Model):
         with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
@@ -216,9 +234,9 @@ def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _shape_text(name: str, shape: GivenShape) -> str:
-    text = f"{shape}" if shape.dtype is None else f"{shape}:{shape.dtype}"
-    return f"{name}={text}" if name else text
+def _shape_texts(shapes: Mapping[str, GivenShape]) -> tuple[str, ...]:
+    texts = {name: f"{shape}" if shape.dtype is None else f"{shape}:{shape.dtype}" for name, shape in shapes.items()}
+    return tuple(f"{name}={text}" if name else text for name, text in texts.items())
 
 
 def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:

@@ -4,26 +4,28 @@
         prepared = prepare_step(opened.model, opened.training, structure, inputs, batch_size=32)
         traced = trace_step(prepared)          # a TensorFlow graph; nothing was computed
 
-The step is what Keras's `fit` runs for one batch: `model.train_step` (the model's own where it has one), or
-`predict_step` for inference. The batch is an argument, held by the caller for as long as the step runs.
+The step is what Keras's `fit` runs for one batch: `model.train_step` (the model's own where it has one, which need not
+have a `call`), or `predict_step` for inference. The batch is an argument, held by the caller for as long as the step
+runs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.keras_compile import compute_loss, loss_and_metrics_built
 from kerasmem.compat.keras_layers import flatten_layers, symbolic_build
 from kerasmem.compat.keras_variables import handle_only, raw_value
-from kerasmem.errors import KerasmemError, ModelError
+from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
-from kerasmem.models.batch import output_spec, pack_inputs, target_spec
-from kerasmem.models.compiling import compile_model, has_own_step
+from kerasmem.models.batch import output_spec, pack_inputs, step_targets
+from kerasmem.models.compiling import compile_model, has_call, has_own_step
 from kerasmem.models.inputs import ModelInput
 from kerasmem.models.op_scopes import scopes_noted
+from kerasmem.models.optimizers import optimizer_variables, optimizers_of
 from kerasmem.models.training import TrainingSettings
 from kerasmem.models.weightless import with_stand_ins
 
@@ -58,6 +60,21 @@ class PreparedStep:
         return (self.x,) if isinstance(self.x, (list, tuple)) else self.x
 
 
+@dataclass(frozen=True, eq=False)
+class PlainVariable:
+    """A variable of TensorFlow's that is none of Keras's, with what a Keras variable says of itself."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+
+    @classmethod
+    def of(cls, variable: Any) -> PlainVariable:
+        """Return what a `tf.Variable` says."""
+        return cls(str(variable.name), tuple(variable.shape), variable.dtype.base_dtype.name, bool(variable.trainable))
+
+
 @dataclass(frozen=True)
 class TracedStep:
     """A step as a TensorFlow graph.
@@ -69,7 +86,7 @@ class TracedStep:
         variables: all variables of model, optimizer and metrics, in the order in which they were made.
         kinds: id of a variable → "weights", "optimizer" or "metrics".
         scopes: name scope → the layers whose calls opened it, the outermost first.
-        optimizers: the names of the optimizer and of one inside it.
+        optimizers: the names of the optimizers, one inside another included.
     """
 
     function: Any
@@ -109,23 +126,43 @@ def prepare_step(
     keras = import_keras()
     flat = [tf.TensorSpec((batch_size, *each.shape[1:]), each.dtype) for each in inputs]
     x = pack_inputs(structure, flat)
+    check_mode(model, mode)
+
+    @cache
+    def outputs() -> Any:
+        return output_spec(model, structure, [keras.KerasTensor(spec.shape, spec.dtype.name) for spec in flat])
+
     try:
-        symbolic = [keras.KerasTensor(spec.shape, spec.dtype.name) for spec in flat]
-        outputs = output_spec(model, structure, symbolic)
         if mode == "inference":
+            if has_call(model):
+                outputs()
             return PreparedStep(model, x, None, mode, jit_compile)
         notes = compile_model(model, training, outputs, jit_compile)
+        labels = step_targets(model, training.targets, outputs, batch_size)
         y = None
-        if model.loss is not None or not has_own_step(model):
-            labels = target_spec(model.loss, outputs, batch_size)
+        if labels is not None:
             y = keras.tree.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), labels)
         prepared = PreparedStep(model, x, y, mode, jit_compile, notes)
-        _build(prepared, outputs)
+        if not has_own_step(model):  # which makes what it needs when it is traced
+            _build(prepared, outputs())
     except KerasmemError:
         raise
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be prepared for training: {keras_reason(error)}") from error
     return prepared
+
+
+def check_mode(model: Any, mode: str) -> None:
+    """Refuse a mode for which a model without `call()` has no step.
+
+    Raises:
+        UsageError: it has none.
+    """
+    name = _STEPS[mode]
+    if not has_call(model) and getattr(type(model), name) is getattr(import_keras().Model, name):
+        raise UsageError(
+            f"model {model.name!r} has no call() and no {name} of its own, so that Keras cannot run it in mode {mode}"
+        )
 
 
 def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> TracedStep:
@@ -167,9 +204,11 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
             function = tf.function(step, jit_compile=prepared.jit_compile or None).get_concrete_function(*flat)
         except Exception as error:
             raise ModelError(
-                f"the step of model {prepared.model.name!r} cannot be traced: {keras_reason(error)}"
+                f"the step of model {prepared.model.name!r} cannot be traced: {keras_reason(error)}{_hint(prepared)}"
             ) from error
     forget_gradients(function.graph)  # it is differentiated already; the entries would keep it for good
+    for each in function.graph.variables:  # those that the user's code made without Keras
+        stand_ins.setdefault(id(each.handle), PlainVariable.of(each))
     captures = {
         placeholder.op.name: stand_ins[id(handle)]
         for handle, placeholder in function.graph.captures
@@ -181,21 +220,27 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         if id(variable) not in kinds:
             kinds[id(variable)] = "weights"
             variables.append(variable)
-    optimizer = getattr(prepared.model, "optimizer", None) if prepared.mode == "train" else None
-    inner = getattr(optimizer, "inner_optimizer", None)
+    optimizers = optimizers_of(prepared.model) if prepared.mode == "train" else []
     return TracedStep(
-        function, flat, captures, tuple(variables), kinds, noted.scopes,
-        tuple(str(each.name) for each in (optimizer, inner) if each is not None),
-    )  # fmt: skip
+        function, flat, captures, tuple(variables), kinds, noted.scopes, tuple(str(each.name) for each in optimizers)
+    )
+
+
+def _hint(prepared: PreparedStep) -> str:
+    """Return what the user can say of the batch that a step of the model's own takes."""
+    if not has_own_step(prepared.model):
+        return ""
+    keras = import_keras()
+    given = keras.tree.map_structure(lambda spec: f"{spec.dtype.name} {tuple(spec.shape)}", prepared.data)
+    return f"; its {_STEPS[prepared.mode]} was given {given}: see --input-shape and --target-shape"
 
 
 def _build(prepared: PreparedStep, outputs: Any) -> None:
     """Create what the first step would create: metrics, the optimizer's slots."""
     model = prepared.model
-    if not has_own_step(model):
-        if prepared.y is not None and all(layer.built for layer in flatten_layers(model)):
-            _build_loss_and_metrics(prepared, outputs)
-        symbolic_build(model, prepared.data)
+    if prepared.y is not None and all(layer.built for layer in flatten_layers(model)):
+        _build_loss_and_metrics(prepared, outputs)
+    symbolic_build(model, prepared.data)
     optimizer = getattr(model, "optimizer", None)
     if prepared.mode == "train" and optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
@@ -216,14 +261,13 @@ def _build_loss_and_metrics(prepared: PreparedStep, outputs: Any) -> None:
 
 def _own_variables(model: Any, mode: str) -> list[Any]:
     """Return the variables of the model, its metrics and, where it trains, its optimizer, each once."""
-    optimizer = getattr(model, "optimizer", None) if mode == "train" else None
-    found = [*model.variables, *model.metrics_variables, *(optimizer.variables if optimizer is not None else ())]
+    of_optimizers = optimizer_variables(model) if mode == "train" else []
+    found = [*model.variables, *model.metrics_variables, *of_optimizers]
     return list({id(variable): variable for variable in found}.values())
 
 
 def _kinds(model: Any, variables: list[Any]) -> dict[int, str]:
-    optimizer = getattr(model, "optimizer", None)
-    slots = {id(each) for each in (optimizer.variables if optimizer is not None else ())}
+    slots = {id(each) for each in optimizer_variables(model)}
     weights = {id(each) for each in model.variables} - {id(each) for each in model.metrics_variables}
     return {
         id(each): "weights" if id(each) in weights else "optimizer" if id(each) in slots else "metrics"

@@ -12,6 +12,7 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.document import ModelDocument
 from kerasmem.models.names import unknown_optimizer
 from kerasmem.models.sizes import variable_bytes
+from kerasmem.models.targets import BY_THE_LOSS, GivenTargets
 from kerasmem.models.weightless import weightless
 
 
@@ -27,6 +28,7 @@ class TrainingSettings:
         metrics_config: the metrics as a file has them.
         keeps_optimizer: the model was compiled by its own code, and its optimizer stands.
         keeps_loss: likewise its loss and metrics.
+        targets: what the user says of them.
     """
 
     optimizer: str | None = None
@@ -36,6 +38,7 @@ class TrainingSettings:
     metrics_config: Any = None
     keeps_optimizer: bool = False
     keeps_loss: bool = False
+    targets: GivenTargets = BY_THE_LOSS
 
 
 def training_of_document(document: ModelDocument) -> TrainingSettings:
@@ -78,12 +81,15 @@ def training_of_copy(model: Any, own: TrainingSettings) -> TrainingSettings:
     return replace(own, loss_config=loss, metrics_config=metrics, keeps_optimizer=False, keeps_loss=False)
 
 
-def with_replaced(own: TrainingSettings, optimizer: str | None, loss: str | None) -> TrainingSettings:
+def with_replaced(
+    own: TrainingSettings, optimizer: str | None, loss: str | None, targets: GivenTargets
+) -> TrainingSettings:
     """Return the model's own settings with those that were asked for in their place.
 
     Raises:
         UsageError: Keras has no such optimizer or loss.
     """
+    own = replace(own, targets=targets)
     if loss is not None:
         check_loss(loss)
     if optimizer is not None and check_optimizer(optimizer) != own.optimizer:

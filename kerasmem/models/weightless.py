@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from kerasmem.compat.keras_state import variables_stay_uninitialized
+from kerasmem.compat.keras_state import in_stateless_scope, variables_stay_uninitialized
 from kerasmem.compat.keras_variables import optimizers_know_stand_ins, stand_ins_for
 from kerasmem.models.backend import import_keras
 
 # Every variable that was made without a value and is still in use.
 _SHAPED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_Give = Callable[[Any], None]
+_giving: list[_Give] = []  # what gives a variable that is made now a stand-in: a step is being traced
 
 
 @contextlib.contextmanager
@@ -40,6 +42,11 @@ def weightless() -> Iterator[None]:
 
     create = keras.Variable.__init__
 
+    def create_traced(self: Any, initializer: Any, **options: Any) -> None:
+        with keras.StatelessScope(initialize_variables=False):
+            create(self, initializer, **options)
+        _giving[-1](self)
+
     def create_deferred(self: Any, initializer: Any, shape: Any = None, dtype: Any = None, **options: Any) -> None:
         deferred = threading.get_ident() == owner
         if deferred and not callable(initializer) and not isinstance(initializer, str):
@@ -49,7 +56,8 @@ def weightless() -> Iterator[None]:
             def initializer(shape: Any, dtype: Any = None) -> Any:
                 return keras.ops.convert_to_tensor(value, dtype=dtype)
 
-        create(self, initializer, shape=shape, dtype=dtype, **options)
+        make = create_traced if deferred and _giving and not in_stateless_scope() else create
+        make(self, initializer, shape=shape, dtype=dtype, **options)
         if deferred:
             _SHAPED[id(self)] = self
 
@@ -63,10 +71,23 @@ def weightless() -> Iterator[None]:
         yield
 
 
-def with_stand_ins(make: Callable[[Any], Any]) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def with_stand_ins(make: Callable[[Any], Any]) -> Iterator[None]:
     """Give every variable without a value a stand-in, so that a step can be traced outside Keras's stateless scopes.
+
+    So are those given one that the step makes when it is run first, as an optimizer's slots and a layer's weights.
 
     Args:
         make: from a Keras variable to the `tf.Variable` that stands for it.
     """
-    return stand_ins_for(list(_SHAPED.values()), make)
+    with stand_ins_for(shaped_variables(), make) as give:
+        _giving.append(give)
+        try:
+            yield
+        finally:
+            _giving.pop()
+
+
+def shaped_variables() -> list[Any]:
+    """Return the variables in use that were made without a value, those included that have one by now."""
+    return list(_SHAPED.values())

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kerasmem.models.optimizers import optimizer_variables
 from kerasmem.profiling.replaying import KnownTensor
 
 # A managed tensor of DLPack begins with the address of its data.
@@ -68,27 +69,13 @@ def tensors_of_model(model: Any, owners: Mapping[int, tuple[str, ...]]) -> list[
 def variables_of(model: Any) -> dict[int, tuple[Any, str]]:
     """Return the variables with their kinds, by id; optimizers that the model keeps for a step of its own included."""
     found: dict[int, tuple[Any, str]] = {}
-    for optimizer in optimizers_of(model):
-        for variable in optimizer.variables:
-            found.setdefault(id(variable), (variable, "optimizer"))
+    for variable in optimizer_variables(model):
+        found.setdefault(id(variable), (variable, "optimizer"))
     for variable in model.metrics_variables:
         found.setdefault(id(variable), (variable, "metrics"))
     for variable in model.variables:
         found.setdefault(id(variable), (variable, "weights"))
     return found
-
-
-def optimizers_of(model: Any) -> list[Any]:
-    """Return the model's optimizer, one inside it, and those in attributes of its own."""
-    import keras
-
-    own = (each for each in vars(model).values() if isinstance(each, keras.optimizers.Optimizer))
-    found: dict[int, Any] = {}
-    for optimizer in (getattr(model, "optimizer", None), *own):
-        for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-            if each is not None:
-                found.setdefault(id(each), each)
-    return list(found.values())
 
 
 def tensors_of_python(kind: str = "constant") -> list[KnownTensor]:

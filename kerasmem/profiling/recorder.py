@@ -15,10 +15,11 @@ from kerasmem.errors import KerasmemError
 from kerasmem.models.facts import ModelFacts
 from kerasmem.models.op_names import Attribution, outside_scopes
 from kerasmem.models.op_scopes import NotedScopes, is_container, own_variables, scopes_noted
+from kerasmem.models.optimizers import optimizers_of
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.training import training_of_model
 from kerasmem.profiling.assembling import assemble
-from kerasmem.profiling.known_tensors import optimizers_of, tensors_of_model, tensors_of_python
+from kerasmem.profiling.known_tensors import tensors_of_model, tensors_of_python
 from kerasmem.profiling.naming import Namer
 from kerasmem.profiling.replaying import KnownTensor, replay_step
 from kerasmem.profiling.results import ProfiledLayer, ProfileSettings, StepProfile

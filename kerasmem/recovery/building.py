@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from kerasmem.models.backend import import_keras
@@ -17,6 +18,7 @@ from kerasmem.models.compiling import compile_model
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.opening import OpenedModel, open_model
 from kerasmem.models.request import ModelRequest, open_request
+from kerasmem.models.targets import BY_THE_LOSS, GivenTargets
 from kerasmem.models.training import TrainingSettings, training_of_copy, with_replaced
 from kerasmem.recovery.changes import NEW_MODEL, OPTIMIZERS, Change, change_of, ordered
 from kerasmem.recovery.transforms import transformed, with_micro_batches
@@ -33,6 +35,7 @@ class Origin:
         optimizer: a Keras optimizer's name in place of the model's own.
         loss: a loss's name in place of the model's own.
         input_shape: open dimensions of the inputs.
+        targets: what the user says of them.
     """
 
     source: Any
@@ -40,12 +43,13 @@ class Origin:
     optimizer: str | None = None
     loss: str | None = None
     input_shape: Any = None
+    targets: GivenTargets = BY_THE_LOSS
 
     @classmethod
     def of_request(cls, data: Mapping[str, Any]) -> Origin:
         """Return the origin that `ModelRequest.to_dict` described."""
         request = ModelRequest.from_dict(data)
-        return cls(request, {}, request.optimizer, request.loss, request.input_shapes() or None)
+        return cls(request, {}, request.optimizer, request.loss, request.input_shapes() or None, request.targets())
 
     def opened(self, dtype_policy: str | None = None) -> contextlib.AbstractContextManager[OpenedModel]:
         """Return a context with the model without weights, with another dtype policy where one is given."""
@@ -91,7 +95,7 @@ def _training(opened: OpenedModel, origin: Origin, changes: Sequence[Change]) ->
     is_changed = any(each.kind in NEW_MODEL for each in changes)
     if is_changed and opened.model.compiled:
         training = training_of_copy(opened.model, training)
-    training = with_replaced(training, origin.optimizer, origin.loss)
+    training = with_replaced(training, origin.optimizer, origin.loss, origin.targets)
     for each in changes:
         if each.kind == "optimizer":
             lean = OPTIMIZERS[each.value]
@@ -104,4 +108,4 @@ def _compile(model: Any, training: TrainingSettings, input_shape: Any) -> None:
     keras = import_keras()
     structure, inputs = model_inputs(model, normalise_input_shapes(input_shape))
     flat = [keras.KerasTensor(each.shape, each.dtype) for each in inputs]
-    compile_model(model, training, output_spec(model, structure, flat), jit_compile=False)
+    compile_model(model, training, partial(output_spec, model, structure, flat), jit_compile=False)

@@ -158,7 +158,9 @@ class StepEstimator:
                 options["optimizer"] = OPTIMIZERS[made["optimizer"]].class_name.lower()
             return (cached_estimate if self.cache else estimate)(self.origin.source, **options)
         origin = self.origin
-        of_model = {**origin.options, "optimizer": origin.optimizer, "loss": origin.loss}
+        of_model = {
+            **origin.options, **origin.targets.options(), "optimizer": origin.optimizer, "loss": origin.loss,
+        }  # fmt: skip
         options = {name: value for name, value in options.items() if name not in of_model}
         data = [each.to_data() for each in changes if each.kind not in ("batch_size", "replicas", "jit_compile")]
         given = {"changes": data, "rows": options["batch_size"]}
@@ -189,6 +191,7 @@ class StepEstimator:
             "replicas": int(changed.get("replicas", 1)),
             "device": self.target.name,
             "input_shape": None if "input_size" in changed else self.origin.input_shape,
+            **self.origin.targets.options(),
         }
 
     def _widened(self, need: Bytes) -> Bytes:

@@ -11,6 +11,7 @@ from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.report import Bytes
 from kerasmem.estimation.verdict import FITS
+from kerasmem.models.targets import given_targets
 from kerasmem.recovery.advice import Advice, Considered, Remedy, ranked
 from kerasmem.recovery.building import Origin
 from kerasmem.recovery.estimator import StepEstimator
@@ -35,6 +36,8 @@ def advise(
     jit_compile: bool | str = "auto",
     mode: str = "train",
     input_shape: Any = None,
+    target_shape: Any = None,
+    target_dtype: str | None = None,
     factory: str | None = None,
     factory_args: Mapping[str, Any] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
@@ -53,8 +56,8 @@ def advise(
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes).
         batch_size: samples in a batch.
         method: as for `kerasmem.estimate`; "auto" keeps to the method that answers first.
-        optimizer, loss, dtype_policy, jit_compile, mode, input_shape, factory, factory_args, custom_objects, trust:
-            as for `kerasmem.estimate`.
+        optimizer, loss, dtype_policy, jit_compile, mode, input_shape, target_shape, target_dtype, factory,
+            factory_args, custom_objects, trust: as for `kerasmem.estimate`.
         cache: keep estimates of model files in the user's cache folder, and use them.
         budget_seconds: time for estimates, after which no further one is begun; None: as long as it takes.
         progress: called with a few words before each estimate.
@@ -78,7 +81,7 @@ def advise(
         "factory": factory, "factory_args": factory_args, "custom_objects": custom_objects, "trust": trust,
         "dtype_policy": dtype_policy,
     }  # fmt: skip
-    origin = Origin(model, options, optimizer, loss, input_shape)
+    origin = Origin(model, options, optimizer, loss, input_shape, given_targets(target_shape, target_dtype))
     estimator = StepEstimator(
         origin, target, batch_size, mode, jit_compile, method, cache, budget_seconds, progress
     )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.models.backend import import_keras
+from kerasmem.models.compiling import takes_settings
 from kerasmem.recovery.changes import CLONED, NEW_MODEL, Change
 from kerasmem.recovery.source_text import (
     arrays_text,
@@ -43,7 +44,10 @@ def script(traits: Traits, changes: Sequence[Change], heading: str) -> str:
     words = [f"optimizer={optimizer_text(traits.training, by_kind.get('optimizer'))}", f"loss={loss}"]
     words += [f"metrics={metrics}"] if metrics else []
     words += [f"jit_compile={jit}"] if jit is not None else []
-    body.append(f"model.compile({', '.join(words)})")
+    if takes_settings(traits.model):
+        body.append(f"model.compile({', '.join(words)})")
+    elif jit is not None:  # the code that builds it has compiled it, with arguments of its own
+        body.append(f"model.jit_compile = {jit}")
     if "replicas" in by_kind:
         cards = [f'"GPU:{number}"' for number in range(by_kind["replicas"])]
         body = [

@@ -10,7 +10,7 @@ from typing import Any
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import KerasmemError
 from kerasmem.models.backend import import_keras
-from kerasmem.models.batch import output_spec, target_spec
+from kerasmem.models.batch import output_spec, step_targets
 from kerasmem.models.compiling import has_own_step
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.training import with_replaced
@@ -62,7 +62,7 @@ class Traits:
         keras = import_keras()
         with _random_state_kept(), weightless():
             with origin.opened() as opened:
-                self.training = with_replaced(opened.training, origin.optimizer, origin.loss)
+                self.training = with_replaced(opened.training, origin.optimizer, origin.loss, origin.targets)
             self.model = model = build(origin, [])
             self.structure, self.inputs = model_inputs(model, normalise_input_shapes(origin.input_shape))
             self.has_own_step, self.is_graph = has_own_step(model), is_rebuilt(model)
@@ -87,13 +87,18 @@ class Traits:
 
     def _targets(self, sizes: Sizes | None) -> str | None:
         """Return the targets of a step on inputs of these sizes as Python; None where the step takes none."""
-        model, loss = self.model, self.model.loss
-        if loss is None and self.has_own_step:
-            return None
-        built = transformed(model, change("input_size", sizes)) if sizes else model
-        outputs = output_spec(built, self.structure, batch_tensors(self.inputs, self.batch_size, sizes))
-        labels = target_spec(loss, outputs, self.batch_size)
-        return arrays_text(labels, import_keras().tree.flatten(labels), str(2 * self.batch_size))
+        model = self.model
+
+        def outputs() -> Any:
+            built = transformed(model, change("input_size", sizes)) if sizes else model
+            return output_spec(built, self.structure, batch_tensors(self.inputs, self.batch_size, sizes))
+
+        labels = step_targets(model, self.training.targets, outputs, self.batch_size)
+        return (
+            None
+            if labels is None
+            else arrays_text(labels, import_keras().tree.flatten(labels), str(2 * self.batch_size))
+        )
 
 
 def batch_tensors(inputs: Sequence[Any], batch_size: int, sizes: Sizes | None = None) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.compiled.hlo import live_buffers, operation_names, origin, peak_of
 from kerasmem.estimation.compiled.planned import instant_of
 from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.batch import output_spec, pack_inputs, target_spec
+from kerasmem.models.batch import output_spec, pack_inputs, step_targets
 from kerasmem.models.compiling import compile_model, has_own_step
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import OpenedModel
@@ -76,14 +77,17 @@ def jax_step(opened: OpenedModel, request: ModelRequest, way_out: str) -> JaxSte
     flat = [keras.KerasTensor((request.batch_size, *each.shape[1:]), each.dtype) for each in inputs]
     x = pack_inputs(structure, flat)
     try:
-        outputs = output_spec(model, structure, flat)
+        outputs = cache(partial(output_spec, model, structure, flat))
         notes: tuple[str, ...] = ()
         data = x
         if request.mode != "inference":
-            training = with_replaced(opened.training, request.optimizer, request.loss)
+            training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
             notes = compile_model(model, training, outputs, jit_compile=True)
-            data = (x, target_spec(model.loss, outputs, request.batch_size))
+            targets = step_targets(model, training.targets, outputs, request.batch_size)
+            data = (x, targets)
             symbolic_build(model, data)
+        else:
+            outputs()
     except KerasmemError:
         raise
     except Exception as error:

@@ -22,12 +22,13 @@ from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.xla import XlaRefused, compile_plan
 from kerasmem.models.op_names import Attribution, outside_scopes
 from kerasmem.models.op_scopes import NotedScopes, scopes_noted
+from kerasmem.models.optimizers import optimizers_of
 from kerasmem.models.request import ModelRequest
 from kerasmem.models.step import trace_step
 from kerasmem.processes.forked_call import prepare_devices
 from kerasmem.processes.task import serve
 from kerasmem.profiling.assembling import assemble, usual
-from kerasmem.profiling.known_tensors import known_tensors, optimizers_of, tensors_of_model, tensors_of_python
+from kerasmem.profiling.known_tensors import known_tensors, tensors_of_model, tensors_of_python
 from kerasmem.profiling.naming import Namer
 from kerasmem.profiling.replaying import KnownTensor, replay_step
 from kerasmem.profiling.results import ProfiledLayer, ProfileSettings, StepProfile

@@ -6,6 +6,7 @@ Run by `kerasmem.processes.task.run_child`, never imported by the parent's proce
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -16,9 +17,11 @@ from kerasmem.compat.keras_variables import give_value
 from kerasmem.devices.recording import start_recording
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.inputs import model_inputs
+from kerasmem.models.optimizers import optimizer_variables, optimizers_of
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import with_replaced
+from kerasmem.models.weightless import shaped_variables
 from kerasmem.processes.forked_call import prepare_devices
 from kerasmem.processes.task import serve
 
@@ -78,7 +81,7 @@ class Session:
         with open_request(request) as opened:
             self.model, self.training = opened.model, opened.training
             self.structure, self.inputs = model_inputs(opened.model, request.input_shapes())
-        give_values(self.model)
+        give_values()
 
     def run(self, batch_size: int, steps: int, seconds: float | None, mode: str | None = None) -> dict[str, Any]:
         """Train for some steps at one batch size, or do what another mode does."""
@@ -118,12 +121,13 @@ class Session:
 
     def facts(self) -> dict[str, Any]:
         """Return what holds for all runs."""
-        optimizer = getattr(self.model, "optimizer", None) if self.request.mode == "train" else None
+        is_training = self.request.mode == "train" and bool(optimizers_of(self.model))
+        slots = sum(tensor_bytes(each.value) for each in optimizer_variables(self.model))
         return {
             "device": self.device,
             "execution": "xla" if self.jit_compile else "graph",
             "weights": sum(tensor_bytes(each.value) for each in self.model.variables),
-            "optimizer": None if optimizer is None else sum(tensor_bytes(each.value) for each in optimizer.variables),
+            "optimizer": slots if is_training else None,
             "notes": [] if self.prepared is None else list(self.prepared.notes),
         }
 
@@ -136,11 +140,11 @@ class Session:
             wanted = request.jit_compile
             self.jit_compile = self.device != "CPU:0" and supports_jit(model) if wanted == "auto" else bool(wanted)
             self.prepared = prepare_step(
-                model, with_replaced(self.training, request.optimizer, request.loss), self.structure, self.inputs,
-                batch_size, mode, self.jit_compile,
+                model, with_replaced(self.training, request.optimizer, request.loss, request.targets()), self.structure,
+                self.inputs, batch_size, mode, self.jit_compile,
             )  # fmt: skip
             self.prepared_size = batch_size
-            give_values(model)
+            give_values()
         prepared = self.prepared
 
         def resized(spec: Any) -> Any:
@@ -156,8 +160,7 @@ class Session:
             model.jit_compile = self.jit_compile
         getattr(model, f"make_{kind}_function")(force=True)
         function = getattr(model, f"{kind}_function")
-        data = (prepared.x,) if prepared.y is None else (prepared.x, prepared.y)
-        specs = tf.nest.map_structure(resized, data)
+        specs = tf.nest.map_structure(resized, prepared.data)
         return specs, lambda tensors: function([tensors] if kind == "predict" else iter([tensors]))
 
     def step(self, function: Callable[[Any], Any], tensors: Any, mark: str) -> int:
@@ -188,11 +191,10 @@ class Session:
         return tf.config.experimental.get_memory_info(self.device)
 
 
-def give_values(model: Any) -> None:
-    """Initialise every variable that was made without a value."""
-    optimizer = getattr(model, "optimizer", None)
-    of_optimizer = () if optimizer is None else optimizer.variables
-    for variable in (*model.variables, *model.metrics_variables, *of_optimizer):
+def give_values() -> None:
+    """Initialise every variable that was made without a value, of whatever holds it."""
+    gc.collect()  # else what the code that built the model has given up would take memory now
+    for variable in shaped_variables():
         give_value(variable)
 
 
