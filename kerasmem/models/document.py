@@ -155,9 +155,8 @@ def _attribute(file: Any, name: str, path: Path) -> str | None:
 
 
 def _no_config_in_h5(path: Path, groups: set[str], attributes: set[str]) -> ModelFileError:
-    weights_only = (
-        "layer_names" in attributes or groups & {"layers", "_layer_checkpoint_dependencies"} or "vars" in groups
-    )
+    marks = attributes & {"layer_names", "nb_layers"}  # the latter before Keras 1
+    weights_only = marks or groups & {"layers", "_layer_checkpoint_dependencies", "vars"}
     if weights_only:
         return WeightsOnlyError(
             f"{path}: this file has weights but no architecture (model.save_weights writes such files). Save the "

@@ -4,6 +4,7 @@ Keras 3 opens some of these files as they are. What it stumbles over, and what i
 
 - arguments that constructors lost (`groups` of a DepthwiseConv2D, `time_major`, …) are left out; those that
   would change what the model is are refused by name;
+- a GRU of before Keras 2.2, which had one bias, is told so;
 - layer names with a slash get an underscore;
 - calls stored as `[layer, node, tensor, kwargs]` become `{"args": …, "kwargs": …}`, with tensors in keyword
   arguments and the node numbering of nested models set right;
@@ -22,10 +23,14 @@ from kerasmem.models.vocabulary import Vocabulary
 _MODELS = ("Functional", "Model", "Sequential")
 TENSORFLOW_CALLS = ("TFOpLambda", "SlicingOpLambda")
 
-# Renamed without a change of meaning for shapes and sizes.
-_RENAMED = {"SyncBatchNormalization": "BatchNormalization", "CuDNNGRU": "GRU"}
+# Renamed without a change of meaning for shapes and sizes, given some arguments.
+_RENAMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "SyncBatchNormalization": ("BatchNormalization", {}), "CuDNNGRU": ("GRU", {"reset_after": True}),
+}  # fmt: skip
 # Arguments that Keras 3 lost and that change shapes, weights or meaning where they are set.
 _MEANINGFUL = ("time_major", "ragged", "renorm", "virtual_batch_size", "adjustment", "num_constants")
+# Keras up to 2.1 had no other kind and did not write it down; Keras 3 has two biases unless it is told.
+_RESET_BEFORE = ("GRU", "GRUCell")
 _KERAS2_MODULES = ("keras.", "tf_keras.", "tensorflow.")
 # Layers that Keras 2 gave their initial states as further inputs.
 RECURRENT = ("RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "Bidirectional")
@@ -84,9 +89,9 @@ class _Translator:
         class_name = value["class_name"]
         if not self._vocabulary.is_custom(class_name, value.get("registered_name")):
             bare = class_name.rpartition(">")[2]  # Keras 2 registered some of its own as "Custom>…"
-            class_name = _RENAMED.get(bare, bare)
-        if class_name != value["class_name"]:
-            value = {"config": value["config"]}
+            class_name, more = _RENAMED.get(bare, (bare, {}))
+            if class_name != value["class_name"]:
+                value = {"config": {**value["config"], **more}}
         config = {key: self.value(item) for key, item in value["config"].items()}
         if class_name == "Lambda" and isinstance(config.get("function"), list):
             code, defaults, closure = (config["function"] + [None, None])[:3]
@@ -98,7 +103,7 @@ class _Translator:
         if class_name in TENSORFLOW_CALLS:
             config = {"name": config.get("name"), "function": config.get("function")}
         else:
-            self._drop_lost_arguments(class_name, config)
+            self._settle_arguments(class_name, config)
         if isinstance(config.get("axis"), list) and len(config["axis"]) == 1:
             config["axis"] = config["axis"][0]
         if isinstance(config.get("name"), str):
@@ -112,10 +117,13 @@ class _Translator:
             del rest["module"]
         return {**rest, "class_name": class_name, "config": config}
 
-    def _drop_lost_arguments(self, class_name: str, config: dict[str, Any]) -> None:
+    def _settle_arguments(self, class_name: str, config: dict[str, Any]) -> None:
+        """Drop arguments that Keras 3 has lost, and write down what went without saying."""
         found = self._vocabulary.keras_class(class_name)
         if found is None or self._vocabulary.is_custom(class_name):
             return
+        if class_name in _RESET_BEFORE:
+            config.setdefault("reset_after", False)
         accepted = {
             name
             for cls in found.__mro__[:-1]

@@ -92,7 +92,8 @@ def _unknown_names(node: dict[str, Any], vocabulary: Vocabulary) -> Iterator[str
     elif class_name in TENSORFLOW_CALLS:
         check_function(config.get("function"))
     elif class_name != "__lambda__":
-        if class_name == "Lambda" and isinstance(config.get("function"), str):
+        given = config.get("function") if class_name == "Lambda" else None
+        if isinstance(given, str) and not vocabulary.is_custom(given):
             yield f"function {config['function']}"
         if not vocabulary.is_custom(class_name, registered) and (
             vocabulary.keras_class(class_name, node.get("module")) is None

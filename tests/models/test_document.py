@@ -122,6 +122,11 @@ def test_h5_without_a_model(tmp_path, mnist_cnn):
     mnist_cnn.save_weights(tmp_path / "only.weights.h5")
     with pytest.raises(WeightsOnlyError, match=r"no architecture.*--factory"):
         read_document(tmp_path / "only.weights.h5")
+    with h5py.File(tmp_path / "of_keras_0.h5", "w") as file:
+        file.attrs["nb_layers"] = 1
+        file["layer_0/param_0"] = np.zeros((4, 3))
+    with pytest.raises(WeightsOnlyError, match=r"no architecture.*--factory"):
+        read_document(tmp_path / "of_keras_0.h5")
 
 
 @pytest.mark.parametrize("value", [np.arange(5), 7, b"not json", "[]", "3"])

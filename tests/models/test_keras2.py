@@ -203,3 +203,30 @@ def test_told_apart_without_a_version():
     assert is_keras2(None, old)
     assert not is_keras2("3.1.0", old)
     assert not is_keras2(None, {"class_name": "Sequential", "config": {"layers": []}})
+
+
+def test_a_gru_that_does_not_say_so_has_one_bias(tmp_path):
+    def described(layer, **config):
+        config = {"name": "gru", "units": 4, "batch_input_shape": [None, 5, 3], **config}
+        layers = [{"class_name": layer, "config": config}]
+        (tmp_path / "m.json").write_text(
+            json.dumps({"class_name": "Sequential", "keras_version": "2.1.6", "config": layers})
+        )
+        return estimate(tmp_path / "m.json").model.parameters
+
+    assert described("GRU") == 3 * 4 * (3 + 4 + 1)
+    assert described("GRU", reset_after=True) == described("CuDNNGRU") == 3 * 4 * (3 + 4 + 2)
+
+
+def test_a_function_that_the_user_gave_for_a_lambda(tmp_path):
+    layers = [
+        {"class_name": "Dense", "config": {"name": "d", "units": 3, "batch_input_shape": [None, 4]}},
+        {"class_name": "Lambda", "config": {"name": "l", "function": "<lambda>", "function_type": "function"}},
+    ]
+    (tmp_path / "m.json").write_text(
+        json.dumps({"class_name": "Sequential", "keras_version": "2.4.0", "config": {"name": "s", "layers": layers}})
+    )
+    report = estimate(tmp_path / "m.json", custom_objects={"<lambda>": lambda x: x[:, :2]})
+    assert report.layers[-1].output_shape == (None, 2)
+    with pytest.raises(ModelFileError, match="function <lambda>"):
+        estimate(tmp_path / "m.json")
