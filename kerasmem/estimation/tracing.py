@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from kerasmem.errors import UsageError
+from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
 from kerasmem.estimation.formula import formula, share_out
 from kerasmem.estimation.layers import Inferred, infer_layers
 from kerasmem.estimation.parallel.parallelism import Parallelism
 from kerasmem.estimation.report import Formula, LayerMemory
-from kerasmem.models.compiling import has_call, has_own_step
 from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
 from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel, open_model
 from kerasmem.models.optimizers import keeps_optimizers, optimizer_variables, optimizers_of
+from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.models.sizes import variable_bytes
-from kerasmem.models.step import check_mode, prepare_step, trace_step
+from kerasmem.models.step import TracedStep, check_mode, prepare_step, trace_step
 from kerasmem.models.training import TrainingSettings, optimizer_slot_bytes, with_replaced
 from kerasmem.processes.guarding import note_stage
 
@@ -139,7 +140,13 @@ def trace_shapes(arguments: EstimateArguments, opened: OpenedStep, split: Parall
     traced = batch if fixed else min(batch, LARGEST_TRACED_BATCH)
     source = "" if opened.source == OBJECT_SOURCE else opened.source
     run_step = _step_that_calls(opened, mode, structure, inputs, traced)
-    inferred = infer_layers(opened.model, structure, inputs, traced, source, run_step)
+    try:
+        inferred = infer_layers(opened.model, structure, inputs, traced, source, run_step)
+    except ModelError:
+        if run_step is not None or mode != "train" or not has_own_step(opened.model):
+            raise
+        run_step = partial(_trace, opened, mode, structure, inputs, traced)  # which takes something else than `call`
+        inferred = infer_layers(opened.model, structure, inputs, traced, source, run_step)
     slots, applied = None, []
     if mode == "train" and run_step is None:
         slots = _slots(opened)
@@ -161,7 +168,11 @@ def _step_that_calls(
     if has_call(model) and not (mode == "train" and has_own_step(model) and keeps_optimizers(model)):
         return None
     check_mode(model, mode)
-    return lambda: trace_step(prepare_step(model, opened.training, structure, inputs, batch_size, mode))
+    return partial(_trace, opened, mode, structure, inputs, batch_size)
+
+
+def _trace(opened: OpenedStep, mode: str, structure: Any, inputs: list[ModelInput], batch_size: int) -> TracedStep:
+    return trace_step(prepare_step(opened.model, opened.training, structure, inputs, batch_size, mode))
 
 
 def _slots(opened: OpenedStep) -> int | None:

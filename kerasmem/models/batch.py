@@ -8,8 +8,9 @@ from typing import Any
 from kerasmem.compat.keras_functional import functional_class, graph_of
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras, symbolic_outputs
-from kerasmem.models.compiling import has_call, has_own_step, sparse_losses
+from kerasmem.models.compiling import sparse_losses
 from kerasmem.models.inputs import ByKeyword, by_place
+from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.models.targets import GivenTargets
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from kerasmem.compat.keras_compile import user_metrics
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.own_step import has_own_step, takes_settings
 from kerasmem.models.training import TrainingSettings, make_optimizer
 
 ASSUMED_OPTIMIZER = "adam"
@@ -64,24 +64,6 @@ def compile_model(
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be compiled for training: {keras_reason(error)}") from error
     return tuple(notes)
-
-
-def takes_settings(model: Any) -> bool:
-    """Return whether the model's `compile` can be given an optimizer, a loss and metrics as Keras's own can."""
-    parameters = inspect.signature(model.compile).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    return takes_any or {"optimizer", "loss", "metrics", "jit_compile"} <= set(parameters)
-
-
-def has_own_step(model: Any) -> bool:
-    """Return whether the model's class brings a training step of its own."""
-    keras = import_keras()
-    return type(model).train_step not in (keras.Model.train_step, keras.Sequential.train_step)
-
-
-def has_call(model: Any) -> bool:
-    """Return whether the model says what it computes from its inputs; without it only `train_step` does."""
-    return type(model).call is not import_keras().Model.call
 
 
 def sparse_losses(loss: Any, outputs: Any) -> list[bool]:

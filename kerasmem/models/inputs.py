@@ -10,6 +10,7 @@ from typing import Any
 from kerasmem.compat.keras_functional import functional_class
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
+from kerasmem.models.own_step import has_own_step
 
 Shape = tuple[int | None, ...]
 
@@ -153,7 +154,7 @@ def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list
         UsageError: a name is not an input's, a shape contradicts the model, or a dimension stays open.
     """
     declared = _declared_inputs(model)
-    if declared is None:
+    if declared is None or (given and has_own_step(model) and not _agree(declared[1], given)):
         structure, flat = _undeclared_inputs(model, given)
     else:
         structure, flat = declared
@@ -196,7 +197,7 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
         flat = [
             ModelInput(name or "input", (None, *each.sizes), each.dtype or "float32") for name, each in given.items()
         ]
-        return (None if list(given) == [""] else _named(model, given)), flat
+        return (None, flat) if list(given) == [""] else _named(model, flat)
     config: Any = (model.get_build_config() or {}) if model.built else {}
     shapes = config.get("shapes_dict")  # of a `call` with several arguments: "a_shape", "b_shape", …
     named = {str(key).removesuffix("_shape"): shape for key, shape in (shapes or {}).items()}
@@ -204,7 +205,7 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
     if _is_shape(built):
         return None, [ModelInput("input", (None, *built[1:]), "float32")]
     if isinstance(built, dict) and all(_is_shape(shape) for shape in built.values()):
-        return _named(model, built), [ModelInput(name, (None, *shape[1:]), "float32") for name, shape in built.items()]
+        return _named(model, [ModelInput(name, (None, *shape[1:]), "float32") for name, shape in built.items()])
     if isinstance(built, (list, tuple)) and built and all(_is_shape(shape) for shape in built):
         flat = [ModelInput(f"input_{i}", (None, *shape[1:]), "float32") for i, shape in enumerate(built)]
         return [None] * len(flat), flat
@@ -214,12 +215,18 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
     )
 
 
-def _named(model: Any, names: Mapping[str, Any]) -> Any:
-    """Return the structure of named inputs: arguments of `call` where it has all those names, else one dict."""
+def _named(model: Any, flat: list[ModelInput]) -> tuple[Any, list[ModelInput]]:
+    """Return the structure of named inputs, and the inputs in its order.
+
+    They are arguments of `call` where it has all those names, else one dict, which Keras flattens by name.
+    """
+    names = [each.name for each in flat]
     if by_place(names):
-        return (None,) * len(names)
+        return (None,) * len(flat), flat
     arguments = list(inspect.signature(model.call).parameters)
-    return ByKeyword(names) if len(names) > 1 and all(name in arguments for name in names) else dict.fromkeys(names)
+    if len(names) > 1 and all(name in arguments for name in names):
+        return ByKeyword(names), flat
+    return dict.fromkeys(sorted(names)), sorted(flat, key=lambda each: each.name)
 
 
 def _is_shape(value: Any) -> bool:
@@ -228,6 +235,16 @@ def _is_shape(value: Any) -> bool:
         and len(value) > 0
         and all(size is None or isinstance(size, int) for size in value)
     )
+
+
+def _agree(declared: list[ModelInput], given: Mapping[str, GivenShape]) -> bool:
+    """Return whether shapes are those of the model's inputs; a step of its own may take other ones and make these."""
+    try:
+        for each in declared:
+            _settle(each, given, alone=len(declared) == 1)
+    except UsageError:
+        return False
+    return set(given) <= {each.name for each in declared} | ({""} if len(declared) == 1 else set())
 
 
 def _settle(declared: ModelInput, given: Mapping[str, GivenShape], alone: bool) -> ModelInput:

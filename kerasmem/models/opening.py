@@ -23,7 +23,7 @@ from kerasmem.models.safety import check_graph, check_names, check_trust
 from kerasmem.models.tensorflow_ops import tensorflow_call_classes
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
 from kerasmem.models.vocabulary import Vocabulary, import_user_module, own_objects, register_own_classes
-from kerasmem.models.weightless import weightless
+from kerasmem.models.weightless import on_one_device, weightless
 
 OBJECT_SOURCE = "Python object"
 
@@ -208,7 +208,8 @@ def _open_factory(
     try:
         if dtype_policy is not None:
             keras.config.set_dtype_policy(dtype_policy)
-        model = build(**given)
+        with on_one_device() as strategies:
+            model = build(**given)
     except KerasmemError:
         raise
     except Exception as error:
@@ -219,7 +220,12 @@ def _open_factory(
         keras.config.set_dtype_policy(before)
     if not isinstance(model, keras.Model):
         raise ModelError(f"{source} returned a {type(model).__name__}, not a Keras model")
-    return OpenedModel(model, str(model.name), source, training_of_model(model))
+    notes = [
+        f"built in the scope of a {name} of {count}, and estimated on one device"
+        + (f" with the whole batch: --replicas {count} gives one its share" if count > 1 else "")
+        for name, count in strategies
+    ]
+    return OpenedModel(model, str(model.name), source, training_of_model(model), tuple(notes))
 
 
 def _check_arguments(build: Callable[..., Any], source: str, given: dict[str, Any]) -> None:

@@ -22,10 +22,11 @@ from kerasmem.compat.keras_variables import handle_only, raw_value
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
 from kerasmem.models.batch import output_spec, pack_inputs, step_targets
-from kerasmem.models.compiling import compile_model, has_call, has_own_step
+from kerasmem.models.compiling import compile_model
 from kerasmem.models.inputs import ModelInput
 from kerasmem.models.op_scopes import scopes_noted
 from kerasmem.models.optimizers import optimizer_variables, optimizers_of
+from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.models.training import TrainingSettings
 from kerasmem.models.weightless import with_stand_ins
 

@@ -72,6 +72,32 @@ def weightless() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def on_one_device() -> Iterator[list[tuple[str, int]]]:
+    """Let code that opens the scope of a `tf.distribute` strategy build the same model without it.
+
+    Variables of a strategy have values, and a step is traced for one replica. The context is a list of the strategies'
+    classes and their numbers of replicas, each once, filled by the time it ends.
+    """
+    if import_keras().backend.backend() != "tensorflow":
+        yield []
+        return
+    import tensorflow as tf
+
+    found: dict[tuple[str, int], None] = {}
+    names: list[tuple[str, int]] = []
+
+    def scope(strategy: Any) -> contextlib.AbstractContextManager[Any]:
+        found[type(strategy).__name__, int(strategy.num_replicas_in_sync)] = None
+        return contextlib.nullcontext(strategy)
+
+    with mock.patch.object(tf.distribute.Strategy, "scope", scope):
+        try:
+            yield names
+        finally:
+            names += found
+
+
+@contextlib.contextmanager
 def with_stand_ins(make: Callable[[Any], Any]) -> Iterator[None]:
     """Give every variable without a value a stand-in, so that a step can be traced outside Keras's stateless scopes.
 

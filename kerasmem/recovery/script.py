@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.models.backend import import_keras
-from kerasmem.models.compiling import takes_settings
+from kerasmem.models.own_step import takes_settings
 from kerasmem.recovery.changes import CLONED, NEW_MODEL, Change
 from kerasmem.recovery.source_text import (
     arrays_text,

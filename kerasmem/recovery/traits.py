@@ -11,8 +11,8 @@ from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import KerasmemError
 from kerasmem.models.backend import import_keras
 from kerasmem.models.batch import output_spec, step_targets
-from kerasmem.models.compiling import has_own_step
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
+from kerasmem.models.own_step import has_own_step
 from kerasmem.models.training import with_replaced
 from kerasmem.models.weightless import weightless
 from kerasmem.recovery.building import Origin, build

@@ -17,8 +17,8 @@ from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.compat.keras_variables import give_value, has_value
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.compiling import has_own_step
 from kerasmem.models.inputs import input_name
+from kerasmem.models.own_step import has_own_step
 from kerasmem.recovery.changes import Change
 
 # What a user need not read of a function whose source stands in a script.

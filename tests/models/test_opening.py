@@ -331,3 +331,18 @@ def test_open_model_gives_the_model_itself(mnist_cnn):
     with open_model(mnist_cnn) as opened:
         assert opened.model is mnist_cnn
         assert opened.training.optimizer == "adam"
+
+
+def test_the_scope_of_a_strategy_is_left_out_and_said():
+    import tensorflow as tf
+
+    def build():
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope() as strategy:
+            assert strategy.num_replicas_in_sync == 1
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])
+            model.compile("adam", "mse")
+        return model
+
+    report = facade.estimate(build, batch_size=8, method="graph")
+    assert report.bytes.optimizer >= 2 * 4 * (6 * 5 + 5)
+    assert "built in the scope of a MirroredStrategy of 1, and estimated on one device" in report.notes[0]

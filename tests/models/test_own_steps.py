@@ -188,3 +188,42 @@ def test_every_method_of_this_machine_answers():
 def test_without_a_shape_the_way_out_is_said():
     with pytest.raises(UsageError, match="--input-shape"):
         kerasmem.estimate(gan)
+
+
+class Halves(keras.Model):
+    """A functional model whose step takes two of its images at once, and a model whose call is for something else."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(self(data[:, 0]) * self(data[:, 1]))
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def test_a_step_may_take_something_else_than_the_model_does():
+    def build():
+        image = keras.Input((6,))
+        model = Halves(image, layers.Dense(4, name="head")(image))
+        model.compile("adam")
+        return model
+
+    report = kerasmem.estimate(build, batch_size=8, input_shape=(2, 6), method="graph")
+    assert report.bytes.inputs == 8 * 2 * 6 * 4
+    assert next(row for row in report.layers if row.name == "head").uses == 2
+
+
+def test_inputs_in_a_dict_keep_their_shapes_whatever_their_order():
+    class Named(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x["image"]) + keras.ops.sum(x["caption"], axis=-1, keepdims=True)
+
+    report = kerasmem.estimate(Named, batch_size=8, input_shape={"image": (6,), "caption": (4,)}, method="formula")
+    assert {row.name: row.output_shape for row in report.layers if row.kind == "input"} == {
+        "image": (None, 6), "caption": (None, 4),
+    }  # fmt: skip
+    assert report.model.parameters == 6 * 2 + 2

@@ -15,9 +15,10 @@ from kerasmem.estimation.compiled.hlo import live_buffers, operation_names, orig
 from kerasmem.estimation.compiled.planned import instant_of
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.batch import output_spec, pack_inputs, step_targets
-from kerasmem.models.compiling import compile_model, has_own_step
+from kerasmem.models.compiling import compile_model
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import OpenedModel
+from kerasmem.models.own_step import has_own_step
 from kerasmem.models.request import ModelRequest
 from kerasmem.models.training import with_replaced
 from kerasmem.processes.task import ChildFailure
