@@ -76,11 +76,6 @@ def safe_mode(on: bool) -> contextlib.AbstractContextManager[Any]:
     return scope
 
 
-def in_stateless_scope() -> bool:
-    """Return whether variables are left without values here."""
-    return attribute(STATELESS_SCOPE) is not None
-
-
 def in_symbolic_scope() -> bool:
     """Return whether Keras only asks for shapes here."""
     return bool(_IN_SYMBOLIC_SCOPE.get()())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from kerasmem.compat.keras_state import in_stateless_scope, variables_stay_uninitialized
+from kerasmem.compat.keras_state import variables_stay_uninitialized
 from kerasmem.compat.keras_variables import optimizers_know_stand_ins, stand_ins_for
 from kerasmem.models.backend import import_keras
 
@@ -56,7 +56,7 @@ def weightless() -> Iterator[None]:
             def initializer(shape: Any, dtype: Any = None) -> Any:
                 return keras.ops.convert_to_tensor(value, dtype=dtype)
 
-        make = create_traced if deferred and _giving and not in_stateless_scope() else create
+        make = create_traced if deferred and _giving else create
         make(self, initializer, shape=shape, dtype=dtype, **options)
         if deferred:
             _SHAPED[id(self)] = self

@@ -227,3 +227,37 @@ def test_inputs_in_a_dict_keep_their_shapes_whatever_their_order():
         "image": (None, 6), "caption": (None, 4),
     }  # fmt: skip
     assert report.model.parameters == 6 * 2 + 2
+
+
+def test_layers_that_are_built_by_a_call_on_shapes_get_stand_ins_too():
+    class Inner(layers.Layer):  # without `build`, so that Keras calls it on shapes first
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, pair):
+            return self.dense(pair[0]) + pair[1]
+
+    class Outer(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.head = Inner(), layers.Dense(2)
+
+        def call(self, pair):
+            return self.head(self.inner(pair))
+
+        def train_step(self, wanted):
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(self([tf.ones((8, 6)), tf.ones((8, 3))]) * keras.ops.cast(wanted, "float32"))
+            weights = self.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"loss": loss}
+
+    def build():
+        model = Outer()
+        model.compile("adam")
+        return model
+
+    report = kerasmem.estimate(build, batch_size=8, input_shape="1:int32", method="graph")
+    assert report.model.parameters == 6 * 3 + 3 + 3 * 2 + 2
+    assert report.bytes.optimizer >= 2 * 4 * report.model.parameters
