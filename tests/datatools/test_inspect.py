@@ -262,10 +262,11 @@ def test_classes_of_very_many_rows_are_counted_in_a_sample(tmp_path, monkeypatch
             file[f"other{number}"] = np.arange(6000)
     found = inspection.inspect_data(tmp_path / "long.h5")
     by_name = {each.name: each for each in found.datasets}
-    assert by_name["y"].class_counts == dict.fromkeys("0123", 500) and by_name["y"].counted_rows == 2000
+    assert by_name["y"].class_counts == {"0": 512, "1": 496, "2": 496, "3": 496}  # 16 runs of 125 rows
+    assert by_name["y"].counted_rows == 2000
     assert by_name["small/y"].class_counts == dict.fromkeys("012", 200) and by_name["small/y"].counted_rows is None
     assert sum(read) <= 8000 + 600
     assert "classes were counted in 4 of the 8 datasets that may be labels" in found.notes
     console = Console(record=True, width=200)
     console.print(inspection_table(found))
-    assert "Classes in y (in 2,000 rows of it): 0 25.0 %" in console.export_text()
+    assert "Classes in y (in 2,000 rows of it): 0 25.6 %" in console.export_text()

@@ -21,7 +21,7 @@ from kerasmem.datatools.converting.planning import WritePlan, keys_of
 from kerasmem.datatools.converting.settings import WriteSettings
 from kerasmem.datatools.converting.sources.row_source import RowSource, even_pieces, rows_in
 from kerasmem.datatools.converting.writing import ChunkWriter
-from kerasmem.datatools.inspecting.listing import CHECKSUM, checksum
+from kerasmem.datatools.inspecting.listing import CHECKSUM, checksums
 from kerasmem.datatools.progress import Progress
 from kerasmem.errors import KerasmemError
 from kerasmem.hdf5.layout import shown
@@ -78,15 +78,22 @@ class ConversionRun:
             KerasmemError: what is read is not what was written.
         """
         done = 0
-        for target, expected in zip(self.plan.targets, sums, strict=True):
-            found = checksum(self.paths[target.file], target.name)
-            if found != expected:
-                raise KerasmemError(
-                    f"{shown(target.name)}: reads back as {found:08x} and was written as {expected:08x}; the "
-                    "disk or its memory is at fault; nothing was kept"
-                )
-            done += target.rows
-            self._progress("verifying", min(done // len(self.plan.datasets), self.plan.rows), self.plan.rows)
+        for number, path in enumerate(self.paths):
+            wanted = {
+                target.name: (expected, target.rows)
+                for target, expected in zip(self.plan.targets, sums, strict=True)
+                if target.file == number
+            }
+            for same_rows in {rows for _, rows in wanted.values()}:
+                found = checksums(path, [name for name, (_, rows) in wanted.items() if rows == same_rows])
+                for name, value in found.items():
+                    if value != wanted[name][0]:
+                        raise KerasmemError(
+                            f"{shown(name)}: reads back as {value:08x} and was written as {wanted[name][0]:08x}; the "
+                            "disk or its memory is at fault; nothing was kept"
+                        )
+                done += same_rows
+                self._progress("verifying", min(done, self.plan.rows), self.plan.rows)
 
     def place(self, outputs: Sequence[str], sums: Sequence[int]) -> None:
         """Move the files to where they belong, all that are not there yet."""
