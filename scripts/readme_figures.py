@@ -91,6 +91,22 @@ cluster (`DeterminePeakMemoryUsage`), *model-profiler* the package of that name;
 
 
 @part
+def kernels() -> str:
+    found = results("estimates_kernels")["kernels"]
+    names = {"onednn": "oneDNN's", "eigen": "TensorFlow's own"}
+    rows = []
+    for kind, name in names.items():
+        each, noise = found[kind]["graph"], found[kind]["noise_percent"]
+        rows.append(
+            (name, each["rows"], f"{each['median_absolute_error_percent']} %",
+             f"{each['p95_absolute_error_percent']} %", f"{each['maximum_within_high_percent']:.0f} %",
+             each["median_high_to_measured"], noise["median_load_average"])
+        )  # fmt: skip
+    columns = "CPU kernels|>rows|>median error|>95th percentile|>largest step ≤ `high`|>`high` / measured|>load average"
+    return table(columns, rows)
+
+
+@part
 def estimate_cost() -> str:
     names = {
         "graph": ("graph", "≤ 15 s, ≤ 2 GB"), "xla": ("xla", "≤ 40 s, ≤ 2 GB"),
