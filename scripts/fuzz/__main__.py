@@ -6,7 +6,7 @@
 
 Each case is tried in a forked process with a limit of time and memory. A find is tried once more by itself, made
 smaller, and kept with its seed, five of a kind and place at most. --record puts the counts into
-scripts/bench/results/fuzz.json, where they take the place of the door's earlier ones.
+scripts/bench/results/fuzz.json, beside those of other seeds.
 """
 
 from __future__ import annotations
@@ -147,14 +147,14 @@ def turn(folder: Path | None) -> Iterator[None]:
 
 
 def record(name: str, counts: dict[str, Any], packages: tuple[str, ...]) -> None:
-    """Put a door's counts among the results."""
+    """Put a door's counts among the results, in place of those of the same seed."""
     folder = os.open(RESULTS, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         path = RESULTS / "fuzz.json"
         data = json.loads(path.read_text()) if path.exists() else {"doors": {}}
         counts["versions"] = environment(*packages)
-        data["doors"][name] = counts
+        data["doors"][name] = [*(run for run in data["doors"].get(name, []) if run["seed"] != counts["seed"]), counts]
         data["doors"] = dict(sorted(data["doors"].items()))
         write_results("fuzz", data)
     finally:

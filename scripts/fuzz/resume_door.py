@@ -197,7 +197,7 @@ def _interrupted(arguments: tuple[str, ...], after: int) -> None:
 
 def _spoil(folder: Path, draw: random.Random) -> None:
     """Change a file of a conversion, or put a link in its place."""
-    path = draw.choice(sorted(folder.iterdir()))
+    path = draw.choice([each for each in sorted(folder.iterdir()) if each.is_symlink() or not each.is_dir()])
     kind = draw.random()
     if kind < 0.15:
         path.unlink()

@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ ENDED = ("crash", "hang", "memory")  # kinds of finds that end a process
 _ROOMS = {path.name for path in (Path(__file__).resolve().parents[2] / "kerasmem").rglob("*") if path.is_dir()}
 _PAGE = resource.getpagesize()
 _LARGEST_FILE = 1 << 30
+_OWN_FAULT = 70  # exit code of a process whose door raised
 _TRIALS = 30  # to make a find smaller
 _VIRTUAL = 6 << 30  # bytes of addresses that a process may take
 
@@ -110,9 +112,13 @@ class Runner:
         pid = os.fork()
         if not pid:
             os.close(told)
-            with contextlib.suppress(BaseException):
+            try:
                 self._child(cases, telling, library)
-            os._exit(0)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(_OWN_FAULT)
         os.close(telling)
         try:
             yield from self._watch(pid, told, cases)
@@ -189,6 +195,8 @@ class Runner:
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if number == len(cases):
                 return
+            if status == _OWN_FAULT:
+                raise RuntimeError(f"the door itself failed: {self._log.read_text(errors='replace')[-2000:]}")
             ended = Verdict("crash", f"{signal.Signals(-status).name if status < 0 else status}: {self._logged()}")
         kind = f"judge {ended.kind}" if stage.startswith("judge") else ended.kind
         yield Tried(cases[number], Verdict(kind, ended.detail), stage)

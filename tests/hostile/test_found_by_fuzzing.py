@@ -36,6 +36,17 @@ def test_an_array_whose_header_is_no_python(tmp_path, header):
         convert_data(tmp_path / "x.npy", tmp_path / "out.h5")
 
 
+def test_an_archive_with_an_entry_without_a_name(tmp_path):
+    np.savez(tmp_path / "d.npz", x=np.ones((4, 2), "f4"))
+    data = (tmp_path / "d.npz").read_bytes()
+    place = data.index(b"PK\x01\x02")  # the entry in the table of contents
+    data = data[: place + 28] + b"\0\0" + data[place + 30 : place + 46] + data[place + 46 + len("x.npy") :]
+    size = struct.pack("<I", int.from_bytes(data[-10:-6], "little") - len("x.npy"))
+    (tmp_path / "d.npz").write_bytes(data[:-10] + size + data[-6:])
+    with pytest.raises(DataError, match=r"d\.npz"):
+        convert_data(tmp_path / "d.npz", tmp_path / "out.h5")
+
+
 @pytest.mark.parametrize("field", ["run", "time", "phase"])
 def test_a_log_that_does_not_know_when_a_sample_was(tmp_path, field):
     sample = {"kind": "sample", "run": 0, "time": 0.5, "phase": "train", "peak_bytes": 7}

@@ -41,7 +41,7 @@ class ArraySource(RowSource):
         try:
             if zipfile.is_zipfile(path):
                 with zipfile.ZipFile(path) as archive:
-                    entries = [info for info in archive.infolist() if not info.is_dir()]
+                    entries = [info for info in archive.infolist() if not info.filename.endswith("/")]
                     if sum(info.compress_size for info in entries) > os.path.getsize(path):
                         raise DataError(f"{self.label}: its entries share their bytes, as no archive of NumPy's does")
                     read = [info for info in entries if options.columns.reads(info.filename.removesuffix(".npy"))]
