@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tokenize
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from kerasmem.training.run_state import RunState
 from kerasmem.training.sources import Source
 
 _DAMAGES = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, MemoryError, zipfile.BadZipFile,
+    OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, MemoryError, SyntaxError,
+    tokenize.TokenError, zipfile.BadZipFile,
 )  # fmt: skip
 BEFORE = ".before"  # the file before the last, where there are several workers
 
@@ -184,16 +186,7 @@ def _opened(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
         raise UsageError(f"checkpoint: {error}") from None
     except InputError as error:
         raise DataError(f"{shown(path)}: {error}; delete it to start over") from error
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        MemoryError,
-        zipfile.BadZipFile,
-    ) as error:
+    except _DAMAGES as error:
         raise DataError(
             f"{shown(path)}: not a checkpoint of kerasmem, or a damaged one ({one_line(str(error), 100)}); "
             "delete it to start over"
@@ -203,7 +196,7 @@ def _opened(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
 def _decoded(data: np.ndarray, name: str, shape: list[int]) -> np.ndarray:
     import tensorflow as tf
 
-    return np.frombuffer(data.tobytes(), tf.as_dtype(name).as_numpy_dtype).reshape(shape)
+    return np.frombuffer(data.tobytes(), tf.as_dtype(name).as_numpy_dtype).reshape([int(extent) for extent in shape])
 
 
 def _difference(path: str, group: str, own: list[Any], here: list[Any], saved: list[Any]) -> str:

@@ -79,7 +79,8 @@ from kerasmem.datatools.converting.job import Job
 from kerasmem.errors import DataError
 from kerasmem.hdf5.remote import failures, objects
 from kerasmem.streaming.file_order import read_windows
-objects._SILENCE, failures._FIRST_WAIT, failures._LONGEST_WAIT = 0.3, 0.01, 0.01
+objects._SILENCE = objects._CONNECT = 0.3
+failures._FIRST_WAIT = failures._LONGEST_WAIT = 0.01
 try:
     list(read_windows([sys.argv[1]], ["x"]))
 except DataError as error:
@@ -87,17 +88,21 @@ except DataError as error:
 """
 
 
-def test_a_server_that_breaks_its_chunked_coding_off(attack):
-    """aiohttp neither tells of the break nor minds the silence after it."""
+@pytest.mark.parametrize(
+    "said", [(HEAD, b"3e0\r\n" + bytes(0x3E0) + b"\r\nzz\r\n"), (b"HTTP/1.1 100 Continue\r\n\r\n",)],
+    ids=["breaks its chunked coding off", "says that it goes on and does not"],
+)  # fmt: skip
+def test_a_server_that_falls_silent(attack, said):
+    """aiohttp neither tells of a break in the coding nor minds the silence after it, or after "100 Continue"."""
     pytest.importorskip("aiohttp")
     server = socket.create_server(("127.0.0.1", 0))
 
     def answer(connection):
         with contextlib.suppress(OSError):
             while connection.recv(65536):
-                connection.sendall(HEAD)
-                time.sleep(0.1)
-                connection.sendall(b"3e0\r\n" + bytes(0x3E0) + b"\r\nzz\r\n")
+                for part in said:
+                    connection.sendall(part)
+                    time.sleep(0.1)
 
     def serve():
         with contextlib.suppress(OSError):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,6 +81,14 @@ async def _without_silence(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         return
     except asyncio.TimeoutError:
         raise TransientError(f"nothing came for {_SILENCE:g} s") from None
+
+
+async def _answered(asked: Awaitable[Any]) -> Any:
+    """Return an answer once its header is there; aiohttp's own limit ends with a "100 Continue"."""
+    try:
+        return await asyncio.wait_for(asked, _CONNECT + _SILENCE)
+    except asyncio.TimeoutError:
+        raise TransientError(f"no answer came for {_CONNECT + _SILENCE:g} s") from None
 
 
 @dataclass
@@ -167,7 +175,8 @@ class HttpObject(RemoteObject):
         headers = {**options.pop("headers", {}), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         if known is not None and known.tag is not None and known.tag.startswith('"'):
             headers["If-Match"] = known.tag
-        async with session.get(self._system.encode_url(self._url), headers=headers, **options) as answer:
+        asked = session.get(self._system.encode_url(self._url), headers=headers, **options)
+        async with await _answered(asked) as answer:
             tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
             place = answer.headers.get("Content-Range", "")
             if known is not None and answer.status == 416:
