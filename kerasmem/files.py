@@ -264,9 +264,10 @@ def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = npy.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"its version {version} is unknown")
-    if version == (1, 0):
-        return npy.read_array_header_1_0(file)
-    shape, fortran, dtype = npy.read_array_header_2_0(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if any(isinstance(extent, bool) for extent in shape):  # which NumPy's readers of the array refuse
+        raise ValueError(f"its shape is {shape}")
     if version == (3, 0) and dtype.names is not None:
         # the same header in UTF-8, which NumPy has no public function for and is taken for Latin-1 here
         dtype.names = tuple(name.encode("latin-1").decode("utf-8") for name in dtype.names)

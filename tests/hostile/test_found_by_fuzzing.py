@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 import time
+import zipfile
 
 import h5py
 import numpy as np
@@ -196,3 +197,19 @@ def test_a_virtual_dataset_without_end_is_read(tmp_path):
         file.create_virtual_dataset("x", layout)
     ((_, window),) = read_windows([str(tmp_path / "v.h5")], ["x"])
     assert window["x"].tolist() == np.arange(20).reshape(10, 2).tolist()
+
+
+@pytest.mark.parametrize("damage", ["header", "shape"])
+def test_a_checkpoint_that_numpy_cannot_read(tmp_path, damage):
+    from kerasmem.training.checkpoint import Checkpoint
+
+    run = {"epoch": 0, "batch": 1, "steps": 4, "logs": {}, "history": {}, "epochs": [], "micro_batch_rows": None}
+    story = {"format_version": 1, "run": {**run, "is_over": False}, "data": "", "agrees": {}, "position": {}}
+    story["variables"] = {"trainable": [["float32", 1]]}
+    content = {"saved": np.frombuffer(json.dumps(story).encode(), np.uint8), "trainable0": np.zeros(4, np.uint8)}
+    np.savez(tmp_path / "run.npz", **content)
+    if damage == "header":
+        with zipfile.ZipFile(tmp_path / "run.npz", "w") as archive:
+            archive.writestr("saved.npy", npy(b"{'descr': '<f4', ("))
+    with pytest.raises(DataError, match="not a checkpoint of kerasmem, or a damaged one"):
+        Checkpoint(str(tmp_path / "run.npz"), None).read()
