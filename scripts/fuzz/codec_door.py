@@ -66,7 +66,7 @@ class CodecDoor(Hdf5Door):
         except (OSError, ValueError, RuntimeError):
             data = _file(filters, kind, chunk or b"\0", mask, rows)
         command = (("data", *draw.choice(COMMANDS)),) if draw.random() < 0.2 else ()
-        return Case({"x.h5": data}, command, {}, f"{filters} {kind}", {"twice": True})
+        return Case({"x.h5": data}, command, {}, f"{filters} {kind}", {"twice": True, "odd": numbers is not None})
 
 
 def _creation(filters: Filters, rows: int) -> Any:

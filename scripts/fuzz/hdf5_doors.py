@@ -70,11 +70,11 @@ class Hdf5Door(Door):
         """Run the command if there is one, read all datasets, and compare them with what h5py reads."""
         fill_heap(1)
         verdict = judge_commands(case, told)
-        return (
-            verdict
-            if verdict.kind in FINDS
-            else judge_reading("x.h5", verdict, told, twice=bool(case.options.get("twice")))
-        )
+        if verdict.kind not in FINDS:
+            verdict = judge_reading("x.h5", verdict, told, twice=bool(case.options.get("twice")))
+        if verdict.kind == "lenient" and case.options.get("odd"):
+            return Verdict("ok, whatever numbers its filters are given")  # which are for those who write
+        return verdict
 
     def library(self, case: Case) -> None:
         """Read everything with h5py."""
