@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tokenize
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,10 +19,6 @@ from kerasmem.training.model_state import GROUPS, ModelState, as_array, describe
 from kerasmem.training.run_state import RunState
 from kerasmem.training.sources import Source
 
-_DAMAGES = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, MemoryError, SyntaxError,
-    tokenize.TokenError, zipfile.BadZipFile,
-)  # fmt: skip
 BEFORE = ".before"  # the file before the last, where there are several workers
 
 
@@ -186,7 +180,7 @@ def _opened(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
         raise UsageError(f"checkpoint: {error}") from None
     except InputError as error:
         raise DataError(f"{shown(path)}: {error}; delete it to start over") from error
-    except _DAMAGES as error:
+    except Exception as error:  # NumPy, zipfile and Python's parser raise whatever they meet in damaged ones
         raise DataError(
             f"{shown(path)}: not a checkpoint of kerasmem, or a damaged one ({one_line(str(error), 100)}); "
             "delete it to start over"
