@@ -178,8 +178,8 @@ def _forwarder(reference: Callable[[], Any]) -> Callable[..., Any]:
 def _living(*wanted: type) -> tuple[list[Any], ...]:
     """Return the living objects of each class, those of subclasses among them; `gc.freeze` hides some.
 
-    No other thread may run between `gc.get_objects` and the end of the search: a tuple that one is building must have
-    no other reference (Python raises SystemError in that thread). So all of it is one call, without a line of Python.
+    A thread that is building a tuple at that moment may get a SystemError: Python wants no other reference to it. So
+    this is for moments at which no batches are made. All of it is one call, which makes that rare.
     """
     kinds: set[type] = set(wanted)
     waiting = list(wanted)

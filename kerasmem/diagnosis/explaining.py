@@ -87,8 +87,13 @@ def explain_stream(stream: BinaryIO, *, name: str = "the log") -> Diagnosis:
     return _diagnose(collector)
 
 
+def read_exception(error: BaseException) -> Diagnosis:
+    """Return what an exception tells, as `explain_oom` does, without looking for what else takes memory."""
+    return explain_stream(io.BytesIO("\n".join(_exception_texts(error)).encode("utf-8", "replace")))
+
+
 def _of_exception(error: BaseException) -> Diagnosis:
-    found = explain_stream(io.BytesIO("\n".join(_exception_texts(error)).encode("utf-8", "replace")))
+    found = read_exception(error)
     if found.out_of_memory and found.family in ("tensorflow", "xla"):
         gc.collect()
         return with_kept_models(found, kept_bytes())

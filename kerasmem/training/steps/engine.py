@@ -8,8 +8,7 @@ from typing import Any
 
 from kerasmem.compat.keras_fit import step_on_data
 from kerasmem.diagnosis.diagnosis import Diagnosis
-from kerasmem.diagnosis.explaining import explain_oom
-from kerasmem.models.freeing import collect
+from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.training.model_state import ModelState, load_state, read_state
 from kerasmem.training.steps.batches import row_count
 from kerasmem.training.steps.micro import MicroStep
@@ -62,7 +61,7 @@ class LocalEngine:
 
     def _explained(self, error: Exception) -> RanOut:
         """Return what ran out, with nothing left that holds tensors of the failed step; or raise what it was."""
-        diagnosis = explain_oom(error)
+        diagnosis = read_exception(error)  # threads that make batches run: no look at all objects
         if not diagnosis.out_of_memory:
             raise error
         current: BaseException | None = error
@@ -70,7 +69,7 @@ class LocalEngine:
             traceback.clear_frames(current.__traceback__)
             current.__traceback__ = None
             current = current.__cause__ or current.__context__
-        collect()  # models that are gone leave room for the next try
+        gc.collect()
         return RanOut(diagnosis, is_dead=bool(self.model.jit_compile))
 
     def state(self) -> ModelState:
