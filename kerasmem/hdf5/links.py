@@ -99,6 +99,7 @@ class _Trail:
 
     allow_external: bool
     seen: set[tuple[str, str]] = field(default_factory=set)
+    inside: set[tuple[str, str]] = field(default_factory=set)  # those that are being looked at
     depth: int = 0
 
 
@@ -143,18 +144,25 @@ def _check_source(file: h5py.File, here: str, where: str, source: str, trail: _T
             raise DataError(f"{here} is virtual and reads other files, such as {shown(where)}; {_WAY_OUT}")
         if "%" in source:
             raise DataError(f"{here} is virtual and names its sources by a pattern, {shown(source)}; {_WAY_OUT}")
-    if (key := (f"{file.filename}\0{where}", source)) in trail.seen:
+    key = (f"{file.filename}\0{where}", source)
+    if key in trail.inside:  # which HDF5 follows until its stack is full
+        raise DataError(
+            f"{here} is virtual and reads itself by way of {shown(source)}; it is damaged: write the file again"
+        )
+    if key in trail.seen:
         return
     trail.seen.add(key)
     if trail.depth > _DEPTH or (len(trail.seen) > _SOURCES and not trail.allow_external):
         way_out = "name one of its sources instead" if trail.allow_external else _WAY_OUT
         raise DataError(f"{here} is virtual and has too many sources, or sources within sources; {way_out}")
+    trail.inside.add(key)
     if where == ".":
         _check_source_in(file, here, source, trail)
-        return
-    for place in source_files(file, where):
-        _refuse_special(place, here)
-        _look_into(place, lambda other: _check_source_in(other, here, source, trail))
+    else:
+        for place in source_files(file, where):
+            _refuse_special(place, here)
+            _look_into(place, lambda other: _check_source_in(other, here, source, trail))
+    trail.inside.discard(key)
 
 
 def _check_source_in(file: h5py.File, here: str, source: str, trail: _Trail) -> None:

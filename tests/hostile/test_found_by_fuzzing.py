@@ -213,3 +213,14 @@ def test_a_checkpoint_that_numpy_cannot_read(tmp_path, damage):
             archive.writestr("saved.npy", npy(b"{'descr': '<f4', ("))
     with pytest.raises(DataError, match="not a checkpoint of kerasmem, or a damaged one"):
         Checkpoint(str(tmp_path / "run.npz"), None).read()
+
+
+def test_virtual_datasets_that_read_one_another(attack, tmp_path):
+    with h5py.File(tmp_path / "v.h5", "w") as file:
+        for name, other in ("xy", "yx"):
+            layout = h5py.VirtualLayout((20,), "u1")
+            for row in range(20):
+                layout[row] = h5py.VirtualSource(".", other, (20,))[row]
+            file.create_virtual_dataset(name, layout)
+    done = attack("data", "convert", "v.h5", "-o", "out.h5", seconds=30)
+    assert done.code == 2 and "reads itself" in done.text

@@ -61,7 +61,7 @@ def open_source(
     if source is not None:
         return source
     if not access.allow_hdf5_filters:
-        _refuse_unchecked(file, dataset, layout.name, 0)
+        _refuse_unchecked(file, dataset, layout.name, {layout.name})
     elif EXTRA & {code for code, _ in filters_of(dataset)}:
         register_filters()
     cell = chunks[0] if chunks else max(1, PIECE_BYTES // max(1, layout.row_bytes))
@@ -200,7 +200,7 @@ def raw_file(file: h5py.File, handle: Handle) -> RawFile:
     return RawFile(read, int(file.userblock_size), int(address_size), int(length_size))
 
 
-def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str, depth: int) -> None:
+def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str, seen: set[str]) -> None:
     """Refuse what HDF5 cannot read without undoing filters, or reads without looking how much there is."""
     here = f"{shown(file.filename)}: dataset {shown(name)}"
     if dataset.external or not _lies_in(file, dataset):
@@ -210,8 +210,9 @@ def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str, depth: 
         for number in range(creation.get_virtual_count()):
             source = creation.get_virtual_dsetname(number)
             there = file.get(encoded(source)) if creation.get_virtual_filename(number) == "." else None
-            if isinstance(there, h5py.Dataset) and depth < _DEPTH:
-                _refuse_unchecked(file, there, source, depth + 1)
+            if isinstance(there, h5py.Dataset) and source not in seen:
+                seen.add(source)  # sources may lead back, or be named many times over
+                _refuse_unchecked(file, there, source, seen)
         return
     if creation.get_nfilters():
         raise DataError(
