@@ -66,8 +66,8 @@ def command(
     profiler; on a machine without a GPU the allocator is the one that TensorFlow uses on GPUs.
     MODEL is as for `kerasmem estimate`.
     """
-    check_options("profile", model, options)
     _check_output(output)
+    check_options("profile", model, options)
     name = model or options["factory"]
     with quiet_tensorflow(), spinner(f"profiling {name}", "profile"):
         from kerasmem.estimation.measuring import predicted, profile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras  # noqa: F401 - on TensorFlow, before a test asks for another backend
 import pytest
 
 from kerasmem.errors import UsageError

@@ -219,7 +219,7 @@ def sample_rows(rows: int, chunk: int, most: int) -> np.ndarray | None:
 
     Example:
         >>> sample_rows(100, 10, 32).tolist()[:6]
-        [0, 1, 10, 11, 20, 21]
+        [0, 1, 2, 10, 11, 12]
     """
     if rows <= most:
         return None
