@@ -224,3 +224,22 @@ def test_virtual_datasets_that_read_one_another(attack, tmp_path):
             file.create_virtual_dataset(name, layout)
     done = attack("data", "convert", "v.h5", "-o", "out.h5", seconds=30)
     assert done.code == 2 and "reads itself" in done.text
+
+
+def test_virtual_datasets_in_layers_are_each_looked_at_once(attack, tmp_path):
+    """Each of a layer takes a row from each of the next: there are as many ways down as grains on a chessboard."""
+    with h5py.File(tmp_path / "layers.h5", "w") as file:
+        for each in range(8):
+            file[f"0-{each}"] = np.arange(8, dtype="f4") + 10 * each
+        for layer in range(1, 12):
+            for each in range(8):
+                layout = h5py.VirtualLayout((8,), "f4")
+                for source in range(8):
+                    layout[source : source + 1] = h5py.VirtualSource(".", f"{layer - 1}-{source}", (8,))[:1]
+                file.create_virtual_dataset(f"{layer}-{each}", layout)
+    script = (
+        "import sys; from kerasmem import H5ChunkSequence; "
+        "print(H5ChunkSequence(sys.argv[1], x='11-0', y='11-1', batch_size=8, shuffle=False)[0][0].ravel().tolist())"
+    )
+    done = attack(tmp_path / "layers.h5", script=script, seconds=60)
+    assert json.loads(done.out) == [0.0] * 8, done.text

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NoReturn
 
@@ -122,6 +122,7 @@ class _Opening:
     handle: Handle
     access: Access
     refuse: Refuse
+    known: dict[str, Source | None] = field(default_factory=dict)  # those of virtual datasets, each looked at once
 
     def direct(
         self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any], depth: int = 0
@@ -165,14 +166,17 @@ class _Opening:
         segments = find_segments(self.file, dataset) if same else None
         if segments is None:
             return None
-        sources: dict[str, Source] = {}
-        for name in dict.fromkeys(segment.source for segment in segments):
-            inner = self.file[encoded(name)]
-            source = self.direct(inner, tuple(map(int, inner.shape)) + shape[len(dataset.shape) :], dtype, depth + 1)
+        each: list[Source] = []
+        for segment in segments:
+            name = segment.source
+            if name not in self.known:
+                inner = self.file[encoded(name)]
+                rows = tuple(map(int, inner.shape)) + shape[len(dataset.shape) :]
+                self.known[name] = self.direct(inner, rows, dtype, depth + 1)
+            source = self.known[name]
             if source is None:
                 return None
-            sources[name] = source
-        each = [sources[segment.source] for segment in segments]
+            each.append(source)
         return SegmentedSource(shape, dtype, self.refuse, segments, each)
 
     def _plain_edges(self, dataset: h5py.Dataset) -> bool:
