@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import re
 import threading
 import weakref
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+from kerasmem.compat.living_objects import living_objects
 
 _FEATURE = "freeing trained models (kerasmem.clear_session, kerasmem.release)"
 _CONTEXT_MODULE = "tensorflow.python.eager.context"
@@ -176,11 +176,7 @@ def _forwarder(reference: Callable[[], Any]) -> Callable[..., Any]:
 
 
 def _living(*wanted: type) -> tuple[list[Any], ...]:
-    """Return the living objects of each class, those of subclasses among them; `gc.freeze` hides some.
-
-    A thread that is building a tuple at that moment may get a SystemError: Python wants no other reference to it. So
-    this is for moments at which no batches are made. All of it is one call, which makes that rare.
-    """
+    """Return the living objects of each class, those of subclasses among them; `gc.freeze` hides some."""
     kinds: set[type] = set(wanted)
     waiting = list(wanted)
     while waiting:
@@ -188,8 +184,7 @@ def _living(*wanted: type) -> tuple[list[Any], ...]:
         new = [each for each in below if each not in kinds]
         kinds.update(new)
         waiting += new
-    objects, same = itertools.tee(itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()])))
-    found = list(itertools.compress(objects, map(kinds.__contains__, map(type, same))))
+    found = [each for each in living_objects() if type(each) in kinds]
     return tuple([each for each in found if isinstance(each, kind)] for kind in wanted)
 
 

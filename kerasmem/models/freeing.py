@@ -45,9 +45,6 @@ def clear_session(free_memory: bool = True) -> Freed:
     traced graphs, on the device and on the host. This frees them. Models that something still refers to are left as
     they are: their weights, their gradients, their functions. On other backends it is Keras's function alone.
 
-    Call it between trainings, while no other thread makes batches: all objects are looked at, and Python may then raise
-    a SystemError in a thread that is just building a tuple.
-
     Args:
         free_memory: whether garbage is collected, which takes some tenths of a second; without that only Keras's
             state is cleared.
@@ -77,8 +74,7 @@ def release(*models: Any) -> Freed:
 
     The traced functions of the models go (`train_function`, `test_function`, `predict_function`); the next `fit` traces
     them again. Weights and optimizer go with the model itself: at once where nothing refers to it any more, else with
-    the next `release()` or `clear_session()` after its last name is deleted. As `clear_session`, call it while no other
-    thread makes batches.
+    the next `release()` or `clear_session()` after its last name is deleted.
 
     Args:
         *models: Keras models whose functions are no longer needed; none: only what is gone already is freed.

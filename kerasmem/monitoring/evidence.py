@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from kerasmem.compat.living_objects import living_objects, living_types
 from kerasmem.models.freeing import FREEING, kept_bytes
 from kerasmem.records import Record
 from kerasmem.units import format_size
@@ -97,8 +98,7 @@ class Evidence(Record, what="evidence"):
 def take_census(iteration: int) -> Census:
     """Count what is alive; collects garbage first. Takes some 100 ms. TensorFlow is not loaded for it."""
     gc.collect()
-    objects = gc.get_objects()
-    types = Counter(map(type, objects))
+    types, objects = living_types(), living_objects()
     tracings: Counter[str] = Counter()
     for function in _of_kind(objects, "tensorflow.", "Function"):
         try:
@@ -145,7 +145,7 @@ def _constants() -> tuple[int, str | None]:
     """Return the bytes of arrays in the newest graphs, on average, and the name of the graph with the largest."""
     if "tensorflow" not in sys.modules:
         return 0, None
-    graphs = _of_kind(gc.get_objects(), "tensorflow.", "FuncGraph")[-_GRAPHS:]
+    graphs = _of_kind(living_objects(), "tensorflow.", "FuncGraph")[-_GRAPHS:]
     total, largest, where = 0, 0, None
     for graph in graphs:
         for size in _sizes(graph):

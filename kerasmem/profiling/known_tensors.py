@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kerasmem.compat.living_objects import living_objects
 from kerasmem.models.optimizers import optimizer_variables
 from kerasmem.profiling.replaying import KnownTensor
 
@@ -84,7 +84,7 @@ def tensors_of_python(kind: str = "constant") -> list[KnownTensor]:
     Args:
         kind: of the known tensors.
     """
-    found = (each for each in gc.get_objects() if _is_eager(each))
+    found = (each for each in living_objects() if _is_eager(each))
     return known_tensors((each for each in found if each.dtype.size), kind, "a tensor kept in Python")
 
 

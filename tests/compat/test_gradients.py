@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from kerasmem.compat import gradients
 from kerasmem.compat.borrowing import NotAvailableError
+from kerasmem.compat.living_objects import living_objects, living_types
 
 
 @tf.custom_gradient
@@ -255,3 +257,27 @@ def test_without_the_registry_nothing_is_done_and_the_message_says_what_is_off(m
     monkeypatch.setattr(gradients, "_REGISTRY", gone)
     with pytest.raises(NotAvailableError, match=r"freeing trained models \(kerasmem.clear_session, kerasmem.release\)"):
         gradients.free_unneeded_gradients()
+
+
+def test_a_search_of_all_objects_leaves_other_threads_their_tuples():
+    failed, is_over = [], threading.Event()
+
+    def build():
+        while not is_over.is_set():
+            try:
+                tuple(number for number in range(40))
+            except SystemError as error:
+                failed.append(error)
+
+    thread, before = threading.Thread(target=build), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        thread.start()
+        for _ in range(10):
+            assert any(each is thread for each in living_objects())
+            assert living_types()[threading.Thread] >= 1
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(before)
+    assert not failed

@@ -30,6 +30,8 @@ from kerasmem.hdf5.layout import DatasetLayout, shown
 from kerasmem.hdf5.links import encoded
 from kerasmem.hdf5.settings import Access
 
+# Bits that fill their bytes; what h5py makes of others is a number of other bits.
+_WHOLE_BITFIELDS = tuple(getattr(h5py.h5t, f"STD_B{bits}{order}") for bits in (8, 16, 32, 64) for order in ("LE", "BE"))
 _DEPTH = 16  # virtual datasets of virtual datasets
 
 
@@ -241,8 +243,8 @@ def _stored_as_read(dataset: h5py.Dataset) -> bool:
     """Return whether the bytes in the file are those that NumPy's type means: HDF5 has types that NumPy lacks."""
     stored, dtype = dataset.id.get_type(), dataset.dtype
     if isinstance(stored, h5py.h5t.TypeBitfieldID):  # PyTables's truth values
-        whole = stored.get_precision() == 8 * stored.get_size() == 8 * dtype.itemsize
-        return bool(whole and stored.get_offset() == 0 and (dtype.itemsize == 1 or dtype.kind == "u"))
+        whole = any(stored.equal(each) for each in _WHOLE_BITFIELDS) and stored.get_size() == dtype.itemsize
+        return bool(whole and (dtype.itemsize == 1 or dtype.kind == "u"))
     return bool(stored.equal(h5py.h5t.py_create(dtype, logical=True)))
 
 
