@@ -148,8 +148,8 @@ def test_a_script_sees_what_python_shows_it_and_its_errors_are_its_own(program, 
 
 WAIT = """
 import sys, time
-print("up", flush=True)
 try:
+    print("up", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     time.sleep(0.5)

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("loaded_python")
 MODELS = Path(__file__).parents[1] / "support" / "small_models.py"
 
 
+@pytest.mark.usefixtures("onednn_kernels")
 def test_a_probe_foretells_what_a_larger_batch_takes():
     request = ModelRequest(f"{MODELS}:convnet", batch_size=64)
     probed = probe(request, batch_sizes=(8, 16, 24), timeout=300)
