@@ -1,5 +1,7 @@
 """Which of Keras's own methods run: `fit`, `evaluate` and `predict` around a callback's hook, and a model's saving.
 
+Also what a callback does to others of its list: `CSVLogger` chooses its columns in its first hook.
+
 Keras tells a callback neither which call a hook comes from nor that a call raised. A traceback that somebody keeps
 holds everything that the call made, so that no object's end tells it either. The stack of the thread that asks does:
 a call is under way exactly if its frame is on that stack. Only that thread's own frames are read. Frames of another
@@ -9,9 +11,10 @@ thread change while they are read, and CPython crashes then (python/cpython#9911
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Protocol
 
 _SAVERS = ("save", "save_weights", "export")
@@ -34,6 +37,31 @@ def calls_under_way(method: str) -> Iterator[dict[str, Any]]:
             if hasattr(variables.get("callbacks"), "on_train_batch_begin"):
                 yield dict(variables)
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def leave_out_of_validation(callbacks: Iterable[Any], names: Collection[str]) -> None:
+    """Keep each `CSVLogger` from adding a column "val_…" for a name that validation never has.
+
+    It does so in its first `on_epoch_end` for all names in `logs`, where the epoch had no validation. Its `keys` are
+    the columns, and those that are set it leaves alone. Callbacks in between may add names, so they are set then.
+
+    Args:
+        callbacks: of one `fit`, in whose `on_epoch_end` this is called.
+        names: in `logs`, such as "memory_peak_bytes".
+    """
+    import keras
+
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.CSVLogger) and getattr(callback, "keys", ()) is None:
+            callback.on_epoch_end = functools.partial(_first_row, callback, callback.on_epoch_end, names)
+
+
+def _first_row(callback: Any, write: Callable[..., None], names: Collection[str], epoch: int, logs: Any = None) -> None:
+    del callback.on_epoch_end  # the class's own stands behind it
+    keys = sorted(logs or {})
+    if keys and callback.keys is None and not any(key.startswith("val_") for key in keys):
+        callback.keys = [*keys, *(f"val_{key}" for key in keys if key not in names)]
+    write(epoch, logs)
 
 
 class Saving(Protocol):

@@ -42,6 +42,16 @@ class LeakReport(Record, what="leak report", version=1, also=("leaks",)):
         """Whether host or a device's memory grows on and on."""
         return any(growth.verdict == "leak" for growth in self.growth.values())
 
+    @property
+    def too_short(self) -> str | None:
+        """Why so few iterations say nothing, and how many do; None where there were enough."""
+        if not self.growth:
+            return "nothing was sampled"
+        return next((growth.reason for growth in self.growth.values() if growth.slope is None), None)
+
+    def __str__(self) -> str:
+        return "\n".join(self.explain())
+
     def explain(self) -> tuple[str, ...]:
         """Return sentences for people."""
         said = []
@@ -54,10 +64,9 @@ class LeakReport(Record, what="leak report", version=1, also=("leaks",)):
                     f"{growth.values - growth.warm_up} of {growth.values}, after garbage collection"
                 )
         if not said:
-            reasons = [growth.reason for growth in self.growth.values() if growth.verdict == "undecided"]
-            if not self.growth:
-                reasons = ["nothing was sampled"]
-            text = f"nothing can be said: {reasons[0]}" if reasons else "no memory is kept"
+            undecided = (growth.reason for growth in self.growth.values() if growth.verdict == "undecided")
+            reason = self.too_short or next(undecided, None)
+            text = f"nothing can be said: {reason}" if reason else "no memory is kept"
             return (f"{self.label}: {text} ({self.iterations} iterations)",)
         if self.evidence is not None:
             said += [f"{self.label}: {text}" for text in self.evidence.explain()]
@@ -69,7 +78,8 @@ class LeakWatch:
 
     A sample is taken after garbage collection and after free heap has gone back to the system, and takes some tenths
     of a second; where that is too much, sample every tenth iteration. Some 19 samples are needed. Only what a
-    warm-up, steps and noise do not explain is called a leak. On the host, what fits into heap that was freed before
+    warm-up, steps and noise do not explain is called a leak; `report().too_short`, and the report's text, say where the
+    loop was too short to decide. On the host, what fits into heap that was freed before
     does not show until that is full; and a rise of less than 512 KiB in all is called a leak only where objects,
     graphs or tracings grow in step with it, else the report says how many iterations tell.
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import keras
 
 from kerasmem.cluster import find_worker
-from kerasmem.compat.keras_calls import stop_watching_saving, watch_saving
+from kerasmem.compat.keras_calls import leave_out_of_validation, stop_watching_saving, watch_saving
 from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
 from kerasmem.devices.nvml import Nvml
 from kerasmem.monitoring.calls import Callers, KerasCall, float64_inputs
@@ -277,6 +277,8 @@ class MemoryLogger(keras.callbacks.Callback):
         values, line = ended
         if logs is not None and self._recorder.settings.epoch_logs:
             logs.update(values)
+            if self._callers.call is not None and (made := self._callers.call.arguments().get("callbacks")) is not None:
+                leave_out_of_validation(made.callbacks, values)
         worker = self._recorder.worker
         self._line = line if self._recorder.settings.verbose and (worker is None or worker.rank == 0) else None
 

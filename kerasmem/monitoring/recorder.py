@@ -73,6 +73,7 @@ class Recorder:
         self._outputs = Outputs(settings.filename, settings.format, settings.append, settings.tensorboard)
         self._rows = PackedRows(KINDS, settings.keep)
         self.leak_watch = LeakWatch("epochs") if settings.leaks else None
+        self._leak_notes: tuple[str, ...] = ()  # of the latest run: the next one knows more
         self.health: list[EpochHealth] = []
         self._notes: dict[str, None] = {}
         self._phases: list[PhasePeaks] = []
@@ -99,7 +100,7 @@ class Recorder:
     @property
     def notes(self) -> tuple[str, ...]:
         """What could not be read, and why."""
-        return tuple(self._notes)
+        return (*self._notes, *self._leak_notes)
 
     @property
     def peaks(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -169,7 +170,7 @@ class Recorder:
             self._known.add("tree_bytes")
         self.run = self._next_run
         self._next_run += 1
-        self._outputs.start_run(self.run, self.notes, worker)
+        self._outputs.start_run(self.run, tuple(self._notes), worker)
         if self._outputs.file is not None:
             self._outputs.file.behind = weakref.WeakMethod(self._pending.flush_quietly)
         self._sampler = sampler
@@ -198,9 +199,12 @@ class Recorder:
                 self._reader.end_run()
                 for text in health_notes(self.health, self.run, self._reader.driver_used()):
                     self.note(text)
-            if self.leak_watch is not None and (found := self.leak_watch.report()).leaks:
-                for text in found.explain():
-                    self.note(f"leak: {text}")
+            if self.leak_watch is not None:
+                found = self.leak_watch.report()
+                said = found.explain() if found.leaks or (found.iterations and found.too_short) else ()
+                self._leak_notes = tuple(f"leak: {text}" for text in said)
+                for text in self._leak_notes:
+                    self._add_object("note", run=self.run, text=text)
             self._add_object("cost", run=self.run, **self.overhead.figures())
         self._finish_files()
 

@@ -106,6 +106,7 @@ def epochs():
         logger = MemoryLogger(leaks=True)
         trained = model()
         trained.fit(X, Y, verbose=0, epochs=10, callbacks=[logger, Keep()])
+        found.setdefault("after ten", []).extend(note for note in logger.notes if note.startswith("leak:"))
         trained.fit(X, Y, verbose=0, epochs=10, callbacks=[logger, Keep()])
         found[name] = [logger.leaks.to_dict(), [note for note in logger.notes if note.startswith("leak:")]]
     return found

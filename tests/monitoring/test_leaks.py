@@ -167,6 +167,9 @@ def test_a_watch_of_plain_python():
     calm = kerasmem.LeakWatch()
     calm.sample()
     assert not calm.report().leaks and "too few" in calm.report().explain()[0]
+    assert calm.report().too_short == "1 iterations are too few; 19 are enough"
+    assert str(calm.report()) == f"loop: nothing can be said: {calm.report().too_short} (1 iterations)"
+    assert report.too_short is None and kerasmem.LeakWatch("x").report().too_short == "nothing was sampled"
     assert "nothing was sampled" in kerasmem.LeakWatch("x").report().explain()[0]
 
 
@@ -224,3 +227,7 @@ def test_the_logger_tells_of_epochs_that_keep_memory(loops):
     assert leaky[0]["leaks"] and leaky[0]["iterations"] == 20, "over two fits"
     assert any("CPU:0 memory grows by " in note for note in leaky[1]), leaky
     assert not clean[0]["leaks"] and clean[1] == []
+    assert (
+        loops["epochs"]["after ten"]
+        == ["leak: epochs: nothing can be said: 10 iterations are too few; 19 are enough (10 iterations)"] * 2
+    ), "it stands no longer once the second fit has told more"

@@ -110,6 +110,10 @@ def test_history_and_csv_logger_have_the_epochs_maxima(scenario):
     table = list(csv.DictReader(io.StringIO(found["csv"])))
     assert [float(row["memory_peak_bytes"]) for row in table] == found["history"]["memory_peak_bytes"]
     assert found["without"] == ["loss"]
+    assert list(table[0]) == ["epoch", "loss", *keys, "val_loss"], "memory is no metric of validation"
+    table = list(csv.DictReader(io.StringIO(found["without_validation"])))
+    assert list(table[0]) == ["epoch", "learning_rate", "loss", *keys, "val_learning_rate", "val_loss"]
+    assert len(table) == 2 and not any(value == "NA" for row in table for name, value in row.items() if name in keys)
 
 
 def test_an_epochs_maxima_cover_its_batches_and_validation(scenario):
