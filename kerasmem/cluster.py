@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kerasmem.errors import UsageError
@@ -13,13 +16,14 @@ from kerasmem.errors import UsageError
 _TRAINING_TASKS = ("chief", "master", "worker")  # in the order in which TensorFlow counts them
 # What launchers put into the environment: torchrun, Horovod, Open MPI, MPICH and Intel MPI, srun. SLURM_NTASKS would
 # not do: a program that a batch script starts without srun has it too, and runs once.
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),
-    ("HOROVOD_RANK", "HOROVOD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-)
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE"),
+    "Horovod": ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "MPI": ("PMI_RANK", "PMI_SIZE"),
+    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+}
+_RANK = re.compile(r"(?<![A-Za-z])(?:rank|worker)[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)  # in a path
 
 
 class Worker(NamedTuple):
@@ -40,66 +44,106 @@ ALONE = Worker(0, 1)
 def find_worker(strategy: Any = None, environ: Mapping[str, str] | None = None) -> Worker | None:
     """Return which worker this process is; None where it trains alone, or does not train (an evaluator).
 
-    Looked at are, in this order, the strategy, PyTorch's process group, JAX's processes (those of `keras.distribution`
-    too), `TF_CONFIG`, and what launchers put into the environment. Nothing is imported for it.
+    Looked at are, in this order, the strategy, JAX's processes (those of `keras.distribution` too), PyTorch's process
+    group, `TF_CONFIG`, and what launchers put into the environment: torchrun, Horovod, Open MPI, other MPIs, Slurm.
+    Nothing is imported for it.
 
     Args:
         strategy: the model's `tf.distribute` strategy, where it has one.
         environ: environment variables; default: this process's.
     """
-    environ = os.environ if environ is None else environ
-    asked = (_of_strategy(strategy), _of_torch(), _of_jax(), _of_tf_config(environ.get("TF_CONFIG", "")))
-    for found in asked:
-        if found is not None:
-            return found if found.size > 1 else None
-    for rank, count in _LAUNCHERS:
-        try:
-            found = Worker(int(environ[rank]), int(environ[count]))
-        except (KeyError, ValueError):
-            continue
-        if 0 <= found.rank < found.size and found.size > 1:
-            return found
+    for _, found in _sources(strategy, os.environ if environ is None else environ):
+        return found if found.size > 1 else None
     return None
 
 
-def find_shard() -> Worker:
-    """Return which part of the rows is this process's in the distribution in force; (0, 1) where there is none.
+def find_shard(environ: Mapping[str, str] | None = None) -> Worker:
+    """Return which part of the rows is this process's; (0, 1) where it trains alone.
 
-    Looked at are, in this order, the `tf.distribute` strategy whose scope is open, the distribution set with
-    `keras.distribution.set_distribution`, and the environment's `TF_CONFIG`. Unlike `find_worker` this refuses what it
-    cannot understand, because rows would be lost or repeated.
+    Looked at is what `find_worker` looks at, with the strategy whose scope is open, and first of all the distribution
+    set with `keras.distribution.set_distribution`, in which several processes may share one replica. Unlike
+    `find_worker` this refuses what it cannot understand, because rows would be lost or repeated. The first time in a
+    process that there are several workers, a line on stderr says which this one is and what says so.
+
+    Args:
+        environ: environment variables; default: this process's.
 
     Raises:
-        UsageError: `TF_CONFIG` cannot be understood, or Keras would share out the rows once more.
+        UsageError: `TF_CONFIG` cannot be understood, two of the sources contradict each other, or Keras would share
+            out the rows once more.
     """
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None and tensorflow.distribute.has_strategy():
-        return worker_of(tensorflow.distribute.get_strategy())
-    distribution = _keras_distribution()
-    if distribution is not None:
-        processes = getattr(distribution, "num_processes", 1)
-        if processes <= 1:
-            return ALONE
-        if getattr(distribution, "auto_shard_dataset", False):
-            raise UsageError(
-                "shard: with auto_shard_dataset, Keras shares out the rows itself, and takes a tf.data.Dataset only; "
-                "make the distribution with auto_shard_dataset=False, or set keras.distribution.distribution()"
-                ".auto_shard_dataset = False, and let shard='auto' share them out"
-            )
-        return Worker(distribution.data_shard_id, min(processes, distribution.num_model_replicas))
-    text = os.environ.get("TF_CONFIG", "").strip()
+    environ = os.environ if environ is None else environ
+    text = environ.get("TF_CONFIG", "").strip()
     try:
-        return (_in_tf_config(text) if text else None) or ALONE
+        if text and _in_tf_config(text) is None:
+            return ALONE  # an evaluator or a parameter server
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(
             f"shard: 'auto' reads the environment's TF_CONFIG, which cannot be understood ({error}); "
             "mend it or give shard=(index, count)"
         ) from error
+    replica = _of_keras_distribution()
+    sources = [*_sources(_open_strategy(), environ)] if replica is None else [("keras.distribution", replica)]
+    if not sources:
+        return ALONE
+    (name, worker), *others = sources
+    for other, another in others:
+        if not _agree(worker, another):
+            raise UsageError(
+                f"shard: 'auto' finds worker {worker.rank} of {worker.size:,} by {name}, and {another.rank} of "
+                f"{another.size:,} by {other}; give shard=(index, count), or take away what is not meant"
+            )
+    if worker.size > 1:
+        _say_once(f"kerasmem: shard='auto': worker {worker.rank} of {worker.size:,}, by {name}")
+    return worker
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _agree(worker: Worker, other: Worker) -> bool:
+    """Whether two sources say the same, or `other` is of a launcher that started `worker`'s, one on each machine."""
+    if other == worker:
+        return True
+    inner, left = divmod(worker.size, other.size)
+    return other.size > 1 and inner > 1 and not left and worker.rank // inner == other.rank
 
 
 def worker_of(strategy: Any) -> Worker:
     """Return which worker of a `tf.distribute` strategy this process is; (0, 1) where it has one worker, or is None."""
     return _of_strategy(strategy) or ALONE
+
+
+def rank_of(path: str) -> tuple[str, int | None]:
+    """Return the path with its rank as "*", and the rank; None where the path names none.
+
+    The last "rank" or "worker" that a number follows counts, in the file's name or a folder's.
+
+    Example:
+        >>> rank_of("logs/run.rank3.jsonl"), rank_of("worker_1/run.csv"), rank_of("frank3.csv")
+        (('logs/run.rank*.jsonl', 3), ('worker_*/run.csv', 1), ('frank3.csv', None))
+    """
+    found = list(_RANK.finditer(path))
+    if not found:
+        return path, None
+    start, end = found[-1].span(1)
+    return f"{path[:start]}*{path[end:]}", int(found[-1][1])
+
+
+def own_path(path: Path, worker: Worker | None) -> Path:
+    """Return where a worker writes: the path with its rank before the suffix, unless that names its rank already.
+
+    A path that names another rank gets one too: all workers may have been given the same.
+
+    Example:
+        >>> own_path(Path("run.jsonl"), Worker(1, 2)).name, own_path(Path("run.rank1.jsonl"), Worker(1, 2)).name
+        ('run.rank1.jsonl', 'run.rank1.jsonl')
+    """
+    if worker is None or rank_of(str(path))[1] == worker.rank:
+        return path
+    return path.with_name(f"{path.stem}.rank{worker.rank}{path.suffix}")
 
 
 def in_cluster(cluster: Mapping[str, Any], kind: str | None, index: int | None) -> Worker | None:
@@ -121,6 +165,24 @@ def in_cluster(cluster: Mapping[str, Any], kind: str | None, index: int | None) 
     return Worker(before + int(index), sum(sizes.values()))
 
 
+def _sources(strategy: Any, environ: Mapping[str, str]) -> Iterator[tuple[str, Worker]]:
+    """Yield what says which worker this process is, and what it says; launchers only where they started several."""
+    asked = {
+        "the strategy": _of_strategy(strategy),
+        "JAX's processes": _of_jax(),
+        "PyTorch's process group": _of_torch(),
+        "TF_CONFIG": _of_tf_config(environ.get("TF_CONFIG", "")),
+    }
+    yield from ((name, found) for name, found in asked.items() if found is not None)
+    for launcher, (rank, count) in _LAUNCHERS.items():
+        try:
+            found = Worker(int(environ[rank]), int(environ[count]))
+        except (KeyError, ValueError):
+            continue
+        if 0 <= found.rank < found.size and found.size > 1:
+            yield f"{launcher}'s {rank} and {count}", found
+
+
 def _of_strategy(strategy: Any) -> Worker | None:
     resolver = getattr(strategy, "cluster_resolver", None)
     try:
@@ -129,9 +191,30 @@ def _of_strategy(strategy: Any) -> Worker | None:
         return None
 
 
+def _open_strategy() -> Any:
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None or not tensorflow.distribute.has_strategy():
+        return None
+    return tensorflow.distribute.get_strategy()
+
+
 def _keras_distribution() -> Any:
     keras = sys.modules.get("keras")
     return None if keras is None else keras.distribution.distribution()
+
+
+def _of_keras_distribution() -> Worker | None:
+    distribution = _keras_distribution()
+    processes = getattr(distribution, "num_processes", 1)
+    if distribution is None or processes <= 1:
+        return None
+    if getattr(distribution, "auto_shard_dataset", False):
+        raise UsageError(
+            "shard: with auto_shard_dataset, Keras shares out the rows itself, and takes a tf.data.Dataset only; "
+            "make the distribution with auto_shard_dataset=False, or set keras.distribution.distribution()"
+            ".auto_shard_dataset = False, and let shard='auto' share them out"
+        )
+    return Worker(distribution.data_shard_id, min(processes, distribution.num_model_replicas))
 
 
 def _of_torch() -> Worker | None:

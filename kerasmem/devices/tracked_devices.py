@@ -37,7 +37,7 @@ def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDev
         return devices_of_other_backend(backend, names)
     import tensorflow as tf
 
-    logical = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
+    logical = _local_devices(tf)
     if names is None:
         gpus = [name for name in logical if name.startswith("GPU:")]
         names = gpus or [name for name in logical if name == "CPU:0"]
@@ -51,6 +51,10 @@ def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDev
             hint = f"; {_NO_CPU_STATS}" if name == "CPU:0" and name in logical else ""
             notes.append(f"allocator: {name}: {error}{hint}")
         devices.append(TrackedDevice(name, allocator, *cards.get(name, (None, None))))
+    if not devices:
+        notes.append(
+            f"allocator: TensorFlow shows this process no GPU and no CPU:0, only {logical}; host memory is logged"
+        )
     if any(device.allocator for device in devices):
         notes.append(NO_RESERVED)
     if any(device.name == "CPU:0" and device.allocator for device in devices) and not cpu_uses_bfc():
@@ -59,6 +63,15 @@ def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDev
             f"{_NO_CPU_STATS}"
         )
     return devices or [TrackedDevice(None)], notes
+
+
+def _local_devices(tf: Any) -> list[str]:
+    """Return this process's logical devices, such as "CPU:0"; in a cluster TensorFlow lists those of all workers."""
+    names = [device.name for device in tf.config.list_logical_devices()]
+    worker = ""
+    if any(name.startswith("/job:") for name in names):
+        worker = tf.constant(0).device.partition("/device:")[0]
+    return [name.rpartition("/device:")[2] for name in names if name.startswith(f"{worker}/device:")]
 
 
 def devices_of_other_backend(backend: str, names: Sequence[str] | None) -> tuple[list[TrackedDevice], list[str]]:

@@ -12,10 +12,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Union
 
-from kerasmem.cluster import Worker
+from kerasmem.cluster import Worker, own_path
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.monitoring.logfile import Format, LogFile
-from kerasmem.monitoring.ranks import own_path
 from kerasmem.monitoring.timeline import SIZES, Sample
 from kerasmem.processes.children import GOES_ON
 

@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
-from kerasmem.cluster import Worker
+from kerasmem.cluster import rank_of
 from kerasmem.errors import UsageError
-
-_RANK = re.compile(r"(?<![A-Za-z])(?:rank|worker)[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
-
-
-def rank_of(path: str) -> tuple[str, int | None]:
-    """Return the path with its rank as "*", and the rank; None where the path names none.
-
-    The last "rank" or "worker" that a number follows counts, in the file's name or a folder's.
-
-    Example:
-        >>> rank_of("logs/run.rank3.jsonl"), rank_of("worker_1/run.csv"), rank_of("frank3.csv")
-        (('logs/run.rank*.jsonl', 3), ('worker_*/run.csv', 1), ('frank3.csv', None))
-    """
-    found = list(_RANK.finditer(path))
-    if not found:
-        return path, None
-    start, end = found[-1].span(1)
-    return f"{path[:start]}*{path[end:]}", int(found[-1][1])
-
-
-def own_path(path: Path, worker: Worker | None) -> Path:
-    """Return where a worker writes: the path with its rank before the suffix, unless that names its rank already.
-
-    A path that names another rank gets one too: all workers may have been given the same.
-
-    Example:
-        >>> own_path(Path("run.jsonl"), Worker(1, 2)).name, own_path(Path("run.rank1.jsonl"), Worker(1, 2)).name
-        ('run.rank1.jsonl', 'run.rank1.jsonl')
-    """
-    if worker is None or rank_of(str(path))[1] == worker.rank:
-        return path
-    return path.with_name(f"{path.stem}.rank{worker.rank}{path.suffix}")
 
 
 def group_by_rank(paths: Sequence[str], together: bool = False) -> dict[str, tuple[tuple[int | None, str], ...]]:

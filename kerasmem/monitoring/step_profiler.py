@@ -12,10 +12,9 @@ from typing import Any
 
 import keras
 
-from kerasmem.cluster import Worker
+from kerasmem.cluster import Worker, own_path
 from kerasmem.errors import UsageError
 from kerasmem.files import write_named
-from kerasmem.monitoring.ranks import own_path
 from kerasmem.profiling.recorder import ProfilingError, StepRecorder
 from kerasmem.profiling.results import StepProfile
 

@@ -94,11 +94,12 @@ class H5ChunkSequence(keras.utils.PyDataset):
             train/validation splits.
         drop_remainder: leave out a last batch that is not full (with `shuffle`, other rows each epoch).
         shard: (index, count), the part of the rows for worker `index` of `count`, or "auto" to take both from
-            the distribution in force: the open scope of a `tf.distribute` strategy, `keras.distribution`, or
-            the environment's `TF_CONFIG`. The parts are disjoint, complete, of equally many batches, and the
-            same in every epoch; each chunk is read by one worker, but for at most `count` - 1 on the borders.
-            `batch_size` is then each worker's, in `fit` and `evaluate` under such a distribution too. On JAX, make it
-            with `auto_shard_dataset=False`. Without shard every worker reads all rows, and a warning says so.
+            `keras.distribution`, the open scope of a `tf.distribute` strategy, JAX's or PyTorch's processes,
+            `TF_CONFIG`, or the launcher (torchrun, Horovod, MPI, Slurm). The parts are disjoint, complete, of
+            equally many batches, and the same in every epoch; each chunk is read by one worker, but for at most
+            `count` - 1 on the borders. `batch_size` is then each worker's, in `fit` and `evaluate` under such a
+            distribution too. On JAX, make it with `auto_shard_dataset=False`. Without shard every worker reads all
+            rows, and a warning says so.
         scale: factor, or (factor, offset), applied to all features as they are read, such as 1/255; or a
             dict by dataset name. `value * factor + offset`.
         transform: called with each batch's arrays, `transform(x)`, `transform(x, y)` or

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from kerasmem import checks
-from kerasmem.cluster import worker_of
+from kerasmem.cluster import find_worker, own_path, worker_of
 from kerasmem.compat.keras_fit import initial_epoch, set_initial_epoch
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.errors import UsageError
@@ -37,12 +38,14 @@ class ResumeTraining(SavingCallback):
     In the epoch that is gone on with, the batches trained on before are counted once more, in no time and with
     the last known logs, so that numbers of batches, progress bar and `steps_per_epoch` are right.
 
-    Under `tf.distribute.MultiWorkerMirroredStrategy` each worker saves its own file, and keeps the one before as
-    well (`PATH.before`): a worker may die before it has saved what another one has. Started again, all of them go
-    on from the last point that every one has, so all have to be started again, as TensorFlow wants it anyhow.
+    Among several workers (see `H5ChunkSequence`'s `shard="auto"`) each saves its own file, with its rank in the name
+    unless `path` has it: `run.rank1.resume` for `run.resume`. Under `tf.distribute.MultiWorkerMirroredStrategy` it
+    keeps the one before as well (`PATH.before`): a worker may die before it has saved what another one has. Started
+    again, all of them go on from the last point that every one has, so all have to be started again, as TensorFlow
+    wants it anyhow.
 
     Args:
-        path: where to save; one file for each worker.
+        path: where to save. Workers may be given the same.
         sequence: the sequence given to `fit`, itself or through `as_tf_dataset()`, made with the settings of the
             first run; with seed=None it takes over that run's seed.
         save_freq: batches from one saving to the next, 100 by default; each epoch's end is saved too.
@@ -96,10 +99,12 @@ class ResumeTraining(SavingCallback):
             self.model.optimizer.build(self.model.trainable_variables)
         self._initial_epoch = initial_epoch(self.model)
         _SkippedSteps.remove(self.model)
-        several = worker_of(self.model.distribute_strategy).size > 1
+        strategy = self.model.distribute_strategy
+        several = worker_of(strategy).size > 1
+        own = str(own_path(Path(self.path), find_worker(strategy)))
         self.source = source = SequenceSource(self.sequence)
-        self.checkpoint = Checkpoint(self.path, source, keeps_before=several)
-        self.run = self._restored(source, self._common_file() if several else self.path) or RunState()
+        self.checkpoint = Checkpoint(own, source, keeps_before=several)
+        self.run = self._restored(source, self._common_file() if several else own) or RunState()
         super().on_train_begin(logs)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -120,7 +125,7 @@ class ResumeTraining(SavingCallback):
     def _common_file(self) -> str | None:
         """Return the file that says the last point that all workers have."""
         points = self.checkpoint.points()
-        return points.get(find_common_point(self.model.distribute_strategy, list(points), self.path))
+        return points.get(find_common_point(self.model.distribute_strategy, list(points), self.checkpoint.path))
 
     def _restored(self, source: SequenceSource, path: str | None) -> RunState | None:
         """Return the state of the run that a file says, with its weights in the model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import random
@@ -76,7 +77,7 @@ def change_json(value: Any, draw: random.Random, odd: tuple[Any, ...] = ()) -> A
         node[key] = draw.choice((-1, 0, 1, 2, 3, 1 << 31, 1 << 40, 1 << 63, 1 << 70, -(1 << 63), 0.5, 1e308, -1e308,
                                  float("nan"), float("inf")))  # fmt: skip
     elif kind == 4 and odd:
-        node[key] = draw.choice(odd)
+        node[key] = copy.deepcopy(draw.choice(odd))
     elif kind == 5:
         node[key] = draw.choice((*_ATTACKS, *NUMBERS))
     elif kind == 6:

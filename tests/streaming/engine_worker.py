@@ -129,7 +129,7 @@ def resumed(fit):
             if index == 1 and self.seen == int(os.environ.get("KILL_AT", 0)):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    return fit(make_callbacks=lambda data: [Kill(), ResumeTraining(f"worker{index}.resume", data, save_freq=3)])[1]
+    return fit(make_callbacks=lambda data: [Kill(), ResumeTraining("run.resume", data, save_freq=3)])[1]
 
 
 def loop(strategy, stream):

@@ -233,7 +233,7 @@ class TestKilledWorker:
     def test_a_worker_without_its_file_is_told(self, path, tmp_path, monkeypatch):
         monkeypatch.setenv("KILL_AT", "14")
         end_of_workers(path, tmp_path, 2, "resumed")
-        for file in tmp_path.glob("worker1.resume*"):
+        for file in tmp_path.glob("run.rank1.resume*"):
             file.unlink()
         monkeypatch.delenv("KILL_AT")
         codes, errors = end_of_workers(path, tmp_path, 2, "resumed")
