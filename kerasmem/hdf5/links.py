@@ -19,6 +19,8 @@ from typing import Any
 import h5py
 
 from kerasmem.errors import DataError
+from kerasmem.hdf5.direct.indexes import refuse_endless_index, refuse_endless_sources
+from kerasmem.hdf5.direct.raw import RawError, RawFile, raw_file
 from kerasmem.hdf5.layout import shown
 
 _SOURCES = 10_000  # of a virtual dataset, looked at one by one
@@ -38,15 +40,26 @@ def encoded(name: str) -> str | bytes:
 
 
 def walk_objects(file: h5py.File, most: int) -> tuple[dict[str, Any], bool]:
-    """Return the groups and datasets of a file by name, so many at most, and whether these are all."""
-    found: dict[str, Any] = {}
+    """Return the groups and datasets of a file by name, so many at most, and whether these are all.
 
-    def note(path: str | bytes, item: Any) -> bool | None:
-        name = path if isinstance(path, str) else path.decode("utf-8", "surrogateescape")  # not UTF-8
-        found[name] = item
-        return True if len(found) >= most else None
+    Raises:
+        RawError: one has a list of sources that HDF5 would go through without end; what else h5py raises at damage is
+            in `DAMAGED`.
+    """
+    places: dict[int, bytes] = {}
+    itself = h5py.h5o.get_info(file.id).addr
 
-    return found, file.visititems(note) is None
+    def note(path: bytes, info: Any) -> bool | None:  # which must raise nothing: h5py breaks at it
+        if info.type == h5py.h5l.TYPE_HARD and info.u != itself:
+            places.setdefault(info.u, path)
+        return True if len(places) >= most else None
+
+    complete = file.id.links.visit(note, info=True) is None
+    found, raw = {}, raw_file(file)
+    for place, path in places.items():
+        refuse_endless_sources(raw, place)
+        found[path.decode("utf-8", "surrogateescape")] = file[path]  # may be no UTF-8
+    return found, complete
 
 
 def shape_of(dataset: h5py.Dataset) -> tuple[int, ...] | None:
@@ -226,14 +239,19 @@ def _check_path(file: h5py.File, name: str, trail: _Trail) -> None:
     """Walk a path part by part, soft links included, without ever having HDF5 open another file."""
     pending = _parts(name.encode("utf-8", "surrogateescape"))
     group: Any = file
+    raw = raw_file(file)
     followed = 0
     while pending and isinstance(group, h5py.Group):
         part = pending.pop(0)
         try:
-            kind = group.id.links.get_info(part).type
+            info = group.id.links.get_info(part)
+            kind = info.type
             target = group.id.links.get_val(part) if kind != h5py.h5l.TYPE_HARD else b""
             if kind == h5py.h5l.TYPE_HARD:
+                _refuse_endless(file, raw, info.u, name)
                 group = group[part]
+        except DataError:
+            raise
         except DAMAGED:
             return  # missing: the caller says so
         if kind == h5py.h5l.TYPE_HARD:
@@ -247,6 +265,17 @@ def _check_path(file: h5py.File, name: str, trail: _Trail) -> None:
         pending = _parts(target) + pending
         if target.startswith(b"/"):
             group = file
+
+
+def _refuse_endless(file: h5py.File, raw: RawFile, address: int, name: str) -> None:
+    """Refuse an object that HDF5 may not be asked for: it would go through it without end."""
+    try:
+        refuse_endless_sources(raw, address)
+        refuse_endless_index(raw, address)
+    except RawError as error:
+        raise DataError(
+            f"{shown(file.filename)}: dataset {shown(name)} cannot be read: {error}; copy or write the file again"
+        ) from error
 
 
 def _check_link(file: h5py.File, name: str, target: Any, rest: list[bytes], trail: _Trail) -> None:

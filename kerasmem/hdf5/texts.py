@@ -39,7 +39,7 @@ def read_attribute(item: h5py.Group | h5py.Dataset, name: str, raw: RawFile, mos
         if elements is None or len(elements) < count * raw.element_size:
             return None
         texts = [one.decode("utf-8", "replace") for one in raw.texts(elements[: count * raw.element_size], most)]
-    except (RawError, *DAMAGED):
+    except DAMAGED:
         return None
     return np.array(texts, object).reshape(shape) if shape else texts[0]
 

@@ -243,3 +243,109 @@ def test_virtual_datasets_in_layers_are_each_looked_at_once(attack, tmp_path):
     )
     done = attack(tmp_path / "layers.h5", script=script, seconds=60)
     assert json.loads(done.out) == [0.0] * 8, done.text
+
+
+def far_away(path):
+    """Write one chunk of 2**31: the index has a place for each before it."""
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_dataset("x", (2**31,), "u1", chunks=(1,), maxshape=(None,))[2**31 - 1 :] = 1
+
+
+def branching(path):
+    """Write a tree of chunks in which each of ten levels leads 64 times to the next."""
+    size, key, levels = 4096, 24, 10
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(8), chunks=(4,), maxshape=(None,))
+        file["room"] = np.zeros(size * levels, "u1")
+        room = file["room"].id.get_offset()
+    data = bytearray(path.read_bytes())
+    leaf = data.index(b"TREE\1\0")
+    for level in range(1, levels + 1):
+        at = room + size * (level - 1)
+        child = leaf if level == 1 else at - size
+        node = b"TREE\1" + struct.pack("<BHqq", level, 64, -1, -1)
+        data[at : at + size] = (node + (bytes(key) + struct.pack("<Q", child)) * 64).ljust(size, b"\0")
+    pointer = data.index(struct.pack("<Q", leaf))
+    data[pointer : pointer + 8] = struct.pack("<Q", at)
+    path.write_bytes(data)
+
+
+def round_and_round(path):
+    """Write a virtual dataset whose list of sources lies in a heap with free space of no bytes."""
+    virtual(path, (4,), 4)
+    data = bytearray(path.read_bytes())
+    heap = data.index(b"GCOL")
+    at = heap + 16
+    while data[at : at + 2] != b"\0\0":
+        at += 16 + -(-int.from_bytes(data[at + 8 : at + 16], "little") // 8) * 8
+    data[at + 8 : at + 16] = bytes(8)
+    path.write_bytes(data)
+
+
+LOOK = """
+import sys
+from kerasmem.datatools.inspecting.listing import list_contents
+from kerasmem.errors import DataError
+from kerasmem.hdf5.settings import Access
+from kerasmem.streaming.file_order import read_windows
+for path in sys.argv[1:]:
+    for look in (
+        lambda: [print(path, entry.name, entry.problem) for entry in list_contents(path).entries],
+        lambda: list_contents(path, Access(allow_missing=True)),
+        lambda: next(read_windows([path], ["x"])),
+    ):
+        try:
+            look()
+        except DataError as error:
+            print(error)
+"""
+
+
+def test_indexes_and_lists_without_end(attack, tmp_path):
+    """HDF5 goes through all places, down each branch, and by the sizes in a heap."""
+    makers = (far_away, branching, round_and_round)
+    paths = [tmp_path / f"{make.__name__}.h5" for make in makers]
+    for make, path in zip(makers, paths, strict=True):
+        make(path)
+    done = attack(*paths, script=LOOK, seconds=40)
+    for path, said in zip(paths, ("2,147,483,648 places", "leads to one place twice", "a heap"), strict=True):
+        lines = [line for line in done.out.splitlines() if path.name in line and said in line]
+        assert len(lines) >= 2, done.text
+
+
+FRAME = {
+    "version": 25, "kind": 26, "element": 48, "filters": 70, "metalayers": 92, "index": -72, "trailer": -27,
+    "length of the trailer": -19,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("filter_code", "numbers", "changes"),
+    [(32004, (512,), {10: 0}), (32004, (512,), {8: 1}), (32004, (512,), {11: 1}), (32004, (512,), {10: 0, 11: 0}),
+     *((32026, (0, 0, 0, 0, 5, 1, 5), {place: 0xA5}) for place in FRAME.values())],
+    ids=["fewer bytes a block", "more bytes a block", "other blocks", "blocks of no bytes", *FRAME],
+)  # fmt: skip
+def test_a_chunk_that_its_own_filter_refuses(tmp_path, filter_code, numbers, changes):
+    """What the data is not made of is looked at too: there is no checksum that would tell what else is damaged."""
+    pytest.importorskip("hdf5plugin")
+    pytest.importorskip("imagecodecs")
+    path, values = tmp_path / "x.h5", np.arange(1024, dtype="<i4") % 97
+    with h5py.File(path, "w") as file:
+        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        creation.set_chunk((1024,))
+        creation.set_filter(filter_code, h5py.h5z.FLAG_OPTIONAL, numbers)
+        space = h5py.h5s.create_simple((1024,))
+        dataset = h5py.Dataset(h5py.h5d.create(file.id, b"x", h5py.h5t.py_create(values.dtype), space, creation))
+        dataset[...] = values
+    ((_, window),) = read_windows([str(path)], ["x"])
+    assert window["x"].tolist() == values.tolist()
+    with h5py.File(path, "r+") as file:
+        mask, chunk = file["x"].id.read_direct_chunk((0,))
+        chunk = bytearray(chunk)
+        for place, byte in changes.items():
+            chunk[place] = byte
+        file["x"].id.write_direct_chunk((0,), bytes(chunk), mask)
+    with h5py.File(path) as file, pytest.raises(OSError, match="filter returned failure"):
+        file["x"][...]
+    with pytest.raises(DataError, match="cannot be read: "):
+        list(read_windows([str(path)], ["x"]))

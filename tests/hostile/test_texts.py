@@ -11,8 +11,7 @@ import pytest
 
 from kerasmem.datatools.inspecting.inspection import inspect_data
 from kerasmem.hdf5.direct.handle import FileHandle
-from kerasmem.hdf5.direct.opening import raw_file
-from kerasmem.hdf5.direct.raw import RawError
+from kerasmem.hdf5.direct.raw import RawError, raw_file
 from kerasmem.hdf5.texts import read_attribute, read_names
 
 LARGE, TIMES = 4 << 20, 3900
@@ -151,7 +150,7 @@ def test_sound_texts_are_those_that_hdf5_reads(tmp_path, libver, options):
             item.attrs[f"more {number}"] = "x" * 9000  # the header goes on elsewhere
     handle = FileHandle(str(path), path.stat().st_size)
     with h5py.File(path) as file:
-        raw = raw_file(file, handle)
+        raw = raw_file(file)
         for name, dataset in file.items():
             wanted = [str(value) for value in dataset] if "numbers" in name else list(dataset.asstr())
             assert read_names(dataset, handle, raw, 100) == wanted, name
@@ -170,4 +169,4 @@ def test_texts_behind_a_short_chunk_are_an_error(tmp_path):
         dataset.id.write_direct_chunk((0,), zlib.compress(b"\1" * 40), 0)
     handle = FileHandle(str(path), path.stat().st_size)
     with h5py.File(path) as file, pytest.raises(RawError, match="decompresses to 40 bytes"):
-        read_names(file["x"], handle, raw_file(file, handle), 1000)
+        read_names(file["x"], handle, raw_file(file), 1000)

@@ -21,8 +21,7 @@ from kerasmem.datatools.converting.job import open_log, read_into, sync
 from kerasmem.datatools.inspecting.listing import CLASS_NAMES
 from kerasmem.files import open_plain
 from kerasmem.hdf5.direct.chunks import walk_chunks
-from kerasmem.hdf5.direct.handle import FileHandle
-from kerasmem.hdf5.direct.opening import raw_file
+from kerasmem.hdf5.direct.raw import raw_file
 from kerasmem.hdf5.links import DAMAGED, encoded
 from kerasmem.hdf5.texts import read_attribute
 
@@ -166,9 +165,8 @@ def copy_attributes(source: str, output: str, names: Sequence[tuple[str, str]]) 
         output: the file that was written.
         names: datasets there and here.
     """
-    handle = FileHandle(source, os.path.getsize(source))
     with h5py.File(source, "r") as one, h5py.File(output, "r+") as other:
-        raw = raw_file(one, handle)
+        raw = raw_file(one)
         for name, written in [("/", "/"), *names]:
             try:
                 item = one[encoded(name)]

@@ -14,8 +14,8 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.handle import FileHandle
-from kerasmem.hdf5.direct.opening import raw_file
-from kerasmem.hdf5.direct.raw import RawError
+from kerasmem.hdf5.direct.indexes import refuse_endless_index
+from kerasmem.hdf5.direct.raw import raw_file
 from kerasmem.hdf5.layout import DatasetLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded, shape_of, walk_objects
 from kerasmem.hdf5.scan import close_file, find_dataset, look_at, open_file
@@ -156,7 +156,7 @@ class _Listing:
     def __init__(self, file: h5py.File, path: str, access: Access) -> None:
         self._file, self._path, self._access = file, path, access
         self._handle = FileHandle(path, os.path.getsize(path))
-        self._raw = raw_file(file, self._handle)
+        self._raw = raw_file(file)
 
     def list(self) -> tuple[tuple[Entry, ...], str, bool]:
         """Return the datasets by name, who wrote the file, and whether these are all."""
@@ -176,12 +176,17 @@ class _Listing:
     def _attribute(self, item: Any, name: str) -> Any:
         return read_attribute(item, name, self._raw)
 
+    def _stored(self, item: h5py.Dataset) -> int:
+        """Return the bytes of a dataset in the file, which HDF5 goes through its index for."""
+        refuse_endless_index(self._raw, h5py.h5o.get_info(item.id).addr)
+        return int(item.id.get_storage_size())
+
     def _entry(self, item: h5py.Dataset, name: str) -> Entry:
         shape: tuple[int, ...] | None = None
         dtype, layout, problem, stored = "", None, "", 0
         try:
             shape = shape_of(item)
-            stored = int(item.id.get_storage_size())
+            stored = self._stored(item)
             dtype = item.dtype.str if item.dtype.names is None and item.dtype.kind != "O" else str(item.dtype)
         except DAMAGED as error:
             problem = one_line(str(error))
@@ -212,7 +217,7 @@ class _Listing:
                 if isinstance(self._file.get(encoded(other), getlink=True), h5py.HardLink):
                     names = read_names(find_dataset(self._file, other), self._handle, self._raw, _MOST_NAMES)
                     return None if names is None else tuple(names)
-            except (RawError, *DAMAGED, DataError):
+            except (*DAMAGED, DataError):
                 return None
         return None
 
@@ -223,7 +228,7 @@ class _Listing:
             if not isinstance(extents, np.ndarray) or extents.dtype.kind not in "iu" or extents.shape != (2,):
                 raise ValueError("its shape is missing")
             shape = tuple(int(extent) for extent in extents)
-            stored = sum(int(part.id.get_storage_size()) for part in parts)
+            stored = sum(map(self._stored, parts))
             values = int(parts[0].shape[0])
             dtype = parts[0].dtype.str
         except DAMAGED as error:

@@ -23,7 +23,7 @@ from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex, walk_chunks
 from kerasmem.hdf5.direct.codecs import EXTRA, DecodeError, Pipeline, register_filters
 from kerasmem.hdf5.direct.delivery import PIECE_BYTES, Delivery, RowRun, Scratch
 from kerasmem.hdf5.direct.handle import Handle
-from kerasmem.hdf5.direct.raw import RawError, RawFile
+from kerasmem.hdf5.direct.raw import RawError, raw_file
 from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, Source
 from kerasmem.hdf5.direct.virtual import SegmentedSource, find_segments
 from kerasmem.hdf5.layout import DatasetLayout, shown
@@ -94,7 +94,7 @@ def read_elements(
         raise DecodeError(reason) from error
 
     if dataset.id.get_create_plist().get_layout() == h5py.h5d.COMPACT:
-        stored = raw_file(file, handle).compact(h5py.h5o.get_info(dataset.id).addr)
+        stored = raw_file(file).compact(h5py.h5o.get_info(dataset.id).addr)
         if len(stored) < rows * dtype.itemsize:
             raise DecodeError("it has fewer bytes than its shape needs")
         return np.frombuffer(stored, dtype, rows)
@@ -184,26 +184,9 @@ class _Opening:
     def _plain_edges(self, dataset: h5py.Dataset) -> bool:
         """Return whether HDF5 was told to leave the filters out for chunks at the edge."""
         try:
-            return raw_file(self.file, self.handle).edges_are_unfiltered(h5py.h5o.get_info(dataset.id).addr)
+            return raw_file(self.file).edges_are_unfiltered(h5py.h5o.get_info(dataset.id).addr)
         except RawError as error:
             raise DecodeError(str(error)) from error
-
-
-def raw_file(file: h5py.File, handle: Handle) -> RawFile:
-    """Return a file's bytes as HDF5 counts them.
-
-    Args:
-        file: the file, open in h5py.
-        handle: the same, to be read past HDF5.
-    """
-
-    def read(offset: int, size: int) -> bytes:
-        data = bytearray(size)
-        handle.read([memoryview(data)], offset, size)
-        return bytes(data)
-
-    address_size, length_size = file.id.get_create_plist().get_sizes()
-    return RawFile(read, int(file.userblock_size), int(address_size), int(length_size))
 
 
 def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str, seen: set[str]) -> None:

@@ -7,10 +7,13 @@ are added up before a text is read. The layout is that of the HDF5 File Format S
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-_LAYOUT, _ATTRIBUTE, _CONTINUATION = 0x08, 0x0C, 0x10  # kinds of messages of an object's header
+import h5py
+
+_SPACE, _LAYOUT, _ATTRIBUTE, _CONTINUATION = 0x01, 0x08, 0x0C, 0x10  # kinds of messages of an object's header
 _SHARED = 2  # flag of a message that lies elsewhere
 _MOST_HEADER = 4 << 20  # bytes of the messages of one object
 _MOST_HEAP = 64 << 20  # bytes of heaps looked through in a file
@@ -20,7 +23,7 @@ MOST_TEXT = 64 << 20
 """Bytes of text that are read of a file."""
 
 
-class RawError(Exception):
+class RawError(ValueError):
     """The bytes are not what the format has, or more than are read; the text goes on from "cannot be read: "."""
 
 
@@ -30,12 +33,14 @@ class RawFile:
 
     Args:
         read: returns so many bytes from a place in the file.
+        size: bytes of the file.
         base: where in the file places are counted from.
         address_size: bytes of a place as it is stored.
         length_size: bytes of a length as it is stored.
     """
 
     read: Callable[[int, int], bytes]
+    size: int
     base: int = 0
     address_size: int = 8
     length_size: int = 8
@@ -52,10 +57,36 @@ class RawFile:
         Raises:
             RawError: it is damaged.
         """
-        for kind, _, data in self._messages(header):
-            if kind == _LAYOUT and len(data) > 2:
-                return data[0] >= 4 and data[1] == 2 and bool(data[2] & _UNFILTERED_EDGES)
-        raise RawError("its header says nothing of its layout")
+        layout = self.layout(header)
+        if len(layout) < 3:
+            raise RawError("its header says nothing of its layout")
+        return layout[0] >= 4 and layout[1] == 2 and bool(layout[2] & _UNFILTERED_EDGES)
+
+    def layout(self, header: int) -> bytes:
+        """Return what an object's header says of how its data is stored; b"" where it says nothing.
+
+        Args:
+            header: place of the object's header.
+
+        Raises:
+            RawError: it is damaged.
+        """
+        return next((data for kind, _, data in self._messages(header) if kind == _LAYOUT), b"")
+
+    def extents(self, header: int) -> tuple[int, ...]:
+        """Return the shape that a dataset's header has; () where it lies elsewhere.
+
+        Args:
+            header: place of the dataset's header.
+
+        Raises:
+            RawError: it is damaged.
+        """
+        for kind, flags, data in self._messages(header):
+            if kind == _SPACE and not flags & _SHARED and len(data) >= 4:
+                first, width = (8 if data[0] == 1 else 4), self.length_size
+                return tuple(little(data[at : at + width]) for at in range(first, first + data[1] * width, width))
+        return ()
 
     def compact(self, header: int) -> bytes:
         """Return the bytes of a dataset that lies in its header.
@@ -66,10 +97,10 @@ class RawFile:
         Raises:
             RawError: it is damaged, or does not lie there.
         """
-        for kind, _, data in self._messages(header):
-            if kind == _LAYOUT and len(data) > 4 and data[0] >= 3 and data[1] == 0:
-                return data[4 : 4 + _number(data[2:4])]
-        raise RawError("its header holds no data")
+        layout = self.layout(header)
+        if len(layout) < 5 or layout[0] < 3 or layout[1] != 0:
+            raise RawError("its header holds no data")
+        return layout[4 : 4 + little(layout[2:4])]
 
     def attribute(self, header: int, name: str) -> bytes | None:
         """Return the bytes of an attribute's values; None where they do not lie in the object's header.
@@ -85,7 +116,7 @@ class RawFile:
         for kind, flags, data in self._messages(header):
             if kind != _ATTRIBUTE or flags & _SHARED or len(data) < 8:
                 continue
-            version, sizes = data[0], [_number(data[at : at + 2]) for at in (2, 4, 6)]
+            version, sizes = data[0], [little(data[at : at + 2]) for at in (2, 4, 6)]
             at = 9 if version == 3 else 8
             if data[at : at + sizes[0]].split(b"\0")[0] == wanted:
                 return data[at + sum(-(-size // 8) * 8 if version == 1 else size for size in sizes) :]
@@ -103,14 +134,14 @@ class RawFile:
         """
         size = self.element_size
         found = [elements[at : at + size] for at in range(0, len(elements) - size + 1, size)]
-        lengths = [_number(one[:4]) for one in found]
+        lengths = [little(one[:4]) for one in found]
         if sum(lengths) > most:
             raise RawError(f"its {len(found):,} texts take {sum(lengths):,} bytes together; {most:,} are read at most")
         self.spend(sum(lengths))
         known: dict[bytes, bytes] = {}
         for one, length in zip(found, lengths, strict=True):
             if one not in known:
-                known[one] = self._text(_number(one[4:-4]), _number(one[-4:]), length)
+                known[one] = self._text(little(one[4:-4]), little(one[-4:]), length)
         return [known[one] for one in found]
 
     def spend(self, size: int) -> None:
@@ -134,21 +165,44 @@ class RawFile:
         at, size = self._heap(heap).get(number, (0, 0))
         if length > size:
             raise RawError("a text lies outside its heap")
-        return self._bytes(at, length)
+        return self.bytes_at(at, length)
+
+    def look_through_heap(self, address: int) -> None:
+        """Go through a heap as HDF5 does, which trusts the sizes in it.
+
+        Args:
+            address: place of the heap.
+
+        Raises:
+            RawError: it is damaged: HDF5 would go round for ever, or read what lies behind it.
+        """
+        header = 8 + self.length_size
+        start = self.bytes_at(address, header)
+        size = little(start[8:])
+        if start[:4] != b"GCOL" or size < header:
+            raise RawError("a heap is damaged")
+        data, at = self.bytes_at(address, size), header
+        while at + header <= size:
+            length = little(data[at + 8 : at + header])
+            if little(data[at : at + 2]):
+                length = header + -(-length // 8) * 8
+            if not header <= length <= size - at:
+                raise RawError("a heap is damaged")
+            at += length
 
     def _heap(self, address: int) -> dict[int, tuple[int, int]]:
         """Return where the objects of a heap lie, and how many bytes they have, by their numbers."""
         if address in self._heaps:
             return self._heaps[address]
         header = 8 + self.length_size
-        start = self._bytes(address, header)
-        size = _number(start[8:])
+        start = self.bytes_at(address, header)
+        size = little(start[8:])
         self._looked_through += size
         if start[:4] != b"GCOL" or size < header or self._looked_through > _MOST_HEAP:
             raise RawError("a heap of its texts is damaged or too large")
-        data, found, at = self._bytes(address, size), {}, header
+        data, found, at = self.bytes_at(address, size), {}, header
         while at + header <= size:
-            number, length = _number(data[at : at + 2]), _number(data[at + 8 : at + header])
+            number, length = little(data[at : at + 2]), little(data[at + 8 : at + header])
             if not number:
                 break  # what follows is free
             if at + header + length > size:
@@ -160,36 +214,41 @@ class RawFile:
 
     def _messages(self, header: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield kind, flags and bytes of each message in an object's header."""
-        if self._bytes(header, 4) == b"OHDR":
-            flags = self._bytes(header, 6)[5]
+        if self.bytes_at(header, 4) == b"OHDR":
+            flags = self.bytes_at(header, 6)[5]
             at = header + 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
             width = 1 << (flags & 3)
             prefix, sizes, mark = (6 if flags & 4 else 4), (1, 3), b"OCHK"
-            block = (at + width, _number(self._bytes(at, width)))
+            block = (at + width, little(self.bytes_at(at, width)))
         else:
             prefix, sizes, mark = 8, (2, 4), b""
-            block = (header + 16, _number(self._bytes(header, 12)[8:]))
+            block = (header + 16, little(self.bytes_at(header, 12)[8:]))
         todo, total = [block], 0
         while todo:
             at, size = todo.pop(0)
             total += size
             if total > _MOST_HEADER:
                 raise RawError("its header is damaged or too large")
-            data, place = self._bytes(at, size), 0
+            data, place = self.bytes_at(at, size), 0
             while place + prefix <= len(data):
-                kind = _number(data[place : place + sizes[0]])
-                length = _number(data[place + sizes[0] : place + sizes[1]])
+                kind = little(data[place : place + sizes[0]])
+                length = little(data[place + sizes[0] : place + sizes[1]])
                 flags = data[place + sizes[1]]
                 message = data[place + prefix : place + prefix + length]
                 place += prefix + length
                 if kind == _CONTINUATION and len(message) >= self.address_size + self.length_size:
-                    where = _number(message[: self.address_size])
-                    room = _number(message[self.address_size : self.address_size + self.length_size])
+                    where = little(message[: self.address_size])
+                    room = little(message[self.address_size : self.address_size + self.length_size])
                     todo.append((where + len(mark), room - (len(mark) + 4 if mark else 0)))
                 elif len(message) == length:
                     yield kind, flags, message
 
-    def _bytes(self, address: int, size: int) -> bytes:
+    def bytes_at(self, address: int, size: int) -> bytes:
+        """Return so many bytes from a place in the file.
+
+        Raises:
+            RawError: it ends before that, or they are more than anything that is looked at has.
+        """
         if size < 0 or size > max(_MOST_HEAP, MOST_TEXT):
             raise RawError("its header is damaged")
         try:
@@ -201,5 +260,36 @@ class RawFile:
         return data
 
 
-def _number(data: bytes) -> int:
+def little(data: bytes) -> int:
+    """Return a number as the file has it, its lowest byte first."""
     return int.from_bytes(data, "little")
+
+
+def raw_file(file: h5py.File) -> RawFile:
+    """Return an open file's bytes as HDF5 counts them, a remote one's as they come."""
+    remote = getattr(file, "remote", None)
+    number = None if remote is not None else _descriptor(file)
+
+    def read(offset: int, size: int) -> bytes:
+        if number is not None:
+            return os.pread(number, size, offset)
+        if remote is None:  # in memory, or in parts
+            with open(file.filename, "rb") as stream:
+                stream.seek(offset)
+                return stream.read(size)
+        remote.seek(offset)
+        return bytes(remote.read(size))
+
+    if remote is not None:
+        length = int(remote.known.size)
+    else:
+        length = os.path.getsize(file.filename) if number is None else os.fstat(number).st_size
+    address_size, length_size = file.id.get_create_plist().get_sizes()
+    return RawFile(read, length, int(file.userblock_size), int(address_size), int(length_size))
+
+
+def _descriptor(file: h5py.File) -> int | None:
+    try:
+        return int(file.id.get_vfd_handle())
+    except (RuntimeError, ValueError, OSError):
+        return None
