@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import random
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +161,8 @@ def judge_reading(path: str, verdict: Verdict, told: Told, *, twice: bool = True
     for name, values in ours.items():
         found = judged[name]
         if isinstance(found, str):
-            filters = filters_of(path, name)
-            if any(code == 1 and numbers[:1] > (9,) for code, numbers in filters):
-                continue  # a level of compression that HDF5 does not know, and that nothing is read by
+            if has_other_level(path, name) or is_sound_by_checksum(path, name):
+                continue
             return Verdict("lenient", f"{codes_of(path, name)}: h5py: {found}")
         if not same(values, found):
             if not same(found, next(iter(read_h5py(path, {name: values}).values()))):
@@ -241,6 +241,36 @@ def filters_of(path: str, name: str) -> list[tuple[int, tuple[int, ...]]]:
         creation = file[name].id.get_create_plist()
         found = [creation.get_filter(number) for number in range(creation.get_nfilters())]
         return [(code, numbers) for code, _, numbers, _ in found]
+
+
+def has_other_level(path: str, name: str) -> bool:
+    """Return whether HDF5 does not know the level of compression that a file names, by which nothing is read."""
+    return any(code == 1 and (len(numbers) != 1 or numbers[0] > 9) for code, numbers in filters_of(path, name))
+
+
+def is_sound_by_checksum(path: str, name: str) -> bool:
+    """Return whether all chunks are zlib's, and hold what they were written with by its Adler-32.
+
+    libdeflate takes 286 and 287 for lengths of 258 bytes, as 285; zlib refuses them.
+    """
+    import deflate
+    import h5py
+
+    if [code for code, _ in filters_of(path, name)][-1:] != [1]:
+        return False
+    with h5py.File(path, "r") as file:
+        dataset = file[name]
+        listed: list[Any] = []
+        dataset.id.chunk_iter(listed.append)
+        most = 2 * int(np.prod(dataset.chunks)) * dataset.dtype.itemsize
+        try:
+            for chunk in listed:
+                mask, stored = dataset.id.read_direct_chunk(chunk.chunk_offset)
+                if mask or zlib.adler32(deflate.zlib_decompress(stored, most)) != int.from_bytes(stored[-4:], "big"):
+                    return False
+        except Exception:
+            return False
+        return True
 
 
 def codes_of(path: str, name: str) -> str:

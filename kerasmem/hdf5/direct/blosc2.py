@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-_FRAME, _CHUNK = 87, 32  # bytes of a frame's header before its metalayers, and of a chunk's
+_FRAME, _CHUNK = 97, 32  # bytes of a frame's header without metalayers, and of a chunk's
+_MARKS = {0: 0x9E, 1: 0xA8, 10: 0xD2, 15: 0xCF, 24: 0xA4, 29: 0xD3, 38: 0xD3, 47: 0xD2, 52: 0xD2, 57: 0xD2,
+          62: 0xD1, 65: 0xD1, 69: 0xD8, 70: 6, 91: 0xDE}  # fmt: skip
+_CONTIGUOUS = 0  # the kind of frame, byte 26
+_VERSION = 2  # of the format, in the lower half of byte 25; what is older is read as well
+_PIPELINE = slice(71, 77)  # filters of the frame
+_TRAILER = 35  # bytes without metalayers; the last 23: mark and length, and the mark, kind and value of a fingerprint
 _CODECS = {0, 1, 3, 4}  # blosclz, lz4, zlib, zstd
 _FILTERS = {0, 1, 2, 4}  # none, shuffle, bitshuffle, truncated precision; delta takes what lies in memory for data
 _EXTENDED = 0x05  # flags of a chunk with the longer header
@@ -36,14 +42,19 @@ def decode_frame(stored: Any, out: np.ndarray, decode: Callable[..., Any], fail:
         fail: makes the error for a frame that is damaged.
     """
     data = bytes(stored)
-    if len(data) < _FRAME or data[2:10] != b"b2frame\0":
+    if len(data) < _FRAME or data[2:10] != b"b2frame\0" or any(data[at] != mark for at, mark in _MARKS.items()):
         raise fail("it is no Blosc 2 frame")
+    if data[25] & 0x0F > _VERSION or data[26] != _CONTIGUOUS or not set(data[_PIPELINE]) <= _FILTERS:
+        raise fail("it is of a kind, or has a filter, that is not known here")
     header, whole = _big(data[11:15]), _big(data[16:24])
     size, packed = _big(data[30:38]), _big(data[39:47])
     if whole != len(data) or not _FRAME <= header <= whole or packed > whole - header:
         raise fail(f"its header speaks of another size than the {len(data):,} bytes stored")
+    _check_rest(data, header + packed, packed, decode, fail)
     blocks = _read_blocks(data[:header], fail)
     itemsize = _big(data[48:52])
+    if not 0 < itemsize < 2**31 or _big(data[92:94]) != (blocks is not None):
+        raise fail("it has an element of no size, or metalayers that are not known here")
     if blocks is not None:
         expected = itemsize * prod(-(-extent // block) * block for extent, block in zip(*blocks, strict=True))
         if itemsize * prod(blocks[0]) != out.nbytes or expected > _PADDED * out.nbytes + _SMALL:
@@ -59,6 +70,19 @@ def decode_frame(stored: Any, out: np.ndarray, decode: Callable[..., Any], fail:
     return _put_together(found, *blocks, itemsize)
 
 
+def _check_rest(data: bytes, at: int, packed: int, decode: Callable[..., Any], fail: Fail) -> None:
+    """Check what follows the chunk, none of which the data is made of: where the chunk lies, and the trailer."""
+    index = data[at:]
+    place = bytes(_decode_chunk(index, np.empty(8, np.uint8), len(index), decode, fail))
+    if index[3] != len(place) or (packed and any(place)):
+        raise fail("its chunk lies elsewhere")
+    trailer = index[_little(index[12:16]) :]
+    end = trailer[-23:]
+    whole = len(trailer) == _TRAILER and trailer[6:9] == b"\xde\0\0" and end[0] == 0xCE and end[5] == 0xD8
+    if not whole or _big(end[1:5]) != len(trailer):
+        raise fail("its trailer is damaged, or holds what is not known here")
+
+
 def _decode_chunk(data: bytes, target: np.ndarray, packed: int, decode: Callable[..., Any], fail: Fail) -> Any:
     if not packed:  # nothing but a place, whose highest byte says that all are zeros
         if bytes(_decode_chunk(data, np.empty(8, np.uint8), len(data), decode, fail))[7] != _ZEROS:
@@ -68,7 +92,7 @@ def _decode_chunk(data: bytes, target: np.ndarray, packed: int, decode: Callable
     if len(data) < _CHUNK or _little(data[4:8]) != target.nbytes or not _CHUNK <= _little(data[12:16]) <= packed:
         raise fail("the chunk in its frame has another size")
     flags, more = data[2], data[31]
-    known = flags & _EXTENDED == _EXTENDED and flags >> 5 in _CODECS and set(data[16:22]) <= _FILTERS
+    known = not data[30] and flags & _EXTENDED == _EXTENDED and flags >> 5 in _CODECS and set(data[16:22]) <= _FILTERS
     if not known or more & ~_USED_FLAGS or (more & _SPECIAL) >> 4 >= _UNINITIALISED:
         raise fail("it is packed by a codec or filter that is not known here")
     return decode(data[: _little(data[12:16])], numthreads=1, out=target)
@@ -76,7 +100,7 @@ def _decode_chunk(data: bytes, target: np.ndarray, packed: int, decode: Callable
 
 def _read_blocks(header: bytes, fail: Fail) -> tuple[list[int], list[int]] | None:
     """Return the extents of a chunk and of its blocks, in elements; None where it has one dimension."""
-    name = header.find(b"\xa4b2nd\xd2", _FRAME)
+    name = header.find(b"\xa4b2nd\xd2", 94)
     if name < 0:
         return None
     at = _big(header[name + 6 : name + 10])

@@ -139,8 +139,24 @@ def _blosc2(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
 
 
 def _lz4(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
-    _expect(int.from_bytes(stored[:8], "big"), out.nbytes)
-    return _load("imagecodecs").lz4h5_decode(stored, out=out)
+    """Decode blocks, each after its length: one as long as what it holds is stored as it is."""
+    total = out.nbytes
+    _expect(int.from_bytes(stored[:8], "big"), total)
+    block, at, decode = int.from_bytes(stored[8:12], "big"), 12, _load("imagecodecs").lz4_decode
+    if not block:
+        raise DecodeError("its blocks have no size")
+    for start in range(0, total, block):
+        target = out[start : start + block]
+        size = int.from_bytes(stored[at : at + 4], "big")
+        piece = stored[at + 4 : at + 4 + size]
+        if len(piece) != size or not size:
+            raise DecodeError("a block is cut off")
+        if size == len(target):
+            target[...] = np.frombuffer(piece, np.uint8)
+        else:
+            _expect(len(decode(piece, out=target)), len(target))
+        at += 4 + size
+    return out
 
 
 def _bitshuffle(stored: Any, out: np.ndarray, numbers: Sequence[int]) -> Any:
