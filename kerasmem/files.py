@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
 import tempfile
@@ -266,8 +267,10 @@ def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         raise ValueError(f"its version {version} is unknown")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = read(file)
-    if any(isinstance(extent, bool) for extent in shape):  # which NumPy's readers of the array refuse
+    if any(isinstance(extent, bool) for extent in shape) or abs(math.prod(shape)) * dtype.itemsize >= 1 << 63:
         raise ValueError(f"its shape is {shape}")
+    if dtype.subdtype is not None:
+        raise ValueError(f"its type is {dtype}, an array's own")
     if version == (3, 0) and dtype.names is not None:
         # the same header in UTF-8, which NumPy has no public function for and is taken for Latin-1 here
         dtype.names = tuple(name.encode("latin-1").decode("utf-8") for name in dtype.names)

@@ -37,6 +37,34 @@ def test_an_array_whose_header_is_no_python(tmp_path, header):
         convert_data(tmp_path / "x.npy", tmp_path / "out.h5")
 
 
+HEADER = b"{'descr': %s, 'fortran_order': False, 'shape': %s, }"
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "said"),
+    [(b"('<f4', (2,))", b"(4, 2)", "its type is"), (b"'<f4'", b"(4, " + b"1" * 400 + b")", "its shape is")],
+    ids=["an array of arrays, which NumPy neither writes nor reads", "a number that no float holds"],
+)
+def test_an_array_whose_header_makes_no_sense(tmp_path, kind, shape, said):
+    text = (HEADER % (kind, shape)).ljust(600) + b"\n"
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(64))
+    with pytest.raises(DataError, match=rf"x\.npy.*is no \.npy file: {said}"):
+        convert_data(tmp_path / "x.npy", tmp_path / "out.h5")
+
+
+@pytest.mark.parametrize("mark", [b"PK\x01\x02", b"PK\x03\x04"], ids=["in the table of contents", "in an entry"])
+def test_an_archive_with_a_name_that_is_no_text(tmp_path, mark):
+    np.savez(tmp_path / "d.npz", x=np.ones((4, 2), "f4"))
+    data = bytearray((tmp_path / "d.npz").read_bytes())
+    flags, name = (8, 46) if mark == b"PK\x01\x02" else (6, 30)
+    place = data.index(mark)
+    data[place + flags + 1] |= 0x08  # it is UTF-8
+    data[place + name] = 0xFF
+    (tmp_path / "d.npz").write_bytes(data)
+    with pytest.raises(DataError, match=r"d\.npz.*cannot be read: .*can't decode"):
+        convert_data(tmp_path / "d.npz", tmp_path / "out.h5")
+
+
 def test_an_archive_with_an_entry_without_a_name(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.ones((4, 2), "f4"))
     data = (tmp_path / "d.npz").read_bytes()

@@ -21,7 +21,7 @@ from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.units import MIB, format_size
 
 _COLUMN_BYTES = 64 * MIB  # of a Fortran-ordered array in an archive, which has to be kept whole
-_DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError)
+_DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, UnicodeDecodeError)
 
 
 class ArraySource(RowSource):
