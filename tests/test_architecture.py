@@ -26,7 +26,7 @@ ALLOWED = {
     "processes": {"compat"},
     "cluster": {"compat"},
     "devices": {"compat", "processes"},
-    "models": {"compat"},
+    "models": {"compat", "hdf5"},
     "diagnosis": {"models"},
     "profiling": {"compat", "devices", "models"},
     "estimation": {"compat", "devices", "models", "processes", "profiling"},

@@ -39,26 +39,26 @@ def encoded(name: str) -> str | bytes:
     return name.encode("utf-8", "surrogateescape") if not name.isascii() else name
 
 
-def walk_objects(file: h5py.File, most: int) -> tuple[dict[str, Any], bool]:
-    """Return the groups and datasets of a file by name, so many at most, and whether these are all.
+def walk_objects(group: h5py.Group, most: int) -> tuple[dict[str, Any], bool]:
+    """Return the groups and datasets of a file or a group by name, so many at most, and whether these are all.
 
     Raises:
         RawError: one has a list of sources that HDF5 would go through without end; what else h5py raises at damage is
             in `DAMAGED`.
     """
     places: dict[int, bytes] = {}
-    itself = h5py.h5o.get_info(file.id).addr
+    itself = h5py.h5o.get_info(group.id).addr
 
     def note(path: bytes, info: Any) -> bool | None:  # which must raise nothing: h5py breaks at it
         if info.type == h5py.h5l.TYPE_HARD and info.u != itself:
             places.setdefault(info.u, path)
         return True if len(places) >= most else None
 
-    complete = file.id.links.visit(note, info=True) is None
-    found, raw = {}, raw_file(file)
+    complete = group.id.links.visit(note, info=True) is None
+    found, raw = {}, raw_file(group if isinstance(group, h5py.File) else group.file)
     for place, path in places.items():
         refuse_endless_sources(raw, place)
-        found[path.decode("utf-8", "surrogateescape")] = file[path]  # may be no UTF-8
+        found[path.decode("utf-8", "surrogateescape")] = group[path]  # may be no UTF-8
     return found, complete
 
 

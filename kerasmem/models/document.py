@@ -21,6 +21,7 @@ MAX_CONFIG_BYTES = 64 * MIB
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # What h5py and zipfile raise for a file that is not what it seems.
 _DAMAGES = (OSError, RuntimeError, KeyError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile)
+_MOST_OBJECTS = 1_000_000  # of a file, looked at to count its weights
 _FACTORY = "--factory package.module:function (a function that returns the model)"
 
 
@@ -144,14 +145,33 @@ def _attribute(file: Any, name: str, path: Path) -> str | None:
     size = attribute.get_storage_size()
     if size > MAX_CONFIG_BYTES:
         raise ModelFileError(f"{path}: {name} takes {format_size(size)}, too much for a configuration; not opened")
-    value = file.attrs[name]
-    if isinstance(value, (bytes, str)) and len(value) > MAX_CONFIG_BYTES:  # text of variable length lies elsewhere
-        raise ModelFileError(f"{path}: {name} takes {format_size(len(value))}, too much for a configuration")
+    value = _text_elsewhere(file, name, path) if attribute.dtype.hasobject else file.attrs[name]
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if not isinstance(value, str):
         raise ModelFileError(f"{path}: {name} is not text, so this is not a Keras model")
     return value
+
+
+def _text_elsewhere(file: Any, name: str, path: Path) -> bytes:
+    """Return a text of variable length: HDF5 takes as much memory as a damaged one says that it has."""
+    import h5py
+
+    from kerasmem.hdf5.direct.raw import RawError, little, raw_file
+
+    if h5py.check_string_dtype(file.attrs.get_id(name).dtype) is None:
+        raise ModelFileError(f"{path}: {name} is not text, so this is not a Keras model")
+    raw = raw_file(file)
+    try:
+        element = raw.attribute(h5py.h5o.get_info(file.id).addr, name)
+        if element is None:
+            raise RawError("it does not lie in the file's first header, where Keras writes it")
+        if (size := little(element[:4])) > MAX_CONFIG_BYTES:
+            raise ModelFileError(f"{path}: {name} takes {format_size(size)}, too much for a configuration; not opened")
+        (text,) = raw.texts(element[: raw.element_size], MAX_CONFIG_BYTES)
+    except RawError as error:
+        raise ModelFileError(f"{path}: {name} cannot be read: {error}; copy or save the file again") from error
+    return text
 
 
 def _no_config_in_h5(path: Path, groups: set[str], attributes: set[str]) -> ModelFileError:
@@ -171,21 +191,21 @@ def _no_config_in_h5(path: Path, groups: set[str], attributes: set[str]) -> Mode
 def _count_stored(file: Any) -> int | None:
     import h5py
 
+    from kerasmem.hdf5.links import walk_objects
+
     if not isinstance(file.get("model_weights", getlink=True), h5py.HardLink):  # others lead to other files
         return None
     group = file["model_weights"]
     if not isinstance(group, h5py.Group):
         return None
-    total = 0
-
-    def add(name: str, item: Any) -> None:
-        nonlocal total
-        # For the shape of a virtual dataset HDF5 may open other files.
-        if isinstance(item, h5py.Dataset) and not item.is_virtual and "seed_generator" not in name:
-            total += math.prod(item.shape or ())
-
-    group.visititems(add)  # follows no soft or external link
-    return total
+    objects, complete = walk_objects(group, _MOST_OBJECTS)  # follows no soft or external link
+    # For the shape of a virtual dataset HDF5 may open other files.
+    stored = (
+        math.prod(item.shape or ())
+        for name, item in objects.items()
+        if isinstance(item, h5py.Dataset) and not item.is_virtual and "seed_generator" not in name
+    )
+    return sum(stored) if complete else None
 
 
 def _read_keras_archive(path: Path) -> ModelDocument:

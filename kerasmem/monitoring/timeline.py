@@ -61,6 +61,7 @@ class Sample(NamedTuple):
 
 
 COLUMNS = Sample._fields
+_MOST_SECONDS = 1e12  # 30,000 years, which leaves room for what is made of them
 SIZES = tuple(name for name in COLUMNS if name.endswith("_bytes"))
 BATCH_PHASES = ("train", "validation", "evaluate", "predict")
 
@@ -222,7 +223,7 @@ def make_sample(values: Mapping[str, Any]) -> Sample:
             raise KeyError(name)
         if value is not None:
             value = {"int": int, "float": float, "text": str}[kind](value)
-            if kind == "int" and not -(2**63) <= value < 2**63:
+            if (kind == "int" and not -(2**63) < value < 2**63) or (kind == "float" and abs(value) > _MOST_SECONDS):
                 raise ValueError(f"{name} is beyond any log's")
         row.append(value)
     return Sample._make(row)

@@ -76,10 +76,12 @@ def test_an_archive_with_an_entry_without_a_name(tmp_path):
         convert_data(tmp_path / "d.npz", tmp_path / "out.h5")
 
 
-@pytest.mark.parametrize("field", ["run", "time", "phase"])
-def test_a_log_that_does_not_know_when_a_sample_was(tmp_path, field):
+@pytest.mark.parametrize(
+    ("field", "value"), [("run", None), ("time", None), ("phase", None), ("run", -(2**63)), ("time", 1e308)]
+)
+def test_a_log_that_does_not_know_when_a_sample_was(tmp_path, field, value):
     sample = {"kind": "sample", "run": 0, "time": 0.5, "phase": "train", "peak_bytes": 7}
-    lines = [{"kind": "run", "format_version": 1, "run": 0, "notes": []}, sample, {**sample, field: None}, sample]
+    lines = [{"kind": "run", "format_version": 1, "run": 0, "notes": []}, sample, {**sample, field: value}, sample]
     (tmp_path / "run.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     timeline = read_timeline(tmp_path / "run.jsonl")
     assert len(timeline) == 2 and any("line 3" in note for note in timeline.notes)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import ModelFileError
+from kerasmem.hdf5.direct.raw import raw_file
 from kerasmem.models import document
 from kerasmem.models.document import WeightsOnlyError, read_document
 
@@ -142,6 +143,25 @@ def test_h5_config_over_the_limit(tmp_path, monkeypatch):
     with h5py.File(tmp_path / "model.h5", "w") as file:
         file.attrs["model_config"] = np.bytes_(b" " * 5000 + b"{}")
     with pytest.raises(ModelFileError, match="too much for a configuration"):
+        read_document(tmp_path / "model.h5")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({0: 0xFF, 3: 0xFF}, "too much for a configuration"), ({4: 0xFF}, "cannot be read"), ({12: 9}, "cannot be read")],
+    ids=["its length", "its heap", "its number in the heap"],
+)
+def test_h5_config_whose_place_is_damaged(tmp_path, change, said):
+    """HDF5 takes as much memory as the text says that it has: 4 GiB."""
+    with h5py.File(tmp_path / "model.h5", "w") as file:
+        file.attrs["model_config"] = "[" * 300
+        element = raw_file(file).attribute(h5py.h5o.get_info(file.id).addr, "model_config")
+    data = bytearray((tmp_path / "model.h5").read_bytes())
+    place = data.index(element[:16])
+    for at, byte in change.items():
+        data[place + at] = byte
+    (tmp_path / "model.h5").write_bytes(data)
+    with pytest.raises(ModelFileError, match=f"model_config .*{said}"):
         read_document(tmp_path / "model.h5")
 
 

@@ -268,6 +268,8 @@ def little(data: bytes) -> int:
 def raw_file(file: h5py.File) -> RawFile:
     """Return an open file's bytes as HDF5 counts them, a remote one's as they come."""
     remote = getattr(file, "remote", None)
+    if file.id.get_intent() & h5py.h5f.ACC_RDWR:  # somebody in this process writes it
+        file.flush()
     number = None if remote is not None else _descriptor(file)
 
     def read(offset: int, size: int) -> bytes:
