@@ -47,6 +47,12 @@ class LiveDevice(Record, what="device"):
     cuda_index: int | None
     notes: tuple[str, ...] = ()
 
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """The compute capability in numbers; None where the driver does not tell."""
+        major, _, minor = (self.compute_capability or "").partition(".")
+        return (int(major), int(minor)) if major and minor else None
+
 
 @dataclass(frozen=True)
 class LiveMachine(Record, what="machine", version=1):

@@ -5,7 +5,6 @@ Where no method is named, those are asked that match how Keras would run the ste
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from kerasmem.estimation.parallel.parallelism import SHARDED_METHOD, WHY_SHARDED
 from kerasmem.estimation.report import Alternative
 from kerasmem.estimation.tracing import Step
 from kerasmem.models.op_names import Attribution
-from kerasmem.models.sizes import element_bytes
+from kerasmem.models.sizes import spec_bytes
 from kerasmem.models.step import prepare_step, trace_step
 from kerasmem.processes.guarding import note_stage
 
@@ -222,7 +221,7 @@ def step_outcome(method: str, step: Step) -> Outcome:
         from kerasmem.estimation.graph.build import variables_of
         from kerasmem.estimation.xla import compile_plan, outcome
 
-        batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
+        batch = tuple(spec_bytes(spec) for spec in traced.flat)
         notes: tuple[str, ...] = ()
         found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
     else:

@@ -221,9 +221,7 @@ def room_here() -> tuple[int, str]:
     """Return the bytes that TensorFlow can have on this machine now, and where: its first GPU, or else the host."""
     for device in read_machine().devices:
         if device.cuda_index == 0 and device.free_bytes is not None:
-            major, _, minor = (device.compute_capability or "").partition(".")
-            capability = (int(major), int(minor)) if major and minor else None
-            return available_bytes(device.free_bytes, capability), device.name or "GPU:0"
+            return available_bytes(device.free_bytes, device.capability), device.name or "GPU:0"
     return host_memory().available_bytes, "this machine's memory"
 
 

@@ -44,6 +44,7 @@ class PreparedStep:
         mode: "train", "evaluate" or "inference".
         jit_compile: whether XLA compiles the step.
         notes: what was assumed.
+        sample_weight: likewise; None where the step takes none.
     """
 
     model: Any
@@ -52,10 +53,13 @@ class PreparedStep:
     mode: str
     jit_compile: bool
     notes: tuple[str, ...] = field(default=())
+    sample_weight: Any = None
 
     @property
     def data(self) -> Any:
         """The batch as `train_step` takes it: several inputs alone are packed, so that none is taken for a target."""
+        if self.sample_weight is not None:
+            return (self.x, self.y, self.sample_weight)
         if self.y is not None:
             return (self.x, self.y)
         return (self.x,) if isinstance(self.x, (list, tuple)) else self.x

@@ -39,7 +39,8 @@ def fit(
     whose gradients are added up: one update for the whole batch, as without. Sample weights, class weights, masks,
     penalties, clipping, loss scaling and a last micro-batch that is smaller count as they do in the whole batch,
     so that results differ by rounding only; except with layers such as BatchNormalization and Dropout, which a warning
-    names. Later batches are taken in pieces of the same size, halved where that runs out too.
+    names. How large the pieces are is asked of the estimator (the same step, traced on fewer rows); where it has no
+    answer the batch is halved. Later batches are taken in pieces of the same size.
 
     A failed step may leave weights half updated, so there is always a copy on the host to go back to, taken before
     each step of new shapes and then from time to time; the batches since (at most 1 GiB) are trained on once more.

@@ -92,12 +92,14 @@ class Supervised:
 
     Attributes:
         sizes: rows of a micro-batch of training ("train") and validation ("test"), where an earlier process knows them.
+        is_guess: whether those of training are half of what ran out, and were not tried.
     """
 
     def __init__(self, folder: RunFolder, number: int) -> None:
         self._folder, self._number = folder, number
         plan = folder.read("plan")
         self.sizes = {kind: plan[f"{number} {kind}"] for kind in ("train", "test") if f"{number} {kind}" in plan}
+        self.is_guess = folder.read("guess").get(f"{number} train") is True
 
     def before_step(self, run: RunState, rows: int) -> None:
         """Note the step that comes."""

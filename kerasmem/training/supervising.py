@@ -68,6 +68,7 @@ class Supervisor:
         self._folder, self._say, self._restarts = folder, say, restarts
         self._last: ScriptPosition | None = None
         self._deaths_here = 0
+        self._asked: int | None = None  # bytes that the last failure asked for
 
     def run(self) -> int:
         """Run the script until it ends by itself, or nothing more can be done; return the exit code."""
@@ -120,10 +121,18 @@ class Supervisor:
         if failure.get("certain") or self._deaths_here > 1:
             now = min(size or rows, rows)
             if now > 1:
-                size = -(-now // 2)
-                self._folder.write("plan", {**self._folder.read("plan"), f"{at.fit} {kind}": size})
+                asked, before = _requested(failure), self._asked
+                self._asked = asked
+                is_stuck = self._deaths_here > 1 and asked is not None and before is not None and asked >= before
+                size = 1 if is_stuck else -(-now // 2)
+                place = f"{at.fit} {kind}"
+                self._folder.write("plan", {**self._folder.read("plan"), place: size})
+                self._folder.write("guess", {place: self._deaths_here == 1})
             elif failure.get("certain") or self._deaths_here > _MOST_AT_ONE_PLACE:
-                return f"the script was ended {how}, with one row at a time too. {_summary(failure)}".rstrip()
+                return (
+                    f"the script was ended {how}, with one row at a time too; a smaller batch cannot help: see "
+                    "kerasmem.advise, kerasmem.recompute, a smaller model or a larger card"
+                )
         pieces = f"in micro-batches of {size} rows" if size and size < rows else "with whole batches"
         pieces = f"validating {pieces}" if kind == "test" else pieces
         self._say(
@@ -165,6 +174,12 @@ def _how(code: int, failure: dict[str, Any]) -> str:
     if code == RAN_OUT:
         return f"by want of memory ({_summary(failure).rstrip('.')})"
     return f"by {exit_reason(code)}"
+
+
+def _requested(failure: dict[str, Any]) -> int | None:
+    diagnosis = failure.get("diagnosis")
+    asked = diagnosis.get("requested_bytes") if isinstance(diagnosis, dict) else None
+    return asked if isinstance(asked, int) else None
 
 
 def _summary(failure: dict[str, Any]) -> str:

@@ -207,12 +207,15 @@ class Trainer(keras.callbacks.Callback):
         supervisor = self._supervisor
         self.driver = Driver(
             self._engine(batch),
+            model,
             micro_batches=self._micro_batches,
             sizes={"train": self.run.micro_batch_rows, **(supervisor.sizes if supervisor is not None else {})},
             uneven=uneven_layers(model),
             may_stay=supervisor is None or self.isolated,
             good=read_state(model) if self.isolated else None,
         )
+        if supervisor is not None and supervisor.is_guess:
+            self.driver.foresee(batch)
         if self.checkpoint is not None and self.checkpoint.saved is None:
             self.save()  # so that weights and order are those of this run from its first step
         return self.driver

@@ -24,6 +24,8 @@ import numpy as np
 
 import kerasmem
 
+_SAID: list[str] = []  # warnings of this process
+
 
 class Half(keras.losses.Loss):
     """A loss of the user's."""
@@ -132,7 +134,10 @@ def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=5000, s
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RuntimeWarning)
         train = net.fit if plain else lambda **all_: kerasmem.fit(net, **all_)
-        history = train(**data_of(data, x, y, size, folder), callbacks=[watch], **options)
+        try:
+            history = train(**data_of(data, x, y, size, folder), callbacks=[watch], **options)
+        finally:
+            _SAID.extend(str(each.message) for each in said if each.category is RuntimeWarning)
     values = [np.asarray(v.value) for v in net.variables + net.optimizer.variables]
     np.savez(os.path.join(folder, f"{name}.npz"), *values)
     result = {
@@ -140,7 +145,7 @@ def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=5000, s
         "history": history.history,
         "epochs": history.epoch,
         "recoveries": [each.to_dict() for each in getattr(history, "recoveries", [])],
-        "warnings": [str(each.message) for each in said if each.category is RuntimeWarning],
+        "warnings": _SAID,
         "left": sorted(each for each in os.listdir(folder) if "ckpt" in each),
     }
     with open(os.path.join(folder, f"{name}.json"), "w") as file:
@@ -159,8 +164,9 @@ def start(folder, settings):
             import traceback
 
             traceback.print_exc()
+            warned = [line for line in _SAID if "ran out of memory" in line]
             with open(os.path.join(folder, f"{settings['name']}.json"), "w") as file:
-                json.dump({"error": f"{type(error).__name__}: {error}"}, file)
+                json.dump({"error": f"{type(error).__name__}: {error}", "warnings": warned}, file)
             os._exit(1)
     return child
 

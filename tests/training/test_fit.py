@@ -77,7 +77,9 @@ def test_a_run_that_ran_out_ends_as_one_that_did_not(outcomes, mode):
     first = limited["recoveries"][0]
     assert first["rows"] == 2048 and first["micro_batch_rows"] <= 1024
     assert "ran out of memory" in first["summary"]
-    assert any("micro-batches of 1024 rows" in each for each in limited["warnings"])
+    ran_out = [each for each in limited["warnings"] if "ran out of memory" in each]
+    assert f"micro-batches of {first['micro_batch_rows']} rows, by the estimate" in ran_out[0]
+    assert first["micro_batch_rows"] >= 256 and len(ran_out) <= 2, "no smaller than needed, nor found by trial"
     largest, norm = difference(folder, mode, f"{mode}, limited")
     assert norm < 1e-5 and largest < 1e-5
     for key, values in whole["history"].items():
@@ -88,6 +90,11 @@ def test_where_nothing_helps_the_message_says_why(outcomes):
     error = outcomes[2]["nothing fits"]["error"]
     assert error.startswith("ModelError: not even one row at a time fits: ")
     assert "up_sampling1d" in error and "\n  - " in error, "the layer, and what else could be done"
+    assert "By the estimate a step on one row takes" in error and "the device has 64.0 MiB" in error
+    assert "kerasmem.recompute(model)" in error and "a smaller model" in error and "a larger card" in error
+    assert "batch that fits" not in error and "smaller batches" not in error and "max_batch_size" not in error
+    assert "SGD" not in error, "it has nothing to keep"
+    assert len(outcomes[2]["nothing fits"]["warnings"]) == 1, "one row is tried after the whole batch, no size between"
 
 
 def test_a_killed_run_goes_on_with_the_very_next_batch(outcomes):

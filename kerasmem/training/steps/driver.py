@@ -14,20 +14,23 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kerasmem.devices.host import host_memory
+from kerasmem.devices.room import allocator_limit
 from kerasmem.errors import ModelError
 from kerasmem.records import Record
 from kerasmem.training.model_state import ModelState
 from kerasmem.training.model_state import byte_count as state_bytes
-from kerasmem.training.steps.batches import byte_count, on_host, row_count, signature
+from kerasmem.training.steps.batches import byte_count, on_host, part, row_count, signature
 from kerasmem.training.steps.engine import RanOut
 from kerasmem.training.steps.remote import Engine
+from kerasmem.training.steps.sizing import Fitting, Room, StepSizes, even_rows
+from kerasmem.training.steps.ways_out import nothing_fits
 from kerasmem.units import GIB, format_size
 
 WHOLE = sys.maxsize
 JOURNAL_BYTES = GIB  # of batches kept on the host between two copies, or a twentieth of its free memory
 JOURNAL_STEPS = 1000
 _MOST_BETWEEN_STEPS = 3
-_MOST_DEATHS = 40  # halving a batch of a billion rows takes 30
+_MANY_PIECES = 8
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Driver:
         sizes: rows of a piece in training ("train") and validation ("test"), where an earlier process knows them; for
             training they come before `micro_batches`.
         uneven: what to say, once, of layers for which pieces are not the same as the whole.
+        model: of which the estimator is asked how many rows fit.
         may_stay: whether a failure that costs the process is dealt with here; else it is raised.
         good: a copy to go back to from the start.
 
@@ -76,6 +80,7 @@ class Driver:
     def __init__(
         self,
         engine: Engine,
+        model: Any,
         *,
         micro_batches: int | None = None,
         sizes: Mapping[str, int | None] | None = None,
@@ -84,6 +89,8 @@ class Driver:
         good: ModelState | None = None,
     ) -> None:
         self.engine = engine
+        self._model = model
+        self._sizes_of = StepSizes(model)
         known = dict(sizes or {})
         self.sizes = {kind: known.get(kind) or WHOLE for kind in ("train", "test")}
         self.recoveries: list[Recovery] = []
@@ -96,6 +103,8 @@ class Driver:
         self._journal: list[_Entry] = []
         self._bytes = 0
         self._proven: set[Any] = set()
+        self._fitting: Fitting | None = None  # what the estimator said of the batch that ran out last
+        self._is_in_doubt = self._one_row_fits = False  # whether smaller pieces help at all
         self._deaths_here = 0  # without a step in between and without a sign that it was memory
 
     def step(self, kind: str, batch: Any, rate: float | None = None) -> dict[str, Any]:
@@ -124,6 +133,14 @@ class Driver:
         self._note(entry)
         self.steps += 1
         return logs
+
+    def foresee(self, batch: Any) -> None:
+        """Where an earlier process has halved what ran out, ask the estimator how many rows fit."""
+        self.keep()
+        limit, size = allocator_limit(), self.sizes["train"]
+        found = None if limit is None else self._ask("train", batch, size, limit)
+        if found is not None and size != WHOLE:
+            self.sizes["train"] = even_rows(row_count(batch), found.rows)
 
     def reset_metrics(self, *, has_happened: bool) -> None:
         """Note that an epoch or an evaluation begins, which resets the metrics."""
@@ -162,10 +179,14 @@ class Driver:
         while True:
             try:
                 if failures:
-                    self._split(entry, failures[-1])
                     assert self.good is not None
-                    self.engine.load(self.good)
+                    if not failures[-1].is_dead:
+                        self.engine.load(self.good)  # before anything is raised or estimated
+                    self._split(entry, failures)
+                    if failures[-1].is_dead:
+                        self.engine.load(self.good)
                     self._proven.clear()
+                    self._try(entry)
                     for old in self._journal:
                         self._take(old)
                 done = self._take(entry)
@@ -192,31 +213,58 @@ class Driver:
             self.engine.set_rate(entry.rate)
         return self.engine.step(entry.kind, entry.batch, self.sizes[entry.kind])
 
-    def _split(self, entry: _Entry, failure: RanOut) -> None:
+    def _try(self, entry: _Entry) -> None:
+        """Take a step on two pieces, and undo it: on one row each where it is in doubt whether fewer rows help at all,
+        and where there are many pieces, since the update after the last of them may run out, too."""
+        if entry.batch is None or self.good is None:
+            return
+        size = self.sizes[entry.kind]
+        if self._is_in_doubt:
+            self.sizes[entry.kind] = 1  # where that runs out nothing helps
+            self.engine.step(entry.kind, part(entry.batch, 0, 2), 1)
+            self.engine.load(self.good)
+            self.sizes[entry.kind], self._is_in_doubt, self._one_row_fits = size, False, True
+        elif row_count(entry.batch) // size >= _MANY_PIECES:
+            self.engine.step(entry.kind, part(entry.batch, 0, 2 * size), size)
+            self.engine.load(self.good, releases=False)
+
+    def _split(self, entry: _Entry, failures: list[RanOut]) -> None:
         """Choose smaller pieces; the same once more where it is not known that memory was short."""
+        failure = failures[-1]
         self._deaths_here += 1
         if entry.batch is None:  # the process died between two steps
             if self._deaths_here > _MOST_BETWEEN_STEPS:
                 raise ModelError("the process that trains ends again and again; nothing was lost up to the last copy")
             return
-        if self._deaths_here > _MOST_DEATHS:
-            raise ModelError(f"the same step failed {self._deaths_here} times: {_nothing_fits(failure)}")
         if not failure.is_certain and self._deaths_here == 1:
             return
-        rows = row_count(entry.batch)
-        now = min(self.sizes[entry.kind], rows)
+        kind, rows = entry.kind, row_count(entry.batch)
+        now = min(self.sizes[kind], rows)
         if now == 1:
-            raise ModelError(_nothing_fits(failure))
-        self.sizes[entry.kind] = -(-now // 2)
+            raise ModelError(nothing_fits(failure.diagnosis.summary, self._model, self._fitting))
+        if len(failures) == 1:
+            limit = failure.diagnosis.limit_bytes or allocator_limit()
+            self._fitting = None if limit is None else self._ask(kind, entry.batch, -(-now // 2), limit)
+        if len(failures) == 1 and self._fitting is not None:
+            self.sizes[kind], how = even_rows(rows, self._fitting.rows), ", by the estimate"
+        else:
+            self.sizes[kind], how = -(-now // 2), ""
+            in_doubt = _is_stuck(failures) or (self._fitting is not None and not self._fitting.is_sure)
+            self._is_in_doubt = in_doubt and not self._one_row_fits
         warnings.warn(
-            f"a {'training' if entry.kind == 'train' else 'validation'} step on {rows} rows ran out of memory "
+            f"a {'training' if kind == 'train' else 'validation'} step on {rows} rows ran out of memory "
             f"({failure.diagnosis.summary.rstrip('.')}); it is repeated from a copy of the state before it "
-            f"({format_size(state_bytes(self.good or {}))}), in micro-batches of {self.sizes[entry.kind]} rows",
+            f"({format_size(state_bytes(self.good or {}))}), in micro-batches of {self.sizes[kind]} rows{how}",
             RuntimeWarning,
             stacklevel=2,
         )
-        if entry.kind == "train":
+        if kind == "train":
             self._warn_uneven()
+
+    def _ask(self, kind: str, batch: Any, most: int, limit: int) -> Fitting | None:
+        """Return how many rows fit by the estimate; None where it has no answer."""
+        room = Room(limit, self.engine.other_bytes(state_bytes(self.good or {})))
+        return self._sizes_of.fitting(kind, batch, most, room, accumulates=True)
 
     def _warn_uneven(self) -> None:
         if self._uneven:
@@ -224,11 +272,7 @@ class Driver:
         self._uneven = None
 
 
-def _nothing_fits(failure: RanOut) -> str:
-    """Return the message where smaller pieces cannot help any more."""
-    found = failure.diagnosis
-    ways = "".join(f"\n  - {each.what}: {each.why}" for each in found.suggestions)
-    return (
-        f"not even one row at a time fits: {found.summary}\nWeights and optimizer alone are too large for what there "
-        f"is, or something else holds the memory. The model is as it was before the step.{ways}"
-    )
+def _is_stuck(failures: list[RanOut]) -> bool:
+    """Return whether the last two failures asked for as many bytes, whatever the rows."""
+    asked = [each.diagnosis.requested_bytes for each in failures[-2:] if each.is_certain]
+    return len(asked) == 2 and asked[0] is not None and asked[1] is not None and asked[1] >= asked[0]

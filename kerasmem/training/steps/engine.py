@@ -7,6 +7,7 @@ import traceback
 from typing import Any
 
 from kerasmem.compat.keras_fit import step_on_data
+from kerasmem.devices.room import bytes_in_use
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.training.model_state import ModelState, load_state, read_state
@@ -76,11 +77,16 @@ class LocalEngine:
         """Return a copy of all that steps change."""
         return read_state(self.model)
 
-    def load(self, state: ModelState) -> None:
-        """Go back to a copy."""
-        self._micro.release()
-        gc.collect()
+    def load(self, state: ModelState, *, releases: bool = True) -> None:
+        """Go back to a copy; nothing is kept of micro-batches unless a step that went through is undone."""
+        if releases:
+            self._micro.release()
+            gc.collect()
         load_state(self.model, state)
+
+    def other_bytes(self, state_bytes: int) -> int:
+        """Return what this process's allocator has handed out beside a state; 0 where that is not known."""
+        return max(0, (bytes_in_use() or 0) - state_bytes)
 
     def reset_metrics(self) -> None:
         """Reset the metrics."""

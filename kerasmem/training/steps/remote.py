@@ -52,11 +52,15 @@ class RemoteEngine:
         found: ModelState = self._ask("state")
         return found
 
-    def load(self, state: ModelState) -> None:
+    def load(self, state: ModelState, *, releases: bool = True) -> None:
         """Go back to a copy, in a new process where the old one is gone."""
         if self._child is None:
             self._start()
-        self._ask("load", state)
+        self._ask("load", state, releases=releases)
+
+    def other_bytes(self, state_bytes: int) -> int:
+        """Return 0: a new process holds nothing but the model."""
+        return 0
 
     def reset_metrics(self) -> None:
         """Reset the metrics."""
@@ -84,11 +88,11 @@ class RemoteEngine:
                     "or use `kerasmem run`"
                 )
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
+    def _ask(self, name: str, *arguments: Any, **named: Any) -> Any:
         if self._child is None:
             raise RanOut(_unknown("it is not running"), is_certain=False, is_dead=True)
         try:
-            kind, value = self._child.ask((name, arguments))
+            kind, value = self._child.ask((name, arguments, named))
         except ChildEnded as end:
             self._child = None
             raise _death(end) from None

@@ -13,13 +13,13 @@ def main() -> None:
     """Answer requests: the name of a method of `_Worker`, or of its engine, with arguments."""
     worker = _Worker()
 
-    def answer(request: tuple[str, tuple[Any, ...]]) -> tuple[Any, bool]:
+    def answer(request: tuple[str, tuple[Any, ...], dict[str, Any]]) -> tuple[Any, bool]:
         from kerasmem.training.steps.engine import RanOut
 
-        name, arguments = request
+        name, arguments, named = request
         try:
             method = getattr(worker if name in ("make", "step") else worker.engine, name)
-            return ("done", method(*arguments)), True
+            return ("done", method(*arguments, **named)), True
         except RanOut as failure:
             return ("ran out", (failure.diagnosis.to_dict(), failure.is_dead)), not failure.is_dead
         except Exception as error:

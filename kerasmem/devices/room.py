@@ -1,0 +1,50 @@
+"""How much TensorFlow's allocator may hand out in this process, as far as settings and the driver tell."""
+
+from __future__ import annotations
+
+import os
+
+from kerasmem.devices.allocator import TensorFlowAllocator
+from kerasmem.devices.catalogue import available_bytes
+from kerasmem.devices.host import host_memory
+from kerasmem.devices.live import list_devices
+from kerasmem.devices.tracked_devices import cpu_uses_bfc
+from kerasmem.units import MIB
+
+
+def allocator_limit() -> int | None:
+    """Return the bytes that the allocator of the first GPU, or of the CPU where there is none, may hand out.
+
+    On a GPU for which TensorFlow was given no limit it is what the card has, also where other processes hold a part.
+    None where it is not known.
+    """
+    import tensorflow as tf
+
+    cards = tf.config.list_physical_devices("GPU")
+    if not cards:
+        text = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "")
+        return int(text) * MIB if text.isdecimal() and cpu_uses_bfc() else None
+    configured = tf.config.get_logical_device_configuration(cards[0])
+    if configured and configured[0].memory_limit:
+        return int(configured[0].memory_limit) * MIB
+    first = next((each for each in list_devices() if each.cuda_index == 0), None)
+    if first is None or first.total_bytes is None:
+        return None
+    return available_bytes(first.total_bytes, first.capability)
+
+
+def room_for_training() -> int:
+    """Return the bytes that training may take here: the allocator's limit, or else what the host has free."""
+    limit = allocator_limit()
+    return host_memory().available_bytes if limit is None else limit
+
+
+def bytes_in_use() -> int | None:
+    """Return what the allocator of the first GPU, or of the CPU, has handed out; None where it is not known."""
+    import tensorflow as tf
+
+    try:
+        name = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
+        return TensorFlowAllocator(name).read().in_use_bytes
+    except Exception:  # ValueError as a rule: the CPU's own allocator keeps no statistics
+        return None

@@ -1,0 +1,169 @@
+"""How many rows of a batch fit: asked of the estimator, since a trial that runs out costs ten seconds and more.
+
+The allocator waits some ten seconds before it says that it has nothing left, and under XLA a new process must be
+started after each failure. Tracing the same step at a few sizes takes a fraction of that.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.estimation.live import live_outcome
+from kerasmem.estimation.outcome import Outcome
+from kerasmem.models.sizes import variable_bytes
+
+MOST_SECONDS = 20.0  # after which no further size is asked for
+_MOST_BETWEEN = 3  # sizes that are asked for between one that fits and one that does not
+_MODES = {"train": "train", "test": "evaluate"}
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a step has.
+
+    Attributes:
+        limit: bytes that the device's allocator may hand out.
+        other: bytes of it that are in use beside the model, its optimizer and its metrics, such as `fit`'s own copy of
+            the arrays.
+    """
+
+    limit: int
+    other: int = 0
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What the estimator says of a batch that ran out.
+
+    Attributes:
+        rows: the most rows of a piece that surely fit; where none do, the most that may fit; 1 where none may.
+        is_sure: whether they surely fit.
+        one_row: the step on one row; None where it was not needed.
+        room: what there is.
+        added: bytes that a step in pieces takes beside the step itself: its accumulators.
+    """
+
+    rows: int
+    is_sure: bool
+    one_row: Outcome | None
+    room: Room
+    added: int
+
+
+class StepSizes:
+    """Estimates the model's own steps.
+
+    Args:
+        model: compiled and built.
+        clock: the time in seconds.
+    """
+
+    def __init__(self, model: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._model, self._clock = model, clock
+
+    def fitting(self, kind: str, batch: Any, most: int, room: Room, *, accumulates: bool) -> Fitting | None:
+        """Return how many rows fit, `most` at most; None where the estimator has no answer.
+
+        Args:
+            kind: "train" or "test".
+            batch: that ran out.
+            most: rows.
+            room: what there is.
+            accumulates: whether pieces add up gradients, which they keep meanwhile.
+        """
+        added = gradient_bytes(self._model) if accumulates and kind == "train" else 0
+        asked: dict[int, Outcome] = {}
+
+        def ask(rows: int) -> Outcome:
+            if rows not in asked:
+                asked[rows] = live_outcome(self._model, batch, rows, mode=_MODES[kind])
+            return asked[rows]
+
+        end, free = self._clock() + MOST_SECONDS, room.limit - room.other - added
+        rows, is_sure = 1, False
+        try:
+            for bound in (_upper, _total, _lower):
+                rows = most_rows(partial(_bounded, bound, ask), free, most, lambda: self._clock() < end)
+                if rows not in asked or bound(asked[rows]) <= free:
+                    is_sure = rows in asked and bound is _upper
+                    break
+        except Exception:  # a size is tried instead, as without an estimator
+            return None
+        return Fitting(rows, is_sure, asked.get(1), room, added)
+
+
+def _bounded(bound: Callable[[Outcome], int], ask: Callable[[int], Outcome], rows: int) -> int:
+    return bound(ask(rows))
+
+
+def _upper(found: Outcome) -> int:
+    return found.total if found.high is None else found.high
+
+
+def _total(found: Outcome) -> int:
+    return found.total
+
+
+def _lower(found: Outcome) -> int:
+    return found.total if found.low is None else found.low
+
+
+def most_rows(need: Callable[[int], int], room: int, most: int, has_time: Callable[[], bool]) -> int:
+    """Return the most rows, `most` or fewer, that fit; 1 where none do. Pure.
+
+    A few sizes are asked for; where there is no time for more, the answer is on the line between those that were.
+
+    Example:
+        >>> most_rows(lambda rows: 100 + 7 * rows, 1000, 512, lambda: True)
+        128
+    """
+    if most == 1 or need(most) <= room:
+        return most
+    fits, fails = 1, most
+    if need(fits) > room:
+        return 1
+    for _ in range(_MOST_BETWEEN):
+        if fails - fits <= max(1, fits // 4):
+            break
+        slope = (need(fails) - need(fits)) / (fails - fits)
+        middle = fits + int((room - need(fits)) / slope) if slope > 0 else (fits + fails) // 2
+        middle = min(max(middle, fits + 1), fails - 1)
+        if not has_time():
+            return middle
+        if need(middle) <= room:
+            fits = middle
+        else:
+            fails = middle
+    return fits
+
+
+def even_rows(rows: int, most: int) -> int:
+    """Return the rows of a piece where a batch is divided into pieces of `most` at most, about even.
+
+    All of one size are worth up to twice the pieces: each size of a piece is traced, and compiled, by itself.
+
+    Example:
+        >>> even_rows(2048, 845), even_rows(23, 10)
+        (512, 8)
+    """
+    whole = next((size for size in range(most, most // 2, -1) if rows % size == 0), None)
+    return whole or -(-rows // math.ceil(rows / most))
+
+
+def gradient_bytes(model: Any) -> int:
+    """Return the bytes of the gradients that pieces add up; those of embeddings are kept as slices."""
+    import keras
+
+    embeddings = {
+        id(variable)
+        for layer in flatten_layers(model)
+        if isinstance(layer, keras.layers.Embedding)
+        for variable in layer.trainable_variables
+    }
+    return sum(variable_bytes(each) for each in model.trainable_variables if id(each) not in embeddings)

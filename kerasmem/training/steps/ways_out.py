@@ -1,0 +1,75 @@
+"""What to say where even one row of a batch does not fit: why, in bytes, and only what could still help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kerasmem.estimation.outcome import Outcome
+from kerasmem.training.steps.sizing import Fitting
+from kerasmem.units import format_size
+
+_HELD = {"weights": "weights", "optimizer": "the optimizer", "gradients": "gradients"}
+
+
+def nothing_fits(summary: str, model: Any, found: Fitting | None) -> str:
+    """Return the message: what ran out, what there is, and what could still help.
+
+    Args:
+        summary: what ran out.
+        model: that was trained.
+        found: what the estimator said of the batch; None where it had no answer.
+    """
+    ways = "".join(f"\n  - {each}" for each in _ways(model, found))
+    return (
+        f"not even one row at a time fits: {summary}\n{_figures(found)}A smaller batch cannot help. The model is as it "
+        f"was before the step. What could still help:{ways}"
+    )
+
+
+def _figures(found: Fitting | None) -> str:
+    one = None if found is None else found.one_row
+    if found is None or one is None:
+        return ""
+    parts = [f"{name} {format_size(size)}" for key, name in _HELD.items() if (size := one.categories.get(key))]
+    parts += [f"gradients added up {format_size(found.added)}"] if found.added else []
+    parts += [f"data and other models {format_size(found.room.other)}"] if found.room.other else []
+    return (
+        f"By the estimate a step on one row takes {format_size(_need(found, one))} ({', '.join(parts)}), and the "
+        f"device has {format_size(found.room.limit)}. "
+    )
+
+
+def _need(found: Fitting, one: Outcome) -> int:
+    return one.total + found.added + found.room.other
+
+
+def _ways(model: Any, found: Fitting | None) -> Iterator[str]:
+    """Yield what could help; where the estimate says that a way alone saves too little, it is left out."""
+    import tensorflow as tf
+
+    one = None if found is None else found.one_row
+    missing = None if found is None or one is None else _need(found, one) - found.room.limit
+    saved = {} if one is None else one.categories
+
+    def tells(share: float, name: str) -> str | None:
+        """Return the bytes that a way saves of a category in words; None where they are too few."""
+        size = saved.get(name)
+        if missing is None or size is None:
+            return ""
+        return f" ({format_size(int(size * share))} less at most)" if size * share >= max(missing, 1) else None
+
+    if (text := tells(1, "activations")) is not None:
+        yield f"kerasmem.recompute(model): activations are computed again in the backward pass{text}"
+    policy = getattr(model.dtype_policy, "compute_dtype", None)
+    if policy == "float32" and (text := tells(0.5, "activations")) is not None:
+        yield f'keras.mixed_precision.set_global_policy("mixed_float16") before the model is built{text}'
+    slots = any(each.shape for each in model.optimizer.variables) if model.optimizer is not None else False
+    if slots and (text := tells(1, "optimizer")) is not None:
+        name = type(model.optimizer).__name__
+        yield f"an optimizer that keeps less than {name}, such as keras.optimizers.SGD{text}"
+    yield "a smaller model: fewer or narrower layers, shorter sequences, smaller pictures"
+    if tf.config.list_physical_devices("GPU"):
+        yield "TF_FORCE_UNIFIED_MEMORY=1 in the environment: the host's memory stands in for the card's, slowly"
+    size = "" if found is None or one is None else f" with {format_size(_need(found, one))} and more for TensorFlow"
+    yield f"a larger card or limit{size}; other processes on this one ended"

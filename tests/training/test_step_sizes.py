@@ -1,0 +1,154 @@
+"""How many rows a piece gets: from estimates of the live model's own step, and from what failures asked for."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import keras
+import numpy as np
+import pytest
+
+from kerasmem.diagnosis.diagnosis import Diagnosis
+from kerasmem.errors import ModelError
+from kerasmem.estimation.live import live_outcome
+from kerasmem.training.steps.driver import Driver
+from kerasmem.training.steps.engine import RanOut
+from kerasmem.training.steps.sizing import MOST_SECONDS, Fitting, Room, StepSizes, even_rows, most_rows
+
+L = keras.layers
+ROWS = 64
+BATCH = (np.zeros((ROWS, 8), "float32"), np.zeros((ROWS, 1), "float32"))
+
+
+class OwnStep(keras.Model):
+    """A step that Keras knows nothing of, with an optimizer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.own = L.Dense(4), keras.optimizers.Adam(0.1)
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        x, _ = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self.dense(x)))
+        self.own.apply(tape.gradient(loss, [each.value for each in self.trainable_variables]), self.trainable_variables)
+        return {"loss": loss}
+
+
+def dense(jit_compile=False):
+    model = keras.Sequential([keras.Input((8,)), L.Dense(512, "relu"), L.Dense(512, "relu"), L.Dense(1)])
+    model.compile("adam", "mse", jit_compile=jit_compile)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_the_models_own_step_is_estimated_and_stays_as_it_is(jit_compile):
+    model = dense(jit_compile)
+    before = model.get_weights()
+    small, large = (live_outcome(model, (*BATCH, np.ones(ROWS)), rows) for rows in (16, 4096))
+    held = 4 * 3 * model.count_params()
+    assert held < small.low < small.total <= small.high < large.low
+    assert large.total - small.total > 4080 * 512 * 4, "a layer's output at least"
+    assert abs(small.categories["optimizer"] / (held * 2 // 3) - 1) < 0.05
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_a_step_of_the_models_own_is_estimated_too():
+    model = OwnStep()
+    model.compile(jit_compile=False)
+    model.fit(*BATCH, batch_size=ROWS, verbose=0)
+    assert live_outcome(model, BATCH, 1024).total > live_outcome(model, BATCH, 16).total
+
+
+def test_most_rows_asks_seldom():
+    asked = []
+
+    def need(rows):
+        asked.append(rows)
+        return 1000 + 10 * rows + (300 if rows > 500 else 0)
+
+    assert most_rows(need, 3000, 4096, lambda: True) in range(150, 201)
+    assert len(set(asked)) <= 5
+    assert most_rows(need, 10**6, 4096, lambda: True) == 4096
+    assert most_rows(need, 900, 4096, lambda: True) == 1
+    assert most_rows(need, 3000, 4096, lambda: False) in range(120, 201), "no time: on the line"
+
+
+def test_pieces_are_of_one_size_where_that_costs_little():
+    assert even_rows(2048, 845) == 512 and even_rows(64, 64) == 64
+    assert even_rows(23, 10) == 8 and even_rows(7, 1) == 1
+
+
+def test_what_does_not_surely_fit_is_told_from_what_does():
+    model = dense()
+    outcomes = [live_outcome(model, BATCH, rows) for rows in (1, ROWS)]
+    sizes = StepSizes(model)
+    for room, is_sure in ((2 * outcomes[1].high, True), (outcomes[0].total, False), (10, False)):
+        found = sizes.fitting("train", BATCH, ROWS, Room(room), accumulates=False)
+        assert found.is_sure == is_sure and (found.rows == ROWS) == (room > outcomes[1].total)
+    added = sizes.fitting("train", BATCH, ROWS, Room(2 * outcomes[1].high), accumulates=True).added
+    assert added == 4 * model.count_params()
+    assert sizes.fitting("train", (np.array(["a"] * 4), None), 2, Room(10), accumulates=False) is None
+
+
+class Engine:
+    """Runs out by a rule, as an engine does."""
+
+    def __init__(self, needs, asks):
+        self.needs, self.asks, self.tried = needs, asks, []
+
+    def step(self, kind, batch, size):
+        size = min(size, len(batch[0]))
+        self.tried.append((len(batch[0]), size))
+        if self.needs(size):
+            raise RanOut(Diagnosis(True, summary="it ran out", requested_bytes=self.asks(size)))
+        return {"loss": 0.0}
+
+    def state(self):
+        return {"model": [np.zeros(3)]}
+
+    def load(self, state, *, releases=True):
+        pass
+
+    def other_bytes(self, state_bytes):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("needs", "asks", "fitting", "tried"),
+    [
+        (lambda n: True, lambda n: 100, None, [(64, 64), (64, 32), (2, 1)]),
+        (lambda n: n > 4, lambda n: 100, None, [(64, 64), (64, 32), (2, 1), (64, 16), (16, 8), (8, 4), (64, 4)]),
+        (lambda n: n > 16, lambda n: n, None, [(64, 64), (64, 32), (64, 16)]),
+        (lambda n: n > 16, lambda n: n, 16, [(64, 64), (64, 16)]),
+        (lambda n: True, lambda n: n, 1, [(64, 64), (2, 1)]),
+    ],
+)
+def test_what_is_tried_after_a_failure(monkeypatch, needs, asks, fitting, tried):
+    engine, model = Engine(needs, asks), dense()
+    driver = Driver(engine, model)
+    known = None if fitting is None else Fitting(fitting, fitting > 1, None, Room(100), 0)
+    monkeypatch.setattr(driver, "_ask", lambda *_: known)
+    monkeypatch.setattr("kerasmem.training.steps.driver.allocator_limit", lambda: 100)
+    with (
+        pytest.raises(ModelError, match=r"(?s)not even one row at a time.*A smaller batch cannot help")
+        if needs(1)
+        else nullcontext(),
+        pytest.warns(RuntimeWarning, match="ran out of memory"),
+    ):
+        driver.step("train", BATCH)
+    assert engine.tried == tried
+
+
+def test_an_estimate_that_takes_long_is_not_asked_again():
+    now = iter([0.0, *[MOST_SECONDS + 1] * 99])
+    model = dense()
+    limit = live_outcome(model, BATCH, 4096).total
+    batch = tuple(np.zeros((2**16, each.shape[1]), "float32") for each in BATCH)
+    found = StepSizes(model, clock=lambda: next(now)).fitting("train", batch, 2**15, Room(limit), accumulates=False)
+    assert 1 < found.rows < 2**15 and not found.is_sure, "on the line between one row and all of them"
