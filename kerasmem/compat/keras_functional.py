@@ -9,7 +9,6 @@ from kerasmem.compat.borrowing import Borrowed
 
 _FUNCTIONAL = "keras.src.models.functional"
 _RECOMPUTE = "kerasmem.recompute"
-_OPERATION_FN = Borrowed(_FUNCTIONAL, "operation_fn", feature=_RECOMPUTE, parameters=("operation",))
 _RUN = Borrowed(
     _FUNCTIONAL, "Functional._run_through_graph", feature=_RECOMPUTE, parameters=("inputs", "operation_fn", "call_fn")
 )
@@ -55,16 +54,11 @@ def calls_of(model: Any) -> list[Any]:
     ]
 
 
-def for_training(operation: Any) -> Any:
-    """Return what calls an operation of a graph as the model does in training."""
-    return _OPERATION_FN.get()(operation, training=True)
-
-
 def check_recomputable() -> None:
     """Refuse where Keras runs a Functional model in another way than `kerasmem.recompute` knows.
 
     Raises:
         NotAvailableError: it does.
     """
-    for each in (_RUN, _FILL_IN, _OPERATION_FN):
+    for each in (_RUN, _FILL_IN):
         each.get()

@@ -22,7 +22,7 @@ from kerasmem.models.policy import with_dtype_policy
 from kerasmem.models.safety import check_graph, check_names, check_trust
 from kerasmem.models.tensorflow_ops import tensorflow_call_classes
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
-from kerasmem.models.vocabulary import Vocabulary, import_user_module, own_objects, register_own_classes
+from kerasmem.models.vocabulary import Vocabulary, configuration, import_user_module, own_objects, register_own_classes
 from kerasmem.models.weightless import on_one_device, weightless
 
 OBJECT_SOURCE = "Python object"
@@ -281,7 +281,7 @@ def _rebuild(model: Any, dtype_policy: str | None) -> Any:
     """Return the same architecture without weights, with another policy where one is given."""
     keras = import_keras()
     try:
-        config = keras.saving.serialize_keras_object(model)
+        config = configuration(model)
         config.pop("compile_config", None)
         if dtype_policy is not None:
             config = with_dtype_policy(config, dtype_policy)

@@ -1,22 +1,27 @@
 """The Keras model that recomputes its inside in segments: what is saved with it, and how it runs.
 
 It is the Functional model with the same layers, and a list of cuts. A cut is the name of an operation after whose
-(last) call one segment ends and the next begins. `save` writes the plain model. Importing this module registers the
-class with Keras, which is all that `keras.saving.load_model` needs to open a file with one inside another model.
+(last) call one segment ends and the next begins; "mobilenet/conv1" is one of the model "mobilenet" inside the model.
+Where a cut lies inside a nested model, that is called as a recomputed model too, with the cuts that are its own.
+
+In Keras's files it is a plain Functional model, alone and inside another one: the class goes by that name, and its
+configuration tells the cuts only where `kerasmem.models.vocabulary.configuration` asks for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 
 from kerasmem.compat.keras_compile import compile_arguments
-from kerasmem.compat.keras_functional import calls_of, check_recomputable, functional_class
+from kerasmem.compat.keras_functional import calls_of, check_recomputable, functional_class, graph_of
 from kerasmem.errors import UsageError
 from kerasmem.models.segment_gradient import gradients_wanted, run_recomputed
+from kerasmem.models.vocabulary import CUTS_TOLD, OWN_NAME
 
 _MARK = "_kerasmem_segments"
 check_recomputable()
@@ -32,17 +37,65 @@ class Segment:
         entering: ids of the symbolic tensors that come from before.
         leaving: ids of those that something after, or the model's output, needs.
         recomputed: whether its inside is computed again for the gradient, rather than kept.
+        inside: where it is the call of a nested model with cuts of its own: what is called in its place.
     """
 
     nodes: tuple[Any, ...]
     entering: tuple[int, ...]
     leaving: tuple[int, ...]
     recomputed: bool
+    inside: Any = None
 
 
-def cut_places(calls: Sequence[Any]) -> dict[str, int]:
+@dataclass(frozen=True)
+class ChainCall:
+    """A call that a model makes, with the calls that it stands for.
+
+    Attributes:
+        node: the call.
+        inner: names and calls inside it, in their order, where it is that of a nested model; else it alone.
+    """
+
+    node: Any
+    inner: tuple[tuple[str, Any], ...]
+
+    @property
+    def is_model(self) -> bool:
+        """Whether a nested model is called that can be cut inside."""
+        return self.inner[0][1] is not self.node
+
+
+def is_cuttable(model: Any) -> bool:
+    """Return whether a model does nothing but call its layers in the order of its graph."""
+    source = graph_of(model) if isinstance(model, keras.Model) else None
+    kinds = (Functional, RecomputedFunctional)
+    return source is not None and type(source) in kinds and type(model) in (*kinds, keras.Sequential)
+
+
+def chain_of(model: Any) -> list[ChainCall]:
+    """Return the calls of a Functional model, with those inside the models that it calls once."""
+    calls = calls_of(model)
+    made = [id(each.operation) for each in calls]
+    chain = []
+    for node in calls:
+        name = node.operation.name
+        opened = is_cuttable(node.operation) and made.count(id(node.operation)) == 1
+        inside = [pair for each in chain_of(graph_of(node.operation)) for pair in each.inner] if opened else []
+        inner = tuple((f"{name}/{path}", call) for path, call in inside)
+        chain.append(ChainCall(node, inner or ((name, node),)))
+    return chain
+
+
+def cut_places(chain: Sequence[ChainCall]) -> dict[str, int]:
     """Return the names that a cut may have: operation → how many calls lie before the cut, its own included."""
-    return {each.operation.name: number + 1 for number, each in enumerate(calls)}
+    places: dict[str, int] = {}
+    place = 0
+    for call in chain:
+        for name, _ in call.inner:
+            place += 1
+            path = name.split("/")
+            places.update(("/".join(path[:depth]), place) for depth in range(1, len(path) + 1))
+    return places
 
 
 def split(model: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> list[Segment]:
@@ -51,36 +104,88 @@ def split(model: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> list[S
     Raises:
         UsageError: a cut is no operation of the model, or not in the model's order.
     """
-    calls = calls_of(model)
-    places = cut_places(calls)
-    ends = []
+    chain = chain_of(model)
+    names = [name for call in chain for name, _ in call.inner]
+    places = cut_places(chain)
     for cut in cuts:
         if cut not in places:
-            known = ", ".join(list(places)[:6])
+            known = ", ".join(names[:6])
             raise UsageError(f"cut {cut!r}: model {model.name!r} calls no layer of that name; it calls {known}, …")
-        ends.append(places[cut])
+    ends = [places[cut] for cut in cuts]
     if ends != sorted(set(ends)) or len(recomputed) != len(cuts) + 1:
         raise UsageError(f"cuts {list(cuts)}: name each layer once, in the order in which the model calls them")
+    groups = list(_grouped(chain, [0, *ends, len(names)], recomputed, names))
     wanted_last = {id(each) for each in model.outputs}
     segments = []
-    bounds = [0, *ends, len(calls)]
-    for begin, end, again in zip(bounds, bounds[1:], recomputed, strict=False):
-        inside = calls[begin:end]
-        made = {id(tensor): None for each in inside for tensor in each.outputs}
-        needed = {id(tensor): None for each in inside for tensor in each.input_tensors}
-        later = wanted_last | {id(tensor) for each in calls[end:] for tensor in each.input_tensors}
-        segments.append(
-            Segment(
-                tuple(inside),
-                tuple(key for key in needed if key not in made),
-                tuple(key for key in made if key in later),
-                again,
-            )
-        )
-    return [each for each in segments if each.nodes]
+    for number, group in enumerate(groups):
+        made = {id(tensor): None for each in group.nodes for tensor in each.outputs}
+        needed = {id(tensor): None for each in group.nodes for tensor in each.input_tensors}
+        after = [each for other in groups[number + 1 :] for each in other.nodes]
+        later = wanted_last | {id(tensor) for each in after for tensor in each.input_tensors}
+        entering = tuple(key for key in needed if key not in made)
+        leaving = tuple(key for key in made if key in later)
+        segments.append(Segment(tuple(group.nodes), entering, leaving, group.recomputed, group.inside))
+    return segments
 
 
-@keras.saving.register_keras_serializable(package="kerasmem")
+@dataclass
+class _Group:
+    number: int | None  # of the segment that it is a part of; None where it is a nested model with cuts inside
+    recomputed: bool
+    nodes: list[Any] = field(default_factory=list)
+    inside: Any = None
+
+
+def _grouped(
+    chain: Sequence[ChainCall], bounds: Sequence[int], recomputed: Sequence[bool], names: Sequence[str]
+) -> Iterator[_Group]:
+    """Yield the calls between two cuts together, and each nested model with cuts inside alone."""
+    numbers = [number for number, size in enumerate(_sizes(bounds)) for _ in range(size)]  # of each call's segment
+    group: _Group | None = None
+    begin = 0
+    for call in chain:
+        end = begin + len(call.inner)
+        first, last = numbers[begin], numbers[end - 1]
+        if (group is not None and group.number != first) or first != last:
+            yield from () if group is None else (group,)
+            group = None
+        if first != last:
+            model, skipped = call.node.operation, len(call.node.operation.name) + 1
+            cuts = [names[place - 1][skipped:] for place in bounds[first + 1 : last + 1]]
+            yield _Group(None, False, [call.node], _cut_inside(model, cuts, recomputed[first : last + 1]))
+        else:
+            group = group or _Group(first, recomputed[first])
+            group.nodes.append(call.node)
+        begin = end
+    yield from () if group is None else (group,)
+
+
+def _sizes(bounds: Sequence[int]) -> list[int]:
+    return [end - begin for begin, end in itertools.pairwise(bounds)]
+
+
+def _cut_inside(model: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> Any:
+    """Return what runs in a nested model's place: the same layers, cut."""
+    source = graph_of(model)
+    made = RecomputedFunctional(source.input, source.output, name=model.name, cuts=cuts, recomputed=recomputed)
+    made.dtype_policy = model.dtype_policy
+    return made
+
+
+class _Configuration(dict[str, Any]):
+    """A Functional model's configuration that remembers the cuts, which are no part of it."""
+
+    cuts: tuple[str, ...] = ()
+    recomputed: tuple[bool, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _Untracked:
+    """Holds segments where Keras does not look for layers: those inside are the model's own already."""
+
+    segments: list[Segment]
+
+
 class RecomputedFunctional(Functional):
     """A Functional model that keeps only what crosses its cuts, and computes the rest again for the gradient.
 
@@ -105,7 +210,7 @@ class RecomputedFunctional(Functional):
         self._cuts = tuple(cuts)
         self._recomputed = (True,) * len(self._cuts) + (False,) if recomputed is None else tuple(map(bool, recomputed))
         self.plan: Any = None  # of `kerasmem.recompute`; not saved
-        split(self, self._cuts, self._recomputed)  # a wrong name is told here and not in the first step
+        self._inside = _Untracked(split(self, self._cuts, self._recomputed))
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -118,7 +223,7 @@ class RecomputedFunctional(Functional):
         return self._recomputed
 
     def _run_through_graph(self, inputs: Any, operation_fn: Any = lambda op: op, **kwargs: Any) -> Any:
-        symbolic = any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(inputs))
+        symbolic = _is_symbolic(inputs)
         if symbolic or kwargs.get("call_fn") is not None or not gradients_wanted():
             outputs = super()._run_through_graph(inputs, operation_fn=operation_fn, **kwargs)
             if symbolic:
@@ -126,7 +231,7 @@ class RecomputedFunctional(Functional):
                     setattr(each, _MARK, (self._cuts, self._recomputed))
             return outputs
         tensors = dict(zip(map(id, self.inputs), keras.tree.flatten(inputs), strict=True))
-        for segment in split(self, self._cuts, self._recomputed):
+        for segment in self._inside.segments:
             run = _runner(segment, operation_fn)
             entering = [tensors.get(key) for key in segment.entering]
             layers = _layers(segment)
@@ -142,17 +247,85 @@ class RecomputedFunctional(Functional):
             made.compile(**compile_arguments(self))
         return made
 
-    def save(self, filepath: Any, overwrite: bool = True, zipped: bool | None = None, **kwargs: Any) -> None:
-        """Save the plain model, so that the file opens wherever Keras does.
-
-        Args:
-            filepath, overwrite, zipped, kwargs: as for `keras.Model.save`.
-        """
-        self.plain().save(filepath, overwrite=overwrite, zipped=zipped, **kwargs)
-
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration of the Functional model, and the cuts."""
-        return {**super().get_config(), "cuts": list(self._cuts), "recomputed": list(self._recomputed)}
+        """Return the configuration of the Functional model; the cuts are in it for kerasmem alone."""
+        cuts = {"cuts": list(self._cuts), "recomputed": list(self._recomputed)} if CUTS_TOLD.get() else {}
+        config = _Configuration({**super().get_config(), **cuts})
+        config.cuts, config.recomputed = self._cuts, self._recomputed
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Return the model of a configuration, with the cuts that come with it."""
+        if isinstance(config, _Configuration):
+            config = {**config, "cuts": config.cuts, "recomputed": config.recomputed}
+        return super().from_config(config, custom_objects)
+
+    def __reduce__(self) -> Any:
+        return _recomputed, (self.plain(), self._cuts, self._recomputed)
+
+
+# Keras writes a class's name and module into its files, and names the weights of a nested model by its class.
+RecomputedFunctional.__name__, RecomputedFunctional.__module__ = Functional.__name__, Functional.__module__
+keras.saving.get_custom_objects()[OWN_NAME] = RecomputedFunctional
+
+
+def _recomputed(plain: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> Any:
+    made = _cut_inside(plain, cuts, recomputed)
+    if plain.compiled:
+        made.compile(**compile_arguments(plain))
+    return made
+
+
+class WalkedFunctional(Functional):
+    """Runs as the plain model does, and tells of each call before it is made, those inside nested models included.
+
+    Args:
+        inputs: as for `keras.Model`.
+        outputs: as for `keras.Model`.
+        name: as for `keras.Model`.
+        told: called before each call of what is no nested model.
+        tensors: where the tensors go, by the ids of the symbolic ones.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        told, tensors = kwargs.pop("told"), kwargs.pop("tensors")
+        super().__init__(*args, **kwargs)
+        self._walk = _Walk(told, tensors)
+
+    def _run_through_graph(self, inputs: Any, operation_fn: Any = lambda op: op, **kwargs: Any) -> Any:
+        if kwargs.get("call_fn") is not None or _is_symbolic(inputs):
+            return super()._run_through_graph(inputs, operation_fn=operation_fn, **kwargs)
+        tensors = self._walk.tensors
+        tensors.update(zip(map(id, self.inputs), keras.tree.flatten(inputs), strict=True))
+        for call in chain_of(self):
+            args, kwargs = call.node.arguments.fill_in(tensors)
+            operation = call.node.operation
+            if call.is_model:
+                operation = walked(operation, self._walk.told, tensors)
+            else:
+                self._walk.told()
+            outputs = operation_fn(operation)(*args, **kwargs)
+            tensors.update(zip(map(id, call.node.outputs), keras.tree.flatten(outputs), strict=False))
+        return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
+
+
+@dataclass(frozen=True)
+class _Walk:
+    told: Callable[[], None]
+    tensors: dict[int, Any]
+
+
+def walked(model: Any, told: Callable[[], None], tensors: dict[int, Any]) -> Any:
+    """Return the model as one that calls `told` before each call, and writes into `tensors` (see its class)."""
+    source = graph_of(model)
+    made = WalkedFunctional(source.input, source.output, name=model.name, told=told, tensors=tensors)
+    made.dtype_policy = model.dtype_policy
+    return made
+
+
+def _is_symbolic(inputs: Any) -> bool:
+    return any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(inputs))
 
 
 def _runner(segment: Segment, operation_fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
@@ -160,7 +333,7 @@ def _runner(segment: Segment, operation_fn: Callable[[Any], Any]) -> Callable[[l
         tensors = dict(zip(segment.entering, entering, strict=True))
         for node in segment.nodes:
             args, kwargs = node.arguments.fill_in(tensors)
-            outputs = operation_fn(node.operation)(*args, **kwargs)
+            outputs = operation_fn(segment.inside or node.operation)(*args, **kwargs)
             tensors.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=False))
         return [tensors[key] for key in segment.leaving]
 

@@ -22,7 +22,7 @@ from kerasmem.models.inputs import GivenShape, normalise_input_shapes
 from kerasmem.models.names import is_factory_name
 from kerasmem.models.opening import OpenedModel, open_model
 from kerasmem.models.targets import NO_TARGETS, GivenTargets, given_targets
-from kerasmem.models.vocabulary import import_user_module, own_objects
+from kerasmem.models.vocabulary import configuration, import_user_module, own_objects
 from kerasmem.records import Record
 
 _WAY_OUT = "put the code that builds the model into a function of a module and give 'module:function'"
@@ -248,7 +248,7 @@ def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
             "makes it in place of the model"
         )
     try:
-        config = keras.saving.serialize_keras_object(model)
+        config = configuration(model)
         compiled = config.pop("compile_config", None)
         text = json.dumps({**config, "keras_version": keras.__version__})
     except Exception as error:

@@ -17,7 +17,7 @@ from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import read_document
 from kerasmem.models.names import is_factory_name
 from kerasmem.models.opening import open_model
-from kerasmem.models.vocabulary import dictionaries, own_objects
+from kerasmem.models.vocabulary import configuration, dictionaries, own_objects
 
 Reshaped = Callable[[int], "contextlib.AbstractContextManager[Any]"]
 
@@ -116,11 +116,10 @@ def _as_file(source: str, described: dict[str, Any], vary: str, number: int) -> 
 
 def _configuration(model: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the configuration of a model in Python, and its classes."""
-    keras = import_keras()
     with open_model(model, **options, shapes_only=False) as opened:
         classes = own_objects(opened.model)
         try:
-            return keras.saving.serialize_keras_object(opened.model), classes
+            return configuration(opened.model), classes
         except Exception as error:
             raise ModelError(
                 f"model {opened.name!r} does not say how to build it again ({keras_reason(error)}); give a function "

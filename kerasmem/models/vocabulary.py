@@ -9,6 +9,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -25,7 +26,10 @@ _CLASS_MODULES = (
 )  # fmt: skip
 _FUNCTION_MODULES = ("activations", "initializers", "regularizers", "constraints", "losses", "metrics")
 _LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")  # what they have is found without being named
-_OWN_CLASS = "RecomputedFunctional"
+_OWN_MODULE, _OWN_CLASS = "kerasmem.models.recomputed", "RecomputedFunctional"
+OWN_NAME = f"kerasmem>{_OWN_CLASS}"
+# Whether a recomputed model's configuration tells its cuts. In a file it is the plain model's.
+CUTS_TOLD: ContextVar[bool] = ContextVar("cuts_told", default=False)
 
 
 @functools.cache
@@ -115,7 +119,24 @@ def register_own_classes(config: Any) -> None:
         NotAvailableError: the class does not work with the Keras installed.
     """
     if any(str(node.get("class_name")).endswith(_OWN_CLASS) for node in dictionaries(config)):
-        importlib.import_module("kerasmem.models.recomputed")
+        importlib.import_module(_OWN_MODULE)
+
+
+def configuration(model: Any) -> dict[str, Any]:
+    """Return what `keras.saving.deserialize_keras_object` makes a model of, recomputed ones with their cuts.
+
+    It is for this process and its children; what Keras writes to a file has no cuts.
+    """
+    token = CUTS_TOLD.set(True)
+    try:
+        config: dict[str, Any] = import_keras().saving.serialize_keras_object(model)
+    finally:
+        CUTS_TOLD.reset(token)
+    for node in dictionaries(config):
+        inner = node.get("config")
+        if node.get("class_name") == "Functional" and isinstance(inner, dict) and "cuts" in inner:
+            node.update(class_name=_OWN_CLASS, module=_OWN_MODULE, registered_name=OWN_NAME)
+    return config
 
 
 def own_objects(model: Any) -> dict[str, Any]:
@@ -132,7 +153,8 @@ def own_objects(model: Any) -> dict[str, Any]:
     things = [each if isinstance(each, (FunctionType, type)) else type(each) for each in parts]
     own = {each.__name__: each for each in things if _root_module(each) not in _LIBRARIES}
     own.pop("<lambda>", None)  # Keras writes a lambda down itself
-    return {**own, **keras.saving.get_custom_objects()}
+    registered = {name: each for name, each in keras.saving.get_custom_objects().items() if name != OWN_NAME}
+    return {**own, **registered}  # our own class is there where a configuration has it, see `register_own_classes`
 
 
 def _root_module(thing: Any) -> str:

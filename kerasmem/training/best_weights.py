@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import UsageError
+from kerasmem.models.vocabulary import configuration
 
 MODES = ("auto", "min", "max")
 # What grows as a model gets better; as Keras's own callbacks guess it from the name.
@@ -197,7 +198,7 @@ def _dtype(value: Any) -> np.dtype:
 def _architecture(model: keras.Model) -> str | None:
     """Return the model's configuration without that of `compile`; None where it has none."""
     try:
-        config = keras.saving.serialize_keras_object(model)
+        config = configuration(model)
         return json.dumps({name: value for name, value in config.items() if name != "compile_config"})
     except Exception:  # a model of one's own without get_config raises what it likes
         return None

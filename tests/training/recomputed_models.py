@@ -151,7 +151,47 @@ def global_seed():
     )
 
 
-MODELS = {each.__name__: each for each in (skips, losses, masks, shared, frozen, global_seed)}
+def nested():
+    """A model with dropout and statistics that holds a model, called between layers; the cuts are inside both."""
+
+    def block(name, number):
+        entry = L.Input((16,))
+        x = L.Dense(16, activation="gelu", activity_regularizer="l2", name="dense")(entry)
+        x = L.Dropout(0.3, seed=number, name="drop")(L.BatchNormalization(name="norm")(x))
+        return keras.Model(entry, L.Add(name="add")([entry, x]), name=name)
+
+    entry = keras.Input((16,))
+    x = L.Dense(16, activation="tanh", name="first")(block("inner", 1)(entry))
+    backbone = keras.Sequential([keras.Input((16,)), keras.Model(entry, x), block("last", 2)], name="backbone")
+    inputs = keras.Input((16,))
+    x = L.Dense(16, name="stem")(L.Rescaling(0.5, name="scale")(inputs))
+    outputs = L.Dense(1, name="out")(backbone(x))
+    graph = backbone.layers[0].name
+    cuts = ["scale", "stem", f"backbone/{graph}/inner/norm", f"backbone/{graph}", "backbone/last/norm"]
+    return keras.Model(inputs, outputs), _numbers(12, 16), _targets(12), cuts
+
+
+def transfer():
+    """A backbone, its lower half frozen, between layers of its own kind."""
+    backbone = keras.Sequential(
+        [
+            keras.Input((8, 8, 2)),
+            L.Conv2D(4, 3, name="c0"),
+            L.BatchNormalization(name="n0"),
+            L.Conv2D(4, 3, activation="relu", name="c1"),
+            L.BatchNormalization(name="n1"),
+            L.ReLU(name="r1"),
+        ],
+        name="backbone",
+    )
+    backbone.get_layer("c0").trainable = backbone.get_layer("n0").trainable = False
+    inputs = keras.Input((8, 8, 2))
+    x = L.Dropout(0.2, seed=4, name="drop")(L.GlobalAveragePooling2D(name="pool")(backbone(inputs)))
+    model = keras.Model(inputs, L.Dense(1, name="out")(x))
+    return model, _numbers(4, 8, 8, 2), _targets(4), ["backbone/n0", "backbone/n1", "backbone", "pool"]
+
+
+MODELS = {each.__name__: each for each in (skips, losses, masks, shared, frozen, global_seed, nested, transfer)}
 
 
 def make(name):

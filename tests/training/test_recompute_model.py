@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import pickle
 import zipfile
 
 import keras
@@ -13,6 +16,7 @@ from recomputed_models import make
 import kerasmem
 from kerasmem.errors import UsageError
 from kerasmem.models.recomputed import RecomputedFunctional
+from kerasmem.models.vocabulary import configuration
 
 
 def mlp(depth=6, units=8):
@@ -149,14 +153,38 @@ class TestModel:
         for each in (plain, loaded):
             np.testing.assert_allclose(model.predict(x, verbose=0), each.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
 
-    def test_one_inside_another_model_is_saved_with_its_cuts(self, tmp_path):
+    @pytest.mark.parametrize("suffix", ["keras", "h5"])
+    def test_one_inside_another_model_is_saved_as_the_plain_one(self, tmp_path, suffix):
+        def outer(inner):
+            inputs = keras.Input((8,))
+            return keras.Model(inputs, keras.layers.Dense(1)(inner(inputs)))
+
+        path = tmp_path / f"outer.{suffix}"
+        inner = kerasmem.recompute(mlp(), segments=3)
+        model = outer(inner)
+        model.save(path)
+        model.save_weights(tmp_path / "m.weights.h5")
+        with zipfile.ZipFile(path) if suffix == "keras" else contextlib.nullcontext() as archive:
+            written = archive.read("config.json") if archive else path.read_bytes()
+        assert b"ecomputed" not in written and b"kerasmem" not in written and b"cuts" not in written
+        plain = keras.saving.load_model(path)
+        assert type(plain.layers[1]) is type(plain) and not isinstance(plain.layers[1], RecomputedFunctional)
+        np.testing.assert_array_equal(plain.predict(data()[0], verbose=0), model.predict(data()[0], verbose=0))
+        outer(inner.plain()).load_weights(tmp_path / "m.weights.h5")  # the names are the plain model's
+
+    def test_kerasmem_itself_keeps_the_cuts(self):
         inner = kerasmem.recompute(mlp(), segments=3)
         inputs = keras.Input((8,))
         outer = keras.Model(inputs, keras.layers.Dense(1)(inner(inputs)))
-        outer.save(tmp_path / "outer.keras")
-        loaded = keras.saving.load_model(tmp_path / "outer.keras").layers[1]
-        assert isinstance(loaded, RecomputedFunctional) and loaded.plan is None
-        assert loaded.cuts == inner.cuts
+        with_cuts = keras.saving.deserialize_keras_object(configuration(outer)).layers[1]
+        assert isinstance(with_cuts, RecomputedFunctional) and with_cuts.plan is None
+        assert with_cuts.cuts == inner.cuts == keras.models.clone_model(outer).layers[1].cuts
+
+    def test_a_copy_has_its_cuts(self):
+        model = kerasmem.recompute(mlp(), segments=3)
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert copied.cuts == model.cuts and recomputations(copied, data()[0]) > 10
+            np.testing.assert_array_equal(copied.get_weights()[0], model.get_weights()[0])
 
     def test_the_models_own_policy_counts(self):
         keras.config.set_dtype_policy("mixed_float16")

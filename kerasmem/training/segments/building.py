@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
+from kerasmem.training.segments.chain import nested_models
 from kerasmem.training.segments.plan import RecomputePlan
 from kerasmem.training.segments.planning import AUTO, described, plan_segments
 from kerasmem.training.segments.tracing import trace_chain
@@ -47,12 +49,14 @@ def recompute(
         memory: what a training step may take: bytes, a size ("8GB") or a card ("t4"). What the planner chooses is
             estimated as `kerasmem.estimate` does, and other cuts are chosen where it needs more.
         batch_size: samples in a batch, for which the cuts are chosen; other batches run too.
-        cuts: names of the layers after which a segment ends, in place of all that.
+        cuts: names of the layers after which a segment ends, in place of all that; "mobilenet/conv1" is a layer of the
+            model "mobilenet" inside the model. Cuts around such a model are added, as a segment lies inside or outside.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
 
     Returns:
         A Functional model of class `kerasmem.models.recomputed.RecomputedFunctional`; `plan` on it says what is
-        predicted. Its `save` writes the plain model, which opens without kerasmem;
+        predicted. Models inside it are cut too, where it calls them once. One warning says where nothing is saved.
+        Keras saves it as the plain model, alone or inside another one, and it opens without kerasmem;
         `recompute(keras.saving.load_model(path), cuts=model.cuts)` recomputes it again.
 
     Raises:
@@ -69,6 +73,8 @@ def recompute(
     target = None if memory is None else resolve_device(str(memory)).available_bytes
     plan = _planned(model, segments, target, batch_size, cuts, input_shape)
     if target is None or cuts is not None:
+        if plan.activation_bytes >= plan.plain_activation_bytes:
+            warnings.warn(_nothing_saved(model, plan), stacklevel=2)
         return build_recomputed(model, plan)
     return _estimated_within(model, plan, target, segments, input_shape)
 
@@ -87,12 +93,27 @@ def _planned(
         return plan_segments(
             steps, segments=segments, batch_size=batch_size, persistent_bytes=persistent, target_bytes=target
         )
-    from kerasmem.models.recomputed import split
+    from kerasmem.models.recomputed import chain_of, cut_places, split
 
     split(source, list(cuts), [True] * len(cuts) + [False])  # names the cut that is wrong
-    place = {each.name: number + 1 for number, each in enumerate(steps)}
-    ends = [(place[each], True) for each in cuts]
-    return described(steps, [*ends, (len(steps), False)], batch_size, persistent, target)
+    places = cut_places(chain_of(source))
+    ends = {places[each] for each in cuts}
+    for first, last in nested_models(steps):  # a segment recomputes calls of one model alone
+        if any(first < each < last for each in ends):
+            ends |= {each for each in (first, last) if 0 < each < max(ends)}
+    return described(
+        steps, [*((each, True) for each in sorted(ends)), (len(steps), False)], batch_size, persistent, target
+    )
+
+
+def _nothing_saved(model: Any, plan: RecomputePlan) -> str:
+    what = f"cut after {', '.join(plan.cuts)}" if plan.cuts else "wherever it is cut"
+    return (
+        f"kerasmem.recompute saves nothing in model {model.name!r}, {what}: at batch {plan.batch_size:,} the backward "
+        f"pass needs {format_size(plan.plain_activation_bytes)} of activations as the model is, and "
+        f"{format_size(plan.activation_bytes)} so. Frozen layers keep nothing that recomputing could save; inside a "
+        "layer, a model that is called more than once and a model with code of its own there are no cuts"
+    )
 
 
 def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
@@ -141,7 +162,7 @@ def _functional(model: Any) -> Any:
         UsageError: it has none.
     """
     keras, functional = import_keras(), functional_class()
-    from kerasmem.models.recomputed import RecomputedFunctional
+    from kerasmem.models.recomputed import is_cuttable
 
     if not isinstance(model, keras.Model):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
@@ -152,8 +173,7 @@ def _functional(model: Any) -> Any:
             f"model {model.name!r} is not built yet: begin it with keras.Input(shape), or call "
             "model.build(input_shape) first"
         )
-    known = (functional, RecomputedFunctional)
-    if type(source) not in known or type(model) not in (*known, keras.Sequential):
+    if not is_cuttable(model):
         way = (
             "wrap its graph of layers, kerasmem.recompute(keras.Model(model.inputs, model.outputs)), and call that in "
             "your class"

@@ -6,6 +6,7 @@ remembered at a cut are the tensors that cross it; what lies between two cuts ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -33,7 +34,7 @@ class Step:
     """One call of a layer.
 
     Attributes:
-        name: of the layer.
+        name: of the layer, with those of the models around it inside the model: "mobilenet/conv1".
         seconds: what its forward pass takes, roughly (`kerasmem.estimation.graph.costs`); only ratios count.
         flops: of its matrix products and convolutions, forward.
         working_bytes: what its gradient needs beside what is kept, for as long as it is computed.
@@ -47,3 +48,19 @@ class Step:
     working_bytes: int
     kept: tuple[Kept, ...]
     may_end: bool = True
+
+
+def nested_models(steps: Sequence[Step]) -> list[tuple[int, int]]:
+    """Return for each model inside the model how many steps lie before it, and before its end.
+
+    Example:
+        >>> nested_models([Step(name, 1.0, 0, 0, ()) for name in ("scale", "net/conv", "net/block/conv", "head")])
+        [(1, 3), (2, 3)]
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for number, each in enumerate(steps):
+        names = each.name.split("/")
+        for depth in range(1, len(names)):
+            begin, _ = found.setdefault("/".join(names[:depth]), (number, 0))
+            found["/".join(names[:depth])] = (begin, number + 1)
+    return list(found.values())

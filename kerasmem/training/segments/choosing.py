@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.training.segments.chain import Step
+from kerasmem.training.segments.chain import Step, nested_models
 
 Cut = tuple[int, bool]  # the number of steps before the end of a segment, and whether the segment is recomputed
 MOST_PLACES = 256  # beyond it, in each of so many stretches of the chain the one where least crosses is looked at
@@ -29,7 +29,8 @@ class Table:
     Attributes:
         places: how many steps lie before each.
         held: bytes that a recomputed segment leaves behind, [begin, end].
-        peak: bytes in its backward pass beside what is held before it.
+        peak: bytes in its backward pass beside what is held before it; infinite where it has a part of a nested model
+            and something outside that, which no call computes a second time.
         held_kept: as `held`, where its inside is kept.
         peak_kept: as `peak`, where its inside is kept.
         seconds: of its forward pass.
@@ -49,11 +50,18 @@ class Table:
         if places is None and len(ends) > MOST_PLACES:
             crossing = cls.of(steps, [0, *ends, len(steps)]).held[0, 1:-1]
             windows = np.array_split(np.arange(len(ends)), MOST_PLACES)
-            ends = [ends[window[np.argmin(crossing[window])]] for window in windows]
+            edges = {edge for model in nested_models(steps) for edge in model} & set(ends)
+            ends = sorted(edges.union(ends[window[np.argmin(crossing[window])]] for window in windows))
         at = np.array([0, *ends, len(steps)] if places is None else places)
         time = np.concatenate([[0.0], np.cumsum([each.seconds for each in steps])])[at]
         seconds = time[None, :] - time[:, None]
-        return cls(at, *_swept(steps, at, again=True), *_swept(steps, at, again=False), seconds)
+        held, peak = _swept(steps, at, again=True)
+        begin, end = at[:, None], at[None, :]
+        for first, last in nested_models(steps):
+            peak[
+                ((begin < first) & (first < end) & (end < last)) | ((first < begin) & (begin < last) & (last < end))
+            ] = np.inf
+        return cls(at, held, peak, *_swept(steps, at, again=False), seconds)
 
     def peak_of(self, cuts: Sequence[Cut]) -> list[tuple[float, float]]:
         """Return for each segment what it holds and the peak in its backward pass."""

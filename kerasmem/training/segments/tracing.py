@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kerasmem.compat.graphs import loop_body
-from kerasmem.compat.keras_functional import calls_of, for_training
 from kerasmem.compat.keras_state import mask_of
 from kerasmem.compat.keras_variables import handle_only, raw_value
 from kerasmem.errors import KerasmemError, ModelError
@@ -46,14 +45,14 @@ def trace_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[S
         UsageError: an input has open dimensions that `input_shape` does not give.
         ModelError: the model cannot be traced.
     """
+    from kerasmem.models.recomputed import chain_of
+
     _, inputs = model_inputs(model, normalise_input_shapes(input_shape))
     shapes = [(each.shape[0] or batch_size, *each.shape[1:]) for each in inputs]
-    calls = calls_of(model)
+    calls = [pair for each in chain_of(model) for pair in each.inner]
     try:
         with with_stand_ins(handle_only):
-            graph, begins, tensors = _traced(
-                model, calls, list(zip(shapes, (each.dtype for each in inputs), strict=True))
-            )
+            graph, begins, tensors = _traced(model, list(zip(shapes, (each.dtype for each in inputs), strict=True)))
     except KerasmemError:
         raise
     except Exception as error:
@@ -61,27 +60,23 @@ def trace_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[S
     return _Reader(graph, begins, tensors, model, calls).steps()
 
 
-def _traced(
-    model: Any, calls: Sequence[Any], inputs: Sequence[tuple[Any, str]]
-) -> tuple[Any, list[int], dict[int, Any]]:
+def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> tuple[Any, list[int], dict[int, Any]]:
     """Return the graph, the number of operations in it before each call and after the last, and the tensors."""
     import tensorflow as tf
+
+    from kerasmem.models.recomputed import walked
 
     begins: list[int] = []
     tensors: dict[int, Any] = {}
 
     def both_passes(*batch: Any) -> Any:
         graph = tf.compat.v1.get_default_graph()
-        tensors.update(zip(map(id, model.inputs), batch, strict=True))
+        run = walked(model, lambda: begins.append(len(graph.get_operations())), tensors)
         with tf.GradientTape() as tape:
-            for node in calls:
-                begins.append(len(graph.get_operations()))
-                args, kwargs = node.arguments.fill_in(tensors)
-                outputs = for_training(node.operation)(*args, **kwargs)
-                tensors.update(zip(map(id, node.outputs), import_keras().tree.flatten(outputs), strict=False))
+            run(import_keras().tree.pack_sequence_as(model.input, list(batch)), training=True)
             begins.append(len(graph.get_operations()))
             ends = [tensors[id(each)] for each in model.outputs]
-            losses = [tf.reduce_sum(tf.cast(each, "float32")) for each in (*ends, *model.losses)]
+            losses = [tf.reduce_sum(tf.cast(each, "float32")) for each in (*ends, *run.losses)]
         weights = [raw_value(each) for each in model.trainable_variables]
         return tape.gradient(losses, weights, unconnected_gradients="none")
 
@@ -94,22 +89,30 @@ class _Reader:
     """Reads steps off the graph."""
 
     def __init__(
-        self, graph: Any, begins: Sequence[int], tensors: Mapping[int, Any], model: Any, calls: Sequence[Any]
+        self,
+        graph: Any,
+        begins: Sequence[int],
+        tensors: Mapping[int, Any],
+        model: Any,
+        calls: Sequence[tuple[str, Any]],
     ) -> None:
         self._operations = graph.get_operations()
         self._place = {each.name: number for number, each in enumerate(self._operations)}
-        self._begins, self._tensors, self._calls = begins, tensors, calls
+        self._begins, self._tensors = begins, tensors
+        self._names, self._calls = zip(*calls, strict=True)
         self._ends = {id(each) for each in model.outputs}
+        self._needed = _needed_for(graph.outputs)  # the tape makes gradients of frozen layers too; nothing runs them
 
     def steps(self) -> tuple[Step, ...]:
         last_call = {id(each.operation): number for number, each in enumerate(self._calls)}
         uses = self._uses()
+        trained = self._trained()
         return tuple(
             Step(
-                name=str(each.operation.name),
+                name=self._names[number],
                 seconds=sum(seconds(*_as_node(one)) for one in self._made_by(number)),
                 flops=round(sum(operations(*_as_node(one)) for one in self._made_by(number))),
-                working_bytes=self._working(each),
+                working_bytes=self._working(each) if trained[number] else 0,
                 kept=tuple(self._kept(number, uses)),
                 may_end=last_call[id(each.operation)] == number,
             )
@@ -128,6 +131,20 @@ class _Reader:
                 self._note(found, self._tensors.get(id(each)), number)
         for key in self._ends:
             self._note(found, self._tensors.get(key), len(self._calls))
+        return found
+
+    def _trained(self) -> list[bool]:
+        """Return for each call whether it has a backward pass: it or what it takes comes from a trained weight."""
+        moved: set[Any] = set()
+        found = []
+        for call in self._calls:
+            taken = [self._tensors.get(id(each)) for each in call.input_tensors]
+            found.append(
+                bool(getattr(call.operation, "trainable_variables", ()))
+                or any(_root(each).ref() in moved for each in taken if hasattr(each, "op"))
+            )
+            made = [self._tensors.get(id(each)) for each in call.outputs] if found[-1] else []
+            moved.update(_root(each).ref() for each in made if hasattr(each, "op"))
         return found
 
     def _note(self, found: dict[Any, list[int]], tensor: Any, number: int) -> None:
@@ -155,7 +172,7 @@ class _Reader:
         """Return whether an operation from that place on takes the tensor's values, by whatever name."""
         for each in tensor.consumers():
             if self._place[each.name] >= place:
-                if each.type not in _SHAPE_ONLY:
+                if each.type not in _SHAPE_ONLY and each.name in self._needed:
                     return True
             elif each.type in ALIASES and any(self._taken_after(one, place) for one in each.outputs):
                 return True
@@ -173,6 +190,18 @@ class _Reader:
     def _working(self, call: Any) -> int:
         tensors = [self._tensors.get(id(each)) for each in (*call.outputs, *call.input_tensors)]
         return sum(_bytes(each) for each in tensors if hasattr(each, "op"))
+
+
+def _needed_for(tensors: Iterable[Any]) -> set[str]:
+    """Return the names of the operations without which tensors are not made."""
+    found: set[str] = set()
+    pending = [each.op for each in tensors]
+    while pending:
+        operation = pending.pop()
+        if operation.name not in found:
+            found.add(operation.name)
+            pending.extend((*(each.op for each in operation.inputs), *operation.control_inputs))
+    return found
 
 
 def _root(tensor: Any) -> Any:

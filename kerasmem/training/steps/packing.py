@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from kerasmem.compat.tensorflow_runtime import operations_are_deterministic
 from kerasmem.errors import UsageError
-from kerasmem.models.vocabulary import own_objects
+from kerasmem.models.vocabulary import configuration, own_objects, register_own_classes
 
 WORKER = "KERASMEM_FIT_WORKER"  # set in the environment of a process that takes steps for another
 
@@ -24,7 +24,7 @@ def pack(model: Any) -> dict[str, Any]:
         UsageError: the model cannot be described; the message has the way out.
     """
     try:
-        config = keras.saving.serialize_keras_object(model)
+        config = configuration(model)
     except Exception as error:
         raise UsageError(
             f"model: it cannot be made once more in another process ({type(error).__name__}: {error}); give "
@@ -55,6 +55,7 @@ def unpack(packed: dict[str, Any]) -> Any:
     keras.config.set_floatx(packed["floatx"])
     keras.config.set_image_data_format(packed["image_data_format"])
     objects = pickle.loads(packed["objects"])  # from our own parent
+    register_own_classes(packed["config"])
     model = keras.saving.deserialize_keras_object(packed["config"], custom_objects=objects, safe_mode=False)
     model.run_eagerly = packed["run_eagerly"]
     model.jit_compile = packed["jit_compile"]
