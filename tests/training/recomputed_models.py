@@ -151,18 +151,23 @@ def global_seed():
     )
 
 
+def _entry():
+    """The input of a model inside a model, which casts to its dtype."""
+    return keras.Input((16,), dtype=keras.config.dtype_policy().compute_dtype)
+
+
 def nested():
     """A model with dropout and statistics that holds a model, called between layers; the cuts are inside both."""
 
     def block(name, number):
-        entry = L.Input((16,))
+        entry = _entry()
         x = L.Dense(16, activation="gelu", activity_regularizer="l2", name="dense")(entry)
         x = L.Dropout(0.3, seed=number, name="drop")(L.BatchNormalization(name="norm")(x))
         return keras.Model(entry, L.Add(name="add")([entry, x]), name=name)
 
-    entry = keras.Input((16,))
+    entry = _entry()
     x = L.Dense(16, activation="tanh", name="first")(block("inner", 1)(entry))
-    backbone = keras.Sequential([keras.Input((16,)), keras.Model(entry, x), block("last", 2)], name="backbone")
+    backbone = keras.Sequential([_entry(), keras.Model(entry, x), block("last", 2)], name="backbone")
     inputs = keras.Input((16,))
     x = L.Dense(16, name="stem")(L.Rescaling(0.5, name="scale")(inputs))
     outputs = L.Dense(1, name="out")(backbone(x))
@@ -196,6 +201,8 @@ MODELS = {each.__name__: each for each in (skips, losses, masks, shared, frozen,
 
 def make(name):
     """Return (model, x, y, cuts), with the same weights each time."""
+    policy = keras.config.dtype_policy()
     keras.backend.clear_session()  # Keras 3.12 keeps the shared seed generator over `set_random_seed`
+    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(7)
     return MODELS[name]()

@@ -182,6 +182,7 @@ class TestModel:
 
     def test_a_copy_has_its_cuts(self):
         model = kerasmem.recompute(mlp(), segments=3)
+        model.compile("sgd", "mse", jit_compile=False)
         for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert copied.cuts == model.cuts and recomputations(copied, data()[0]) > 10
             np.testing.assert_array_equal(copied.get_weights()[0], model.get_weights()[0])
