@@ -67,11 +67,13 @@ def show_json(data: Mapping[str, Any]) -> None:
 def quiet_tensorflow() -> Iterator[None]:
     """Keep TensorFlow's start-up lines off the terminal, and its hands off the cards.
 
-    An estimate needs no GPU, and a job may be running on the one that is there. TensorFlow's libraries write to
+    An estimate needs no GPU, and a job may be running on the one that is there; no step runs in this process, and what
+    XLA compiles here need not be quick. TensorFlow's libraries write to
     file descriptor 2 before they can be told not to; what they write while the context lasts is shown only if it
     ends in an error that kerasmem does not know. What Python code prints (a factory, say) goes to standard error,
     so that standard output holds the result alone.
     """
+    from kerasmem.compat.xla import only_planned
     from kerasmem.errors import KerasmemError
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -81,7 +83,7 @@ def quiet_tensorflow() -> Iterator[None]:
     with tempfile.TemporaryFile() as lines, os.fdopen(os.dup(kept), "w", errors="backslashreplace") as screen:
         os.dup2(lines.fileno(), 2)
         try:
-            with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
+            with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen), only_planned():
                 yield
         except BaseException as error:
             if not isinstance(error, (KerasmemError, KeyboardInterrupt)):

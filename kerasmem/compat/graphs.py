@@ -40,6 +40,12 @@ def optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
     config = tf.compat.v1.ConfigProto()
     rewriting = config.graph_options.rewrite_options
     rewriting.min_graph_nodes = -1
+    # Passes that leave a graph on the CPU as it is: they choose layouts and swap tensors for GPUs (and note with
+    # assignments what the executor does not read), and move operations into branches, which are functions.
+    rewriting.layout_optimizer = rewriting.OFF
+    rewriting.memory_optimization = rewriting.NO_MEM_OPT
+    if not definition.library.function:
+        rewriting.experimental_conditional_code_motion = rewriting.OFF
     if not fuses:
         rewriting.remapping = rewriting.OFF
     return OPTIMIZE.get()(config, whole)

@@ -270,6 +270,7 @@ def smallest_limit(
     growth: bool = True,
     resolution: int = 1 << 20,
     descending: bool = False,
+    enough: int | None = None,
 ) -> int:
     """Return the smallest memory limit under which the steps run without running out of memory.
 
@@ -281,6 +282,8 @@ def smallest_limit(
         growth: regions as needed, or one region of the whole limit.
         resolution: in bytes.
         descending: the allocator is a CPU's: its regions lie as for `BFCAllocator`, and it never hands one back.
+        enough: the bytes of all regions after these steps without a limit, where known: a limit that none of them
+            meets changes nothing, and is not replayed.
 
     Example:
         >>> smallest_limit([(1, 3 << 20), (1, FREE), (2, 5 << 20)])  # the first region can be handed back
@@ -288,6 +291,8 @@ def smallest_limit(
     """
 
     def suffices(limit: int) -> bool:
+        if growth and enough is not None and limit >= max(enough, FIRST_REGION):
+            return True
         try:
             replay(BFCAllocator(limit, growth, collect=not descending, descending=descending), steps)
         except OutOfMemory:
@@ -297,16 +302,16 @@ def smallest_limit(
     least = _least_bytes(steps)
     if suffices(least):
         return least
-    enough = max(2 * least, resolution)
-    while not suffices(enough):
-        enough *= 2
-    while enough - least > resolution:
-        middle = (least + enough) // 2 // GRAIN * GRAIN
+    most = max(2 * least, resolution)
+    while not suffices(most):
+        most *= 2
+    while most - least > resolution:
+        middle = (least + most) // 2 // GRAIN * GRAIN
         if suffices(middle):
-            enough = middle
+            most = middle
         else:
             least = middle
-    return enough
+    return most
 
 
 def _least_bytes(steps: Iterable[Step]) -> int:

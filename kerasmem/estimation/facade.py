@@ -7,6 +7,7 @@ An estimate has four steps, each with its own result: the model is opened (`Open
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import threading
@@ -122,7 +123,7 @@ def estimated(arguments: EstimateArguments) -> Estimated:
     split = parallelism(arguments.replicas, arguments.parallel, arguments.shard_optimizer, arguments.layout)
     check_method(arguments.method, split)
     target = None if arguments.device is None else resolve_device(str(arguments.device))
-    with _ONE_AT_A_TIME, _random_state_kept(), open_step(arguments) as opened:
+    with _ONE_AT_A_TIME, _random_state_kept(), _collection_paused(), open_step(arguments) as opened:
         step = Step(arguments, opened, trace_shapes(arguments, opened, split))
         answer = ask(step, target)
         return Estimated(assemble(step, answer, target), answer.failed)
@@ -160,3 +161,18 @@ def _random_state_kept() -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
+
+
+@contextlib.contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Let Python look for no unreachable circles meanwhile: nearly all that is made here lives until the end.
+
+    It would go through every object of TensorFlow and Keras again and again, for a tenth to a third of the time.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

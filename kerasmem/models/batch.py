@@ -12,6 +12,7 @@ from kerasmem.models.compiling import sparse_losses
 from kerasmem.models.inputs import ByKeyword, by_place
 from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.models.targets import GivenTargets
+from kerasmem.models.weightless import placeholders_for
 
 
 def pack_inputs(structure: Any, flat: list[Any]) -> Any:
@@ -33,7 +34,8 @@ def called_on(model: Any, structure: Any, flat: list[Any]) -> Any:
 
     def call(*tensors: Any) -> Any:
         packed = pack_inputs(structure, list(tensors))
-        return model(**packed) if isinstance(structure, ByKeyword) else model(packed)
+        with placeholders_for(model.variables):
+            return model(**packed) if isinstance(structure, ByKeyword) else model(packed)
 
     return symbolic_outputs(call, *flat)
 

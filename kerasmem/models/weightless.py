@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
 from kerasmem.compat.keras_state import variables_stay_uninitialized
-from kerasmem.compat.keras_variables import optimizers_know_stand_ins, stand_ins_for
+from kerasmem.compat.keras_variables import has_value, optimizers_know_stand_ins, stand_ins_for
 from kerasmem.models.backend import import_keras
 
 # Every variable that was made without a value and is still in use.
@@ -117,3 +117,17 @@ def with_stand_ins(make: Callable[[Any], Any]) -> Iterator[None]:
 def shaped_variables() -> list[Any]:
     """Return the variables in use that were made without a value, those included that have one by now."""
     return list(_SHAPED.values())
+
+
+def placeholders_for(variables: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Return a scope in which variables without a value are placeholders of the graph that is made here.
+
+    Keras would put in the operations that draw their first value, which takes longer than those of the layers.
+    """
+    import tensorflow as tf
+
+    scope = import_keras().StatelessScope
+    return scope(
+        [(each, tf.compat.v1.placeholder(each.dtype, each.shape)) for each in variables if not has_value(each)],
+        initialize_variables=False,
+    )

@@ -229,3 +229,12 @@ def test_more_than_there_are_addresses_is_out_of_memory(descending):
     with pytest.raises(OutOfMemory):
         for _ in range(40):
             simulated.allocate(21_632_000_000_000)
+
+
+def test_a_limit_that_no_region_meets_is_not_replayed():
+    steps = [(1, 3 << 20), (1, FREE), (2, 5 << 20), (3, 1 << 20), (2, FREE), (4, 7 << 20)]
+    for descending in (False, True):
+        pool = BFCAllocator(descending=descending)
+        replay(pool, steps)
+        alone = smallest_limit(steps, descending=descending)
+        assert smallest_limit(steps, descending=descending, enough=pool.reserved) == alone < pool.reserved

@@ -62,7 +62,7 @@ class Run:
     def __init__(self, made, rules=ONE):
         self.made, self.heap = made, Heap()
         self.executor = Executor(made, rules, lambda node: 0.0)
-        self.memory = Memory(made, rules, self.executor, self.heap)
+        self.memory = Memory(made, rules, self.heap)
         self.before = self.heap.allocator.in_use
 
     def step(self):
@@ -293,7 +293,7 @@ def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers, kind):
         made, _ = build_program(trace_step(prepare_step(opened.model, opened.training, structure, inputs, 8)), rules)
     heap = Heap()
     executor = Executor(made, rules, lambda node: COST)
-    memory = Memory(made, rules, executor, heap)
+    memory = Memory(made, rules, heap)
     draw = iter(range(10**9))
     after = []
     for _ in range(8):

@@ -11,10 +11,12 @@ caller). An operation may take over an input's buffer where it is the only holde
 
 from __future__ import annotations
 
+import enum
 import heapq
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from kerasmem.estimation.graph.heap import Buffer, Heap, make_variables
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
@@ -39,25 +41,25 @@ class Executor:
     def __init__(
         self, program: Program, rules: KernelRules, seconds: Callable[[Node], float], is_reversed: bool = False
     ) -> None:
-        self._program, self._rules = program, rules
         nodes = program.nodes
+        self._workers = rules.workers
         self._seconds = [seconds(node) for node in nodes]
         self._expensive = [
             node.type not in INEXPENSIVE and took > EXPENSIVE_SECONDS
             for node, took in zip(nodes, self._seconds, strict=True)
         ]
-        self.consumers: list[list[list[int]]] = [[[] for _ in node.outputs] for node in nodes]
-        self._after: list[list[int]] = [[] for _ in nodes]
         self._waits = [len(node.inputs) + len(node.controls) for node in nodes]
+        consumers: list[list[list[int]]] = [[[] for _ in node.outputs] for node in nodes]
+        after: list[list[int]] = [[] for _ in nodes]
         for number in range(len(nodes))[:: -1 if is_reversed else 1]:
             node = nodes[number]
             for source, output in node.inputs:
-                self.consumers[source][output].append(number)
+                consumers[source][output].append(number)
             for source in node.controls:
-                self._after[source].append(number)
-        self.results: dict[tuple[int, int], int] = {}
-        for end in program.results:
-            self.results[end] = self.results.get(end, 0) + 1
+                after[source].append(number)
+        self._waiting = [[*itertools.chain(*taken), *later] for taken, later in zip(consumers, after, strict=True)]
+        self._starts = [(number, False) for number in range(len(nodes))]
+        self._ends = [(number, True) for number in range(len(nodes))]
 
     def order(self, vary: Callable[[float], float] = float) -> list[tuple[int, bool]]:
         """Return the step as (node, is it the end): each node starts and ends once.
@@ -65,34 +67,33 @@ class Executor:
         Args:
             vary: from an operation's usual time to the one it takes now.
         """
-        waits = list(self._waits)
-        workers = _Workers(self._rules.workers, [number for number, wait in enumerate(waits) if not wait])
+        seconds, expensive, waiting, waits = self._seconds, self._expensive, self._waiting, list(self._waits)
+        workers = _Workers(self._workers, [number for number, wait in enumerate(waits) if not wait])
+        idle = list(range(self._workers))  # the one that became idle last comes first
         clock: list[tuple[float, int, int]] = []  # (end, worker, node)
         steps: list[tuple[int, bool]] = []
         now = 0.0
-
-        def start_idle() -> None:
-            for worker, number in workers.start():
-                steps.append((number, False))
-                heapq.heappush(clock, (now + vary(self._seconds[number]), worker, number))
-
-        start_idle()
-        while clock:
+        while True:
+            for worker in tuple(idle):
+                number = workers.take(worker)
+                if number is None:  # nor is there one for those that come after it
+                    break
+                idle.remove(worker)
+                steps.append(self._starts[number])
+                heapq.heappush(clock, (now + vary(seconds[number]), worker, number))
+            if not clock:
+                return steps
             now, worker, number = heapq.heappop(clock)
-            steps.append((number, True))
-            ready = self._made_ready(number, waits)
-            workers.hand(worker, [(each, self._expensive[each]) for each in ready])
-            start_idle()
-        return steps
-
-    def _made_ready(self, number: int, waits: list[int]) -> list[int]:
-        """Count down what waits for a node that has run; return what waits for nothing more."""
-        ready = []
-        for each in (*itertools.chain.from_iterable(self.consumers[number]), *self._after[number]):
-            waits[each] -= 1
-            if not waits[each]:
-                ready.append(each)
-        return ready
+            steps.append(self._ends[number])
+            idle.insert(0, worker)
+            ready = []
+            for each in waiting[number]:
+                left = waits[each] - 1
+                waits[each] = left
+                if not left:
+                    ready.append(each)
+            if ready:
+                workers.hand(worker, ready, expensive)
 
 
 class _Workers:
@@ -101,22 +102,13 @@ class _Workers:
     def __init__(self, count: int, ready: list[int]) -> None:
         self._queues: list[deque[int]] = [deque(ready[place::count]) for place in range(count)]
         self._inline: list[deque[int]] = [deque() for _ in range(count)]
-        self._idle = list(range(count))
 
-    def start(self) -> Iterator[tuple[int, int]]:
-        """Yield idle threads, which then are busy, with the node that each takes."""
-        for worker in list(self._idle):
-            number = self._take(worker)
-            if number is not None:
-                self._idle.remove(worker)
-                yield worker, number
-
-    def hand(self, worker: int, ready: list[tuple[int, bool]]) -> None:
-        """Hand a thread that is done, and idle now, the nodes that it made ready, and whether each is expensive."""
+    def hand(self, worker: int, ready: list[int], expensive: list[bool]) -> None:
+        """Hand a thread that is done the nodes that it made ready; `expensive` says of each node whether it is."""
         inline, kept = self._inline[worker], None
         handed: list[int] = []
-        for number, is_expensive in ready:
-            if not is_expensive:
+        for number in ready:
+            if not expensive[number]:
                 inline.append(number)
                 continue
             if kept is not None:
@@ -125,15 +117,51 @@ class _Workers:
         if kept is not None:
             (handed if inline else inline).append(kept)
         self._queues[worker].extendleft(handed)
-        self._idle.insert(0, worker)
 
-    def _take(self, worker: int) -> int | None:
-        for own in (self._inline[worker], self._queues[worker]):
-            if own:
-                return own.popleft()
-        others = (queue for place, queue in enumerate(self._queues) if place != worker and queue)
-        queue = next(others, None)
-        return None if queue is None else queue.pop()
+    def take(self, worker: int) -> int | None:
+        """Return the node that an idle thread takes; None where there is none for it."""
+        own = self._inline[worker] or self._queues[worker]
+        if own:
+            return own.popleft()
+        return next((queue.pop() for queue in self._queues if queue), None)  # its own is empty
+
+
+class _Kind(enum.IntEnum):
+    """What a node does with its outputs when it starts."""
+
+    COMPUTES = 0
+    HOLDS = 1  # what comes in, as it is
+    READS = 2  # a variable
+    UPDATES = 3  # a variable in place
+    NOTHING = 4
+
+
+class _Recipe(NamedTuple):
+    """What a node does, looked up once for all steps.
+
+    Attributes:
+        kind: what it does when it starts.
+        inputs: for each input the node that makes it, and which of its outputs it is.
+        outputs: how many it makes.
+        held: of a node that holds what comes in: (output, input).
+        made: of one that computes: (output, bytes, inputs whose buffer it may take over).
+        needs: its scratch.
+        handed: (output, how many more will hold it when the node has run); none are for those that nobody takes.
+        dropped: those.
+        returned: the outputs that the caller takes, as often as it does.
+        assigns: whether a variable takes its second input over when it has run.
+    """
+
+    kind: _Kind
+    inputs: tuple[tuple[int, int], ...]
+    outputs: int
+    held: tuple[tuple[int, int], ...]
+    made: tuple[tuple[int, int | None, tuple[int, ...]], ...]
+    needs: tuple[Need, ...]
+    handed: tuple[tuple[int, int], ...]
+    dropped: tuple[int, ...]
+    returned: tuple[int, ...]
+    assigns: bool
 
 
 class Memory:
@@ -142,59 +170,105 @@ class Memory:
     Args:
         program: the step.
         rules: of the kernels.
-        executor: it knows who consumes what.
         heap: where buffers come from; the variables are made in it at once.
     """
 
-    def __init__(self, program: Program, rules: KernelRules, executor: Executor, heap: Heap) -> None:
+    def __init__(self, program: Program, rules: KernelRules, heap: Heap) -> None:
         self._program, self._rules, self._heap = program, rules, heap
-        self.consumers, self.results = executor.consumers, executor.results
+        taken = Counter(each for node in program.nodes for each in node.inputs)
+        self._kept = Counter(program.results)
+        self._held = taken + self._kept
         batch = [(number, program.nodes[number].outputs[0].bytes or 0) for number in program.arguments]
         self.variables = make_variables(program.variables, batch, heap)
         # A constant's kernel keeps its value from the first step on; spelled-out loops name the same one many times.
         for number in {node.name: number for number, node in enumerate(program.nodes) if node.type == "Const"}.values():
             heap.allocate(program.nodes[number].outputs[0].bytes or 0, number)
-        self.made: list[list[Buffer | None] | None] = [None] * len(program.nodes)
+        self._recipes: list[_Recipe | None] = [None] * len(program.nodes)
+        self.made: list[list[Buffer | None]] = [[]] * len(program.nodes)
+        self._taken: list[list[Buffer | None]] = [[]] * len(program.nodes)
         self._scratch: dict[int, list[Buffer]] = {}
-        self._taken: dict[int, list[Buffer | None]] = {}
         self._returned: list[Buffer] = []
 
     def run(self, order: list[tuple[int, bool]]) -> None:
         """Run one step in an order from `Executor.order`; what it returned is dropped."""
+        start, end = self.start, self.end
         for number, is_end in order:
             if is_end:
-                self.end(number)
+                end(number)
             else:
-                self.start(number)
-        for buffer in self._returned:
-            self._heap.let_go(buffer)
+                start(number)
+        self._release(self._returned)
         self._returned.clear()
 
     def start(self, number: int) -> None:
         """Allocate what the node needs."""
-        node = self._program.nodes[number]
-        inputs = [self.made[source][output] for source, output in node.inputs]  # type: ignore[index]
-        kind = node.type
-        outputs: list[Buffer | None] = [None] * len(node.outputs)
-        if kind in NOTHING:
-            if kind in UPDATES:
-                self._update(number, node)
-        elif kind == "ReadVariableOp":
-            outputs[0] = self._hold(self.variables[_variable(node)])
-        elif kind in ALIASES:
-            for place in range(len(outputs)):
-                outputs[place] = self._hold(inputs[place if kind == "IdentityN" else 0])
-        elif kind in TAKEN_FROM_LIST and len(inputs) > TAKEN_FROM_LIST[kind]:
-            outputs[-1] = self._hold(inputs[TAKEN_FROM_LIST[kind]])
-        elif kind == "Split" and _is_first_axis(self._program, node):
-            outputs = [self._hold(inputs[1]) for _ in outputs]
-        else:
-            self._compute(number, node, inputs, outputs)
-        needs = [need for need in self._needs(node) if not self._is_served(need, inputs)]
-        if needs:
+        recipe = self._recipes[number]
+        if recipe is None:
+            recipe = self._recipes[number] = self._recipe(number)
+        kind, made = recipe.kind, self.made
+        inputs = [made[source][output] for source, output in recipe.inputs]
+        outputs: list[Buffer | None] = [None] * recipe.outputs
+        if kind is _Kind.COMPUTES:
+            self._compute(number, recipe, inputs, outputs)
+        elif kind is _Kind.HOLDS:
+            for place, source in recipe.held:
+                outputs[place] = _hold(inputs[source])
+        elif kind is _Kind.READS:
+            outputs[0] = _hold(self.variables[self._variable(number)])
+        elif kind is _Kind.UPDATES:
+            self._update(number)
+        if recipe.needs:
+            needs = [need for need in recipe.needs if not _is_served(need, inputs)]
             self._scratch[number] = [self._heap.allocate(need.bytes, number, is_scratch=True) for need in needs]
-        self.made[number] = outputs
+        made[number] = outputs
         self._taken[number] = inputs
+
+    def _recipe(self, number: int) -> _Recipe:
+        node = self._program.nodes[number]
+        kind, count, held = node.type, len(node.outputs), []
+        if kind in ALIASES:
+            held = [(place, place if kind == "IdentityN" else 0) for place in range(count)]
+        elif kind in TAKEN_FROM_LIST and len(node.inputs) > TAKEN_FROM_LIST[kind]:
+            held = [(count - 1, TAKEN_FROM_LIST[kind])]
+        elif kind == "Split" and _is_first_axis(self._program, node):
+            held = [(place, 1) for place in range(count)]
+        does = _Kind.HOLDS if held else _Kind.NOTHING if kind in ALIASES else _Kind.COMPUTES
+        if kind in NOTHING:
+            does, held = _Kind.UPDATES if kind in UPDATES else _Kind.NOTHING, []
+        elif kind == "ReadVariableOp":
+            does, held = _Kind.READS, []
+        wanted = [self._held[number, place] for place in range(count)]
+        return _Recipe(
+            kind=does,
+            inputs=node.inputs,
+            outputs=count,
+            held=tuple(held),
+            made=tuple(self._outputs(node)) if does is _Kind.COMPUTES else (),
+            needs=self._needs(node),
+            handed=tuple((place, holders - 1) for place, holders in enumerate(wanted) if holders),
+            dropped=tuple(place for place, holders in enumerate(wanted) if not holders),
+            returned=tuple(place for place in range(count) for _ in range(self._kept[number, place])),
+            assigns=kind == "AssignVariableOp",
+        )
+
+    def _outputs(self, node: Node) -> Iterator[tuple[int, int | None, tuple[int, ...]]]:
+        for place, tensor in enumerate(node.outputs):
+            if tensor.dtype in ("resource", "variant"):
+                continue
+            candidates: tuple[int, ...] | None = self._rules.candidates(node) if place == 0 else ()
+            if place == 1 and node.type == "SparseSoftmaxCrossEntropyWithLogits":
+                candidates = (0,)
+            yield place, tensor.bytes, tuple(self._alike(node, tensor, candidates))
+
+    def _alike(self, node: Node, output: Tensor, candidates: tuple[int, ...] | None) -> Iterator[int]:
+        """Yield those among the candidates, or among all inputs (None), whose buffer could hold the output."""
+        for place in range(len(node.inputs)) if candidates is None else candidates:
+            if place >= len(node.inputs):
+                return
+            source, made = node.inputs[place]
+            tensor = self._program.nodes[source].outputs[made]
+            if tensor.bytes == output.bytes and tensor.dtype == output.dtype:
+                yield place
 
     def _needs(self, node: Node) -> tuple[Need, ...]:
         """Return the buffers that the node needs while it runs."""
@@ -205,49 +279,32 @@ class Memory:
         inputs = tuple(self._program.nodes[source].outputs[output] for source, output in node.inputs)
         return scratch(node, inputs, rules.cores)
 
-    def _is_served(self, need: Need, inputs: list[Buffer | None]) -> bool:
-        """Return whether no buffer is needed: there is nothing to hold, or an input's serves, which is held anyway."""
-        buffer = None if need.takes_over is None else inputs[need.takes_over]
-        return not need.bytes or (buffer is not None and buffer.holders == 1)
-
-    def _hold(self, buffer: Buffer | None) -> Buffer | None:
-        if buffer is not None:
-            buffer.holders += 1
-        return buffer
-
-    def _compute(self, number: int, node: Node, inputs: list[Buffer | None], outputs: list[Buffer | None]) -> None:
-        for place, tensor in enumerate(node.outputs):
-            if tensor.dtype in ("resource", "variant"):
-                continue
-            if tensor.bytes is None:
+    def _compute(self, number: int, recipe: _Recipe, inputs: list[Buffer | None], outputs: list[Buffer | None]) -> None:
+        for place, size, candidates in recipe.made:
+            if size is None:
+                node = self._program.nodes[number]
                 raise NotModelled(f"the size of {node.name} ({node.type}) depends on the data")
-            if place == 0:
-                outputs[place] = self._forwarded(node, inputs, tensor, self._rules.candidates(node))
-            elif node.type == "SparseSoftmaxCrossEntropyWithLogits" and place == 1:
-                outputs[place] = self._forwarded(node, inputs, tensor, (0,))
-            if outputs[place] is None:
-                outputs[place] = self._heap.allocate(tensor.bytes, number)
+            for candidate in candidates:
+                buffer = inputs[candidate]
+                if buffer is not None and buffer.holders == 1 and buffer.bytes == size:
+                    buffer.holders += 1
+                    outputs[place] = buffer
+                    break
+            else:
+                outputs[place] = self._heap.allocate(size, number)
 
-    def _forwarded(
-        self, node: Node, inputs: list[Buffer | None], output: Tensor, candidates: tuple[int, ...] | None
-    ) -> Buffer | None:
-        """Return the input's buffer that the output takes over, held by the node once more, or None."""
-        for place in range(len(inputs)) if candidates is None else candidates:
-            if place >= len(inputs):
-                break
-            buffer, (source, made) = inputs[place], node.inputs[place]
-            tensor = self._program.nodes[source].outputs[made]
-            alike = tensor.bytes == output.bytes and tensor.dtype == output.dtype
-            if buffer is not None and buffer.holders == 1 and alike and buffer.bytes == output.bytes:
-                buffer.holders += 1
-                return buffer
-        return None
+    def _variable(self, number: int) -> int:
+        node = self._program.nodes[number]
+        if node.variable is None:
+            raise NotModelled(f"{node.name} ({node.type}): which variable it works on is not known")
+        return node.variable
 
-    def _update(self, number: int, node: Node) -> None:
+    def _update(self, number: int) -> None:
         """Note an update in place; a variable whose buffer somebody else holds is copied first."""
-        held = self.variables[_variable(node)]
+        variable = self._variable(number)
+        held = self.variables[variable]
         if held.holders > 1:
-            self._replace(_variable(node), self._heap.allocate(held.bytes, number))
+            self._replace(variable, self._heap.allocate(held.bytes, number))
 
     def _replace(self, variable: int, new: Buffer) -> None:
         """Give a variable another buffer for its value."""
@@ -260,30 +317,43 @@ class Memory:
 
     def end(self, number: int) -> None:
         """Release what the node held, and hand its outputs on."""
-        node = self._program.nodes[number]
-        for scratch in self._scratch.pop(number, ()):
-            self._heap.let_go(scratch)
-        inputs = self._taken.pop(number)
-        if node.type == "AssignVariableOp" and inputs[1] is not None:
+        recipe, inputs, outputs = self._recipes[number], self._taken[number], self.made[number]
+        assert recipe is not None  # it has started
+        if recipe.needs:
+            self._release(self._scratch.pop(number))
+        if recipe.assigns and inputs[1] is not None:
             inputs[1].holders += 1
-            self._replace(_variable(node), inputs[1])
-        for place, buffer in enumerate(self.made[number] or ()):
+            self._replace(self._variable(number), inputs[1])
+        for place, more in recipe.handed:
+            made = outputs[place]
+            if made is not None:
+                made.holders += more
+        if recipe.returned:
+            self._returned += [made for made in map(outputs.__getitem__, recipe.returned) if made is not None]
+        self._release(inputs)
+        if recipe.dropped:
+            self._release(map(outputs.__getitem__, recipe.dropped))
+
+    def _release(self, buffers: Iterable[Buffer | None]) -> None:
+        """Take a holder away from each, and free those that nobody holds any more."""
+        for buffer in buffers:
             if buffer is not None:
-                kept = self.results.get((number, place), 0)
-                buffer.holders += len(self.consumers[number][place]) + kept
-                self._returned.extend([buffer] * kept)
-        for buffer in inputs:
-            if buffer is not None:
-                self._heap.let_go(buffer)
-        for buffer in self.made[number] or ():
-            if buffer is not None:
-                self._heap.let_go(buffer)
+                left = buffer.holders - 1
+                buffer.holders = left
+                if not left:
+                    self._heap.free(buffer)
 
 
-def _variable(node: Node) -> int:
-    if node.variable is None:
-        raise NotModelled(f"{node.name} ({node.type}): which variable it works on is not known")
-    return node.variable
+def _hold(buffer: Buffer | None) -> Buffer | None:
+    if buffer is not None:
+        buffer.holders += 1
+    return buffer
+
+
+def _is_served(need: Need, inputs: list[Buffer | None]) -> bool:
+    """Return whether no buffer is needed: there is nothing to hold, or an input's serves, which is held anyway."""
+    buffer = None if need.takes_over is None else inputs[need.takes_over]
+    return not need.bytes or (buffer is not None and buffer.holders == 1)
 
 
 def _is_first_axis(program: Program, node: Node) -> bool:

@@ -92,8 +92,12 @@ class Heap:
         """Take one holder away, and free the buffer where it was the last."""
         buffer.holders -= 1
         if not buffer.holders:
-            self.allocator.free(buffer.chunk)
-            self.log.append((buffer, False))
+            self.free(buffer)
+
+    def free(self, buffer: Buffer) -> None:
+        """Free a buffer that nobody holds any more."""
+        self.allocator.free(buffer.chunk)
+        self.log.append((buffer, False))
 
     def requests(self) -> list[Step]:
         """Return all that was asked of the allocator, for a replay under a limit."""

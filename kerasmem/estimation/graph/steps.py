@@ -40,7 +40,7 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     live = _live(heap, usual.end)
     shares = _divide(program, live, usual, layer_of, attribution)
     shares.fill(total)
-    limit = smallest_limit(heap.requests(), descending=True)
+    limit = smallest_limit(heap.requests(), descending=True, enough=heap.allocator.reserved)
     # A chunk may be nearly twice as large as what lies in it; whether the largest one's is, depends on the past.
     wasted = max((buffer.bytes for buffer in live), default=0)
     unknown = Counter(
@@ -79,7 +79,7 @@ def _simulate(
 
     executor = Executor(program, rules, usual_seconds, is_reversed)
     heap = Heap()
-    memory = Memory(program, rules, executor, heap)
+    memory = Memory(program, rules, heap)
     peaks = []
     steps = max(FEWEST_STEPS, min(most, MOST_OPERATIONS // max(len(program.nodes), 1) - WARM_UP_STEPS))
     for step in range(WARM_UP_STEPS + steps):
