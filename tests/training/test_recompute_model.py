@@ -247,7 +247,7 @@ class TestRefusals:
             def call(self, x):
                 return self.dense(x)
 
-        with pytest.raises(UsageError, match=r"Mine.*build the part that is deep as a Functional"):
+        with pytest.raises(UsageError, match=r"Mine.*Build the part that is deep as a Functional"):
             kerasmem.recompute(Mine())
 
     def test_a_functional_model_with_a_step_of_its_own(self):

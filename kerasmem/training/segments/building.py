@@ -15,6 +15,7 @@ from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import UsageError
 from kerasmem.estimation.facade import estimate
 from kerasmem.models.backend import import_keras
+from kerasmem.models.call_graph import graph_by_call
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
@@ -44,7 +45,8 @@ def recompute(
     for, it runs as the plain model does.
 
     Args:
-        model: a Sequential or Functional Keras model, built.
+        model: a Sequential or Functional Keras model, built; or one by subclassing whose `call` provably does no more
+            than call its layers in the same order each time, whose graph then stands for it.
         segments: how many; "auto": those of the lowest peak or, with `memory`, those that cost the least time.
         memory: what a training step may take: bytes, a size ("8GB") or a card ("t4"). What the planner chooses is
             estimated as `kerasmem.estimate` does, and other cuts are chosen where it needs more.
@@ -60,7 +62,7 @@ def recompute(
         `recompute(keras.saving.load_model(path), cuts=model.cuts)` recomputes it again.
 
     Raises:
-        UsageError: the model is neither Sequential nor Functional, or cannot be cut so.
+        UsageError: the model has no such graph, or cannot be cut so.
         ModelError: the model cannot be traced.
 
     Example:
@@ -71,6 +73,7 @@ def recompute(
         ('dense_2', 'dense_5', 'dense_8')
     """
     target = None if memory is None else resolve_device(str(memory)).available_bytes
+    model = _as_graph(model, input_shape)
     plan = _planned(model, segments, target, batch_size, cuts, input_shape)
     if target is None or cuts is not None:
         if plan.activation_bytes >= plan.plain_activation_bytes:
@@ -155,13 +158,35 @@ def _estimated_within(model: Any, plan: RecomputePlan, target: int, segments: in
     )
 
 
+def _as_graph(model: Any, input_shape: Any) -> Any:
+    """Return a model by subclassing as the graph that its `call` makes; other models as they are.
+
+    Raises:
+        UsageError: it is not provably the same; the message says why, and the way out.
+    """
+    keras = import_keras()
+    if not isinstance(model, keras.Model) or isinstance(model, (functional_class(), keras.Sequential)):
+        return model
+    try:
+        graph = graph_by_call(model, input_shape)
+    except UsageError as error:
+        raise UsageError(
+            f"model {model.name!r} of the class {type(model).__name__} cannot be cut from outside: {error}. Build the "
+            "part that is deep as a Functional or Sequential model, give that to kerasmem.recompute, and call it in your "
+            "class's call()"
+        ) from error
+    if model.compiled:
+        graph.compile(**compile_arguments(model))
+    return graph
+
+
 def _functional(model: Any) -> Any:
     """Return the graph of layers of a model.
 
     Raises:
         UsageError: it has none.
     """
-    keras, functional = import_keras(), functional_class()
+    keras = import_keras()
     from kerasmem.models.recomputed import is_cuttable
 
     if not isinstance(model, keras.Model):
@@ -174,16 +199,10 @@ def _functional(model: Any) -> Any:
             "model.build(input_shape) first"
         )
     if not is_cuttable(model):
-        way = (
-            "wrap its graph of layers, kerasmem.recompute(keras.Model(model.inputs, model.outputs)), and call that in "
-            "your class"
-            if isinstance(model, functional)
-            else "build the part that is deep as a Functional or Sequential model, give that to kerasmem.recompute, "
-            "and call it in your class's call()"
-        )
         raise UsageError(
             f"model {model.name!r} is of the class {type(model).__name__}, whose own methods say how it runs, so it "
-            f"cannot be cut from outside: {way}"
+            "cannot be cut from outside: wrap its graph of layers, kerasmem.recompute(keras.Model(model.inputs, "
+            "model.outputs)), and call that in your class"
         )
     return source
 
