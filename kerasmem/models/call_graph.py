@@ -1,7 +1,7 @@
 """A model by subclassing as the graph of layers that its `call` makes, where the two are provably the same.
 
-`call` is run on symbolic tensors, as often as there are answers to whether the model trains. What comes out is a graph of
-the model's own layers. It stands for the model if nothing else is in what Keras runs: the class brings `call` and no
+`call` is run on symbolic tensors, as often as there are answers to whether the model trains. What comes out is a graph
+of the model's own layers. It stands for the model if nothing else is in what Keras runs: the class brings `call` and no
 other method of Keras's, `call` makes the same graph each time whatever `training` is, hands `training` on or leaves
 it away, and uses no weight, number drawn or state beside those of its layers.
 """

@@ -172,8 +172,7 @@ def _as_graph(model: Any, input_shape: Any) -> Any:
     except UsageError as error:
         raise UsageError(
             f"model {model.name!r} of the class {type(model).__name__} cannot be cut from outside: {error}. Build the "
-            "part that is deep as a Functional or Sequential model, give that to kerasmem.recompute, and call it in your "
-            "class's call()"
+            "part that is deep as a Functional or Sequential model, give that to kerasmem.recompute, and call it in it"
         ) from error
     if model.compiled:
         graph.compile(**compile_arguments(model))
