@@ -77,6 +77,16 @@ def choose_features(datasets: Sequence[Known], x: str, y: str | None) -> list[st
     return [name for name, shape in shapes.items() if name != y and prod(shape) == 1]
 
 
+def largest_value(dtype: str, shape: tuple[int, ...]) -> int | None:
+    """Return what the values of pictures are divided by to lie between 0 and 1; None for what holds no pictures.
+
+    Args:
+        dtype: NumPy's text for the type.
+        shape: of a row.
+    """
+    return {"uint8": 255, "uint16": 65535}.get(np.dtype(dtype).name) if len(shape) >= 2 else None
+
+
 def stream_line(
     path: str,
     datasets: Sequence[Known],
@@ -105,8 +115,7 @@ def stream_line(
     settings = [f"{path!r}", f"x={inputs!r}", f"y={y!r}", f"batch_size={batch_size}"]
     if y is None:
         settings.append("shuffle=False")
-    dtype, shape = known.get(features[0], ("<f4", ()))
-    most = {"uint8": 255, "uint16": 65535}.get(np.dtype(dtype).name)
-    if most is not None and len(shape) >= 2:
+    most = largest_value(*known.get(features[0], ("<f4", ())))
+    if most is not None:
         settings.append(f"scale=1 / {most}")
     return f"H5ChunkSequence({', '.join(settings)})"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kerasmem import checks
-from kerasmem.datatools.inspecting.advice import known, stream_line
+from kerasmem.datatools.inspecting.advice import known, largest_value, stream_line
 from kerasmem.datatools.inspecting.inspection import choose_pair
 from kerasmem.datatools.inspecting.listing import list_contents
 from kerasmem.datatools.inspecting.results import Bench, Stage
@@ -78,7 +78,8 @@ def bench_data(
     line = stream_line(contents.path, [known(layout) for layout in layouts], batch_size, x=x, y=y)
     per_row = sum(layout.stored_bytes / layouts[0].rows for layout in layouts)
     count = _sample_rows(layouts, per_row, parse_size(sample, field="sample"), batch_size)
-    given = {"batch_size": batch_size, "shuffle": y is not None, **({"scale": 1 / 255} if "scale=" in line else {})}
+    most = largest_value(*known(contents.usable[x])[1:])
+    given = {"batch_size": batch_size, "shuffle": y is not None, **({} if most is None else {"scale": 1 / most})}
     stored = round(count * per_row)
     with H5ChunkSequence(contents.path, x, y, rows=(0, count), **{**given, **settings}) as sequence:
         threads, columns = sequence.plan.threads, sequence.columns
