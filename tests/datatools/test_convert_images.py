@@ -252,6 +252,7 @@ def test_what_images_lose_is_told(tmp_path):
     frames = [Image.fromarray(picture()) for _ in range(3)]
     save(root, "b/4.gif", frames[0], save_all=True, append_images=frames[1:])
     save(root, "b/5.gif", frames[0])
+    save(root, "b/6.jpg", frames[0], format="MPO", save_all=True, append_images=frames[1:])
     save(root, "stray.jpg", frames[0])
     save(root, "b/.6.png", frames[0])
     save(root, ".c/7.png", frames[0])
@@ -263,8 +264,8 @@ def test_what_images_lose_is_told(tmp_path):
         "2 files were passed over: their names begin with a dot, such as '.c'",
         "1 images have transparency, which is dropped; color='rgba' (--color rgba) keeps it",
         "1 images have 16 bits a value, of which the upper 8 are kept",
-        "1 images have several frames or pages, of which the first is taken",
+        "2 images have several frames or pages, of which the first is taken",
     ):
         assert [note for note in done.notes if note.startswith(told)], (told, done.notes)
-    assert len(done.notes) == 6 and done.rows == 5
+    assert len(done.notes) == 6 and done.rows == 6
     assert not [n for n in convert_data(root, tmp_path / "o2.h5", color="rgba").notes if "transparency" in n]

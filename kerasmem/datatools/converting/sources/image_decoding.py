@@ -15,6 +15,7 @@ import numpy as np
 from kerasmem.datatools.converting.settings import ReadOptions
 from kerasmem.errors import DataError, MissingExtraError
 from kerasmem.hdf5.layout import one_line
+from kerasmem.units import format_size
 
 FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -30,7 +31,11 @@ FORMATS = {
 SUFFIXES = {suffix: name for name, suffixes in FORMATS.items() for suffix in suffixes}
 _MODES = {"rgb": ("RGB", 3), "rgba": ("RGBA", 4), "gray": ("L", 1)}
 _MOST_PIXELS = 1 << 27  # of one image; more is taken for a decompression bomb
+_MOST_BYTES = 3 << 28  # of one image, and of all that are unpacked at a time, on the way to an array
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+_OWN_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # of a pixel in Pillow; others: 4
+_PACKED_BITS = {"1": 1, "L": 1, "P": 1, "I;16": 16, "I;16B": 16, "I": 16, "RGB": 24, "RGBA": 32}  # of a pixel, at least
+_MOST_PACKED = 1032  # times: as much as deflate makes of a byte
 
 
 LOSSES = {
@@ -41,8 +46,8 @@ LOSSES = {
 """What an image may lose, and how that is told after "3 images"."""
 
 
-class _Pixels:
-    """Lets threads unpack images as long as these have no more pixels together than one alone may have."""
+class _Unpacked:
+    """Lets threads unpack images as long as these take no more bytes together than one alone may take."""
 
     def __init__(self, most: int) -> None:
         self._most, self._held = most, 0
@@ -62,7 +67,7 @@ class _Pixels:
                 self._changed.notify_all()
 
 
-_PIXELS = _Pixels(_MOST_PIXELS)
+_UNPACKED = _Unpacked(_MOST_BYTES)
 
 
 class DecodedImage(NamedTuple):
@@ -119,15 +124,8 @@ def decode_image(
             with pillow.open(
                 source if isinstance(source, str) else io.BytesIO(source), formats=tuple(FORMATS)
             ) as image:
-                expected = SUFFIXES.get(suffix.lower())
-                if expected is not None and image.format != expected and not options.accept_mislabelled:
-                    raise DataError(
-                        f"{where}: its name says {expected}, and its content is {image.format}; rename it, or accept "
-                        "such with accept_mislabelled=True (--accept-mislabelled)"
-                    )
-                if image.width * image.height > _MOST_PIXELS:
-                    raise DataError(_too_many(where, f"{image.width:,} × {image.height:,} pixels"))
-                with _PIXELS.held(image.width * image.height):
+                size = _size_unpacked(image, source, where, options, suffix)
+                with _UNPACKED.held(size):
                     found = _decoded(ImageOps, pillow, image, where, options, None if like is None else like.dtype)
     except UnidentifiedImageError:
         raise DataError(f"{where}: is no image in a format that is read ({', '.join(FORMATS)}); leave it out") from None
@@ -149,11 +147,53 @@ def decode_image(
     return found
 
 
-def _too_many(where: str, what: str) -> str:
+def _too_many(where: str, what: str, allowed: str = f"{_MOST_PIXELS:,}") -> str:
     return (
-        f"{where}: has {what}, and {_MOST_PIXELS:,} are allowed: a small file that unpacks to so much is an attack "
-        "more often than a picture; leave it out"
+        f"{where}: has {what}, and {allowed} are allowed: a small file that unpacks to so much is an attack more often "
+        "than a picture; leave it out"
     )
+
+
+def _size_unpacked(image: Any, source: str | bytes, where: str, options: ReadOptions, suffix: str) -> int:
+    """Return how many bytes an image takes before it is an array; refuse what is too large, or not what it says."""
+    expected = SUFFIXES.get(suffix.lower())
+    content = "JPEG" if image.format == "MPO" else image.format  # a JPEG followed by others
+    if expected is not None and content != expected and not options.accept_mislabelled:
+        raise DataError(
+            f"{where}: its name says {expected}, and its content is {content}; rename it, or accept such with "
+            "accept_mislabelled=True (--accept-mislabelled)"
+        )
+    if content == "PNG":
+        _refuse_short_png(image, where, len(source) if isinstance(source, bytes) else os.stat(source).st_size)
+    pixels = image.width * image.height
+    size = pixels * _bytes_of_a_pixel(image.mode, options)
+    if pixels > _MOST_PIXELS:
+        raise DataError(_too_many(where, f"{image.width:,} × {image.height:,} pixels"))
+    if size > _MOST_BYTES:
+        what = f"{image.width:,} × {image.height:,} pixels, which take {format_size(size)} once unpacked"
+        raise DataError(_too_many(where, what, format_size(_MOST_BYTES)))
+    return size
+
+
+def _refuse_short_png(image: Any, where: str, size: int) -> None:
+    """Refuse a PNG with fewer bytes than its pixels need, packed as well as can be: Pillow makes the rest black."""
+    needed = image.height * (1 + image.width * _PACKED_BITS.get(image.mode, 8) // 8)
+    if needed > size * _MOST_PACKED:
+        raise DataError(
+            f"{where}: the image is cut off or damaged: it speaks of {image.width:,} × {image.height:,} pixels, more "
+            f"than a PNG of {size:,} bytes holds; mend it or leave it out"
+        )
+
+
+def _bytes_of_a_pixel(mode: str, options: ReadOptions) -> int:
+    """Return how many bytes of a pixel lie in memory at most while an image becomes an array."""
+    wanted, channels = _MODES[options.color]
+    own = _OWN_BYTES.get(mode, 4)
+    if mode in _SIXTEEN_BITS:
+        return own + (2 + 2 * channels if options.image_size is None else 4)
+    converted = 0 if mode == wanted else _OWN_BYTES.get(wanted, 4)
+    by_way_of_rgba = 4 if mode in ("P", "PA") and wanted != "RGBA" else 0
+    return own + converted + by_way_of_rgba + (channels if options.image_size is None else 0)
 
 
 def _decoded(
@@ -162,16 +202,18 @@ def _decoded(
     mode, channels = _MODES[options.color]
     is_cut = ";16" in str(image.tile) and image.mode not in _SIXTEEN_BITS  # Pillow has no colours of 16 bits
     losses = ["frames"] if _has_frames(image) else []
-    upright = ops.exif_transpose(image)
+    ops.exif_transpose(image, in_place=True)  # a copy would take as much again
+    upright = image
     if upright.mode == "F":
         raise DataError(f"{where}: holds floating-point values, no colours; save it as .npy")
     if options.color != "rgba" and _is_transparent(upright):
         losses.append("alpha")
     if upright.mode in _SIXTEEN_BITS:
-        values = _sixteen_bits(upright, where)
+        if upright.mode == "I" and not 0 <= min(upright.getextrema()) <= max(upright.getextrema()) <= 65535:
+            raise DataError(f"{where}: has values beyond 16 bits; convert it first")
         if dtype != np.uint8:
-            return DecodedImage(_with_channels(_resized(pillow, values, options), channels), tuple(losses))
-        upright, is_cut = pillow.fromarray((values >> 8).astype(np.uint8)), True
+            return DecodedImage(_with_channels(_sixteen_bits(pillow, upright, options), channels), tuple(losses))
+        upright, is_cut = pillow.fromarray((np.asarray(upright) >> 8).astype(np.uint8)), True
     if upright.mode != mode:
         if upright.mode in ("P", "PA") and mode != "RGBA":
             upright = upright.convert("RGBA")
@@ -185,19 +227,13 @@ def _decoded(
     return DecodedImage(array, (*losses, "bits") if is_cut else tuple(losses))
 
 
-def _sixteen_bits(image: Any, where: str) -> np.ndarray:
-    values = np.asarray(image)
-    if values.min() < 0 or values.max() > 65535:
-        raise DataError(f"{where}: has values beyond 16 bits; convert it first")
-    return values
-
-
-def _resized(pillow: Any, grey: np.ndarray, options: ReadOptions) -> np.ndarray:
+def _sixteen_bits(pillow: Any, image: Any, options: ReadOptions) -> np.ndarray:
     """Return grey values of 16 bits, resized where that is asked for."""
-    if options.image_size not in (None, grey.shape[::-1]):
-        image = pillow.fromarray(grey.astype(np.float32))  # Pillow resizes no 16 bits
-        grey = np.rint(np.asarray(image.resize(options.image_size, pillow.Resampling.BILINEAR)))
-    return grey.astype(np.uint16)
+    if options.image_size in (None, image.size):
+        return np.asarray(image).astype(np.uint16)
+    # Pillow resizes no 16 bits.
+    resized = image.convert("F").resize(options.image_size, pillow.Resampling.BILINEAR)
+    return np.rint(np.asarray(resized)).astype(np.uint16)
 
 
 def _with_channels(grey: np.ndarray, channels: int) -> np.ndarray:
