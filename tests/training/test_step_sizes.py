@@ -91,6 +91,7 @@ def test_what_does_not_surely_fit_is_told_from_what_does():
     for room, is_sure in ((2 * outcomes[1].high, True), (outcomes[0].total, False), (10, False)):
         found = sizes.fitting("train", BATCH, ROWS, Room(room), accumulates=False)
         assert found.is_sure == is_sure and (found.rows == ROWS) == (room > outcomes[1].total)
+        assert found.is_hopeless == (room == 10) and found.rows >= ROWS // 4, "not row by row for a doubt"
     added = sizes.fitting("train", BATCH, ROWS, Room(2 * outcomes[1].high), accumulates=True).added
     assert added == 4 * model.count_params()
     assert sizes.fitting("train", (np.array(["a"] * 4), None), 2, Room(10), accumulates=False) is None
@@ -132,7 +133,7 @@ class Engine:
 def test_what_is_tried_after_a_failure(monkeypatch, needs, asks, fitting, tried):
     engine, model = Engine(needs, asks), dense()
     driver = Driver(engine, model)
-    known = None if fitting is None else Fitting(fitting, fitting > 1, None, Room(100), 0)
+    known = None if fitting is None else Fitting(fitting, fitting > 1, fitting == 1, None, Room(100), 0)
     monkeypatch.setattr(driver, "_ask", lambda *_: known)
     monkeypatch.setattr("kerasmem.training.steps.driver.allocator_limit", lambda: 100)
     with (

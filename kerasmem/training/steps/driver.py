@@ -245,12 +245,14 @@ class Driver:
         if len(failures) == 1:
             limit = failure.diagnosis.limit_bytes or allocator_limit()
             self._fitting = None if limit is None else self._ask(kind, entry.batch, -(-now // 2), limit)
-        if len(failures) == 1 and self._fitting is not None:
-            self.sizes[kind], how = even_rows(rows, self._fitting.rows), ", by the estimate"
+        found, how = self._fitting, ""
+        if len(failures) == 1 and found is not None and not found.is_hopeless:
+            self.sizes[kind], how = even_rows(rows, found.rows), ", by the estimate"
         else:
-            self.sizes[kind], how = -(-now // 2), ""
-            in_doubt = _is_stuck(failures) or (self._fitting is not None and not self._fitting.is_sure)
+            self.sizes[kind] = -(-now // 2)
+            in_doubt = _is_stuck(failures) or (found is not None and not found.is_sure)
             self._is_in_doubt = in_doubt and not self._one_row_fits
+            how = ", if fewer rows help at all: one row is tried first" if self._is_in_doubt else ""
         warnings.warn(
             f"a {'training' if kind == 'train' else 'validation'} step on {rows} rows ran out of memory "
             f"({failure.diagnosis.summary.rstrip('.')}); it is repeated from a copy of the state before it "

@@ -42,8 +42,10 @@ class Fitting:
     """What the estimator says of a batch that ran out.
 
     Attributes:
-        rows: the most rows of a piece that surely fit; where none do, the most that may fit; 1 where none may.
+        rows: the most rows of a piece that surely fit; where none do, those that may fit, or a quarter of the most that
+            were asked about: a batch is not taken row by row for a doubt.
         is_sure: whether they surely fit.
+        is_hopeless: whether not even one row may fit.
         one_row: the step on one row; None where it was not needed.
         room: what there is.
         added: bytes that a step in pieces takes beside the step itself: its accumulators.
@@ -51,6 +53,7 @@ class Fitting:
 
     rows: int
     is_sure: bool
+    is_hopeless: bool
     one_row: Outcome | None
     room: Room
     added: int
@@ -86,16 +89,16 @@ class StepSizes:
             return asked[rows]
 
         end, free = self._clock() + MOST_SECONDS, room.limit - room.other - added
-        rows, is_sure = 1, False
+        rows, is_sure, is_hopeless = 1, False, True
         try:
             for bound in (_upper, _total, _lower):
                 rows = most_rows(partial(_bounded, bound, ask), free, most, lambda: self._clock() < end)
                 if rows not in asked or bound(asked[rows]) <= free:
-                    is_sure = rows in asked and bound is _upper
+                    is_sure, is_hopeless = rows in asked and bound is _upper, False
                     break
         except Exception:  # a size is tried instead, as without an estimator
             return None
-        return Fitting(rows, is_sure, asked.get(1), room, added)
+        return Fitting(rows if is_sure else max(rows, -(-most // 4)), is_sure, is_hopeless, asked.get(1), room, added)
 
 
 def _bounded(bound: Callable[[Outcome], int], ask: Callable[[int], Outcome], rows: int) -> int:
