@@ -131,4 +131,4 @@ def _show_text(
     if why is not None:
         click.echo(f"Note: no estimate beside it: {printable(why)}.")
     if device is not None:
-        click.echo(verdict_line(device, found.bytes).plain)
+        click.echo(verdict_line(device, found.bytes, "measure").plain)

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kerasmem.estimation.report import Bytes, Pool, Unmodelled
+from kerasmem.estimation.report import XLA_SPREAD, Bytes, Pool, Unmodelled
 from kerasmem.models.op_names import Instant
 
 # How far from a total real steps are said to lie at least, as a share of it. In graph mode processes that train the
 # same model differ in their medians, and steps within one by up to 15 %, as threads race; what the simulation varies is
 # part of that. XLA's plan is exact; what chunks the variables lie in is not, as it depends on all that was done before.
-SPREAD = {"graph": 0.09, "xla": 0.01}
+SPREAD = {"graph": 0.09, "xla": XLA_SPREAD}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from kerasmem.models.op_names import Instant
 from kerasmem.records import Record, renamed
 
 FORMAT_VERSION = 1
+XLA_SPREAD = 0.01  # how far from a total of XLA's plan real steps are said to lie at least, as a share of it
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,26 @@ class DeviceVerdict:
     available_bytes: int
     verdict: str
     note: str = ""
+
+
+def lower_end(method: str, total: int, low: int | None) -> int | None:
+    """Return the least that a step takes; None where that is not known.
+
+    Where XLA's plan for this machine stands in for a card's, `low` is what the step holds from beginning to end: a step
+    takes no less, and how much more is not known.
+
+    Args:
+        method: of the estimate.
+        total: its total in bytes.
+        low: the lower end of its interval.
+
+    Example:
+        >>> lower_end("xla", 3_000_000, 2_970_000), lower_end("xla", 3_000_000, 300_000)
+        (2970000, None)
+    """
+    if low is None or (method == "xla" and low < int(total * (1 - XLA_SPREAD))):
+        return None
+    return low
 
 
 @dataclass(frozen=True)

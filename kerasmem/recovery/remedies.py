@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from kerasmem.devices.catalogue import find_card
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.outcome import SPREAD
-from kerasmem.estimation.report import Bytes
+from kerasmem.estimation.report import Bytes, lower_end
 from kerasmem.estimation.sizing import max_batch_size
 from kerasmem.estimation.verdict import FITS
 from kerasmem.recovery.advice import Considered, Remedy
@@ -236,7 +236,8 @@ class RemedySearch:
         name, result = " + ".join(each.name for each in made), worst_result(made)
         heading = (
             f"{name[:1].upper()}{name[1:]}: {result}.\n"
-            f"Predicted peak {format_size(need.bytes.total)}{_interval(need.bytes)}, now {format_size(before)}."
+            f"Predicted peak {format_size(need.bytes.total)}{_interval(need.method, need.bytes)}, "
+            f"now {format_size(before)}."
         )
         return Remedy(
             name=name,
@@ -254,8 +255,12 @@ class RemedySearch:
         )
 
 
-def _interval(need: Bytes) -> str:
-    return "" if need.low is None or need.high is None else f" ({format_size(need.low)} to {format_size(need.high)})"
+def _interval(method: str, need: Bytes) -> str:
+    if need.low is None or need.high is None:
+        return ""
+    least = lower_end(method, need.total, need.low)
+    most = format_size(need.high)
+    return f", at most {most}" if least is None else f" ({format_size(least)} to {most})"
 
 
 def _too_little(saving: int) -> str:

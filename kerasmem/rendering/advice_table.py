@@ -33,8 +33,8 @@ def advice_table(advice: Advice, terminal: int | None = None) -> RenderableType:
     """Return the need, remedies with their costs, plans, a script, and what is not offered."""
     settings = f"{settings_line(advice.settings)} · method: {printable(advice.settings.method, 30)}"
     need = advice.need
-    now = Text(f"Now: {format_size(need.total)}{interval(need.low, need.high)}\n")
-    now.append_text(verdict_line(advice.device, need))
+    now = Text(f"Now: {format_size(need.total)}{interval(advice.settings.method, need.total, need.low, need.high)}\n")
+    now.append_text(verdict_line(advice.device, need, advice.settings.method))
     parts: list[RenderableType] = [model_heading(advice.model, settings), "", now, ""]
     if advice.remedies:
         heading = Text("Remedies, by bytes saved for each unit of arithmetic", style="bold")
@@ -81,7 +81,7 @@ def _plans(advice: Advice) -> Iterator[RenderableType]:
         yield Text("What fits, the least harmful first" if fits else "What comes nearest", style="bold")
         for label, each in labelled(advice).items():
             if not label.isdigit():
-                needs = f"{format_size(each.total)}{interval(each.low, each.high)}"
+                needs = f"{format_size(each.total)}{interval(each.method, each.total, each.low, each.high)}"
                 line = Text(f"  {label}  {printable(each.name, 300)}: {needs}, ").append_text(
                     verdict_text(each.verdict)
                 )

@@ -54,8 +54,9 @@ def comparison_table(comparison: Comparison, terminal: int | None = None, *, top
     if comparison.limits or comparison.after.device is not None:
         parts.append("")
     parts += [_limit(each) for each in comparison.limits]
-    if comparison.after.device is not None:
-        parts.append(Text("B on ").append_text(verdict_line(comparison.after.device, comparison.after.bytes)))
+    after = comparison.after
+    if after.device is not None:
+        parts.append(Text("B on ").append_text(verdict_line(after.device, after.bytes, after.settings.method)))
     return Group(*parts)
 
 

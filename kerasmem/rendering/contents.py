@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.errors import InputError
-from kerasmem.estimation.report import FORMAT_VERSION, Bytes
+from kerasmem.estimation.report import FORMAT_VERSION, Bytes, lower_end
 from kerasmem.monitoring.log_summary import LogSummary
 from kerasmem.monitoring.rank_logs import TrainingLogs
 
@@ -69,6 +69,11 @@ class Composition:
     def how(self) -> str:
         """How the total was obtained: "measured", or the method of the estimate."""
         return "measured" if self.is_measured else self.method
+
+    @property
+    def lower_end(self) -> int | None:
+        """The least that a step takes; None where that is not known."""
+        return lower_end(self.method, self.total, self.low)
 
     @property
     def largest_layers(self) -> list[LayerShare]:

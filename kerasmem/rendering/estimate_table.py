@@ -147,4 +147,4 @@ def _remarks(report: MemoryReport) -> Iterable[Text]:
     yield Text(f"Among known networks: {reference_line(report)}.")
     if report.device is not None:
         yield Text("")
-        yield verdict_line(report.device, report.bytes)
+        yield verdict_line(report.device, report.bytes, report.settings.method)

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.estimation.report import ModelFacts
+from kerasmem.estimation.report import ModelFacts, lower_end
 from kerasmem.rendering.escape import printable
 from kerasmem.units import format_size
 
@@ -118,9 +118,12 @@ def change_text(change: int | None, text: str) -> Text:
     return Text(text, style="" if not change else "red" if change > 0 else "green")
 
 
-def interval(low: int | None, high: int | None) -> str:
-    """Return " (1.50 GiB to 2.00 GiB)", or nothing where an end is not known."""
-    return "" if low is None or high is None else f" ({format_size(low)} to {format_size(high)})"
+def interval(method: str, total: int, low: int | None, high: int | None) -> str:
+    """Return " (1.50 GiB to 2.00 GiB)", ", at most 2.00 GiB" without a known lower end, or nothing without an upper."""
+    if low is None or high is None:
+        return ""
+    least = lower_end(method, total, low)
+    return f", at most {format_size(high)}" if least is None else f" ({format_size(least)} to {format_size(high)})"
 
 
 def percent(part: float, whole: float) -> str:

@@ -50,7 +50,7 @@ def compositions_table(compositions: Sequence[Composition], terminal: int | None
     """Return a row for each estimate or profile: its total and the interval claimed."""
     rows = table(terminal, "File", *_right("Peak", "from", "to"), "by", title="Estimates and profiles")
     for each in compositions:
-        sizes = map(known_size, (each.total, each.low, each.high))
+        sizes = map(known_size, (each.total, each.lower_end, each.high))
         rows.add_row(Text(short_name(each.source)), *sizes, Text(printable(each.how, 20)))
     return rows
 

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from kerasmem.estimation.report import lower_end
 from kerasmem.estimation.search import SearchResult
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import (
@@ -43,7 +44,8 @@ def _evaluations(result: SearchResult, terminal: int | None) -> Table:
     first = Column(_varied(result), justify="right", overflow="fold")
     rows = table(terminal, first, *map(figures, needs), Column("Verdict", no_wrap=True))
     for each in result.evaluations:
-        sizes = (each.total, each.low, each.high)[: len(needs)]
+        least = lower_end(result.report.settings.method, each.total, each.low)
+        sizes = (each.total, least, each.high)[: len(needs)]
         style = "bold" if each.size == result.largest else None
         rows.add_row(f"{each.size:,}", *map(format_size, sizes), verdict_text(each.verdict), style=style)
     return rows

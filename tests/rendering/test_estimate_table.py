@@ -17,7 +17,7 @@ from kerasmem.estimation.report import Alternative, Bytes, DeviceVerdict, Instan
 from kerasmem.rendering.data import layers_to_csv
 from kerasmem.rendering.escape import printable, spreadsheet_cell
 from kerasmem.rendering.estimate_table import estimate_table
-from kerasmem.rendering.layout import plain_text
+from kerasmem.rendering.layout import interval, plain_text
 
 
 def nested_model():
@@ -223,3 +223,27 @@ def test_printable_cuts_and_escapes():
     assert printable("a\nb\tc\u2028d") == "a\\nb\\tc\\u2028d"
     assert printable("x" * 50, 10) == "x" * 9 + "…"
     assert printable("ünïcode 層") == "ünïcode 層"
+
+
+def test_a_lower_end_that_is_not_known_is_not_shown(reports):
+    """XLA's plan for this machine in a card's place: all that is sure is what the step holds from beginning to end."""
+    gib = 2**30
+    report = replace(
+        reports("graph", 32),
+        bytes=Bytes(3 * gib, gib // 3, 3 * gib + gib // 10),
+        device=DeviceVerdict("t4", 16 * gib, 2 * gib, "too close to call"),
+    )
+    report = replace(report, settings=replace(report.settings, method="xla", execution="xla"))
+    text = plain_text(estimate_table(report))
+    assert "at most 3.10 GiB; how much less the card's own plan takes is not known" in text
+    assert text.rstrip().endswith("too close to call, at most 1.10 GiB too much")
+    assert "341 MiB" not in text
+    assert interval("xla", 3 * gib, gib // 3, 4 * gib) == ", at most 4.00 GiB"
+    assert interval("xla", 3 * gib, 3 * gib - gib // 40, 4 * gib) == " (2.98 GiB to 4.00 GiB)"
+    assert report.to_dict()["bytes"]["low"] == gib // 3
+
+
+def test_a_plan_of_this_machine_has_a_lower_end(reports):
+    report = replace(reports("graph", 32), bytes=Bytes(1000 * 2**30, 990 * 2**30, 1020 * 2**30))
+    report = replace(report, settings=replace(report.settings, method="xla", execution="xla"))
+    assert "990 GiB to 1.00 TiB" in plain_text(estimate_table(report))

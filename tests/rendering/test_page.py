@@ -14,7 +14,7 @@ from kerasmem.monitoring.log_summary import summarise
 from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.rendering.contents import PageContents, read_composition
 from kerasmem.rendering.escape import chart_label, embedded_json, html_text, middle
-from kerasmem.rendering.page import document, render_page
+from kerasmem.rendering.page import document, render_page, tables
 from kerasmem.rendering.page.charts import over_time, unit_for
 from kerasmem.rendering.plot import render_plot
 
@@ -177,3 +177,11 @@ def test_without_matplotlib_its_install_command_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'kerasmem\[plot\]'"):
         render_plot(contents(summarise(timeline(5), "run.csv")), "png")
+
+
+def test_an_estimate_without_a_known_lower_end_claims_the_upper_one():
+    data = report(settings={"method": "xla"}, bytes={"total": 30 * MIB, "low": 3 * MIB, "high": 31 * MIB})
+    found = read_composition(data, "e.json")
+    assert (found.low, found.lower_end) == (3 * MIB, None)
+    beside = read_composition(report(settings={"method": "measure"}, bytes={"total": 20 * MIB}), "m.json")
+    assert "at most 31.0 MiB: holds" in tables.beside_measured(PageContents((), (found, beside)))

@@ -177,7 +177,7 @@ class Sections:
         estimates, profiles = contents.estimates[:_MOST_BARS], contents.profiles[:_MOST_BARS]
         rows = [each.source for each in (*estimates, *profiles)] + [name for name, _ in peaks]
         measured = [Bar(total) for total in (*(each.total for each in profiles), *(peak for _, peak in peaks))]
-        estimated = [Bar(each.total, each.low, each.high) for each in estimates]
+        estimated = [Bar(each.total, each.lower_end or each.total, each.high) for each in estimates]
         series = [
             ("estimated", "estimated", [*estimated, *[Bar(None)] * len(measured)]),
             ("measured", "measured", [*[Bar(None)] * len(estimated), *measured]),

@@ -169,8 +169,10 @@ def beside_measured(contents: PageContents) -> str:
         for name, peak in measured:
             claim = "–"
             if estimate.low is not None and estimate.high is not None:
-                holds = estimate.low <= peak <= estimate.high
-                claim = f"{known_size(estimate.low)} to {known_size(estimate.high)}: {'holds' if holds else 'missed'}"
+                holds = "holds" if estimate.low <= peak <= estimate.high else "missed"
+                least = estimate.lower_end
+                ends = "at most" if least is None else f"{known_size(least)} to"
+                claim = f"{ends} {known_size(estimate.high)}: {holds}"
             sizes = (known_size(estimate.total), html_text(name), known_size(peak))
             rows.append((html_text(estimate.source), *sizes, difference(estimate.total, peak), claim))
     head = ("Estimate", "Estimated", "Measured by", "Measured", "Estimated − measured", "Interval claimed")
