@@ -20,7 +20,7 @@ T = TypeVar("T")
 def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
     """Return a whole number, NumPy's kinds included.
 
-    Example:
+    Examples:
         >>> whole("batch_size", 32)
         32
     """

@@ -121,7 +121,7 @@ def rank_of(path: str) -> tuple[str, int | None]:
 
     The last "rank" or "worker" that a number follows counts, in the file's name or a folder's.
 
-    Example:
+    Examples:
         >>> rank_of("logs/run.rank3.jsonl"), rank_of("worker_1/run.csv"), rank_of("frank3.csv")
         (('logs/run.rank*.jsonl', 3), ('worker_*/run.csv', 1), ('frank3.csv', None))
     """
@@ -137,7 +137,7 @@ def own_path(path: Path, worker: Worker | None) -> Path:
 
     A path that names another rank gets one too: all workers may have been given the same.
 
-    Example:
+    Examples:
         >>> own_path(Path("run.jsonl"), Worker(1, 2)).name, own_path(Path("run.rank1.jsonl"), Worker(1, 2)).name
         ('run.rank1.jsonl', 'run.rank1.jsonl')
     """
@@ -154,7 +154,7 @@ def in_cluster(cluster: Mapping[str, Any], kind: str | None, index: int | None) 
         kind: this task's kind.
         index: its number within the kind.
 
-    Example:
+    Examples:
         >>> in_cluster({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, "worker", 1)
         Worker(rank=2, size=3)
     """

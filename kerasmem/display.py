@@ -53,7 +53,7 @@ def summary(
     Raises:
         KerasmemError: as `kerasmem.estimate`.
 
-    Example:
+    Examples:
         >>> import keras, kerasmem
         >>> kerasmem.summary(keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)]), batch_size=16)
         ... # doctest: +SKIP
@@ -93,7 +93,7 @@ def track(label: str, *, show: bool = True) -> Tracker:
     Raises:
         UsageError: the label is no text, or empty.
 
-    Example:
+    Examples:
         >>> import kerasmem
         >>> with kerasmem.track("load data", show=False) as tracker:
         ...     data = bytearray(2**24)
@@ -106,7 +106,7 @@ def track(label: str, *, show: bool = True) -> Tracker:
 def tracked() -> tuple[Span, ...]:
     """Return the spans of the table so far, in the order in which they ended.
 
-    Example:
+    Examples:
         >>> isinstance(tracked(), tuple)
         True
     """

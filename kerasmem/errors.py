@@ -76,7 +76,7 @@ def check_format(what: str, data: object, version: int) -> None:
     Raises:
         InputError: `data` is no mapping of that version.
 
-    Example:
+    Examples:
         >>> check_format("report", {"format_version": 1}, 1)
     """
     found = data.get("format_version") if isinstance(data, Mapping) else None

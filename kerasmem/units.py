@@ -36,7 +36,7 @@ def parse_size(value: int | str, *, field: str = "size") -> int:
     Raises:
         UsageError: the text is no size, or is negative.
 
-    Example:
+    Examples:
         >>> parse_size("1.5GiB")
         1610612736
     """
@@ -59,7 +59,7 @@ def format_size(count: int | None) -> str:
 
     `None` (unknown) gives "?".
 
-    Example:
+    Examples:
         >>> format_size(8_895_568)
         '8.48 MiB'
     """

@@ -30,7 +30,7 @@ LONGEST = (
     "recovery/test_advise.py",
     "streaming/test_engines.py",
     "estimation/test_graph_estimate.py",
-    "test_readme.py",
+    "test_docs.py",
     "cli/test_run_command.py",
     "monitoring/test_processes.py",
     "models/test_keras2.py",

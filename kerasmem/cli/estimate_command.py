@@ -81,6 +81,8 @@ def command(
 
 def show_report(report: Any, options: dict[str, Any]) -> int:
     """Print a `MemoryReport` as the options say, and return the exit code."""
+    from kerasmem.estimation.verdict import fitting_cards
+    from kerasmem.rendering.answer import answer
     from kerasmem.rendering.data import layers_to_csv
     from kerasmem.rendering.estimate_table import estimate_table
 
@@ -89,6 +91,9 @@ def show_report(report: Any, options: dict[str, Any]) -> int:
         show_json(report.to_dict())
     elif options["as_csv"]:
         click.echo(layers_to_csv(report), nl=False)
+    elif not options["verbose"]:
+        cards = fitting_cards(report.bytes) if report.device is None else []
+        show_text(lambda terminal: answer(report, terminal, cards=cards, top=top))
     else:
         if is_terminal() and top is None and sort == "order" and len(report.layers) > _ROWS_ON_A_SCREEN:
             top = _LARGEST

@@ -101,6 +101,9 @@ _TRAINING: tuple[Decorator, ...] = (
     click.option("--trust-model", is_flag=True, help="Allow Python code stored in the file to run."),
 )
 _OUTPUT: tuple[Decorator, ...] = (
+    click.option(
+        "-v", "--verbose", is_flag=True, help="Show all: categories in bytes, the formula, other methods, notes."
+    ),
     choice_option("--sort", ["order", "size"], "Layers as called, or largest first."),
     click.option("--top", type=click.IntRange(min=0), metavar="N", help=TOP_HELP),
     json_option,

@@ -28,7 +28,7 @@ class Borrowed:
         feature: what is off without it, as a user knows it: "kerasmem.recompute".
         parameters: names of parameters that it must have, for what is called.
 
-    Example:
+    Examples:
         >>> Borrowed("json", "dumps", feature="an example", parameters=("obj",)).missing() is None
         True
     """

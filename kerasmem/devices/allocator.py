@@ -60,7 +60,7 @@ class TensorFlowAllocator(Allocator):
     Raises:
         ValueError: TensorFlow has no such device, or no statistics of it.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> allocator = TensorFlowAllocator("CPU:0")
         >>> kept = tf.zeros([1024, 1024])

@@ -45,7 +45,7 @@ class Card:
         capability_source: the address where the compute capability was read.
         note: what kind of figure it is and which others are reported.
 
-    Example:
+    Examples:
         >>> from kerasmem.devices.catalogue import find_card
         >>> find_card("t4").compute_capability
         (7, 5)
@@ -64,7 +64,7 @@ class Card:
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON values: sizes in bytes, the compute capability as "8.6".
 
-        Example:
+        Examples:
             >>> from kerasmem.devices.catalogue import find_card
             >>> find_card("t4").to_dict()["compute_capability"]
             '7.5'
@@ -97,7 +97,7 @@ def families() -> dict[str, list[str]]:
 def parse_capability(text: str) -> tuple[int, int]:
     """Return a compute capability as (major, minor).
 
-    Example:
+    Examples:
         >>> parse_capability("8.6")
         (8, 6)
     """

@@ -47,7 +47,7 @@ class DeviceTarget:
         source: "catalogue" for a card, "size" for a size.
         note: where the figures come from and what they leave out.
 
-    Example:
+    Examples:
         >>> resolve_device("16GiB").available_bytes
         17179869184
     """
@@ -65,7 +65,7 @@ class DeviceTarget:
         Returns:
             A new dictionary with one entry a field.
 
-        Example:
+        Examples:
             >>> resolve_device("8GB").to_dict()["compute_capability"] is None
             True
         """
@@ -105,7 +105,7 @@ def available_bytes(card_or_memory_bytes: Card | int, compute_capability: tuple[
     Raises:
         UsageError: the memory is negative.
 
-    Example:
+    Examples:
         >>> available_bytes(8 * 2**30, (8, 6)) == 8 * 2**30 - 1536 * 2**20
         True
         >>> available_bytes(8 * 2**30)
@@ -145,7 +145,7 @@ def find_card(name: str) -> Card:
     Raises:
         UsageError: no card has the name, or several do; the message lists the nearest, or the several.
 
-    Example:
+    Examples:
         >>> find_card("NVIDIA A100-SXM4-80GB").key
         'a100-80'
     """
@@ -177,7 +177,7 @@ def resolve_device(text: str) -> DeviceTarget:
     Raises:
         UsageError: the text is neither, names several cards, or is a size below 1 MiB.
 
-    Example:
+    Examples:
         >>> resolve_device("rtx 3090").source, resolve_device("24GB").source
         ('catalogue', 'size')
     """

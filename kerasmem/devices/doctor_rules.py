@@ -58,7 +58,7 @@ class LogFacts:
 def read_log(text: str) -> LogFacts:
     """Return what a log of TensorFlow's start says.
 
-    Example:
+    Examples:
         >>> read_log("dso_loader.cc:144] Could not load dynamic library 'libcudnn.so.9'; dlerror: …").missing
         ('libcudnn.so.9',)
     """

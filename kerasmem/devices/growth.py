@@ -63,7 +63,7 @@ def enable_memory_growth(config: Any | None = None, *, environ: Mapping[str, str
     Returns:
         The state, the GPUs it is about, and a message for people.
 
-    Example:
+    Examples:
         >>> import kerasmem
         >>> status = kerasmem.enable_memory_growth()
         >>> status.state in ("on", "already on", "no gpu", "too late", "set differently", "other backend")

@@ -87,7 +87,7 @@ def solve(before: AllocatorEvent, after: AllocatorEvent) -> float | None:
     block, 1 - L / (f - A) = F', so f = A (1 - F') / (F - F'); where it came out of the largest,
     1 - (L - A) / (f - A) = F', so f = A F' / (F' - F). F falls in the first case and rises in the second.
 
-    Example:
+    Examples:
         >>> half = AllocatorEvent(0, "allocate", "a", 0, 1, 256, 0, 0, fragmentation=0.5)  # 1000 free, 500 in one block
         >>> solve(half, AllocatorEvent(1, "allocate", "a", 256, 100, 100, 100, 0, fragmentation=4 / 9))
         1000.0

@@ -64,7 +64,7 @@ class HostReader:
         swap_every: seconds for which the last reading of swap is good.
         clock: seconds that only go forward.
 
-    Example:
+    Examples:
         >>> reader = HostReader()
         >>> reader.read().rss_bytes > 0
         True
@@ -145,7 +145,7 @@ if hasattr(os, "register_at_fork"):
 def host_memory() -> HostMemory:
     """Return what this machine has and what this process uses.
 
-    Example:
+    Examples:
         >>> memory = host_memory()
         >>> 0 < memory.available_bytes <= memory.total_bytes
         True
@@ -187,7 +187,7 @@ def process_status(folder: Path) -> dict[str, int]:
 def parse_status(text: bytes) -> dict[str, int]:
     r"""Return sizes in a /proc/PID/status, in bytes; lines are missing for kernel threads and zombies.
 
-    Example:
+    Examples:
         >>> parse_status(b"VmHWM:\t    12 kB\nVmRSS:\t    10 kB\nVmSwap:\t     0 kB\n")
         {'VmHWM': 12288, 'VmRSS': 10240, 'VmSwap': 0}
     """
@@ -200,7 +200,7 @@ def held_bytes() -> int:
     Pages of files (libraries loaded bit by bit) do not count. Where the system does not tell them apart, what is
     resident is returned. Takes milliseconds.
 
-    Example:
+    Examples:
         >>> before = held_bytes()
         >>> block = b"x" * 2**24
         >>> held_bytes() - before >= 2**24

@@ -102,7 +102,7 @@ def cpu_flags() -> frozenset[str]:
 def onednn_is_chosen(flags: frozenset[str], environment: Mapping[str, str]) -> bool:
     """Return whether TensorFlow will use oneDNN's kernels on an x86 CPU, by its own rule.
 
-    Example:
+    Examples:
         >>> onednn_is_chosen(frozenset({"avx2"}), {}), onednn_is_chosen(frozenset({"avx2", "avx512_vnni"}), {})
         (False, True)
     """

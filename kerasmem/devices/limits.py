@@ -91,7 +91,7 @@ class HostLimits(Record, what="host limits"):
 def parse_pressure(text: str) -> Pressure | None:
     r"""Return what /proc/pressure/memory says; None where it says something else.
 
-    Example:
+    Examples:
         >>> parse_pressure(
         ...     "some avg10=1.50 avg60=0.50 avg300=0.10 total=99\nfull avg10=0.00 avg60=0.25 avg300=0.00 total=9\n"
         ... )
@@ -106,7 +106,7 @@ def parse_pressure(text: str) -> Pressure | None:
 def parse_limit(text: str) -> int | None:
     """Return the bytes that a cgroup's limit file states; None where that is no limit.
 
-    Example:
+    Examples:
         >>> parse_limit("8589934592"), parse_limit("max"), parse_limit("9223372036854771712")
         (8589934592, None, None)
     """
@@ -152,7 +152,7 @@ def find_groups(cgroup: str, mountinfo: str) -> list[Group]:
 def slurm_limit(environ: Mapping[str, str]) -> MemoryLimit | None:
     """Return what Slurm grants the job on this node; None outside Slurm, and where it does not say.
 
-    Example:
+    Examples:
         >>> slurm_limit({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "2048", "SLURM_CPUS_ON_NODE": "4"}).limit_bytes
         8589934592
     """
@@ -183,7 +183,7 @@ def read_limits(
         environ: environment variables, for Slurm's among them; default: this process's.
         read: returns the text of a file, or raises OSError; default: the file's own.
 
-    Example:
+    Examples:
         >>> limits = read_limits()
         >>> limits.tightest is None or limits.tightest.limit_bytes < limits.machine_bytes
         True

@@ -78,7 +78,7 @@ def read_machine(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
         api: what to ask in place of nvidia-ml-py, such as a recording.
         environ: environment variables that choose GPUs; default: this process's.
 
-    Example:
+    Examples:
         >>> machine = read_machine()
         >>> bool(machine.devices) or bool(machine.reason)
         True
@@ -105,7 +105,7 @@ def list_devices(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
         api: what to ask in place of nvidia-ml-py, such as a recording.
         environ: environment variables that choose GPUs; default: this process's.
 
-    Example:
+    Examples:
         >>> all(device.total_bytes is None or device.total_bytes > 0 for device in list_devices())
         True
     """

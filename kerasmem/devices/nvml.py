@@ -61,7 +61,7 @@ class NvmlDevice:
 class Nvml:
     """An open connection to the driver.
 
-    Example:
+    Examples:
         >>> nvml, reason = Nvml.open()
         >>> if nvml is None:
         ...     assert reason

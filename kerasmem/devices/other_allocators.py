@@ -22,7 +22,7 @@ class JaxAllocator(Allocator):
     Raises:
         ValueError: JAX keeps no statistics of it.
 
-    Example:
+    Examples:
         >>> class Device:
         ...     def memory_stats(self):
         ...         return {"bytes_in_use": 256, "peak_bytes_in_use": 1024, "pool_bytes": 2048}

@@ -51,7 +51,7 @@ class TreeReader:
         clock: seconds that only go forward.
         process: of psutil; default: this one.
 
-    Example:
+    Examples:
         >>> reading = TreeReader().read()
         >>> reading.tree_bytes >= reading.rss_bytes > 0
         True
@@ -114,7 +114,7 @@ def view_process(pid: int) -> ProcessView:
     Raises:
         UsageError: there is no such process (any more), or it cannot be seen.
 
-    Example:
+    Examples:
         >>> import os
         >>> view_process(os.getpid()).rss_bytes > 0
         True

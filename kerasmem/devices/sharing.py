@@ -68,7 +68,7 @@ def all_card_processes(api: NvmlApi | None = None) -> list[CardProcess]:
     Args:
         api: what to ask in place of nvidia-ml-py, such as a recording.
 
-    Example:
+    Examples:
         >>> all(process.pid > 0 for process in all_card_processes())
         True
     """

@@ -41,7 +41,7 @@ def explain_oom(text_or_exception: str | bytes | BaseException | os.PathLike[str
         InputError: a path that cannot be read, or a compressed file.
         TypeError: it is none of these.
 
-    Example:
+    Examples:
         >>> found = explain_oom("Error allocating 900 bytes of device memory (out of memory). "
         ...                     "Driver report 500 bytes free and 4000 bytes total")
         >>> found.family, found.requested_bytes, found.free_bytes, found.cause

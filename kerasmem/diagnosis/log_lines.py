@@ -166,7 +166,7 @@ def _texts(line: bytes) -> Iterator[str]:
 def without_prefix(text: str) -> str:
     """Return a line without the date, rank, pod or source that a logger put before it.
 
-    Example:
+    Examples:
         >>> without_prefix("2024-05-06 07:08:09.123456: W tensorflow/core/bfc.cc:12] Limit: 4")
         'Limit: 4'
     """

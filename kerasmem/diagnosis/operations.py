@@ -40,7 +40,7 @@ def parse_operation(name: str, *, keras: int | None = None) -> OperationName:
         name: as TensorFlow or XLA writes it.
         keras: 2 or 3 where known: which of them named the scopes.
 
-    Example:
+    Examples:
         >>> parse_operation("gradient_tape/vgg16_1/block4_conv2_1/Conv2D/Conv2DBackpropInput")
         OperationName(layer='block4_conv2', phase='backward')
     """

@@ -75,7 +75,7 @@ def smaller_batch(batch: int, found: Figures) -> int:
     """Return a power of two at most half the batch, scaled by what the step lacked: a first guess, as weights do not
     shrink with the batch.
 
-    Example:
+    Examples:
         >>> smaller_batch(64, Figures(2**30, 0, 0, 2**33, 2**33, None, None, "capacity"))
         32
     """

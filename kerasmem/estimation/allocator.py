@@ -63,7 +63,7 @@ class BFCAllocator:
         descending: each new region lies below the others, as the CPU's do, not above. It decides between free chunks
             of equal size only.
 
-    Example:
+    Examples:
         >>> pool = BFCAllocator()
         >>> first = pool.allocate(1_000_000)
         >>> pool.in_use, pool.reserved
@@ -248,7 +248,7 @@ def replay(allocator: BFCAllocator, steps: Iterable[Step], handles: dict[int, in
     Raises:
         OutOfMemory: a step has no room.
 
-    Example:
+    Examples:
         >>> pool = BFCAllocator()
         >>> live = replay(pool, [(1, 1000), (2, 5000), (1, FREE)])
         >>> pool.peak, pool.in_use, list(live)
@@ -285,7 +285,7 @@ def smallest_limit(
         enough: the bytes of all regions after these steps without a limit, where known: a limit that none of them
             meets changes nothing, and is not replayed.
 
-    Example:
+    Examples:
         >>> smallest_limit([(1, 3 << 20), (1, FREE), (2, 5 << 20)])  # the first region can be handed back
         5242880
     """

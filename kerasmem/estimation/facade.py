@@ -95,7 +95,7 @@ def estimate(
         ModelFileError: the file cannot be opened; its subclasses and the message say why and the way out.
         ModelError: the model cannot be built or called.
 
-    Example:
+    Examples:
         >>> import keras, kerasmem
         >>> model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
         >>> kerasmem.estimate(model, batch_size=32).formula.total_bytes

@@ -38,7 +38,7 @@ def formula(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train")
         batch_size: samples.
         mode: "train" or "inference" (no gradients: × 1 in place of × 2).
 
-    Example:
+    Examples:
         >>> from kerasmem.estimation.report import LayerMemory
         >>> dense = LayerMemory(
         ...     name="dense", class_name="Dense", output_shape=(None, 10), parameters=10_250,

@@ -61,7 +61,7 @@ def measure(
         ModelError: a step failed, or ran out of memory.
         KerasmemError: the process gave no answer in time, or was ended by the system.
 
-    Example:
+    Examples:
         >>> import kerasmem
         >>> kerasmem.measure("keras.applications:MobileNetV2", batch_size=8).settings.method  # doctest: +SKIP
         'measure'
@@ -145,7 +145,7 @@ def profile(
         ModelError: a step failed, or ran out of memory.
         KerasmemError: the process gave no answer in time, or was ended by the system.
 
-    Example:
+    Examples:
         >>> profile("keras.applications:MobileNetV2", batch_size=8).named_share > 0.95  # doctest: +SKIP
         True
     """

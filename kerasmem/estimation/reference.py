@@ -37,7 +37,7 @@ def known_networks() -> tuple[tuple[str, int, int], ...]:
 def place(report: MemoryReport) -> Reference:
     """Return the known networks that take a little less and a little more than a model, at its batch and mode.
 
-    Example:
+    Examples:
         >>> known_networks()[0][0]
         'AlexNet'
     """

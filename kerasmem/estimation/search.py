@@ -86,7 +86,7 @@ def search(
     Raises:
         UsageError: the sizes are no range.
 
-    Example:
+    Examples:
         >>> search(lambda n: Bytes(100 + 7 * n, 100 + 7 * n, 100 + 7 * n, *[None] * 7), 1000).largest
         128
     """

@@ -85,7 +85,7 @@ def max_batch_size(
         UsageError: an argument is wrong, or there is nothing of the name in `vary`.
         KerasmemError: as `kerasmem.estimate`.
 
-    Example:
+    Examples:
         >>> import keras, kerasmem
         >>> model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
         >>> kerasmem.max_batch_size(model, device="64MB", method="formula").largest
@@ -192,7 +192,7 @@ def find_batch_size(
         UsageError: an argument is wrong, or the model exists in this process only.
         KerasmemError: as `kerasmem.max_batch_size`; or a step failed for another reason than memory.
 
-    Example:
+    Examples:
         >>> import kerasmem
         >>> kerasmem.find_batch_size("keras.applications:MobileNetV2", device="2GB").largest  # doctest: +SKIP
         27

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import DeviceTarget
+from kerasmem.devices.catalogue import available_bytes as available_on
 from kerasmem.estimation.report import Bytes, DeviceVerdict
 
 FITS, TOO_CLOSE, DOES_NOT_FIT = "fits", "too close to call", "does not fit"
@@ -13,7 +15,7 @@ def verdict(need: Bytes, available_bytes: int) -> str:
 
     A method that knows no upper end never says "fits"; one that claims no interval is taken by its total.
 
-    Example:
+    Examples:
         >>> verdict(Bytes(10, 8, 12, *[None] * 7), 11)
         'too close to call'
     """
@@ -30,6 +32,12 @@ def judge(low: int, high: int | None, limit: int) -> str:
     if low > limit:
         return DOES_NOT_FIT
     return FITS if high is not None and high <= limit else TOO_CLOSE
+
+
+def fitting_cards(need: Bytes) -> list[str]:
+    """Return the cards of the catalogue on which a step fits, the one with the least memory first."""
+    fitting = (card for card in all_cards() if verdict(need, available_on(card)) == FITS)
+    return [card.name for card in sorted(fitting, key=lambda card: card.memory_bytes)]
 
 
 def device_verdict(device: DeviceTarget | DeviceVerdict, need: Bytes) -> DeviceVerdict:

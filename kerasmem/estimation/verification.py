@@ -57,7 +57,7 @@ def largest_that_ran(
         tolerance: the share of the size within which the search ends.
         most: tries at most; where none of them fits, the last is the smallest size.
 
-    Example:
+    Examples:
         >>> ran = lambda size: Trial(size, size <= 70, None, 0, 0.0)
         >>> [each.size for each in largest_that_ran(ran, first=64, fails_from=80)[1]]
         [64, 72, 68]

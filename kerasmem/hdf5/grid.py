@@ -15,7 +15,7 @@ class Grid:
         sizes: rows of a cell: one number, or one for each file.
         starts: the first row of each file, and last the number of all rows; by default one file without an end.
 
-    Example:
+    Examples:
         >>> grid = Grid([4, 2], [0, 6, 9])
         >>> grid.cell(np.array([0, 3, 4, 6, 8])).tolist()
         [0, 0, 1, 2, 3]
@@ -69,7 +69,7 @@ class Grid:
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return runs of numbers one after another: `counts[k]` of them from `starts[k]` on.
 
-    Example:
+    Examples:
         >>> ranges(np.array([7, 3]), np.array([2, 3])).tolist()
         [7, 8, 3, 4, 5]
     """

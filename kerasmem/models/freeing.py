@@ -52,7 +52,7 @@ def clear_session(free_memory: bool = True) -> Freed:
     Returns:
         What was freed. Where TensorFlow's version does not let it be freed, a warning says so, and nothing was.
 
-    Example:
+    Examples:
         >>> import keras
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         >>> model.compile("adam", "mse")
@@ -85,7 +85,7 @@ def release(*models: Any) -> Freed:
     Raises:
         UsageError: one of them is no Keras model.
 
-    Example:
+    Examples:
         >>> import keras
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         >>> model.compile("adam", "mse")

@@ -128,7 +128,7 @@ def outside_scopes(operations: Iterable[tuple[str, tuple[str, ...]]], attributio
         operations: name and the names of the operations that it takes from, in the order in which they were made.
         attribution: for names with scopes.
 
-    Example:
+    Examples:
         >>> attribution = Attribution({"net/act": ("net", "act")}, ["act"], ("adam",))
         >>> made = [("net/act/swish", ()), ("gradient_tape/mse/mul", ()), ("Sigmoid", ("net/act/swish",))]
         >>> outside_scopes(made, attribution)

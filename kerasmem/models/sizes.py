@@ -13,7 +13,7 @@ _SPECIAL = {"bool": 1, "string": _STRING_BYTES, "complex64": 8, "complex128": 16
 def element_bytes(dtype: str) -> int:
     """Return the bytes that one element of a Keras dtype takes in memory: 2 for "bfloat16".
 
-    Example:
+    Examples:
         >>> element_bytes("float32"), element_bytes("uint8")
         (4, 1)
     """

@@ -128,7 +128,7 @@ def float64_inputs(arguments: Mapping[str, Any], floatx: str = "float32") -> lis
         arguments: by name; those that are not `ARGUMENTS` are left alone.
         floatx: what Keras computes in; nothing is too wide where that is float64.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> print(*float64_inputs({"x": {"image": np.zeros((4, 2))}, "y": np.zeros(4, "float32")}))
         ... # doctest: +ELLIPSIS

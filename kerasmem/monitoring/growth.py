@@ -56,7 +56,7 @@ def judge_growth(series: Sequence[float], least_slope: float = 4096) -> Growth:
         series: the sizes, the oldest first.
         least_slope: bytes an iteration that are worth a word.
 
-    Example:
+    Examples:
         >>> judge_growth([5e6 + 1e5 * n for n in range(30)]).verdict
         'leak'
         >>> judge_growth([5e6 + 3e6 * (1 - 0.8**n) for n in range(30)]).verdict
@@ -94,7 +94,7 @@ def judge_growth(series: Sequence[float], least_slope: float = 4096) -> Growth:
 def iterations_to_rise(size: float, slope: float) -> int:
     """Return how many iterations a rise by `size` bytes takes at `slope` bytes an iteration, the warm-up included.
 
-    Example:
+    Examples:
         >>> iterations_to_rise(120_000, 10_000)
         20
     """
@@ -122,7 +122,7 @@ def _without_jumps(values: list[float]) -> list[float]:
 def theil_sen(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the Theil-Sen slope, and the ends of Sen's interval at 99.9 % confidence.
 
-    Example:
+    Examples:
         >>> theil_sen([0.0, 2.0, 4.0, 6.0])[0]
         2.0
     """

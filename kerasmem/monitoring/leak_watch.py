@@ -89,7 +89,7 @@ class LeakWatch:
     Raises:
         UsageError: the label is no text, or empty.
 
-    Example:
+    Examples:
         >>> watch = LeakWatch("keeps everything")
         >>> kept = []
         >>> for _ in range(24):

@@ -123,7 +123,7 @@ def summarise(timeline: Timeline, name: str, rank: int | None = None, points: in
         rank: of the process that wrote it.
         points: for each curve, at most.
 
-    Example:
+    Examples:
         >>> log = Timeline.from_dict({"format_version": 1, "columns": ["run", "time", "phase", "peak_bytes"],
         ...                           "rows": [[0, 0.5, "train", 900], [0, 0.75, "train", 700]]})
         >>> summarise(log, "run.csv").runs[0].peak_bytes
@@ -259,7 +259,7 @@ def growth(values: Array) -> int | None:
     The first fifth (first batches, tracing, growing pools) does not count, and medians pass over single peaks.
     None where fewer than ten values are known.
 
-    Example:
+    Examples:
         >>> growth(np.array([0.0] * 10 + [100.0] * 30 + [160.0] * 10))
         60
     """

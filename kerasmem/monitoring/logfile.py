@@ -221,7 +221,7 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
     Raises:
         InputError: the file cannot be read, or is no such log.
 
-    Example:
+    Examples:
         >>> import tempfile, pathlib
         >>> log = pathlib.Path(tempfile.mkdtemp()) / "run.csv"
         >>> _ = log.write_text("run,time,phase,batch,device,peak_bytes\\n0,0.5,train,0,GPU:0,900\\n0,0.7,tra")

@@ -100,7 +100,7 @@ class MemoryLogger(keras.callbacks.Callback):
             logger is writing to it.
         MissingExtraError: `tensorboard` is given and not installed.
 
-    Example:
+    Examples:
         >>> import keras, numpy as np
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", "mse")

@@ -119,7 +119,7 @@ class CurrentPhase:
 class PhaseMaxima:
     """Takes in labelled readings and keeps the largest sizes of each phase; knows no threads and no clock.
 
-    Example:
+    Examples:
         >>> book = PhaseMaxima()
         >>> book.add("save", 3, BackgroundReading(100, 120, None, 0, None))
         >>> book.cut(run=0, epoch=1)[0].tree_bytes

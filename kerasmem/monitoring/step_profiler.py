@@ -41,7 +41,7 @@ class StepProfiler(keras.callbacks.Callback):
     Raises:
         UsageError: `batch` is not a whole number from 2, or the folder of `path` does not exist.
 
-    Example:
+    Examples:
         >>> import keras, numpy as np
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", "mse")

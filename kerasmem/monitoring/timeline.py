@@ -86,7 +86,7 @@ class Timeline:
         notes: what could not be read, and why.
         phases: what background readings found in each phase of each epoch; CSV files do not hold it.
 
-    Example:
+    Examples:
         >>> timeline = Timeline([Sample(0, 0.5, "train", 0, 7, 1, "GPU:0", 100, 900, *[None] * 6)])
         >>> timeline.max("peak_bytes"), timeline.largest("peak_bytes").batch
         (900, 7)

@@ -90,7 +90,7 @@ class Tracker(contextlib.ContextDecorator):
     Raises:
         UsageError: the label is no text, or empty.
 
-    Example:
+    Examples:
         >>> with Tracker("load data") as tracker:
         ...     data = bytearray(2**24)
         >>> tracker.result.host.peak_bytes >= 2**24

@@ -115,7 +115,7 @@ def _largest(named: Sequence[tuple[Chunk, list[Named]]]) -> tuple[LiveChunk, ...
 def usual(peaks: Sequence[int]) -> int:
     """Return the number of the step whose peak is the median (the lower of two).
 
-    Example:
+    Examples:
         >>> usual([30, 10, 20, 40])
         2
     """

@@ -40,7 +40,7 @@ class StepRecorder:
 
     What `record` begins earlier tells of chunks that are live when the batch begins, such as batches that are ready.
 
-    Example:
+    Examples:
         >>> recorder = StepRecorder(model)  # doctest: +SKIP
         >>> recorder.watch()  # doctest: +SKIP
         >>> model.train_on_batch(x, y)  # doctest: +SKIP

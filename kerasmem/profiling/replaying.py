@@ -148,7 +148,7 @@ def _chunks_before(
 def thin(points: Sequence[TimelinePoint], most: int = MOST_POINTS) -> tuple[TimelinePoint, ...]:
     """Return at most so many of the points, the first, the last and all high and low extremes of equal parts kept.
 
-    Example:
+    Examples:
         >>> points = [TimelinePoint(time, 1000 if time == 777 else time % 7, "") for time in range(5000)]
         >>> kept = thin(points, 100)
         >>> len(kept) <= 100, max(point.bytes for point in kept)

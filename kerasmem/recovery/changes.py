@@ -108,7 +108,7 @@ def change(kind: str, value: Any, *, has_batch_norm: bool = False, batch_size: i
         has_batch_norm: the model normalises by the statistics of a batch, so that a smaller one gives others.
         batch_size: samples in a batch as they are now.
 
-    Example:
+    Examples:
         >>> change("micro_batches", 4).result
         'same training trajectory'
     """

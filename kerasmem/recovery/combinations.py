@@ -70,7 +70,7 @@ def search_combinations(
     Returns:
         Those that fit. Where none does, the one of what was asked that needs least, or nothing.
 
-    Example:
+    Examples:
         >>> halves = [Option("a", "a", 1, 0.5), Option("b", "b", 2, 0.5)]
         >>> need = lambda keys: Answer(100 >> len(keys), 100 >> len(keys) <= 30)
         >>> [sorted(each) for each in search_combinations(halves, {frozenset(): Answer(100, False)}, need, 30)]

@@ -69,7 +69,7 @@ def advise(
         UsageError: an argument is wrong.
         KerasmemError: as `kerasmem.estimate`, of the step as it is.
 
-    Example:
+    Examples:
         >>> import kerasmem
         >>> advice = kerasmem.advise("keras.applications:ResNet50", device="4GB", batch_size=64)  # doctest: +SKIP
         >>> print(advice.plans[0].code)  # doctest: +SKIP

@@ -86,7 +86,7 @@ def _options(search: RemedySearch) -> Iterator[tuple[Change, float, Need | None]
 def _on_the_line(points: list[tuple[float, float]], share: float) -> float:
     """Return the ratio for a share of the batch on the line through its smallest and largest known.
 
-    Example:
+    Examples:
         >>> _on_the_line([(1.0, 1.0), (0.25, 0.4)], 0.5)
         0.6
     """

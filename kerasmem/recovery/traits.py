@@ -133,7 +133,7 @@ def _smaller_model(model: Any, inputs: list[Any]) -> tuple[Sizes, str]:
 def smaller_shapes(shapes: Sequence[Sequence[int]]) -> Sizes:
     """Return shapes with shorter sides of images and volumes and shorter sequences, the batch left out.
 
-    Example:
+    Examples:
         >>> smaller_shapes([(224, 224, 3), (1,)])
         [[160, 160, 3], [1]]
     """

@@ -15,7 +15,7 @@ _ISOLATED = "\u2068{}\u2069"  # a name written from right to left leaves what st
 def printable(text: str, limit: int | None = None) -> str:
     r"""Return `text` with every invisible or control character written as an escape, cut to `limit`.
 
-    Example:
+    Examples:
         >>> printable("conv\x1b[31m")
         'conv\\x1b[31m'
     """
@@ -42,7 +42,7 @@ def spreadsheet_cell(text: str) -> str:
 def middle(value: str, limit: int) -> str:
     """Return text with its middle left out where it is longer than `limit`: the ends tell layers apart.
 
-    Example:
+    Examples:
         >>> middle("encoder/block_07/attention/query", 17)
         'encoder/…on/query'
     """

@@ -14,7 +14,15 @@ from rich.text import Text
 from kerasmem.estimation.report import LayerMemory, MemoryReport
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import figures, has_room, model_heading, note_lines, percent, table
-from kerasmem.rendering.peak_text import claim, formula_terms, peak, reference_line, settings_line, verdict_line
+from kerasmem.rendering.peak_text import (
+    claim,
+    formula_terms,
+    missing_line,
+    peak,
+    reference_line,
+    settings_line,
+    verdict_line,
+)
 from kerasmem.units import format_count, format_size
 
 _WIDTH_FOR_BYTES = 134  # columns from which the exact bytes have room beside the rest
@@ -48,7 +56,7 @@ def estimate_table(
         top: how many layers to list; the others are added up in one line. None lists all.
     """
     heading = model_heading(report.model, f"{settings_line(report.settings)} · method: {report.settings.method}")
-    parts: list[RenderableType] = [heading, "", _layers(report, sort, top, terminal), ""]
+    parts: list[RenderableType] = [heading, "", layers_table(report, sort, top, terminal), ""]
     if not _is_formula(report):
         parts += [*peak(report, terminal), ""]
     return Group(*parts, formula_terms(report, not has_room(terminal, _WIDTH_FOR_SHAPES)), "", *_remarks(report))
@@ -58,15 +66,19 @@ def _is_formula(report: MemoryReport) -> bool:
     return report.settings.method == "formula"
 
 
-def _layers(report: MemoryReport, sort: str, top: int | None, terminal: int | None) -> Table:
+def layers_table(
+    report: MemoryReport, sort: str, top: int | None, terminal: int | None, *, brief: bool = False
+) -> Table:
+    """Return a row for each layer, or for the `top` largest, and the total; with memory alone where it is brief."""
     lines, total = _lines(report, sort, top), report.bytes.total
     largest = max((line.bytes or 0 for line in lines), default=0)
     elements = report.formula.activation_elements_per_sample
     words: dict[str, Any] = {"overflow": "fold", "no_wrap": terminal is None}
     divides = any(row.bytes is not None for row in report.layers)  # the method divides the total by layer
-    shown = [True, has_room(terminal, _WIDTH_FOR_SHAPES), True, True]
-    shown += [divides and has_room(terminal, least) for least in (_WIDTH_FOR_BYTES, 0, _WIDTH_FOR_SHARES)]
-    shown += [divides and terminal is not None and terminal >= _WIDTH_FOR_BARS]
+    shown = [True, has_room(terminal, _WIDTH_FOR_SHAPES), True, not (brief and divides)]
+    shown += [divides and has_room(terminal, _WIDTH_FOR_BYTES) and not brief, divides]
+    shown += [divides and has_room(terminal, _WIDTH_FOR_SHARES)]
+    shown += [divides and terminal is not None and terminal >= _WIDTH_FOR_BARS and not brief]
     columns = (
         Column("Layer (class)", "Total", **words),
         Column("Output shape", **words),
@@ -136,12 +148,8 @@ def _remarks(report: MemoryReport) -> Iterable[Text]:
             style="dim",
         )
     yield from note_lines(report.notes)
-    missing = [
-        printable(each.what) + (f" ({format_size(each.bytes)})" if each.bytes is not None else "")
-        for each in report.unmodelled
-    ]
-    if missing:
-        yield Text("Not in the total: " + "; ".join(missing) + ".")
+    if missing := missing_line(report):
+        yield Text(missing)
     if _is_formula(report) and (spread := claim(report)):
         yield Text(f"What the method claims: {spread}.")
     yield Text(f"Among known networks: {reference_line(report)}.")

@@ -134,7 +134,7 @@ def percent(part: float, whole: float) -> str:
 def highest(values: Sequence[int], columns: int) -> list[int]:
     """Return the largest value of each of some stretches, at most as many as there are values.
 
-    Example:
+    Examples:
         >>> highest([1, 9, 1, 1], 2)
         [9, 1]
     """

@@ -145,6 +145,15 @@ def _alternatives(report: MemoryReport) -> str:
     return ", ".join([*said, f"formula {format_size(report.formula.total_bytes)}"]) + "".join(silent)
 
 
+def missing_line(report: MemoryReport) -> str:
+    """Return what is not in the total; nothing where all is."""
+    missing = (
+        printable(each.what) + (f" ({format_size(each.bytes)})" if each.bytes is not None else "")
+        for each in report.unmodelled
+    )
+    return f"Not in the total: {'; '.join(missing)}." if report.unmodelled else ""
+
+
 def reference_line(report: MemoryReport) -> str:
     """Return where the model stands among known networks, in one line."""
     found = place(report)

@@ -28,15 +28,15 @@ _WIDTH_FOR_ENDS = 72
 
 
 def search_table(result: SearchResult, terminal: int | None = None) -> RenderableType:
-    """Return the sizes that were asked, the real steps that ran, and the answer."""
+    """Return the answer, the sizes that were asked, and the real steps that ran."""
     report, settings = result.report, result.report.settings
     line = settings_line(settings, with_batch=result.vary != "batch_size")
     heading = model_heading(report.model, f"{line} · method: {printable(settings.method, 30)} ({how(report)})")
-    parts: list[RenderableType] = [heading, "", _evaluations(result, terminal)]
+    answer = [_answer_of_trials(result)] if result.trials else _answer(result)
+    parts: list[RenderableType] = [*answer, "", heading, "", _evaluations(result, terminal)]
     if result.trials:
         parts += ["", _trials(result, terminal)]
-    answer = [_answer_of_trials(result)] if result.trials else _answer(result)
-    return Group(*parts, *note_lines(result.notes), "", *answer)
+    return Group(*parts, *note_lines(result.notes))
 
 
 def _evaluations(result: SearchResult, terminal: int | None) -> Table:
@@ -97,5 +97,5 @@ def _answer(result: SearchResult) -> Iterator[Text]:
     yield line
     if result.fails_from is not None and not has_failed:
         has_gap = result.largest is not None and result.fails_from - result.largest > 1
-        between = "; what lies between is too close to call" if has_gap else ""
-        yield Text(f"From {result.fails_from:,} on it surely does not fit{between}.")
+        between = "; sizes in between are uncertain" if has_gap else ""
+        yield Text(f"{result.fails_from:,} and more will not fit{between}.")

@@ -18,7 +18,7 @@ from kerasmem.units import format_size
 def sparkline(values: Sequence[int], width: int) -> str:
     """Return a line of bars from 0 to the largest value; of more values than `width`, the largest of each stretch.
 
-    Example:
+    Examples:
         >>> sparkline([0, 2, 4, 8], 4), sparkline([1, 9, 1, 1], 2)
         ('▁▂▄█', '█▁')
     """

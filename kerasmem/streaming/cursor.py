@@ -43,7 +43,7 @@ class Progress:
         epoch: the first epoch.
         batch: the batch that it begins with.
 
-    Example:
+    Examples:
         >>> progress = Progress(batches=3)
         >>> cursor = Cursor(progress)
         >>> cursor.begin()

@@ -28,7 +28,7 @@ class Blocks:
         selection: the rows: a `range` of step 1, or a sorted int64 array.
         grid: the grid, or the rows of its cells; every block lies within one cell, and so within one file.
 
-    Example:
+    Examples:
         >>> blocks = Blocks(range(3, 10), 4)
         >>> [blocks.run(k) for k in range(blocks.count)]
         [(3, 4, None), (4, 8, None), (8, 10, None)]
@@ -145,7 +145,7 @@ class EpochOrder:
         seed: seed of the shuffle, or None for file order.
         epoch: number of the epoch; each has its own order.
 
-    Example:
+    Examples:
         >>> order = EpochOrder(Blocks(range(6), 2), window_blocks=2, seed=None, epoch=0)
         >>> order.segments(2, 6)
         [Segment(window=0, start=2, stop=4), Segment(window=1, start=0, stop=2)]

@@ -81,7 +81,7 @@ def batch_entropy(codes: np.ndarray, edges: np.ndarray) -> np.ndarray:
         codes: labels in the order of delivery, whole numbers from 0.
         edges: where batches begin, and where the last one ends.
 
-    Example:
+    Examples:
         >>> batch_entropy(np.array([0, 0, 0, 1]), np.array([0, 2, 4])).tolist()
         [0.0, 1.0]
     """

@@ -138,7 +138,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         DataError: the file or its data cannot be used.
         UsageError: a setting is wrong, or `memory_budget` too small.
 
-    Example:
+    Examples:
         >>> import h5py, keras, numpy as np
         >>> with h5py.File("/tmp/example.h5", "w") as f:
         ...     f["x"] = np.random.rand(1000, 8)
@@ -366,7 +366,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         After `load_state_dict` it is the rest of the epoch that the state was saved in. Between two batches
         `state_dict()` says that the second is the next.
 
-        Example:
+        Examples:
             >>> import h5py
             >>> with h5py.File("/tmp/epochs.h5", "w") as f:
             ...     f["x"], f["y"] = range(10), range(10)
@@ -436,7 +436,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         Returns:
             The data set. Its `element_spec` has `batch_size` rows where every batch is full, else None.
 
-        Example:
+        Examples:
             >>> import h5py, numpy as np
             >>> with h5py.File("/tmp/tensors.h5", "w") as f:
             ...     f["x"], f["y"] = np.zeros((10, 3)), np.zeros(10)
@@ -479,7 +479,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             DataError: a dataset is compressed, or stored in another way that TensorFlow cannot read.
             UsageError: the sequence has a `transform` or checks for NaN, which takes Python.
 
-        Example:
+        Examples:
             >>> import h5py, numpy as np
             >>> with h5py.File("/tmp/served.h5", "w") as f:
             ...     f["x"], f["y"] = np.zeros((10, 3)), np.arange(10)
@@ -592,7 +592,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         Raises:
             UsageError: these are no labels.
 
-        Example:
+        Examples:
             >>> import h5py, numpy as np
             >>> with h5py.File("/tmp/labels.h5", "w") as f:
             ...     f["x"], f["y"] = np.zeros((1000, 8)), np.repeat(range(10), 100)

@@ -40,7 +40,7 @@ class BestWeights(keras.callbacks.Callback):
     Raises:
         UsageError: the mode is none of these; from `fit`, `logs` has nothing of that name.
 
-    Example:
+    Examples:
         >>> import keras, numpy as np
         >>> x, y = np.random.rand(64, 8), np.random.rand(64, 1)
         >>> best = BestWeights("loss")

@@ -79,7 +79,7 @@ def fit(
         DataError: the checkpoint cannot be read.
         ModelError: not even one row at a time fits.
 
-    Example:
+    Examples:
         >>> import keras, kerasmem, numpy as np
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         >>> model.compile("adam", "mse", jit_compile=False)

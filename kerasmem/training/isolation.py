@@ -105,7 +105,7 @@ def run_isolated(
         KerasmemError: the result cannot be sent back, or no process can be started.
         Exception: what the function raised, if it was not for want of memory; its cause has the traceback.
 
-    Example:
+    Examples:
         >>> from kerasmem import run_isolated
         >>> run_isolated(lambda width: 2 * width, 21).value
         42

@@ -58,7 +58,7 @@ class ResumeTraining(SavingCallback):
             workers have no point in common, or another backend than TensorFlow is in use.
         DataError: the file cannot be read.
 
-    Example:
+    Examples:
         >>> import h5py, keras, numpy as np
         >>> with h5py.File("/tmp/resumed.h5", "w") as f:
         ...     f["x"], f["y"] = np.random.rand(1000, 8), np.random.randint(0, 2, 1000)

@@ -23,7 +23,7 @@ average and whether it came first, as under `nice -n -20` (as root), where all o
 again what ran under a higher load and did not come first. XLA rows repeat to the byte whatever else runs.
 
 What is done is kept in results/estimates.jsonl, and a later run goes on from there; `--refresh` does parts again. The
-summary goes to results/estimates.json, a scatter plot to results/estimates.png. Rows of models that are held out
+summary goes to results/estimates.json, a scatter plot to docs/images/estimates.png. Rows of models that are held out
 (`zoo.ZOO`) are reported apart: nothing may be tuned to them.
 """
 
@@ -39,7 +39,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from environment import RESULTS, environment, write_results
+from environment import ROOT, environment, write_results
 from estimates_rows import KERNELS, Row, design, on_kernels, one_a_model, quick, select
 from estimates_store import Store, in_a_fresh_process
 from estimates_summary import by_kernels, least_need, measured, plot, summarise, table
@@ -230,7 +230,7 @@ def main() -> None:
             "summary": summary,
         }  # fmt: skip
         write_results("estimates", data)
-        plot(chosen, RESULTS / "estimates.png")
+        plot(chosen, ROOT / "docs" / "images" / "estimates.png")
 
 
 if __name__ == "__main__":

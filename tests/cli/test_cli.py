@@ -44,7 +44,7 @@ def test_version(cli):
 
 
 def test_estimate_in_a_pipe_is_plain_text(cli, model_file):
-    result = cli("estimate", model_file)
+    result = cli("estimate", model_file, "-v")
     assert (result.code, result.err) == (0, "")
     assert "\x1b" not in result.out
     assert "16,569,936 B" in result.out

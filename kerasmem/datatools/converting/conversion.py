@@ -107,7 +107,7 @@ def convert_data(
         UsageError: a setting is wrong, or the output exists.
         MissingExtraError: the format needs a package that is not installed.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> np.savez("/tmp/example.npz", x=np.random.rand(1000, 8), y=np.arange(1000) % 3)
         >>> done = convert_data("/tmp/example.npz", "/tmp/example-data.h5", shuffle=True, force=True)

@@ -66,7 +66,7 @@ def repack_data(
         DataError: the file cannot be read.
         UsageError: a setting is wrong, or the output exists.
 
-    Example:
+    Examples:
         >>> import h5py, numpy as np
         >>> with h5py.File("/tmp/columns.h5", "w") as f:
         ...     _ = f.create_dataset("x", data=np.zeros((30_000, 60), "f4"), chunks=(30_000, 1), compression="gzip")

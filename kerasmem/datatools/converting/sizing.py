@@ -31,7 +31,7 @@ def choose_chunk_rows(row_bytes: int, rows: int, batch_size: int, target: int = 
         batch_size: rows that are trained on together.
         target: bytes a chunk is meant to have.
 
-    Example:
+    Examples:
         >>> choose_chunk_rows(12_288, 60_000, 32)  # 12 KiB a row: two batches of 384 KiB
         64
         >>> choose_chunk_rows(150_528, 60_000, 32)  # 147 KiB a row: an eighth of a batch

@@ -23,7 +23,7 @@ def read_split(value: Any) -> dict[str, float]:
     Raises:
         UsageError: these are no shares that add up to 1.
 
-    Example:
+    Examples:
         >>> read_split("0.8,0.2")
         {'train': 0.8, 'val': 0.2}
     """
@@ -60,7 +60,7 @@ def read_split(value: Any) -> dict[str, float]:
 def share_out(count: int, shares: Sequence[float]) -> list[int]:
     """Return whole numbers that add up to `count` and come closest to the shares.
 
-    Example:
+    Examples:
         >>> share_out(10, [0.75, 0.25])
         [8, 2]
     """

@@ -35,7 +35,7 @@ def choose_roles(datasets: Sequence[Known]) -> tuple[str, str | None]:
     Args:
         datasets: those that could be either, of equally many rows; at least one.
 
-    Example:
+    Examples:
         >>> choose_roles([("id", "<i8", ()), ("images", "|u1", (28, 28)), ("label", "<i4", ())])
         ('images', 'label')
     """
@@ -67,7 +67,7 @@ def choose_features(datasets: Sequence[Known], x: str, y: str | None) -> list[st
         datasets: those of equally many rows.
         x, y: what `choose_roles` gave.
 
-    Example:
+    Examples:
         >>> choose_features([("age", "<f4", ()), ("height", "<f4", ()), ("label", "<i4", ())], "height", "label")
         ['age', 'height']
     """

@@ -58,7 +58,7 @@ def bench_data(
         DataError: the file cannot be read.
         UsageError: a setting is wrong.
 
-    Example:
+    Examples:
         >>> import h5py, numpy as np
         >>> with h5py.File("/tmp/bench.h5", "w") as f:
         ...     f["x"], f["y"] = np.zeros((4096, 64), "f4"), np.arange(4096) % 10

@@ -75,7 +75,7 @@ def inspect_data(
         DataError: the file cannot be read.
         UsageError: `x` or `y` names none of its datasets.
 
-    Example:
+    Examples:
         >>> import h5py, numpy as np
         >>> with h5py.File("/tmp/inspected.h5", "w") as f:
         ...     f["x"], f["y"] = np.zeros((1000, 8), "f4"), np.arange(1000) % 10
@@ -217,7 +217,7 @@ def _likely_labels(names: Sequence[str], y: str | None) -> list[str]:
 def sample_rows(rows: int, chunk: int, most: int) -> np.ndarray | None:
     """Return at most so many rows of a dataset, in runs that begin with a chunk, evenly spread; None for all.
 
-    Example:
+    Examples:
         >>> sample_rows(100, 10, 32).tolist()[:6]
         [0, 1, 2, 10, 11, 12]
     """

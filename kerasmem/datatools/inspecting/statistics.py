@@ -52,7 +52,7 @@ def data_stats(
         DataError: the file cannot be read.
         UsageError: a name is none of its datasets.
 
-    Example:
+    Examples:
         >>> import h5py, numpy as np
         >>> with h5py.File("/tmp/stats.h5", "w") as f:
         ...     f["x"], f["y"] = np.arange(8.0).reshape(4, 2), [0, 0, 0, 1]

@@ -145,7 +145,7 @@ def origin(operation: str, layers: Collection[str], optimizer: str | None) -> tu
     JAX wraps the scope of a layer's call in what is done to it: `jvp(conv1)` going forward, `transpose(jvp(conv1))`
     going back. What comes last is the operation itself, and `jit(relu)` a function of JAX's: neither is a layer.
 
-    Example:
+    Examples:
         >>> origin("jit(train_step)/transpose(jvp(encoder))/dense/dot_general", {"encoder", "dense"}, "adam")
         ('encoder/dense', 'backward')
     """
@@ -179,7 +179,7 @@ def collectives(module: str) -> tuple[Collective, ...]:
     An operation inside a loop counts once. An operation that only starts (`all-gather-start`) puts out its inputs
     beside its outputs; of those that is the larger part that counts.
 
-    Example:
+    Examples:
         >>> collectives("  %all-reduce.1 = f32[4,8]{1,0} all-reduce(%a), replica_groups={{0,1}}")
         (Collective(kind='all-reduce', count=1, bytes=128, largest=128),)
     """

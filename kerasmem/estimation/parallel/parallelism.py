@@ -67,7 +67,7 @@ def parallelism(
     Raises:
         UsageError: one of them is wrong, or they contradict one another.
 
-    Example:
+    Examples:
         >>> parallelism(2, "model", layout=[".*kernel=,model"]).layout
         (('.*kernel', (None, 'model')),)
     """
@@ -112,7 +112,7 @@ def parse_layout(given: Any) -> tuple[tuple[str, Axes], ...]:
     Raises:
         UsageError: it cannot be read; the message names the entry.
 
-    Example:
+    Examples:
         >>> parse_layout(["dense.*/kernel=,model", "embedding/embeddings=model,"])
         (('dense.*/kernel', (None, 'model')), ('embedding/embeddings', ('model', None)))
     """
@@ -213,7 +213,7 @@ def place(variables: Sequence[Placed], asked: Parallelism, find: Find) -> tuple[
 def by_rule(shape: tuple[int, ...], replicas: int) -> Axes:
     """Return the axes where no layout is given: the largest dimension that the devices divide, of equal ones the last.
 
-    Example:
+    Examples:
         >>> by_rule((128, 512), 4), by_rule((64, 64), 4), by_rule((512,), 4), by_rule((3, 3), 4)
         ((None, 'model'), (None, 'model'), (None,), (None, None))
     """
@@ -225,7 +225,7 @@ def by_rule(shape: tuple[int, ...], replicas: int) -> Axes:
 def first_divisible(shape: tuple[int, ...], replicas: int) -> Axes:
     """Return the axes of a slot that is divided among devices with the whole model: the first dimension that can be.
 
-    Example:
+    Examples:
         >>> first_divisible((3, 3, 64, 128), 4), first_divisible((), 4)
         ((None, None, 'batch', None), ())
     """

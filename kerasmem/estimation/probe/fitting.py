@@ -102,7 +102,7 @@ class Replayed:
 def plain_name(operation: str) -> str:
     """Return an operation's name without the numbers that TensorFlow gives to traced functions, which count up.
 
-    Example:
+    Examples:
         >>> plain_name("__inference_one_step_on_data_233")
         '__inference_one_step_on_data'
     """

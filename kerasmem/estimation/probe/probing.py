@@ -91,7 +91,7 @@ def probe(
 def default_batch_sizes(target: int, is_xla: bool = False) -> tuple[int, int, int]:
     """Return the batches that are run to foretell a target.
 
-    Example:
+    Examples:
         >>> default_batch_sizes(64), default_batch_sizes(1024)
         ((8, 16, 24), (16, 32, 48))
     """

@@ -171,7 +171,7 @@ def join_extents(needs: Sequence[Sequence[Extent]], *, gap: int = GAP, most: int
         gap: ranges so close together become one.
         most: bytes of the longest range; what is longer is cut.
 
-    Example:
+    Examples:
         >>> join_extents([[(0, 100), (102, 8)], [(500, 5)], [(110, 5)]], gap=4, most=1000)
         [(0, 115, 0), (500, 505, 1)]
     """

@@ -41,7 +41,7 @@ def local_path(text: str) -> str:
 def redact(text: str) -> str:
     """Return text in which no URL shows a user, a password or what follows "?" or "#".
 
-    Example:
+    Examples:
         >>> redact("https://me:secret@example.org/a.h5?X-Amz-Signature=abc")
         'https://…@example.org/a.h5?…'
     """

@@ -55,7 +55,7 @@ class Chart:
 def unit_for(largest: int) -> tuple[str, int]:
     """Return the unit in which a chart up to `largest` bytes is drawn.
 
-    Example:
+    Examples:
         >>> unit_for(3 * 2**30)
         ('GiB', 1073741824)
     """

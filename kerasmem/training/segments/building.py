@@ -65,7 +65,7 @@ def recompute(
         UsageError: the model has no such graph, or cannot be cut so.
         ModelError: the model cannot be traced.
 
-    Example:
+    Examples:
         >>> import keras, kerasmem
         >>> layers = [keras.layers.Dense(64, activation="gelu", name=f"dense_{n}") for n in range(12)]
         >>> model = kerasmem.recompute(keras.Sequential([keras.Input((64,)), *layers]), segments=4)

@@ -53,7 +53,7 @@ class Step:
 def nested_models(steps: Sequence[Step]) -> list[tuple[int, int]]:
     """Return for each model inside the model how many steps lie before it, and before its end.
 
-    Example:
+    Examples:
         >>> nested_models([Step(name, 1.0, 0, 0, ()) for name in ("scale", "net/conv", "net/block/conv", "head")])
         [(1, 3), (2, 3)]
     """

@@ -35,7 +35,7 @@ def plan_segments(
     Raises:
         UsageError: the chain has not so many places to be cut, or no partition meets the target.
 
-    Example:
+    Examples:
         >>> from kerasmem.training.segments.chain import Kept, Step
         >>> inside = Kept(90, None, None, True)
         >>> steps = [Step(f"dense_{n}", 1.0, 100, 0, (inside, Kept(10, n + 1, n + 1, True))) for n in range(9)]

@@ -122,7 +122,7 @@ def most_rows(need: Callable[[int], int], room: int, most: int, has_time: Callab
 
     A few sizes are asked for; where there is no time for more, the answer is on the line between those that were.
 
-    Example:
+    Examples:
         >>> most_rows(lambda rows: 100 + 7 * rows, 1000, 512, lambda: True)
         128
     """
@@ -151,7 +151,7 @@ def even_rows(rows: int, most: int) -> int:
 
     All of one size are worth up to twice the pieces: each size of a piece is traced, and compiled, by itself.
 
-    Example:
+    Examples:
         >>> even_rows(2048, 845), even_rows(23, 10)
         (512, 8)
     """

@@ -1,4 +1,4 @@
-"""The README's pasted outputs, each from the command that prints it.
+"""The outputs that the README and the manual show, each from the command that prints it.
 
 A block of text that follows `<!-- output: NAME -->` shows lines of what the scene NAME prints, the command itself
 (`$ …`) and "…" for what is left out. It is rewritten line by line: each is replaced by the next one printed that
@@ -133,13 +133,31 @@ def models(folder: Path) -> None:
 
 @scene
 def estimate(folder: Path) -> str:
-    return run("kerasmem estimate keras.applications:ResNet50 --batch-size 32 --optimizer adam --top 3", folder)
+    return run("kerasmem estimate keras.applications:ResNet50 --batch-size 32 --optimizer adam --top 3 -v", folder)
+
+
+def draw_estimate(path: Path) -> None:
+    """Draw what a terminal shows of the README's first command."""
+    from io import StringIO
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from kerasmem import estimate
+    from kerasmem.rendering.answer import answer
+
+    width = 110
+    report = estimate("keras.applications:ResNet50", batch_size=32, device="t4")
+    console = Console(width=width, record=True, file=StringIO())
+    console.print(Text("$ kerasmem estimate keras.applications:ResNet50 --batch-size 32 --device t4"))
+    console.print(answer(report, width))
+    path.write_text(console.export_svg(title="kerasmem"))
 
 
 @scene
 def replicas(folder: Path) -> str:
     return run(
-        "kerasmem estimate keras.applications:ResNet50 --batch-size 64 --optimizer adam --top 1 --replicas 4", folder
+        "kerasmem estimate keras.applications:ResNet50 --batch-size 64 --optimizer adam --top 1 --replicas 4 -v", folder
     )
 
 

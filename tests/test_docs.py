@@ -1,4 +1,4 @@
-"""What the README shows is what happens."""
+"""What the README and the manual show is what happens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import keras
 import pytest
+import yaml
 
 import kerasmem
 from kerasmem.devices import kernels
@@ -18,9 +19,13 @@ from kerasmem.estimation.formula import MEASURED_HIGH, MEASURED_LOW
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+TEXT = "\n".join(PAGES.values())
 sys.path.insert(0, str(ROOT / "scripts"))
-import readme_outputs as outputs  # noqa: E402
+import docs_outputs as outputs  # noqa: E402
 
 sys.path.remove(str(ROOT / "scripts"))
 RESULTS = ROOT / "scripts" / "bench" / "results"
@@ -30,8 +35,8 @@ RESULTS = ROOT / "scripts" / "bench" / "results"
 SHOWN_ON = kernels.CpuKernels(kernels.ONEDNN, ("float32", "bfloat16"), 2, 2)
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(language, text=TEXT):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def commands():
@@ -59,12 +64,13 @@ def test_commands_print_what_is_shown(cli, command, output, request, tmp_path, m
         assert line == "…" or line in printed, f"{line!r} is not printed by {command!r}:\n{result.out}"
 
 
-def test_the_readme_has_commands():
+def test_the_manual_has_commands():
     assert len(KERASMEM) >= 2
 
 
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_python_blocks_run(program, number, tmp_path):
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks("python", text)])
+def test_python_blocks_run(program, page, tmp_path):
+    """Those of a page one after another."""
     preamble = (
         "import numpy as np, h5py, keras\n"
         "rng = np.random.default_rng(0)\n"
@@ -73,27 +79,31 @@ def test_python_blocks_run(program, number, tmp_path):
         "    f.create_dataset('images', data=images, chunks=(64, 28, 28, 1))\n"
         "    f['labels'] = rng.integers(0, 10, 512)\n"
         "x, y = rng.random((256, 28, 28, 1), 'f4'), rng.integers(0, 10, 256)\n"
-        "model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])\n"
-        "model.compile('adam', keras.losses.SparseCategoricalCrossentropy(from_logits=True))\n"
-        "model.save('model.h5')\n"
+        "def make():\n"
+        "    layers = [keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]\n"
+        "    made = keras.Sequential(layers)\n"
+        "    made.compile('adam', keras.losses.SparseCategoricalCrossentropy(from_logits=True))\n"
+        "    return made\n"
+        "make().save('model.h5')\n"
     )
-    if "enable_memory_growth" in blocks("python")[number]:  # must come before anything else of TensorFlow
+    code = "".join(f"model = make()\n{block}" for block in blocks("python", PAGES[page]))
+    if "enable_memory_growth" in code:  # must come before anything else of TensorFlow
         preamble = "import kerasmem; kerasmem.enable_memory_growth()\n" + preamble
-    (tmp_path / "block.py").write_text(preamble + blocks("python")[number])
-    result = program("block.py", cwd=tmp_path, env={"TF_CPU_ALLOCATOR_USE_BFC": "true"})
+    (tmp_path / "page.py").write_text(preamble + code)
+    result = program("page.py", cwd=tmp_path, env={"TF_CPU_ALLOCATOR_USE_BFC": "true"})
     assert result.code == 0, result.err[-3000:]
 
 
 QUICK = ("convert", "shuffling")
 SHOWN = [
     pytest.param(name, shown, id=name, marks=() if name in QUICK else pytest.mark.slow)
-    for _, name, shown, _ in outputs.BLOCK.findall(README)
+    for _, name, shown, _ in outputs.BLOCK.findall(TEXT)
 ]
 
 
 @pytest.mark.parametrize(("name", "shown"), SHOWN)
 def test_outputs_shown_are_printed(name, shown, tmp_path):
-    """Numbers aside, of which `scripts/readme --outputs` writes today's."""
+    """Numbers aside, of which `scripts/refresh_docs --outputs` writes today's."""
     _, missing = outputs.refreshed(shown, outputs.SCENES[name](tmp_path))
     assert not missing
 
@@ -117,13 +127,39 @@ class TestRefreshing:
 
 
 def test_every_file_and_script_named_is_there():
-    for path in set(re.findall(r"`((?:scripts|examples|tests)/[\w./-]+)`", README)):
+    for path in set(re.findall(r"`((?:scripts|examples|tests)/[\w./-]+)`", TEXT)):
         assert (ROOT / path).exists(), path
 
 
-def test_every_public_name_in_the_readme_exists():
-    for name in set(re.findall(r"kerasmem\.([A-Za-z_]\w*)", README)):
-        assert name in kerasmem.__all__ or (ROOT / "kerasmem" / name).exists(), name
+def test_every_public_name_in_the_manual_exists():
+    for name in set(re.findall(r"kerasmem\.([A-Za-z_]\w*)", TEXT)) - {"py"}:
+        there = (ROOT / "kerasmem" / name, ROOT / "kerasmem" / f"{name}.py")
+        assert name in kerasmem.__all__ or any(path.exists() for path in there), name
+
+
+def test_the_reference_has_every_public_name():
+    described = re.findall(r"^::: kerasmem\.(\w+)$", PAGES["docs/reference/python.md"], re.MULTILINE)
+    assert sorted(described) == sorted(set(kerasmem.__all__) - {"__version__"})
+
+
+def test_every_link_leads_to_a_page():
+    for page, text in PAGES.items():
+        for target in re.findall(r"\]\(([^)#:\s]+)[^):]*\)", re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)):
+            assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
+
+
+def test_every_page_is_in_the_navigation():
+    class Loader(yaml.SafeLoader):
+        """Knows no tag of Python's."""
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+    nav = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]
+    named = re.findall(r"[\w/-]+\.md", json.dumps(nav))
+    assert sorted(f"docs/{name}" for name in named) == sorted(set(PAGES) - {"README.md"})
+
+
+def test_the_readme_is_short():
+    assert len(PAGES["README.md"].splitlines()) <= 150
 
 
 def test_the_formulas_interval_is_the_one_measured():
@@ -136,12 +172,12 @@ def test_the_formulas_interval_is_the_one_measured():
 def test_every_measured_figure_is_the_benchs():
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
-        from readme_figures import PARTS, differing, rewritten
+        from docs_figures import PARTS, differing, rewritten
     finally:
         sys.path.pop(0)
-    new = rewritten(README)
-    assert not differing(README, new), "run scripts/readme"
-    written = set(re.findall(r"^<!-- figures: (\w+) -->$", README, re.MULTILINE))
+    new = rewritten(TEXT)
+    assert not differing(TEXT, new), "run scripts/refresh_docs"
+    written = set(re.findall(r"^<!-- figures: (\w+) -->$", TEXT, re.MULTILINE))
     assert written == set(PARTS)  # none is forgotten
-    changed = re.sub(r"(\d)\.(\d)", r"\1.\2\2", README)
+    changed = re.sub(r"(\d)\.(\d)", r"\1.\2\2", TEXT)
     assert differing(changed, rewritten(changed))  # and a wrong figure is seen
