@@ -16,6 +16,7 @@ from typing import Any
 
 from kerasmem.compat.borrowing import NotAvailableError, all_borrowed
 from kerasmem.compat.gradients import kept_variables
+from kerasmem.devices.kernels import onednn_is_left_off
 
 STEP = "kerasmem: the step begins"  # a line in the log
 
@@ -56,6 +57,7 @@ def main(path: str) -> None:
     for gpu in gpus:  # a doctor must not take the memory of the patient
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.list_logical_devices()
+    found["onednn_is_left_off"] = onednn_is_left_off()
     if found["backend"] == "tensorflow":
         reach("run a small training step")
         _step(tf, keras, found)

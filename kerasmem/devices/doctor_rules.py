@@ -101,6 +101,7 @@ class SelfReport:
         cuda, cudnn: versions that it was built for.
         gpus: as it lists them: "name", "card", "visible", "growth" (as the program would find it).
         jit_compile: what Keras's jit_compile="auto" comes to here.
+        onednn_is_left_off: whether TensorFlow's own kernels run on a CPU that oneDNN's could run on.
         kept_model_bytes: of a small model that was trained, deleted and cleared with Keras's function, what is left.
         log: what its log said.
         failure: at which stage it ended, and how; None where it did not fail.
@@ -116,6 +117,7 @@ class SelfReport:
     cudnn: str | None = None
     gpus: tuple[dict[str, Any], ...] = ()
     jit_compile: bool | None = None
+    onednn_is_left_off: bool | None = None
     kept_model_bytes: int | None = None
     log: LogFacts = field(default_factory=LogFacts)
     failure: str | None = None
@@ -140,6 +142,10 @@ def judge(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) ->
     if said.jit_compile is not None:
         state = "on" if said.jit_compile else "off"
         found.append(Finding("fine", f"XLA is {state} by default here (Keras's jit_compile='auto')"))
+    if said.onednn_is_left_off and not said.gpus:
+        what = "TensorFlow runs its own kernels on this CPU: in graph mode convolutions can take twice what oneDNN's do"
+        way_out = "TF_ENABLE_ONEDNN_OPTS=1 before Python starts; `kerasmem advise` estimates a model with both"
+        found.append(Finding("note", what, way_out))
     if said.kept_model_bytes:
         what = f"TensorFlow {said.tensorflow} keeps each model that was trained, whatever is deleted"
         what += f": {format_size(said.kept_model_bytes)} were left of a small one"

@@ -8,9 +8,11 @@ tensorflow/core/util/port.cc. Threads: tensorflow/core/common_runtime/process_ut
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Mapping
+import platform
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,8 @@ ONEDNN, EIGEN = "onednn", "eigen"
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 TITLES = {ONEDNN: "oneDNN's CPU kernels", EIGEN: "TensorFlow's own CPU kernels (Eigen)"}
 
+_X86 = ("x86_64", "AMD64")
+_assumed: list[str] = []  # kinds of kernels, the innermost scope's last
 _CHOOSES_ONEDNN = ("avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16")
 # What oneDNN computes only where the CPU can (tensorflow/core/util/util.cc); elsewhere TensorFlow's own kernels do.
 _NEEDED_FOR = {
@@ -55,12 +59,30 @@ class CpuKernels:
 def cpu_kernels() -> CpuKernels:
     """Return the kernels that a step in this process runs on; TensorFlow is imported to ask it."""
     flags = cpu_flags()
-    try:
-        is_on = onednn_is_on()
-    except NotAvailableError:
-        is_on = onednn_is_chosen(flags, os.environ)
+    if _assumed:
+        is_on = _assumed[-1] == ONEDNN
+    else:
+        try:
+            is_on = onednn_is_on()
+        except NotAvailableError:
+            is_on = onednn_is_chosen(flags, os.environ)
     inter_op, intra_op = _threads()
     return CpuKernels(ONEDNN if is_on else EIGEN, onednn_dtypes(flags) if is_on else (), inter_op, intra_op)
+
+
+def onednn_is_left_off() -> bool:
+    """Return whether TensorFlow's own kernels run in this process on a CPU that oneDNN's could run on."""
+    return platform.machine() in _X86 and cpu_kernels().kind == EIGEN
+
+
+@contextlib.contextmanager
+def assumed(kind: str) -> Iterator[None]:
+    """Let `cpu_kernels` say inside that kernels of a kind run, whichever do."""
+    _assumed.append(kind)
+    try:
+        yield
+    finally:
+        _assumed.pop()
 
 
 # A convolution over volumes works on as many samples at a time as Eigen takes the processor's last cache to hold. It

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kerasmem.devices.catalogue import DeviceTarget
+from kerasmem.devices.kernels import ONEDNN, assumed, onednn_is_left_off
+from kerasmem.devices.live import list_devices
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.cache import cache_folder, cache_key, cached_estimate, read_entry, write_entry
 from kerasmem.estimation.facade import estimate
@@ -123,6 +125,18 @@ class StepEstimator:
         need = Need(found, verdict(self._widened(found), self.target.available_bytes), method)
         self._known[frozenset(each.key for each in changes), method] = need
         return need
+
+    def with_onednn(self) -> Need | None:
+        """Return the need of the step as it is on oneDNN's kernels, where it was estimated on TensorFlow's own.
+
+        None where that is not the question: the step runs on a card, XLA compiles it, or oneDNN's run already.
+        """
+        on_this_cpu = self.target.source != "catalogue" and self.method == "graph" and not list_devices()
+        if not on_this_cpu or not onednn_is_left_off() or not self.has_time():
+            return None
+        with assumed(ONEDNN):
+            report = estimate(self.origin.source, **self.estimate_options(), method="graph")
+        return Need(report.bytes, verdict(report.bytes, self.target.available_bytes), "graph")
 
     def has_time(self, estimates: int = 1) -> bool:
         """Return whether there is time for some estimates as long as those so far."""

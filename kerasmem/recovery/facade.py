@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kerasmem.checks import number
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
+from kerasmem.estimation.outcome import SPREAD
 from kerasmem.estimation.report import Bytes
 from kerasmem.estimation.verdict import FITS
 from kerasmem.models.targets import given_targets
@@ -111,6 +112,7 @@ def _advice(
     best_first, every = ranked(remedies), [*current.notes, *notes]
     if unsure := [each.name for each in best_first if _may_save_nothing(each, current.bytes)]:
         every.append(f"the interval overlaps that of the step as it is, so the saving is not sure: {', '.join(unsure)}")
+    every += _on_other_kernels(estimator)
     if not estimator.fits_now and not any(each.verdict == FITS for each in (*remedies, *plans)):
         room = f"{format_size(target.available_bytes)} of {target.name}"
         every.append(f"nothing that was estimated surely fits the {room}")
@@ -118,6 +120,19 @@ def _advice(
         current.model, current.settings, current.bytes, current.device, best_first, tuple(plans), tuple(considered),
         tuple(every),
     )  # fmt: skip
+
+
+def _on_other_kernels(estimator: StepEstimator) -> Iterator[str]:
+    """Yield what the step as it is takes on oneDNN's kernels, where that is less."""
+    found = estimator.with_onednn()
+    now = estimator.current.bytes.total
+    if found is None or found.bytes.total > now * (1 - SPREAD["graph"]):
+        return
+    yield (
+        f"TF_ENABLE_ONEDNN_OPTS=1 in the environment, before Python starts: {format_size(found.bytes.total)} in place "
+        f"of {format_size(now)}, {found.verdict}, by the same simulation on oneDNN's kernels; TensorFlow runs its own "
+        "on this CPU. What it does to the time of a step was not measured"
+    )
 
 
 def _may_save_nothing(remedy: Remedy, now: Bytes) -> bool:

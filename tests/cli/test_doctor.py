@@ -45,6 +45,14 @@ def sentences(facts, machine, environ=None, log="", ended=None):
             "",
             "whatever is deleted: 596 B were left of a small one | kerasmem.clear_session(), in place of Keras's",
         ),
+        (
+            {**DONE, "onednn_is_left_off": True},
+            WITHOUT,
+            {},
+            "",
+            "note: TensorFlow runs its own kernels on this CPU: in graph mode convolutions can take twice what "
+            "oneDNN's do | TF_ENABLE_ONEDNN_OPTS=1 before Python starts",
+        ),
         (DONE, WITH_CARD, {"CUDA_VISIBLE_DEVICES": ""}, "", "problem: TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES=''"),
         (DONE, WITHOUT, {"CUDA_VISIBLE_DEVICES": "-1"}, "", "note: TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES='-1'"),
         (DONE, HIDDEN, {"CUDA_VISIBLE_DEVICES": "7"}, "", "CUDA_VISIBLE_DEVICES='7' names no card of this machine"),

@@ -54,3 +54,16 @@ def test_a_tensorflow_that_does_not_tell_goes_by_its_rule(monkeypatch):
 def test_the_cache_is_a_whole_number_of_its_ways():
     size = kernels.eigen_cache_bytes()
     assert size >= 256 << 10 and size % (256 << 10) == 0
+
+
+def test_other_kernels_may_be_assumed(monkeypatch):
+    monkeypatch.setattr(kernels.platform, "machine", lambda: "x86_64")
+    with kernels.assumed(EIGEN):
+        assert cpu_kernels().kind == EIGEN and cpu_kernels().dtypes == ()
+        assert kernels.onednn_is_left_off()
+        with kernels.assumed(ONEDNN):
+            assert cpu_kernels().kind == ONEDNN and "float32" in cpu_kernels().dtypes
+            assert not kernels.onednn_is_left_off()
+        assert cpu_kernels().kind == EIGEN
+        monkeypatch.setattr(kernels.platform, "machine", lambda: "aarch64")
+        assert not kernels.onednn_is_left_off()
