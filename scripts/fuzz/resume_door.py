@@ -207,8 +207,9 @@ def _spoil(folder: Path, draw: random.Random) -> None:
         os.mkfifo(path) if draw.random() < 0.5 else path.mkdir()
     elif not path.is_file() or path.is_symlink():
         return
-    elif path.suffix == ".json" and draw.random() < 0.8:
-        path.write_bytes(changed_json(path.read_bytes(), draw))
+    data = path.read_bytes()
+    if path.suffix == ".json" and draw.random() < 0.8:
+        with contextlib.suppress(ValueError):  # it was changed before, and is no JSON any more
+            path.write_bytes(changed_json(data, draw))
     else:
-        data = path.read_bytes()
         path.write_bytes(mutate(data, draw) if data else json.dumps({"a": 1}).encode())

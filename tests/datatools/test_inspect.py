@@ -276,8 +276,14 @@ def test_classes_of_very_many_rows_are_counted_in_a_sample(tmp_path, monkeypatch
 def test_the_bench_scales_as_the_line_says(tmp_path, monkeypatch, dtype, scale):
     from kerasmem.streaming import sequence
 
-    seen, real = [], sequence.H5ChunkSequence
-    monkeypatch.setattr(sequence, "H5ChunkSequence", lambda *a, **more: seen.append(more) or real(*a, **more))
+    seen = []
+
+    class Noted(H5ChunkSequence):
+        def __init__(self, *arguments, **settings):
+            seen.append(settings)
+            super().__init__(*arguments, **settings)
+
+    monkeypatch.setattr(sequence, "H5ChunkSequence", Noted)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"], file["y"] = np.ones((64, 4, 4), dtype), np.arange(64) % 3
     line = bench_data(tmp_path / "a.h5").line
