@@ -67,7 +67,7 @@ class ArraySource(CountedSource):
         """Take over the seeds too."""
         super().go_to(position, run)
         seeds = position["keras_seeds"]
-        self._keras_seeds = None if seeds is None else (int(seeds[0]), int(seeds[1]))
+        self._keras_seeds = None if seeds is None else (int(np.int64(seeds[0])), int(np.int64(seeds[1])))
 
     def _divided(self, passed: int) -> tuple[int, int]:
         return divmod(passed, self._batches)

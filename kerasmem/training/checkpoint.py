@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.errors import DataError, InputError, UsageError
+from kerasmem.errors import DataError, InputError, KerasmemError, UsageError
 from kerasmem.files import follow, open_archive, open_kept, read_json, replacing
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.records import Record
@@ -19,6 +19,7 @@ from kerasmem.training.model_state import GROUPS, ModelState, as_array, describe
 from kerasmem.training.run_state import RunState
 from kerasmem.training.sources import Source
 
+_MOST = 1 << 40  # epochs, and batches of one: more than anybody trains
 BEFORE = ".before"  # the file before the last, where there are several workers
 
 
@@ -86,6 +87,24 @@ class Checkpoint:
                     found[saved.run.order] = path
         return found
 
+    def go_to(self, run: RunState) -> None:
+        """Have the data go on where the file says.
+
+        Raises:
+            DataError: what it says makes no sense.
+            UsageError: the data is other than before.
+        """
+        assert self.saved is not None
+        try:
+            self.source.go_to(self.saved.position, run)
+        except KerasmemError:
+            raise
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(
+                f"{shown(self.path)}: the place in the data that it says makes no sense ({one_line(str(error), 100)}); "
+                "delete it to start over"
+            ) from error
+
     def check(self, *, steps: int | None, at_once: int) -> None:
         """Refuse to go on with other data or settings than before.
 
@@ -111,6 +130,11 @@ class Checkpoint:
             raise UsageError(
                 f"steps_per_epoch: {path} was saved within an epoch of {run.steps} batches, and fit now has {steps}; "
                 "give fit the same data and steps_per_epoch, or delete the file to start over"
+            )
+        if run.steps is not None and run.batch >= run.steps + at_once:
+            raise DataError(
+                f"{path}: says that {run.batch:,} batches were trained on in an epoch of {run.steps:,}, which makes no "
+                "sense; delete it to start over"
             )
         if run.batch % at_once:
             raise UsageError(
@@ -175,7 +199,9 @@ def _replace_file(path: str, content: Mapping[str, np.ndarray], *, keep_before: 
 def _opened(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
     try:
         with open_kept(path) as file, open_archive(file) as content:
-            yield SavedRun.from_dict(read_json(content["saved"].tobytes())), content
+            saved = SavedRun.from_dict(read_json(content["saved"].tobytes()))
+            _refuse_absurd(saved.run)
+            yield saved, content
     except UsageError as error:
         raise UsageError(f"checkpoint: {error}") from None
     except InputError as error:
@@ -185,6 +211,16 @@ def _opened(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
             f"{shown(path)}: not a checkpoint of kerasmem, or a damaged one ({one_line(str(error), 100)}); "
             "delete it to start over"
         ) from error
+
+
+def _refuse_absurd(run: RunState) -> None:
+    """Refuse counts that no run has: loops are as long as they say."""
+    counts = {"epoch": run.epoch, "batch": run.batch, "steps": run.steps, "micro_batch_rows": run.micro_batch_rows}
+    for name, count in counts.items():
+        if count is not None and not 0 <= count < _MOST:
+            raise ValueError(f"its {name} is {count}")
+    if len(set(run.epochs)) != len(run.epochs) or any(not 0 <= epoch <= run.epoch for epoch in run.epochs):
+        raise ValueError("its epochs make no sense")
 
 
 def _decoded(data: np.ndarray, name: str, shape: list[int]) -> np.ndarray:

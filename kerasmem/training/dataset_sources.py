@@ -91,6 +91,8 @@ class DatasetSource(CountedSource):
         """Take over the generator's state too, as the epoch begins."""
         super().go_to(position, run)
         self._to_restore = position.get("random")
+        if self._to_restore is not None:
+            random.Random().setstate(_as_state(self._to_restore))  # raises where it is none
 
     def finish(self, position: dict[str, Any]) -> None:
         """Leave Python's generator as a run that is over left it."""
@@ -139,8 +141,12 @@ class DatasetSource(CountedSource):
 
 def _set_state(state: Any) -> None:
     """Set Python's generator to a state that was saved as JSON."""
+    random.setstate(_as_state(state))
+
+
+def _as_state(state: Any) -> Any:
     version, numbers, gauss = state
-    random.setstate((version, tuple(numbers), gauss))
+    return version, tuple(numbers), gauss
 
 
 class SequenceSource(Source):

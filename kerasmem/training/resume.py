@@ -138,7 +138,7 @@ class ResumeTraining(SavingCallback):
         if run.batch:
             symbolic_build(self.model, self.sequence.batch(0))  # metrics are made with the first batch
         state = self.checkpoint.restored(self.model)
-        source.go_to(saved.position, run)
+        self.checkpoint.go_to(run)
         load_state(self.model, state, (*WEIGHTS, "random"))
         set_initial_epoch(self.model, run.epoch)
         if run.batch:  # not sooner than the first batch: Keras resets its metrics when an epoch begins

@@ -90,6 +90,19 @@ class Source:
         raise NotImplementedError
 
 
+def whole_number(position: dict[str, Any], name: str) -> int:
+    """Return a number from 0 that a checkpoint says of the data.
+
+    Raises:
+        KeyError: it says none.
+        ValueError: it is something else.
+    """
+    value = position[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
 class CountedSource(Source):
     """Data whose batches are counted from its own beginning, as Keras's epochs need not be the data's.
 
@@ -111,7 +124,7 @@ class CountedSource(Source):
 
     def go_to(self, position: dict[str, Any], run: RunState) -> None:
         """Take over the seed and the place."""
-        self.seed, passed = int(position["seed"]), int(position["passed"])
+        self.seed, passed = whole_number(position, "seed"), whole_number(position, "passed")
         self._epoch, self._place = run.epoch, run.batch
         if self._steps:
             self._first = passed - run.epoch * self._steps - run.batch

@@ -268,8 +268,9 @@ class Trainer(keras.callbacks.Callback):
             return
         source = checkpoint.source
         checkpoint.check(steps=(self.params or {}).get("steps"), at_once=at_once)
-        source.go_to(checkpoint.saved.position, run)
-        source.pass_over(run.epoch - self._first_epoch, next(iter(self._epoch_iterator), None), at_once)
+        checkpoint.go_to(run)
+        over = sum(epoch >= self._first_epoch for epoch in run.epochs)
+        source.pass_over(over, next(iter(self._epoch_iterator), None), at_once)
         if not run.batch:
             source.check()
 

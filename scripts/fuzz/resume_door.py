@@ -202,10 +202,12 @@ def _spoil(folder: Path, draw: random.Random) -> None:
     if kind < 0.15:
         path.unlink()
         path.symlink_to(draw.choice(_TARGETS))
-    elif kind < 0.2:
+        return
+    if kind < 0.2:
         path.unlink()
         os.mkfifo(path) if draw.random() < 0.5 else path.mkdir()
-    elif not path.is_file() or path.is_symlink():
+        return
+    if not path.is_file() or path.is_symlink():
         return
     data = path.read_bytes()
     if path.suffix == ".json" and draw.random() < 0.8:

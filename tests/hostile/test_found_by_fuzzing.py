@@ -146,7 +146,7 @@ def test_a_server_that_falls_silent(attack, said):
     assert found.code == 1 and "failed 7 times in a row" in found.err, found.text
 
 
-def interrupted(monkeypatch, folder, after):
+def interrupted(monkeypatch, folder, after, **settings):
     """Convert, and break off after so many checkpoints; return the folder that is left."""
     saved, left = Job.checkpoint, [after]
 
@@ -160,7 +160,7 @@ def interrupted(monkeypatch, folder, after):
         patch.setattr(Job, "checkpoint", checkpoint)
         patch.setattr(job, "CHECKPOINT_BYTES", 1)
         with pytest.raises(KeyboardInterrupt):
-            convert_data(folder / "x.npy", folder / "out.h5", compression="gzip")
+            convert_data(folder / "x.npy", folder / "out.h5", **settings)
     return folder / "out.h5.kerasmem-partial"
 
 
@@ -169,9 +169,20 @@ def says(state, **changes):
     state.write_text(json.dumps({**story, "state": {**story["state"], **changes}}))
 
 
-STORE = {"tails": "tails-0.npz", "done": [1], "sums": [1], "store": {"size": -5, "chunks": 1}}
+def store(size):
+    return {"tails": "tails-0.npz", "done": [1], "sums": [1], "store": {"size": size, "chunks": 1}}
+
+
+def lead_out(path):
+    index = np.fromfile(path, "i8")
+    index[3] = 10**15
+    index.tofile(path)
+
+
 DAMAGES = {
-    "a size below zero": (1, lambda folder: says(folder / "state.json", write=STORE)),
+    "a size below zero": (1, lambda folder: says(folder / "state.json", write=store(-5))),
+    "a size beyond the file": (1, lambda folder: says(folder / "state.json", write=store(10**13))),
+    "a chunk outside the log": (1, lambda folder: lead_out(folder / "chunks.index")),
     "a text for a number": (1, lambda folder: says(folder / "state.json", next="a")),
     "no arrays": (1, lambda folder: (folder / "tails-0.npz").write_bytes(b"\x80abc")),
     "no HDF5": (3, lambda folder: (folder / "0.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(900))),
@@ -183,13 +194,26 @@ DAMAGES = {
 def test_a_damaged_conversion_is_told_and_begun_again(tmp_path, monkeypatch, name):
     np.save(tmp_path / "x.npy", np.arange(4000, dtype="f4").reshape(1000, 4))
     after, damage = DAMAGES[name]
-    folder = interrupted(monkeypatch, tmp_path, after)
+    folder = interrupted(monkeypatch, tmp_path, after, compression="gzip")
     damage(folder)
     with pytest.raises(DataError, match="cannot be gone on with"):
         convert_data(tmp_path / "x.npy", tmp_path / "out.h5", compression="gzip")
     assert not folder.exists()
     done = convert_data(tmp_path / "x.npy", tmp_path / "out.h5", compression="gzip", force=True)
     assert done.rows == 1000 and not folder.exists()
+
+
+def test_a_conversion_whose_file_lacks_its_chunks(tmp_path, monkeypatch):
+    """Where they would lie, is what memory happened to hold."""
+    np.save(tmp_path / "x.npy", np.arange(4000, dtype="f4").reshape(1000, 4))
+    folder = interrupted(monkeypatch, tmp_path, 1)
+    with h5py.File(folder / "0.h5") as file:
+        shape, chunks, dtype = file["x"].shape, file["x"].chunks, file["x"].dtype
+    with h5py.File(folder / "0.h5", "w") as file:
+        file.create_dataset("x", shape, dtype, chunks=chunks)
+    with pytest.raises(DataError, match="cannot be gone on with .*do not lie where they were made"):
+        convert_data(tmp_path / "x.npy", tmp_path / "out.h5")
+    assert convert_data(tmp_path / "x.npy", tmp_path / "out.h5").rows == 1000
 
 
 def virtual(path, real, taken, *, compact=False):
@@ -281,7 +305,7 @@ def far_away(path):
         file.create_dataset("x", (2**31,), "u1", chunks=(1,), maxshape=(None,))[2**31 - 1 :] = 1
 
 
-def branching(path):
+def branching(path, *, lying=False):
     """Write a tree of chunks in which each of ten levels leads 64 times to the next."""
     size, key, levels = 4096, 24, 10
     with h5py.File(path, "w") as file:
@@ -293,11 +317,17 @@ def branching(path):
     for level in range(1, levels + 1):
         at = room + size * (level - 1)
         child = leaf if level == 1 else at - size
-        node = b"TREE\1" + struct.pack("<BHqq", level, 64, -1, -1)
-        data[at : at + size] = (node + (bytes(key) + struct.pack("<Q", child)) * 64).ljust(size, b"\0")
+        said, count = (1, 64 if level < levels else 1) if lying else (level, 64)
+        node = b"TREE\1" + struct.pack("<BHqq", said, count, -1, -1)
+        data[at : at + size] = (node + (bytes(key) + struct.pack("<Q", child)) * count).ljust(size, b"\0")
     pointer = data.index(struct.pack("<Q", leaf))
     data[pointer : pointer + 8] = struct.pack("<Q", at)
     path.write_bytes(data)
+
+
+def lying(path):
+    """Write such a tree whose nodes all say that they are the last but one."""
+    branching(path, lying=True)
 
 
 def round_and_round(path):
@@ -333,12 +363,13 @@ for path in sys.argv[1:]:
 
 def test_indexes_and_lists_without_end(attack, tmp_path):
     """HDF5 goes through all places, down each branch, and by the sizes in a heap."""
-    makers = (far_away, branching, round_and_round)
+    makers = (far_away, branching, lying, round_and_round)
+    wanted = ("2,147,483,648 places", "leads to one place twice", "its chunk index is damaged;", "a heap")
     paths = [tmp_path / f"{make.__name__}.h5" for make in makers]
     for make, path in zip(makers, paths, strict=True):
         make(path)
     done = attack(*paths, script=LOOK, seconds=40)
-    for path, said in zip(paths, ("2,147,483,648 places", "leads to one place twice", "a heap"), strict=True):
+    for path, said in zip(paths, wanted, strict=True):
         lines = [line for line in done.out.splitlines() if path.name in line and said in line]
         assert len(lines) >= 2, done.text
 

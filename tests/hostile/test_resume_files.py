@@ -13,6 +13,7 @@ import pytest
 from kerasmem.errors import DataError, UsageError
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.run_state import RunState
+from kerasmem.training.sources import CountedSource
 
 MIB = 2**20
 
@@ -139,6 +140,70 @@ def test_a_file_to_go_on_from_takes_no_more_than_it_has(checkpoint, make):
     finally:
         tracemalloc.stop()
     assert peak < 32 * MIB
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [{"epoch": 10**18}, {"batch": 10**18}, {"epoch": -1}, {"steps": -4}, {"micro_batch_rows": -1}, {"epochs": [5]},
+     {"epochs": [0, 0]}],
+    ids=str,
+)  # fmt: skip
+def test_counts_that_no_run_has(checkpoint, counts):
+    story = said(checkpoint, lambda found: {**found, "run": {**found["run"], **counts}})
+    rewrite(checkpoint, entries(checkpoint) | {"saved.npy": story})
+    with pytest.raises(DataError, match=rf"run\.resume': not a checkpoint of kerasmem.*its {next(iter(counts))}"):
+        Checkpoint(checkpoint.path, Data()).read()
+
+
+def test_more_batches_than_the_epoch_has(checkpoint):
+    checkpoint.write(RunState(batch=9, steps=4), {"model": []})
+    read = Checkpoint(checkpoint.path, Data())
+    read.read()
+    with pytest.raises(DataError, match=r"run\.resume': says that 9 batches were trained on in an epoch of 4"):
+        read.check(steps=4, at_once=1)
+
+
+PLACES = [{}, {"seed": -1, "passed": 0}, {"seed": 1, "passed": 10**30}, {"seed": "1", "passed": 0}, {"seed": 1}]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_a_place_in_the_data_that_makes_no_sense(checkpoint, place):
+    checkpoint.source = CountedSource(steps=4)
+    checkpoint.write(RunState(), {"model": []})
+    saved = checkpoint.read()
+    object.__setattr__(saved, "position", place)
+    with pytest.raises(DataError, match=r"run\.resume': the place in the data that it says makes no sense"):
+        checkpoint.go_to(saved.run)
+
+
+def test_epochs_that_were_not_trained_are_not_gone_through(tmp_path):
+    """A run that a callback ended has the epochs that it was to have, and trained on fewer."""
+    import keras
+
+    import kerasmem
+
+    class Counted(keras.utils.PyDataset):
+        begun = 0
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return np.ones((4, 3), "f4"), np.ones((4, 1), "f4")
+
+        def on_epoch_begin(self):
+            self.begun += 1
+            assert self.begun < 10
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = Counted()
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", True))
+    fit = {"epochs": 1000, "checkpoint": str(tmp_path / "run.npz"), "keep": True, "verbose": 0}
+    kerasmem.fit(model, data, callbacks=[stop], **fit)
+    again = Counted()
+    kerasmem.fit(model, again, **fit)
+    assert 0 < again.begun <= 3
 
 
 def test_what_was_written_is_read(checkpoint):

@@ -7,9 +7,9 @@ go to a log, and from there into the file when all are there.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import h5py
@@ -20,7 +20,9 @@ from kerasmem.datatools.converting.fields import Target
 from kerasmem.datatools.converting.job import open_log, read_into, sync
 from kerasmem.datatools.inspecting.listing import CLASS_NAMES
 from kerasmem.files import open_plain
-from kerasmem.hdf5.direct.chunks import walk_chunks
+from kerasmem.hdf5.direct.chunks import ChunkIndex
+from kerasmem.hdf5.direct.codecs import DecodeError
+from kerasmem.hdf5.direct.indexes import refuse_endless_index
 from kerasmem.hdf5.direct.raw import raw_file
 from kerasmem.hdf5.links import DAMAGED, encoded
 from kerasmem.hdf5.texts import read_attribute
@@ -52,10 +54,7 @@ class PlainStore:
         if state is None:
             create_files(paths, targets, compression)
         self._targets = targets
-        self._offsets = [np.empty(-(-target.rows // target.chunk_rows), np.int64) for target in targets]
-        for target, offsets in zip(targets, self._offsets, strict=True):
-            with h5py.File(paths[target.file], "r") as file:
-                walk_chunks(file[target.name], functools.partial(_note_offset, offsets, target.chunk_rows))
+        self._offsets = [_places(paths[target.file], target) for target in targets]
         self._files = [os.fdopen(open_plain(path, os.O_RDWR), "r+b") for path in paths]
 
     def put(self, target: int, chunk: int, data: Any) -> None:
@@ -119,6 +118,7 @@ class PackedStore:
         create_files(self._paths, self._targets, self._compression)
         entries = np.empty(self._index.tell() // _ENTRY.itemsize, _ENTRY)
         read_into(self._index, entries, 0)
+        self._check(entries)
         for number, target in enumerate(self._targets):
             with h5py.File(self._paths[target.file], "r+") as file:
                 dataset = file[target.name].id
@@ -127,6 +127,16 @@ class PackedStore:
                     place = (chunk * target.chunk_rows, *(0 for _ in target.field.shape))
                     dataset.write_direct_chunk(place, self._log.read(size), 0)
         self.close()
+
+    def _check(self, entries: np.ndarray) -> None:
+        """Refuse an index that leads out of the log, as one may that an interrupted conversion left."""
+        counts = np.array([-(-target.rows // target.chunk_rows) for target in self._targets])
+        size = self._log.seek(0, os.SEEK_END)
+        sound = (entries["target"] >= 0) & (entries["target"] < len(counts))
+        sound &= (entries["chunk"] >= 0) & (entries["chunk"] < counts[np.where(sound, entries["target"], 0)])
+        sound &= (entries["at"] >= 0) & (entries["size"] >= 0) & (entries["size"] <= size - entries["at"])
+        if not sound.all():
+            raise OSError("its list of chunks is damaged")
 
     def close(self) -> None:
         """Close the log."""
@@ -153,8 +163,22 @@ def _name_classes(file: h5py.File, name: str, class_names: Sequence[str]) -> Non
         file.create_dataset(f"{name}_{CLASS_NAMES}", data=names, dtype=h5py.string_dtype())
 
 
-def _note_offset(offsets: np.ndarray, chunk_rows: int, info: Any) -> None:
-    offsets[info.chunk_offset[0] // chunk_rows] = info.byte_offset
+def _places(path: str, target: Target) -> np.ndarray:
+    """Return where in a file each chunk of a dataset lies.
+
+    Raises:
+        DecodeError: the file, which an interrupted conversion left, is damaged.
+        RawError: so it is.
+    """
+    with h5py.File(path, "r") as file:
+        dataset = file[target.name]
+        refuse_endless_index(raw_file(file), h5py.h5o.get_info(dataset.id).addr)
+        index = ChunkIndex(dataset, dataset.shape, os.path.getsize(path))
+        size = prod(dataset.chunks) * dataset.dtype.itemsize
+        places = index.offsets(np.arange(-(-target.rows // target.chunk_rows)), size)
+    if places is None:
+        raise DecodeError(f"the chunks of {target.name} do not lie where they were made")
+    return places
 
 
 def copy_attributes(source: str, output: str, names: Sequence[tuple[str, str]]) -> None:

@@ -148,8 +148,15 @@ def _is_damage(error: BaseException) -> bool:
 
 
 def open_log(folder: str, name: str, size: int) -> BinaryIO:
-    """Return a file, made if need be, that is cut back to a size in bytes and stands at its end."""
+    """Return a file, made if need be, that is cut back to a size in bytes and stands at its end.
+
+    Raises:
+        OSError: it has fewer.
+    """
     file = os.fdopen(files.open_plain(os.path.join(folder, name), os.O_RDWR | os.O_CREAT), "r+b")
+    if os.fstat(file.fileno()).st_size < size:
+        file.close()
+        raise OSError("a file of the conversion was cut off")
     file.seek(file.truncate(size))
     return file
 

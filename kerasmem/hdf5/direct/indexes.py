@@ -89,20 +89,20 @@ def _refuse_index(raw: RawFile, header: int, layout: bytes) -> None:
 
 
 def _refuse_old_tree(raw: RawFile, root: int, key: int) -> None:
-    """Refuse a version 1 B-tree that leads to a node twice; of those without branches the places are enough."""
+    """Refuse a version 1 B-tree that leads to a node twice, or to one of another level: HDF5 goes by what nodes say."""
     size = raw.address_size
-    seen, todo = {root}, [root]
+    seen, todo = {root}, [(root, -1)]
     while todo:
-        at = todo.pop()
+        at, level = todo.pop()
         head = raw.bytes_at(at, 8 + 2 * size)
-        if head[:4] != b"TREE":
+        if head[:4] != b"TREE" or level not in (head[5], -1):
             raise RawError("its chunk index is damaged")
-        if not (level := head[5]):
+        if not head[5]:
             continue
         entries = raw.bytes_at(at + len(head), little(head[6:8]) * (key + size))
         children = [little(entries[each + key : each + key + size]) for each in range(0, len(entries), key + size)]
         _note(children, seen)
-        todo += children if level > 1 else ()
+        todo += [(child, head[5] - 1) for child in children]
 
 
 def _refuse_tree(raw: RawFile, address: int) -> None:
