@@ -99,6 +99,27 @@ def test_a_record_whose_error_is_no_text(tmp_path):
         convert_data(tmp_path / "d.tfrecord", tmp_path / "out.h5")
 
 
+def test_a_record_that_speaks_of_more_than_it_has(attack, tmp_path):
+    """TensorFlow's fast parser reads beyond the end of it."""
+    tf = pytest.importorskip("tensorflow")
+    value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"012345"]))
+    sound = tf.train.Example(features=tf.train.Features(feature={"x": value})).SerializeToString()
+    with tf.io.TFRecordWriter(str(tmp_path / "d.tfrecord")) as writer:
+        writer.write(sound)
+        writer.write(sound.replace(b"\x06012345", b"\xff\xff\xff\xff\x08\x09\x0a"))
+    done = attack("data", "convert", "d.tfrecord", "-o", "out.h5")
+    assert done.code == 2 and "record 1 is no tf.train.Example" in done.err, done.text
+
+
+def test_a_record_without_values(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    value = tf.train.Feature(int64_list=tf.train.Int64List())
+    with tf.io.TFRecordWriter(str(tmp_path / "d.tfrecord")) as writer:
+        writer.write(tf.train.Example(features=tf.train.Features(feature={"x": value})).SerializeToString())
+    with pytest.raises(DataError, match="the feature 'x' is empty in the first record"):
+        convert_data(tmp_path / "d.tfrecord", tmp_path / "out.h5")
+
+
 HEAD = (
     b'HTTP/1.1 206 OK\r\nETag: "1"\r\nContent-Range: bytes 0-999/1000\r\n'
     b"Transfer-Encoding: chunked\r\n\r\n"
@@ -211,7 +232,7 @@ def test_a_conversion_whose_file_lacks_its_chunks(tmp_path, monkeypatch):
         shape, chunks, dtype = file["x"].shape, file["x"].chunks, file["x"].dtype
     with h5py.File(folder / "0.h5", "w") as file:
         file.create_dataset("x", shape, dtype, chunks=chunks)
-    with pytest.raises(DataError, match="cannot be gone on with .*do not lie where they were made"):
+    with pytest.raises(DataError, match=r"cannot be gone on with .*do not lie where they were made"):
         convert_data(tmp_path / "x.npy", tmp_path / "out.h5")
     assert convert_data(tmp_path / "x.npy", tmp_path / "out.h5").rows == 1000
 

@@ -30,6 +30,25 @@ class _Feature(NamedTuple):
     is_image: bool
 
 
+class _RecordError(Exception):
+    """A record is no Example."""
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+def _check(records: Sequence[bytes], first: int) -> None:
+    """Refuse what is no Example: TensorFlow's fast parser trusts the lengths in it, and reads beyond its end."""
+    import tensorflow as tf
+
+    for number, record in enumerate(records, start=first):
+        try:
+            tf.train.Example.FromString(record)
+        except Exception as error:  # protobuf's errors differ from version to version
+            raise _RecordError(f"record {number:,} is no tf.train.Example ({one_line(str(error), 200)})") from error
+
+
 class RecordSource(RowSource):
     """A TFRecord file whose records all have the features of the first.
 
@@ -67,11 +86,12 @@ class RecordSource(RowSource):
             with tf.device("/CPU:0"):
                 data = tf.data.TFRecordDataset(list(self.paths), compression_type="GZIP" if self._packed else "")
                 for batch in data.skip(start).batch(rows):
+                    _check(batch.numpy().tolist(), done)
                     parsed = tf.io.parse_example(batch, spec)
                     values = {field: parsed[self._features[field.name].name].numpy() for field in wanted}
                     yield {field.name: self._values(field, found, done) for field, found in values.items()}
                     done += len(batch)
-        except (tf.errors.OpError, UnicodeDecodeError) as error:
+        except (tf.errors.OpError, UnicodeDecodeError, _RecordError) as error:
             # how TensorFlow puts it names the feature, or the place in the file; it may quote bytes that are no text
             said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else error.message
             reason = one_line(said, 300)
@@ -119,7 +139,7 @@ class RecordSource(RowSource):
             if not self._options.columns.reads(name):
                 continue
             kind = features[name].WhichOneof("kind")
-            if kind is None:
+            if kind is None or not getattr(features[name], kind).value:
                 raise DataError(
                     f"{self.label}: the feature {shown(name)} is empty in the first record; leave it out with drop"
                 )
