@@ -1,8 +1,10 @@
 """The largest size that fits a device: a search that asks seldom, since one answer may take a minute. Pure.
 
 Need grows nearly in proportion to a size, so the first guess is on the line through two answers, and each further one
-on the line through the answers on either side of the limit; where that does not halve what is left, the middle is asked
-from then on. It stops where what is left is a small share of the size: a batch of 3,630 or 3,640 is the same to anyone.
+on the line through the answers on either side of the limit. Where the line led, the limit is close: the next question
+is as far beyond as the answer may be off, and mostly the last. Where the line does not halve what is left, the middle
+is asked from then on. The search stops where what is left is a small share of the size: a batch of 3,630 or 3,640 is
+the same to anyone.
 """
 
 from __future__ import annotations
@@ -113,12 +115,12 @@ def search(
     if does_not_surely_fit(0):
         second = min(second, 1)  # it will hardly get better: look only whether the next says so too
 
-    def is_close(false: int, true: int) -> bool:
-        return true - false <= max(1, int((minimum + step * false) * tolerance / step))
+    def reach(index: int) -> int:
+        return max(1, int((minimum + step * index) * tolerance / step))
 
-    _first_true(does_not_surely_fit, lambda index: _upper(need(index)), available_bytes, second, last, asked, is_close)
+    _first_true(does_not_surely_fit, lambda index: _upper(need(index)), available_bytes, second, last, asked, reach)
     if any(not surely_fails(index) for index in list(asked)):
-        _first_true(surely_fails, lambda index: _lower(need(index)), available_bytes, second, last, asked, is_close)
+        _first_true(surely_fails, lambda index: _lower(need(index)), available_bytes, second, last, asked, reach)
     return _found(asked, available_bytes, minimum, step, last)
 
 
@@ -137,12 +139,14 @@ def _first_true(
     second: int,
     last: int,
     asked: Mapping[int, Bytes],
-    is_close: Callable[[int, int], bool],
+    reach: Callable[[int], int],
 ) -> None:
-    """Ask until the first index at which `holds` is true lies close to one at which it is not, or is not there."""
+    """Ask until the first index at which `holds` is true is within reach of one at which it is not, or is not there."""
     holds(0)
+    is_rough = reach(last) > 1
     width: int | None = None
     short = slow = 0  # extrapolations that fell short, steps that did not halve what is left
+    latest: int | None = None  # the index that the line led to last, from which a step as far as the reach may end it
     while len(asked) < MOST_EVALUATIONS:
         true = min((index for index in asked if holds(index)), default=None)
         false = max((index for index in asked if not holds(index) and (true is None or index < true)), default=None)
@@ -155,16 +159,24 @@ def _first_true(
                 index = second
             else:  # on the line through the smallest and the largest, at most sixteen times as far
                 index = _on_the_line(0, bytes_of(0), false, bytes_of(false), limit) + 1
-                index = min(max(index, false + 1, 2 * false if short else 0), 16 * false + 16)
-                short += 1
-            holds(min(index, last))
+                further = (1, reach(false) if is_rough else false, false)[min(short, 2)]
+                index = min(max(index, false + further), 16 * false + 16)
+                short += index - false < 16 * reach(false) or not is_rough
+            latest = min(index, last)
+            holds(latest)
             continue
-        if is_close(false, true):
+        if true - false <= reach(false):
             return
+        beside = {false: false + reach(false), true: true - reach(true - reach(true))}
+        if latest in beside and is_rough:
+            holds(min(max(beside[latest], false + 1), true - 1))
+            latest = None
+            continue
         slow += width is not None and true - false > width // 2
         width = true - false
         index = _on_the_line(false, bytes_of(false), true, bytes_of(true), limit)
-        holds((true + false) // 2 if slow >= MOST_SLOW else min(max(index, false + 1), true - 1))
+        latest = (true + false) // 2 if slow >= MOST_SLOW else min(max(index, false + 1), true - 1)
+        holds(latest)
 
 
 def _on_the_line(x0: int, y0: int, x1: int, y1: int, limit: int) -> int:

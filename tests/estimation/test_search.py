@@ -150,3 +150,15 @@ def test_only_results_are_read_back():
         SearchResult.from_dict({"format_version": 9})
     with pytest.raises(InputError, match=r"not a kerasmem search.*vary"):
         SearchResult.from_dict({"format_version": 1})
+
+
+def test_few_questions_where_chunks_make_steps():
+    def steps(size):  # what a small convnet took: 38 MB at 32, 1.84 GB at 8,209, 5.72 GB at 27,020
+        return 22 * 2**20 + 212_000 * size * (1 + 0.02 * (size // 211 % 3))
+
+    for room in (10**9, 2 * 10**9, 4 * 10**9, 6 * 10**9, 8 * 10**9):
+        model = Model(steps, 0.2)
+        found = search(model, room)
+        assert len(model.asked) <= 11
+        assert found.next_asked - found.largest <= 0.01 * found.largest
+        assert found.fails_from is not None
