@@ -133,6 +133,13 @@ def models(folder: Path) -> None:
 
 @scene
 def estimate(folder: Path) -> str:
+    return run(
+        "kerasmem estimate keras.applications:ResNet50 --batch-size 32 --optimizer adam --device 16GB --top 4", folder
+    )
+
+
+@scene
+def estimate_all(folder: Path) -> str:
     return run("kerasmem estimate keras.applications:ResNet50 --batch-size 32 --optimizer adam --top 3 -v", folder)
 
 

@@ -47,10 +47,14 @@ def commands():
             yield command, output
 
 
-KERASMEM = [(command, output) for command, output in commands() if command.startswith("kerasmem ")]
+KERASMEM = [
+    pytest.param(command, output, id=command, marks=pytest.mark.slow if " advise " in command else ())
+    for command, output in commands()
+    if command.startswith("kerasmem ")
+]
 
 
-@pytest.mark.parametrize(("command", "output"), KERASMEM, ids=[command for command, _ in KERASMEM])
+@pytest.mark.parametrize(("command", "output"), KERASMEM)
 def test_commands_print_what_is_shown(cli, command, output, request, tmp_path, monkeypatch):
     keras.backend.clear_session()  # names are counted from the beginning, as in a script that builds one model
     request.getfixturevalue("mnist_cnn").save(tmp_path / "model.h5")

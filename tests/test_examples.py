@@ -56,6 +56,7 @@ def test_train_from_large_file(program, sizes):
     assert re.search(r"trained one epoch on [\d,]+ rows", result.out)
 
 
+@pytest.mark.slow
 def test_grid_search(program):
     result = program(EXAMPLES / "grid_search.py")
     assert result.code == 0, result.err
@@ -66,6 +67,7 @@ def test_grid_search(program):
     assert lines[-1].startswith("Best: {'units': ") and f"accuracy {max(scores):.3f}" in lines[-1]
 
 
+@pytest.mark.slow
 def test_recover_from_oom(program):
     survived = program(EXAMPLES / "recover_from_oom.py", env=WITHOUT_ONEDNN)
     assert survived.code == 0, survived.err

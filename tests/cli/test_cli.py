@@ -239,6 +239,7 @@ def test_devices(cli):
     assert card["memory_source"] in cli("devices", "--sources").out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("new_python")
 def test_sixteen_hundred_million_parameters_in_little_memory(program, tmp_path):
     """The whole command stays under 1.5 GB of host memory, where the weights alone would take 6.4 GB."""

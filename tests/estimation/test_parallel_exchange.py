@@ -100,6 +100,7 @@ def test_keras_is_left_as_it_was():
     assert TFOptimizer._all_reduce_sum_gradients is own
 
 
+@pytest.mark.slow
 def test_two_processes_that_train_together_need_what_is_said(bench):
     task = {"engine": "tensorflow", "model": "parallel_models.py:dense", "kind": "data", "n": 2, "batch": 64}
     row = bench.measure(task, held_out=False)
