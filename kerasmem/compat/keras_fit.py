@@ -22,6 +22,11 @@ STEP_LOGS = Borrowed(
 )
 
 
+def is_under_strategy(model: Any) -> bool:
+    """Return whether a model was made in the scope of a `tf.distribute` strategy."""
+    return getattr(model, "_distribute_strategy", None) is not None
+
+
 def initial_epoch(model: Any) -> Any:
     """Return the epoch at which every `fit` of the model begins, whatever `fit` is told; None for no such epoch."""
     return getattr(model, "_initial_epoch", None)

@@ -33,8 +33,7 @@ class ArraySource(CountedSource):
     def __init__(
         self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: Any, steps: int | None
     ) -> None:
-        parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-        parts = map_arrays(_array, parts)
+        parts = map_arrays(_array, keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
         leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
         self._rows = len(leaves[0])
         for leaf in leaves:

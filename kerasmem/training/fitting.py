@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from kerasmem import checks
+from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.errors import UsageError
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.dataset_sources import make_source
@@ -18,6 +19,7 @@ from kerasmem.training.model_state import read_state
 from kerasmem.training.run_state import RunState, plain
 from kerasmem.training.saving import SAVE_FREQ, read_save_freq
 from kerasmem.training.steps.checks import check_model
+from kerasmem.training.steps.division import INEXACT
 from kerasmem.training.steps.packing import refuse_in_worker
 from kerasmem.training.trainer import SaveCallback, Trainer, load_saved
 
@@ -30,8 +32,8 @@ def fit(
     class_weight: Any = None, sample_weight: Any = None, initial_epoch: int = 0, steps_per_epoch: int | None = None,
     validation_steps: int | None = None, validation_batch_size: int | None = None, validation_freq: Any = 1,
     *,
-    micro_batches: int | None = None, checkpoint: str | os.PathLike[str] | None = None, save_freq: int | None = None,
-    keep: bool = False, isolated: bool | None = None, every: int | None = None,
+    micro_batches: int | str | None = None, checkpoint: str | os.PathLike[str] | None = None,
+    save_freq: int | None = None, keep: bool = False, isolated: bool | None = None, every: int | None = None,
 ) -> Any:  # fmt: skip
     """Train a model as `model.fit` does, and go on where a step runs out of memory.
 
@@ -41,6 +43,10 @@ def fit(
     so that results differ by rounding only; except with layers such as BatchNormalization and Dropout, which a warning
     names. How large the pieces are is asked of the estimator (the same step, traced on fewer rows); where it has no
     answer the batch is halved. Later batches are taken in pieces of the same size.
+
+    Divided is what is known to come out the same: Keras's own step, also below a `train_step` that only calls
+    `super()`, with a loss that is provably a mean or a sum over rows. A model with another step of its own, or made
+    under a strategy, trains as it stands; where it runs out the step is undone, and the error names the ways on.
 
     A failed step may leave weights half updated, so there is always a copy on the host to go back to, taken before
     each step of new shapes and then from time to time; the batches since (at most 1 GiB) are trained on once more.
@@ -59,11 +65,12 @@ def fit(
     Under `kerasmem run` each call goes on after a kill in any case; with `checkpoint` it does so from this file.
 
     Args:
-        model: a compiled Keras model with Keras's own `train_step`.
+        model: a compiled Keras model.
         x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
         sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq: as
             for `model.fit`. `steps_per_execution` is heeded as to callbacks; steps are taken one by one.
-        micro_batches: pieces of a batch from the start; None for whole batches until one runs out.
+        micro_batches: pieces of a batch from the start; None for whole batches until one runs out; "inexact" for that,
+            and where a batch cannot be divided with the same result its pieces are batches of their own.
         checkpoint: file in which to save where training stands; removed when training is over.
         save_freq: batches from one saving to the next, 100 by default; each epoch's end is saved too.
         keep: leave the file where it is at the end.
@@ -77,7 +84,7 @@ def fit(
     Raises:
         UsageError: an argument is wrong, the model cannot be trained in pieces, or the checkpoint is of another run.
         DataError: the checkpoint cannot be read.
-        ModelError: not even one row at a time fits.
+        ModelError: not even one row at a time fits, or a batch that ran out cannot be divided.
 
     Examples:
         >>> import keras, kerasmem, numpy as np
@@ -94,9 +101,7 @@ def fit(
     script = sys.modules.get("kerasmem.training.script")
     if script is not None and script.SESSION is not None:  # `kerasmem run` has begun this process
         return script.SESSION.fit(model, arguments, options)
-    if isolated is None:
-        options = replace(options, isolated=bool(model.jit_compile))
-    return train(model, arguments, options)
+    return train(model, arguments, _isolating(model, options, isolated))
 
 
 _OWN = ("model", "micro_batches", "checkpoint", "save_freq", "keep", "isolated", "every")
@@ -107,25 +112,35 @@ class FitOptions:
     """What `kerasmem.fit` is told beyond `model.fit`, checked.
 
     Attributes:
-        micro_batches: pieces of a batch from the start; None for whole batches.
+        micro_batches: pieces of a batch from the start; None for whole batches; or "inexact".
         checkpoint: absolute path; None for none.
         save_freq: batches from one saving to the next; None where the caller leaves it open.
         keep: whether the file stays at the end.
         isolated: whether steps run in a process of their own.
     """
 
-    micro_batches: int | None = None
+    micro_batches: int | str | None = None
     checkpoint: str | None = None
     save_freq: int | None = None
     keep: bool = False
     isolated: bool = False
 
 
+def _isolating(model: Any, options: FitOptions, isolated: Any) -> FitOptions:
+    if isolated is None:
+        options = replace(options, isolated=bool(model.jit_compile))
+    if options.isolated and is_under_strategy(model):
+        raise UsageError("isolated: the steps of a strategy run in this process; leave isolated=True out")
+    return options
+
+
 def _read_options(
     micro_batches: Any, checkpoint: Any, save_freq: Any, every: Any, keep: Any, isolated: Any
 ) -> FitOptions:
     return FitOptions(
-        micro_batches=None if micro_batches is None else checks.whole("micro_batches", micro_batches),
+        micro_batches=micro_batches
+        if micro_batches is None or micro_batches == INEXACT
+        else checks.whole("micro_batches", micro_batches),
         checkpoint=None if checkpoint is None else os.path.abspath(checks.path("checkpoint", checkpoint)),
         save_freq=None if save_freq is None and every is None else read_save_freq(save_freq, every),
         keep=bool(keep),
@@ -224,11 +239,6 @@ def _callback_list(given: Any) -> list[Any]:
 
 def _check_callbacks(callbacks: list[Any]) -> None:
     for callback in callbacks:
-        if isinstance(callback, keras.callbacks.SwapEMAWeights):
-            raise UsageError(
-                "callbacks: SwapEMAWeights exchanges weights for each validation, which the process that takes the "
-                "steps does not see; compile with jit_compile=False and isolated=False, or use `kerasmem run`"
-            )
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
             warnings.warn(
                 "ModelCheckpoint(save_freq=…) within an epoch saves the weights of the epoch's begin: steps run in "

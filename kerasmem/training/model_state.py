@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.compat.keras_state import global_seed_state
+from kerasmem.models.optimizers import optimizer_variables
 
 # group -> arrays, in the order of the variables; "random" is Keras's generator for those who name none.
 ModelState = dict[str, list[np.ndarray]]
@@ -20,7 +21,7 @@ def variables(model: Any) -> dict[str, list[Any]]:
     seed = global_seed_state()
     return {
         "model": list(model.variables),
-        "optimizer": list(model.optimizer.variables) if model.optimizer is not None else [],
+        "optimizer": optimizer_variables(model),
         "metrics": list(model.metrics_variables),
         "random": [] if seed is None else [seed],
     }

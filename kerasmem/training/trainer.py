@@ -11,7 +11,6 @@ import keras
 import numpy as np
 
 from kerasmem.compat.keras_fit import logs_from_steps, noted_epoch_iterator
-from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.model_state import WEIGHTS, load_state, read_state
@@ -22,7 +21,7 @@ from kerasmem.training.sources import last_of
 from kerasmem.training.steps.batches import has_any_rows, row_count, without_optionals
 from kerasmem.training.steps.checks import uneven_layers
 from kerasmem.training.steps.driver import Driver
-from kerasmem.training.steps.engine import LocalEngine, RanOut
+from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
 from kerasmem.training.steps.remote import Engine, RemoteEngine
 
 # Callbacks of Keras's that change nothing of a model but its learning rate, before training ends.
@@ -32,6 +31,7 @@ _HARMLESS = (
     keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.TerminateOnNaN,
     keras.callbacks.RemoteMonitor,
 )  # fmt: skip
+_TEST_HOOKS = ("on_test_begin", "on_test_end")
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
@@ -61,7 +61,7 @@ class Trainer(keras.callbacks.Callback):
         first_epoch: int,
         *,
         isolated: bool,
-        micro_batches: int | None,
+        micro_batches: int | str | None,
         checkpoint: Checkpoint | None = None,
         supervisor: Supervised | None = None,
     ) -> None:
@@ -78,6 +78,7 @@ class Trainer(keras.callbacks.Callback):
         self._is_epochs_first = True
         self._any_rows = False
         self._callbacks_may_change_weights = self._callbacks_watch_batches = False
+        self._callbacks_swap = self._is_swapped = False
         self._rate: float | None = None
 
     # ---- around `fit`
@@ -93,6 +94,7 @@ class Trainer(keras.callbacks.Callback):
             own, base = type(callback), keras.callbacks.Callback
             if own not in _HARMLESS and not own.__module__.startswith("kerasmem."):
                 self._callbacks_may_change_weights = True
+                self._callbacks_swap |= any(getattr(own, name) is not getattr(base, name) for name in _TEST_HOOKS)
                 self._callbacks_watch_batches |= any(getattr(own, name) is not getattr(base, name) for name in _HOOKS)
         with contextlib.ExitStack() as stack:
             if self.isolated:  # the metrics are in the other process
@@ -138,6 +140,7 @@ class Trainer(keras.callbacks.Callback):
     @stands_in
     def test(self, iterator: Any) -> dict[str, Any]:
         """Stand in for Keras's function that evaluates, within the validation of this `fit`."""
+        self._bring_swapped()
         return self._execute(iterator, partial(self._take, "test"))
 
     def _execute(self, iterator: Any, take: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -194,7 +197,7 @@ class Trainer(keras.callbacks.Callback):
         """Make all variables there will be, and what takes the steps."""
         model = self.model
         try:
-            symbolic_build(model, batch)
+            build_step(model, batch)
         except Exception as error:
             if not model.built:
                 raise UsageError(
@@ -237,6 +240,8 @@ class Trainer(keras.callbacks.Callback):
     def _new_rate(self) -> float | None:
         """Return the learning rate, where it is a number and not what it was."""
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        if optimizer is None:
+            return None
         if not isinstance(optimizer.learning_rate, keras.Variable):
             return None
         rate, before = float(keras.ops.convert_to_numpy(optimizer.learning_rate)), self._rate
@@ -250,6 +255,10 @@ class Trainer(keras.callbacks.Callback):
         if not self.isolated:
             driver.forget()
             return
+        self._bring_changes(driver)
+
+    def _bring_changes(self, driver: Driver) -> None:
+        """Bring the other process weights that were changed here."""
         here, there = read_state(self.model), driver.keep()
         if any(
             not np.array_equal(mine, theirs, equal_nan=mine.dtype.kind == "f")
@@ -283,7 +292,14 @@ class Trainer(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Bring the model what later callbacks expect it to have."""
         if self.driver is not None and self.isolated:
+            self._bring_swapped()
             load_state(self.model, self.driver.keep(), WEIGHTS)
+
+    def _bring_swapped(self) -> None:
+        """Bring the other process the weights that callbacks have exchanged for a validation, or exchanged back."""
+        if self._is_swapped and self.driver is not None:
+            self._is_swapped = False
+            self._bring_changes(self.driver)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Take over the steps of this `fit`'s validation."""
@@ -292,11 +308,15 @@ class Trainer(keras.callbacks.Callback):
         engine = self.driver.engine
         self._keras_test = engine.whole["test"] if isinstance(engine, LocalEngine) else self.model.test_function
         self.model.test_function = self.test
+        if self.isolated and self._callbacks_swap:  # they are called after this
+            load_state(self.model, self.driver.keep(), WEIGHTS)
+            self._is_swapped = True
         self.driver.reset_metrics(has_happened=not self.isolated)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Leave what else evaluates to Keras's own function."""
         self.model.test_function = self._keras_test
+        self._is_swapped = self.isolated and self._callbacks_swap  # back, by callbacks that are called after this
 
     def on_train_end(self, logs: Any = None) -> None:
         """Give the model what was saved, where nothing was left to train."""
@@ -329,5 +349,5 @@ class SaveCallback(SavingCallback):
 def load_saved(model: Any, checkpoint: Checkpoint) -> None:
     """Load weights and optimizer of a run that has nothing left to train."""
     if not model.built or not model.optimizer.built:
-        symbolic_build(model, checkpoint.source.peek())
+        build_step(model, checkpoint.source.peek())
     load_state(model, checkpoint.restored(model, WEIGHTS), WEIGHTS)

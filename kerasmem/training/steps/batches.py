@@ -19,6 +19,16 @@ def without_optionals(batch: Any) -> Any:
     return keras.tree.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)
 
 
+def replica_parts(leaf: Any) -> tuple[Any, ...]:
+    """Return the parts of an array that a strategy has dealt to its replicas; the array itself otherwise."""
+    return tuple(leaf.values) if isinstance(leaf, tf.distribute.DistributedValues) else (leaf,)
+
+
+def first_replica(batch: Any) -> Any:
+    """Return what a strategy's first replica gets of a batch."""
+    return map_arrays(lambda leaf: replica_parts(leaf)[0], batch)
+
+
 def has_any_rows(iterator: Any) -> bool:
     """Return whether an iterator of TensorFlow's leaves open how many rows its batches have."""
     specs = keras.tree.flatten(getattr(iterator, "element_spec", None))
@@ -27,19 +37,20 @@ def has_any_rows(iterator: Any) -> bool:
 
 def row_count(batch: Any) -> int:
     """Return the number of samples: the first dimension of the first array there is."""
-    return next(int(leaf.shape[0]) for leaf in keras.tree.flatten(batch) if leaf is not None)
+    first = next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
+    return sum(int(each.shape[0]) for each in replica_parts(first))
 
 
 def signature(batch: Any) -> tuple[Any, ...]:
     """Return shapes and types: what decides how much memory a step takes."""
-    leaves = (leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
+    leaves = (each for leaf in keras.tree.flatten(batch) if leaf is not None for each in replica_parts(leaf))
     return tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
 
 
 def byte_count(batch: Any) -> int:
     """Return what the arrays take, in bytes; sparse and ragged ones count as their values."""
     total = 0
-    for leaf in keras.tree.flatten(batch):
+    for leaf in (part for each in keras.tree.flatten(batch) for part in replica_parts(each)):
         values = getattr(leaf, "flat_values", getattr(leaf, "values", leaf))
         total += int(getattr(values, "nbytes", 0)) if leaf is not None else 0
     return total

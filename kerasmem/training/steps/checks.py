@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from kerasmem.compat.keras_layers import draws_numbers, flatten_layers
 from kerasmem.compat.keras_losses import has_added_losses
 from kerasmem.errors import UsageError
+from kerasmem.models.own_step import has_own_step
 
 _SHARES = ("rate", "dropout", "recurrent_dropout")
-_OWN = ("train_step", "compute_loss", "make_train_function")
 
 
 def check_model(model: Any) -> None:
-    """Refuse a model whose steps cannot be taken apart, before anything is trained.
+    """Refuse a model whose steps cannot be undone or make no sense in pieces, before anything is trained.
 
     Raises:
         UsageError: the message names what it is and the way out.
@@ -25,20 +24,13 @@ def check_model(model: Any) -> None:
         raise UsageError(f"fit: only the TensorFlow backend is supported, not {keras.backend.backend()}")
     if not isinstance(model, keras.Model):
         raise UsageError(f"model: give a compiled Keras model, not {type(model).__name__}")
-    if not getattr(model, "compiled", False) or model.optimizer is None:
+    if not getattr(model, "compiled", False) or (model.optimizer is None and not has_own_step(model)):
         raise UsageError("model: call model.compile(optimizer, loss) first")
-    for name in _OWN:
-        if getattr(type(model), name, None) is not getattr(keras.Model, name):
-            raise UsageError(
-                f"model: {type(model).__name__} has its own {name}(), whose gradients cannot be divided among "
-                "micro-batches; choose a batch that fits beforehand (`kerasmem max-batch`), or train with model.fit "
-                "and kerasmem.recompute, or leave the step to Keras and put the loss into compile() or add_loss()"
-            )
-    strategy = model.distribute_strategy
-    if strategy.num_replicas_in_sync > 1 or tf.distribute.has_strategy():
+    stateful = [each.name for each in flatten_layers(model) if isinstance(each, keras.layers.RNN) and each.stateful]
+    if stateful:
         raise UsageError(
-            f"model: it was made under {type(strategy).__name__}; only one card is supported. Choose a batch that fits "
-            "beforehand (`kerasmem max-batch`)"
+            f"model: {', '.join(stateful)} carries its state from batch to batch (stateful=True), which can neither be "
+            "divided nor undone; train with model.fit, or make the layer with stateful=False and longer sequences"
         )
     if any(getattr(variable, "overwrite_with_gradient", False) for variable in model.trainable_variables):
         raise UsageError("model: float8 training replaces its scales by their gradients, which do not add up")

@@ -13,24 +13,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.devices.host import host_memory
 from kerasmem.devices.room import allocator_limit
-from kerasmem.errors import ModelError
+from kerasmem.errors import ModelError, UsageError
 from kerasmem.records import Record
 from kerasmem.training.model_state import ModelState
 from kerasmem.training.model_state import byte_count as state_bytes
-from kerasmem.training.steps.batches import byte_count, on_host, part, row_count, signature
+from kerasmem.training.steps.batches import byte_count, first_replica, on_host, part, row_count, signature
+from kerasmem.training.steps.division import INEXACT, Division
 from kerasmem.training.steps.engine import RanOut
 from kerasmem.training.steps.remote import Engine
 from kerasmem.training.steps.sizing import Fitting, Room, StepSizes, even_rows
-from kerasmem.training.steps.ways_out import nothing_fits
+from kerasmem.training.steps.ways_out import cannot_divide, nothing_fits
 from kerasmem.units import GIB, format_size
 
 WHOLE = sys.maxsize
 JOURNAL_BYTES = GIB  # of batches kept on the host between two copies, or a twentieth of its free memory
 JOURNAL_STEPS = 1000
+SPREAD_STEPS = 100  # between copies under a strategy, whose batches are not kept: no step is taken again there
 _MOST_BETWEEN_STEPS = 3
 _MANY_PIECES = 8
+_INEXACTLY = (
+    f". micro_batches={INEXACT!r} takes the pieces of a batch that runs out as batches of their own, which is other "
+    "arithmetic; or choose a batch that fits (batch_size)"
+)
+_OTHERWISE = (
+    f"as micro_batches={INEXACT!r} says, the pieces of a batch are batches of their own, each with an update: this is "
+    "other arithmetic, as of a smaller batch_size"
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,8 @@ class Driver:
 
     Args:
         engine: where the steps run.
-        micro_batches: pieces from the first batch on; None for whole batches until one runs out.
+        micro_batches: pieces from the first batch on; None for whole batches until one runs out; "inexact" for that,
+            also where a batch cannot be divided with the same result.
         sizes: rows of a piece in training ("train") and validation ("test"), where an earlier process knows them; for
             training they come before `micro_batches`.
         uneven: what to say, once, of layers for which pieces are not the same as the whole.
@@ -82,7 +94,7 @@ class Driver:
         engine: Engine,
         model: Any,
         *,
-        micro_batches: int | None = None,
+        micro_batches: int | str | None = None,
         sizes: Mapping[str, int | None] | None = None,
         uneven: str | None = None,
         may_stay: bool = True,
@@ -95,8 +107,13 @@ class Driver:
         self.sizes = {kind: known.get(kind) or WHOLE for kind in ("train", "test")}
         self.recoveries: list[Recovery] = []
         self.steps = 0
-        self._micro_batches = None if known.get("train") else micro_batches
-        self._uneven = uneven
+        self._may_differ = micro_batches == INEXACT
+        pieces = micro_batches if isinstance(micro_batches, int) else None
+        self._micro_batches = None if known.get("train") else pieces
+        self._division = Division(model)
+        self._is_spread = is_under_strategy(model)
+        self._obstacles: dict[str, str | None] = {}
+        self._uneven, self._is_warned = uneven, False
         self._may_stay = may_stay
         self.good = good
         self._room = min(JOURNAL_BYTES, host_memory().available_bytes // 20)
@@ -116,13 +133,18 @@ class Driver:
             rate: the learning rate, where it was changed since the step before.
 
         Raises:
-            ModelError: one row at a time runs out too.
+            ModelError: one row at a time runs out too, or the batch cannot be divided.
+            UsageError: it is to be taken in pieces, and cannot.
         """
         if kind == "train" and self._micro_batches:
             self.sizes[kind] = -(-row_count(batch) // self._micro_batches)
             self._micro_batches = None
-        if kind == "train" and self.sizes[kind] < row_count(batch):
-            self._warn_uneven()
+        if self.sizes[kind] < row_count(batch):
+            obstacle = self._obstacle(kind, batch)
+            if obstacle is not None and not self._may_differ:
+                raise UsageError(f"micro_batches: {obstacle}{_INEXACTLY}")
+            if kind == "train":
+                self._warn_uneven()
         shapes = signature(batch)
         if (kind, self.sizes[kind], shapes) not in self._proven or self.good is None:
             self.keep()
@@ -166,11 +188,12 @@ class Driver:
 
     def _note(self, entry: _Entry) -> None:
         size = byte_count(entry.batch)
-        if self._bytes + size > self._room or len(self._journal) >= JOURNAL_STEPS:
+        most = SPREAD_STEPS if self._is_spread else JOURNAL_STEPS
+        if self._bytes + size > self._room or len(self._journal) >= most:
             self._journal.append(entry)  # so that the copy is a new one
             self.keep()
             return
-        self._journal.append(entry._replace(batch=on_host(entry.batch)))
+        self._journal.append(entry._replace(batch=None if self._is_spread else on_host(entry.batch)))
         self._bytes += size
 
     def _safely(self, entry: _Entry) -> Any:
@@ -241,11 +264,14 @@ class Driver:
         kind, rows = entry.kind, row_count(entry.batch)
         now = min(self.sizes[kind], rows)
         if now == 1:
-            raise ModelError(nothing_fits(failure.diagnosis.summary, self._model, self._fitting))
+            raise ModelError(nothing_fits(failure.diagnosis.summary, self._model, self._fitting, self._since()))
+        obstacle = self._obstacle(kind, entry.batch)
         if len(failures) == 1:
             limit = failure.diagnosis.limit_bytes or allocator_limit()
             self._fitting = None if limit is None else self._ask(kind, entry.batch, -(-now // 2), limit)
         found, how = self._fitting, ""
+        if obstacle is not None and not self._may_differ:
+            raise ModelError(cannot_divide(failure.diagnosis.summary, obstacle, self._since(), found))
         if len(failures) == 1 and found is not None and not found.is_hopeless:
             self.sizes[kind], how = even_rows(rows, found.rows), ", by the estimate"
         else:
@@ -266,12 +292,25 @@ class Driver:
     def _ask(self, kind: str, batch: Any, most: int, limit: int) -> Fitting | None:
         """Return how many rows fit by the estimate; None where it has no answer."""
         room = Room(limit, self.engine.other_bytes(state_bytes(self.good or {})))
-        return self._sizes_of.fitting(kind, batch, most, room, accumulates=True)
+        batch, replicas = first_replica(batch), self._model.distribute_strategy.num_replicas_in_sync
+        accumulates = self._obstacle(kind, batch) is None
+        return self._sizes_of.fitting(kind, batch, max(1, most // replicas), room, accumulates=accumulates)
+
+    def _obstacle(self, kind: str, batch: Any) -> str | None:
+        """Return why a batch cannot be divided with the same result; None where it can."""
+        if kind not in self._obstacles:
+            self._obstacles[kind] = self._division.obstacle(kind, batch)
+        return self._obstacles[kind]
+
+    def _since(self) -> int:
+        """Return how many training steps there were since the last good copy."""
+        return sum(old.kind == "train" for old in self._journal)
 
     def _warn_uneven(self) -> None:
-        if self._uneven:
-            warnings.warn(self._uneven, RuntimeWarning, stacklevel=2)
-        self._uneven = None
+        obstacle = self._obstacles.get("train")
+        if not self._is_warned and (obstacle or self._uneven):
+            warnings.warn(f"{obstacle}; {_OTHERWISE}" if obstacle else str(self._uneven), RuntimeWarning, stacklevel=2)
+        self._is_warned = True
 
 
 def _is_stuck(failures: list[RanOut]) -> bool:

@@ -6,12 +6,16 @@ import gc
 import traceback
 from typing import Any
 
+from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.keras_fit import step_on_data
+from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.devices.room import bytes_in_use
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception
+from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.training.model_state import ModelState, load_state, read_state
-from kerasmem.training.steps.batches import row_count
+from kerasmem.training.steps.batches import first_replica, part, row_count
+from kerasmem.training.steps.division import Division
 from kerasmem.training.steps.micro import MicroStep
 
 
@@ -43,15 +47,23 @@ class LocalEngine:
     def __init__(self, model: Any, *, any_rows: bool = False) -> None:
         self.model = model
         self.whole = {kind: _keras_function(model, kind) for kind in ("train", "test")}
-        self._micro = MicroStep(model, any_rows=any_rows)
+        self._division = Division(model)
+        self._micro = MicroStep(model, self._division, any_rows=any_rows)
         self._open = {"train", "test"} if any_rows and not model.run_eagerly else set()
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
-        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole where it has no more."""
+        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole where it has no more.
+
+        Where a batch cannot be divided with the same result, its pieces are batches of their own.
+        """
         try:
-            if size < row_count(batch):
+            total = row_count(batch)
+            if size < total and self._division.obstacle(kind, batch) is None:
                 logs: dict[str, Any] = getattr(self._micro, kind)(batch, size)
                 return logs
+            if size < total:
+                pieces = [part(batch, start, min(start + size, total)) for start in range(0, total, size)]
+                return [dict(self.whole[kind](iter((piece,)))) for piece in pieces][-1]
             if kind in self._open:
                 self._open.discard(kind)
                 _trace_for_any_rows(self.whole[kind], batch)
@@ -111,6 +123,28 @@ def _keras_function(model: Any, kind: str) -> Any:
     made = getattr(model, name)
     setattr(model, name, present)
     return made
+
+
+def build_step(model: Any, batch: Any) -> None:
+    """Make all variables that the first training step would make.
+
+    A step of the model's own is traced once for that: it may have optimizers, and layers, that Keras knows nothing of.
+    """
+    batch = first_replica(batch)
+    is_own = has_own_step(model)
+    try:
+        if has_call(model):
+            symbolic_build(model, batch)
+    except Exception:
+        if not is_own:
+            raise
+    if is_own:
+        import tensorflow as tf
+
+        step = step_on_data(_keras_function(model, "train"))
+        if step is None:  # run eagerly
+            step = tf.function(model.train_step, autograph=False)
+        forget_gradients(step.get_concrete_function(batch).graph)
 
 
 def _trace_for_any_rows(function: Any, batch: Any) -> None:

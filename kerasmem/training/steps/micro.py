@@ -11,10 +11,13 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import ops
 
 from kerasmem.compat.keras_losses import compiled_loss, loss_tracker
 from kerasmem.training.steps.batches import part, row_count
+from kerasmem.training.steps.division import Division, has_own_loss
 from kerasmem.training.steps.losses import Divisors
+from kerasmem.training.steps.row_sums import SUM
 
 
 class MicroStep:
@@ -25,18 +28,20 @@ class MicroStep:
     optimizer then leaves out the whole update, once.
 
     Args:
-        model: compiled and built; it has Keras's own `train_step` and `compute_loss`.
+        model: compiled and built; it has Keras's own `train_step`.
+        division: of this model's batches, with no obstacle.
         any_rows: whether Keras's pipeline leaves open how many rows a batch has; then the shown losses of a model's
             outputs are means over batches, not over rows.
     """
 
-    def __init__(self, model: Any, *, any_rows: bool = False) -> None:
+    def __init__(self, model: Any, division: Division, *, any_rows: bool = False) -> None:
         self.model = model
+        self._division = division
         self._is_told_of_training = "training" in inspect.signature(model.call).parameters
         self._loss, self._loss_tracker = compiled_loss(model), loss_tracker(model)
         self._any_rows = any_rows
         self._divisors = Divisors()
-        self._is_known = False
+        self._is_known = self._is_sum = False
         self._kinds: list[str] = []  # of each gradient: "" for dense, "slices", "none"
         self._accumulators: list[Any] | None = None
         self._functions: dict[tuple[str, int], Callable[..., Any]] = {}
@@ -70,6 +75,7 @@ class MicroStep:
         """Yield each piece, its share of the rows, and what its losses are multiplied by."""
         total = row_count(batch)
         bounds = [(start, min(start + size, total)) for start in range(0, total, size)]
+        self._is_sum = self._division.over_rows(batch) == SUM
         if not self._is_known:  # tracing tells whether there is anything to count
             first = part(batch, *bounds[0])
             count = self._function("count", self._count, row_count(first))
@@ -113,7 +119,10 @@ class MicroStep:
         """Return the divisor of each loss, changing nothing."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with keras.StatelessScope(), self._divisors.reading() as found:
-            if self._loss is not None:
+            if has_own_loss(self.model):
+                predicted = self._forward(x, training=False)
+                self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=False)
+            elif self._loss is not None:
                 self._loss(y, self._forward(x, training=False), weight)
         return found
 
@@ -137,6 +146,8 @@ class MicroStep:
     ) -> Any:
         with self._divisors.weighing(factors), self._counting_batches(share):
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
+        if self._is_sum:  # all is weighted by the share of the rows
+            loss = loss / ops.cast(share, loss.dtype)
         rows = tf.shape(next(each for each in keras.tree.flatten(x) if each is not None))[0]
         self._loss_tracker.update_state(loss, sample_weight=rows)
         return loss

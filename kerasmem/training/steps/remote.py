@@ -78,7 +78,14 @@ class RemoteEngine:
 
     def _start(self) -> None:
         self._child = ChannelChild("kerasmem.training.steps.worker", **{_GROWTH: "true", WORKER: "1"})
-        theirs_has = self._ask("make", self._packed, self._batch, self._any_rows)
+        try:
+            theirs_has = self._ask("make", self._packed, self._batch, self._any_rows)
+        except ModelError as error:
+            self.close()
+            raise UsageError(
+                f"model: it cannot be made once more in another process ({error}); give its class get_config(), "
+                "compile with jit_compile=False and isolated=False, or use `kerasmem run`"
+            ) from None
         for group, mine in self._own.items():
             if theirs_has[group] != mine:
                 self.close()

@@ -12,19 +12,45 @@ from kerasmem.units import format_size
 _HELD = {"weights": "weights", "optimizer": "the optimizer", "gradients": "gradients"}
 
 
-def nothing_fits(summary: str, model: Any, found: Fitting | None) -> str:
+def nothing_fits(summary: str, model: Any, found: Fitting | None, since: int) -> str:
     """Return the message: what ran out, what there is, and what could still help.
 
     Args:
         summary: what ran out.
         model: that was trained.
         found: what the estimator said of the batch; None where it had no answer.
+        since: training steps since the copy that the model went back to.
     """
     ways = "".join(f"\n  - {each}" for each in _ways(model, found))
     return (
-        f"not even one row at a time fits: {summary}\n{_figures(found)}A smaller batch cannot help. The model is as it "
-        f"was before the step. What could still help:{ways}"
+        f"not even one row at a time fits: {summary}\n{_figures(found)}A smaller batch cannot help. {_stand(since)} "
+        f"What could still help:{ways}"
     )
+
+
+def cannot_divide(summary: str, obstacle: str, since: int, found: Fitting | None) -> str:
+    """Return the message where a batch that ran out is not divided.
+
+    Args:
+        summary: what ran out.
+        obstacle: why not.
+        since: training steps since the copy that the model went back to.
+        found: what the estimator said of the batch; None where it had no answer.
+    """
+    fits = found is not None and not found.is_hopeless
+    rows = f" ({found.rows} rows {'' if found.is_sure else 'may '}fit by the estimate)" if found and fits else ""
+    return (
+        f"a step ran out of memory: {summary}\nThe batch is not divided: {obstacle}. {_figures(found)}{_stand(since)} "
+        f"Ways on:\n  - a smaller batch_size{rows}: training is that of smaller batches\n"
+        '  - kerasmem.fit(…, micro_batches="inexact"): the batch in pieces that are batches of their own, each with an '
+        "update, where it runs out; other arithmetic\n"
+        "  - kerasmem.recompute(model): activations are computed again in the backward pass; the same result"
+    )
+
+
+def _stand(since: int) -> str:
+    before = f"{since} steps before it, at the last copy" if since else "before the step"
+    return f"The model is as it was {before}."
 
 
 def _figures(found: Fitting | None) -> str:

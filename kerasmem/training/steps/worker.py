@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.processes.channel import serve_requests
 
 
@@ -37,11 +36,11 @@ class _Worker:
     def make(self, packed: dict[str, Any], batch: Any, any_rows: bool) -> dict[str, Any]:
         """Make the model and all its variables; return what they are."""
         from kerasmem.training.model_state import describe, variables
-        from kerasmem.training.steps.engine import LocalEngine
+        from kerasmem.training.steps.engine import LocalEngine, build_step
         from kerasmem.training.steps.packing import unpack
 
         model = unpack(packed)
-        symbolic_build(model, _tensors(batch))
+        build_step(model, _tensors(batch))
         self.engine = LocalEngine(model, any_rows=any_rows)
         return {group: describe(some) for group, some in variables(model).items() if group != "random"}
 

@@ -1,0 +1,359 @@
+"""`kerasmem.fit` of models with steps, losses and optimizers of their own, under strategies, with weights exchanged."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import kerasmem
+from kerasmem.diagnosis.diagnosis import Diagnosis
+from kerasmem.errors import ModelError, UsageError
+from kerasmem.training.model_state import read_state
+from kerasmem.training.steps.engine import LocalEngine, RanOut
+from kerasmem.training.steps.row_sums import loss_over_rows
+
+pytestmark = [
+    pytest.mark.usefixtures("loaded_python"),
+    pytest.mark.filterwarnings("ignore:.*does not have a `build"),
+]
+
+L = keras.layers
+ROWS = 22
+random = np.random.default_rng(0)
+X = random.random((ROWS, 8), "float32")
+Y = random.random((ROWS, 3), "float32")
+
+
+class Plain(keras.Sequential):
+    pass
+
+
+class OnlySuper(Plain):
+    """A step that does nothing of its own."""
+
+    def train_step(self, data):
+        """Say so."""
+        logs = super().train_step(data)
+        return logs  # noqa: RET504
+
+    def test_step(self, batch):
+        return super().test_step(batch)
+
+
+class Vae(keras.Model):
+    """As in Keras's examples: no `call`, losses tracked by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = L.Dense(4), L.Dense(8)
+        self.seeds = keras.random.SeedGenerator(1)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        x = data[0] if isinstance(data, tuple) else data
+        with tf.GradientTape() as tape:
+            mean, spread = ops.split(self.encoder(x), 2, axis=-1)
+            code = mean + ops.exp(spread / 2) * keras.random.normal(ops.shape(mean), seed=self.seeds)
+            divergence = -0.5 * ops.mean(ops.sum(1 + spread - mean**2 - ops.exp(spread), -1))
+            loss = ops.mean(ops.square(self.decoder(code) - x)) + divergence
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights, strict=True)
+        )
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class Gan(keras.Model):
+    """Two optimizers, and a `compile` of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.critic = keras.Sequential([keras.Input((8,)), L.Dense(6, "relu"), L.Dense(1)])
+        self.maker = keras.Sequential([keras.Input((4,)), L.Dense(8)])
+        self.seeds = keras.random.SeedGenerator(2)
+
+    def compile(self, d_optimizer, g_optimizer, **more):
+        super().compile(**more)
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+
+    def train_step(self, real):
+        noise = keras.random.normal((ops.shape(real)[0], 4), seed=self.seeds)
+        with tf.GradientTape() as tape:
+            d_loss = ops.mean(self.critic(self.maker(noise))) - ops.mean(self.critic(real))
+        some = self.critic.trainable_weights
+        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, some), some, strict=True))
+        with tf.GradientTape() as tape:
+            g_loss = -ops.mean(self.critic(self.maker(noise)))
+        some = self.maker.trainable_weights
+        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, some), some, strict=True))
+        return {"d_loss": d_loss, "g_loss": g_loss}
+
+
+class Distiller(keras.Model):
+    """A teacher that stays as it is, through `compute_loss`."""
+
+    def __init__(self):
+        super().__init__()
+        self.student = keras.Sequential([keras.Input((8,)), L.Dense(5, "tanh"), L.Dense(3)])
+        self.teacher = keras.Sequential([keras.Input((8,)), L.Dense(3)])
+        self.teacher.trainable = False
+
+    def call(self, x):
+        return self.student(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        own = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        return 0.3 * own + 0.7 * ops.mean(ops.square(self.teacher(x) - y_pred))
+
+
+def with_loss(function):
+    class OwnLoss(Distiller):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return function(self, x, y, y_pred, sample_weight)
+
+    return OwnLoss
+
+
+def base(model, x, y, predicted, weight):
+    return keras.Model.compute_loss(model, x, y, predicted, weight)
+
+
+def layers():
+    return [keras.Input((8,)), L.Dense(6, "tanh"), L.Dense(3)]
+
+
+def vae():
+    model = Vae()
+    model.compile(keras.optimizers.Adam(0.01), jit_compile=False)
+    return model, (X,)
+
+
+def gan():
+    model = Gan()
+    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.01), jit_compile=False)
+    return model, (X,)
+
+
+def compiled(cls=Distiller, **more):
+    model = cls(layers()) if issubclass(cls, keras.Sequential) else cls()
+    settings = {"optimizer": keras.optimizers.Adam(0.01), "loss": "mse", "jit_compile": False}
+    model.compile(**{**settings, **more})
+    return model, (X, Y)
+
+
+def trained(make, train=kerasmem.fit, **options):
+    keras.utils.set_random_seed(1)
+    model, data = make()
+    settings = {"batch_size": 9, "epochs": 2, "shuffle": False, "verbose": 0}
+    return model, train(model, *data, **{**settings, **options}).history
+
+
+def plain(model, *data, **options):
+    return model.fit(*data, **options)
+
+
+def assert_same(one, other, rtol=0.0):
+    first, second = (read_state(model) for model, _ in (one, other))
+    for mine, theirs in zip(first["model"] + first["optimizer"], second["model"] + second["optimizer"], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=rtol / 10)
+    assert one[1].keys() == other[1].keys()
+    for key, values in one[1].items():
+        np.testing.assert_allclose(values, other[1][key], rtol=rtol)
+
+
+@pytest.fixture
+def limited(monkeypatch):
+    """Return a function after which steps on more rows run out."""
+
+    def limit(rows):
+        take = LocalEngine.step
+
+        def step(self, kind, batch, size):
+            if kind == "train" and min(size, len(keras.tree.flatten(batch)[0])) > rows:
+                raise RanOut(Diagnosis(True, summary="it ran out", requested_bytes=100))
+            return take(self, kind, batch, size)
+
+        monkeypatch.setattr(LocalEngine, "step", step)
+
+    return limit
+
+
+@pytest.mark.parametrize("make", [vae, gan, compiled], ids=lambda each: each.__name__)
+def test_a_step_of_its_own_trains_as_it_stands(make, tmp_path):
+    assert_same(trained(make, plain), trained(make))
+    file = {"checkpoint": tmp_path / "run.ckpt", "save_freq": 1}
+    whole = trained(make, epochs=3)
+    trained(make, epochs=2, keep=True, **file)
+    assert_same(whole, trained(make, epochs=3, **file))
+
+
+@pytest.mark.parametrize("make", [vae, gan], ids=lambda each: each.__name__)
+def test_what_is_not_proven_is_not_divided_unless_asked(make, limited):
+    limited(3)
+    keras.utils.set_random_seed(1)
+    model, data = make()
+    with pytest.raises(ModelError, match=r'(?s)has its own train_step.*batch_size.*"inexact".*recompute') as caught:
+        kerasmem.fit(model, *data, batch_size=9, verbose=0)
+    assert "The model is as it was before the step" in str(caught.value)
+    assert all(int(each.iterations) == 0 for each in (model.optimizer, *vars(model).values())
+               if isinstance(each, keras.Optimizer))  # fmt: skip
+    with pytest.raises(UsageError, match=r"own train_step.*other arithmetic"):
+        kerasmem.fit(model, *data, batch_size=9, verbose=0, micro_batches=3)
+    with pytest.warns(RuntimeWarning, match="batches of their own"):
+        divided = trained(make, batch_size=9, shuffle=False, micro_batches="inexact", epochs=1)
+    other = trained(make, plain, batch_size=3, epochs=1)
+    assert_same((divided[0], {}), (other[0], {}), rtol=1e-5)
+
+
+def test_steps_that_only_call_super_are_divided_exactly(limited):
+    limited(3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "micro-batches are not the same")
+        warnings.filterwarnings("ignore", ".*ran out of memory")
+        divided = trained(lambda: compiled(OnlySuper), validation_data=(X, Y))
+    assert_same(trained(lambda: compiled(Plain), plain, validation_data=(X, Y)), divided, rtol=2e-5)
+
+
+EXACT = {
+    "mean": lambda self, x, y, p, w: ops.mean(ops.square(y - p)),
+    "sum": lambda self, x, y, p, w: ops.sum(ops.square(y - p)),
+    "of functions": lambda self, x, y, p, w: ops.mean(keras.losses.mean_squared_error(y, p)),
+    "of losses": lambda self, x, y, p, w: keras.losses.Huber()(y, p) + 2 * keras.losses.MeanSquaredError()(y, p),
+    "base and more": lambda self, x, y, p, w: base(self, x, y, p, w) + ops.mean(ops.abs(self.teacher(x) - p)),
+    "penalty": lambda self, x, y, p, w: base(self, x, y, p, w) + ops.sum(ops.square(self.student.weights[0])),
+    "by count": lambda self, x, y, p, w: ops.sum(ops.square(y - p)) / ops.cast(ops.shape(y)[0], "float32"),
+    "divergence": lambda self, x, y, p, w: ops.mean(-0.5 * ops.sum(1 + p - ops.square(p) - ops.exp(p), axis=1)),
+}
+UNPROVEN = {
+    "contrastive": lambda self, x, y, p, w: ops.mean(ops.matmul(p, ops.transpose(p))),
+    "a loss of pairs": lambda self, x, y, p, w: keras.losses.MeanSquaredError()(
+        ops.matmul(y, ops.transpose(y)), ops.matmul(p, ops.transpose(p))
+    ),
+    "centred": lambda self, x, y, p, w: ops.mean(ops.square(p - ops.mean(p, 0))),
+    "a sum and a penalty": lambda self, x, y, p, w: ops.sum(ops.square(y - p)) + ops.sum(self.student.weights[0]),
+    "root": lambda self, x, y, p, w: ops.sqrt(ops.mean(ops.square(y - p))),
+    "a mean and a sum": lambda self, x, y, p, w: ops.mean(p) + ops.sum(p),
+    "noise": lambda self, x, y, p, w: ops.mean(p * keras.random.normal((3,))),
+    "neighbours": lambda self, x, y, p, w: ops.mean(p * ops.roll(p, 1, 0)),
+    "reversed": lambda self, x, y, p, w: ops.mean(p * p[::-1]),
+    "some rows": lambda self, x, y, p, w: ops.mean(p[:4]),
+    "largest": lambda self, x, y, p, w: ops.max(p),
+}
+
+
+@pytest.mark.parametrize("name", UNPROVEN)
+def test_losses_that_are_not_of_rows_are_told(name):
+    model, data = compiled(with_loss(UNPROVEN[name]))
+    model(X)
+    assert loss_over_rows(model, data) == "unknown"
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_losses_over_rows_are_divided_exactly(name):
+    make = with_loss(EXACT[name])
+    divided = trained(lambda: compiled(make), micro_batches=4)
+    assert_same(trained(lambda: compiled(make), plain), divided, rtol=1e-4)
+
+
+def test_a_loss_that_counts_on_the_way_is_not_proven():
+    def counting(self, x, y, p, w):
+        self.count.update_state(ops.mean(p))
+        return ops.mean(ops.square(y - p))
+
+    model, data = compiled(with_loss(counting))
+    model.count = keras.metrics.Mean()
+    model(X)
+    assert loss_over_rows(model, data) == "unknown"
+
+
+def test_a_stateful_layer_is_refused_before_the_first_step():
+    model = keras.Sequential([keras.Input((4, 2), batch_size=2), L.LSTM(3, stateful=True, name="carrying"), L.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    with pytest.raises(UsageError, match=r"carrying carries its state.*stateful=False"):
+        kerasmem.fit(model, np.ones((4, 4, 2)), np.ones((4, 1)), batch_size=2, verbose=0)
+
+
+def averaged():
+    return compiled(Plain, optimizer=keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5))
+
+
+@pytest.mark.parametrize("on_epoch", [False, True])
+def test_weights_are_exchanged_for_a_validation_in_another_process_too(on_epoch):
+    def options():
+        callback = keras.callbacks.SwapEMAWeights(swap_on_epoch=on_epoch)
+        return {"callbacks": [callback], "validation_data": (X, Y)}
+
+    assert_same(trained(averaged, plain, **options()), trained(averaged, isolated=True, **options()), rtol=1e-5)
+
+
+def test_keras_says_what_an_exchange_of_weights_needs():
+    with pytest.raises(ValueError, match="must be used when"):
+        trained(lambda: compiled(Plain), callbacks=[keras.callbacks.SwapEMAWeights()], validation_data=(X, Y))
+
+
+SPREAD = """
+import keras, numpy as np, tensorflow as tf, warnings
+from kerasmem.diagnosis.diagnosis import Diagnosis
+from kerasmem.training.steps.engine import LocalEngine, RanOut
+import kerasmem
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, 2 * [tf.config.LogicalDeviceConfiguration()])
+X, Y = np.random.default_rng(0).random((2, 24, 8), "float32")
+
+
+def trained(train, **more):
+    keras.utils.set_random_seed(1)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(8)])
+        model.compile("adam", "mse", metrics=["mae"])
+    history = train(model, X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False, validation_data=(X, Y), **more)
+    return [np.array(each) for each in model.get_weights()], history.history, model
+
+
+plain, told, _ = trained(keras.Model.fit)
+ours, told_too, model = trained(kerasmem.fit)
+assert told == told_too and all((a == b).all() for a, b in zip(plain, ours)), (told, told_too)
+resumed, _, _ = trained(kerasmem.fit, checkpoint="run.ckpt", save_freq=1)
+assert all((a == b).all() for a, b in zip(plain, resumed))
+take = LocalEngine.step
+
+
+def step(self, kind, batch, size):
+    if self.model.optimizer.iterations.value.numpy() == 7:
+        self.model.layers[0].kernel.assign_add(self.model.layers[0].kernel)  # half updated
+        raise RanOut(Diagnosis(True, summary="it ran out", limit_bytes=10**9))
+    return take(self, kind, batch, size)
+
+
+LocalEngine.step = step
+try:
+    kerasmem.fit(model, X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False)
+except kerasmem.KerasmemError as error:
+    print(error)
+assert model.optimizer.iterations.value.numpy() == 6
+assert all((a == b).all() for a, b in zip(plain, model.get_weights())), "back at the copy before the first step"
+"""
+
+
+def test_a_model_under_a_strategy_trains_as_it_stands_and_is_undone(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", SPREAD], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "MirroredStrategy" in done.stdout and "1 steps before it, at the last copy" in done.stdout
+    assert "a smaller batch_size (" in done.stdout, "the estimate says which"
