@@ -111,6 +111,25 @@ def test_a_record_that_speaks_of_more_than_it_has(attack, tmp_path):
     assert done.code == 2 and "record 1 is no tf.train.Example" in done.err, done.text
 
 
+@pytest.mark.parametrize("said", [b"\x16\xc8\x01", b"\x16\x01"], ids=["more rows", "rows below zero"])
+def test_a_table_whose_parts_have_other_rows(tmp_path, said):
+    """What has no numbers alone is read by what the table says."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"x": [[1, 2]] * 50})
+    parquet.write_table(table, tmp_path / "d.parquet")
+    data = (tmp_path / "d.parquet").read_bytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    footer = data[-8 - size : -8]
+    place = footer.index(b"\x16\x64\x19")  # of its rows, 50 of them, before the list of its parts
+    footer = footer[:place] + said + footer[place + 2 :]
+    data = data[: -8 - size] + footer + struct.pack("<I", len(footer)) + b"PAR1"
+    (tmp_path / "d.parquet").write_bytes(data)
+    with pytest.raises(DataError, match=r"d\.parquet.*it says that it has -?[0-9]+ rows, and its parts have 50"):
+        convert_data(tmp_path / "d.parquet", tmp_path / "out.h5")
+
+
 def test_a_record_without_values(tmp_path):
     tf = pytest.importorskip("tensorflow")
     value = tf.train.Feature(int64_list=tf.train.Int64List())

@@ -237,6 +237,12 @@ class ParquetSource(TableSource):
             if file.metadata.num_columns > MOST_COLUMNS:
                 raise DataError(too_many_columns(self.label, file.metadata.num_columns))
             schema, rows = file.schema_arrow, file.metadata.num_rows
+            parts = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+            if sum(parts) != rows or min(parts, default=0) < 0:
+                raise DataError(
+                    f"{self.label}: cannot be read: it says that it has {rows:,} rows, and its parts have "
+                    f"{sum(parts):,}; copy or write it again"
+                )
         if len(set(schema.names)) < len(schema.names):
             raise DataError(f"{self.label}: several columns have the same name; rename them")
         self.types = {field.name: field.type for field in schema if self.options.columns.reads(field.name)}
