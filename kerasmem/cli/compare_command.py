@@ -46,6 +46,11 @@ _SAME = ("batch_size", "method", "mode")  # settings of a saved report that the 
     arguments=(click.argument("a", metavar="A"), click.argument("b", metavar="B")),
     output=(
         click.option("--top", type=click.IntRange(min=0), metavar="N", help="List the N layers that differ most."),
+        click.option(
+            "--allow-different-settings",
+            is_flag=True,
+            help="Compare estimates of another batch size, mode or method too.",
+        ),
         json_option,
     ),
 )
@@ -71,7 +76,7 @@ def command(
     method = options["method"]
     with quiet_tensorflow(), spinner(f"comparing {os.path.basename(a)} and {os.path.basename(b)}", method):
         from kerasmem.estimation.cache import cached_estimate
-        from kerasmem.estimation.comparing import compare_reports
+        from kerasmem.estimation.comparing import compare_reports, unlike_settings
         from kerasmem.estimation.facade import estimate
 
         ask = estimate if no_cache else cached_estimate
@@ -81,6 +86,10 @@ def command(
             if path not in saved:
                 method = report.settings.method  # the second by the method that answered for the first
             reports.append(report)
+        if not options["allow_different_settings"] and (unlike := unlike_settings(*reports)):
+            raise UsageError(
+                f"{a} and {b}: {'; '.join(unlike)}; estimate both alike, or give --allow-different-settings"
+            )
         comparison = compare_reports(*reports, **limits)
     from kerasmem.rendering.comparison_table import comparison_table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, LayerMemory, MemoryReport
@@ -171,11 +171,22 @@ def _stem(row: LayerMemory) -> tuple[str, str]:
     return re.sub(r"_\d+(?=/|$)", "", row.name), row.class_name
 
 
+# What an estimate is asked for, and what a model may bring along.
+_ASKED = {"method": "methods", "execution": "executions", "batch_size": "batch sizes", "mode": "modes"}
+_OF_THE_MODEL = {"optimizer": "optimizers", "dtype_policy": "dtype policies"}
+
+
+def unlike_settings(before: MemoryReport, after: MemoryReport) -> list[str]:
+    """Return in which settings that one asks for two estimates differ: "the batch sizes differ: 32 and 64"."""
+    return list(_differing(before, after, _ASKED))
+
+
 def _notes(before: MemoryReport, after: MemoryReport) -> Iterator[str]:
-    first, second = before.settings, after.settings
-    for name, words in (
-        ("method", "methods"), ("execution", "executions"), ("batch_size", "batch sizes"), ("mode", "modes"),
-        ("optimizer", "optimizers"), ("dtype_policy", "dtype policies"),
-    ):  # fmt: skip
-        if getattr(first, name) != getattr(second, name):
-            yield f"the {words} differ: {getattr(first, name)} and {getattr(second, name)}"
+    return _differing(before, after, _ASKED | _OF_THE_MODEL)
+
+
+def _differing(before: MemoryReport, after: MemoryReport, names: Mapping[str, str]) -> Iterator[str]:
+    for name, words in names.items():
+        one, other = getattr(before.settings, name), getattr(after.settings, name)
+        if one != other:
+            yield f"the {words} differ: {one} and {other}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from kerasmem.errors import UsageError
 from kerasmem.models.facts import Bytes as Bytes
 from kerasmem.models.facts import LayerMemory as LayerMemory
 from kerasmem.models.facts import ModelFacts as ModelFacts
 from kerasmem.models.op_names import Instant
 from kerasmem.records import Record, renamed
+from kerasmem.units import format_size
 
 FORMAT_VERSION = 1
 XLA_SPREAD = 0.01  # how far from a total of XLA's plan real steps are said to lie at least, as a share of it
@@ -149,7 +152,8 @@ class Unmodelled:
 class MemoryReport(Record, what="estimate", version=FORMAT_VERSION):
     """How much memory a training step needs, by one method.
 
-    `to_dict` gives the object that `kerasmem estimate --json` prints; `from_dict` reads it back.
+    `to_dict` gives the object that `kerasmem estimate --json` prints; `from_dict` reads it back. `print(report)` says
+    the answer in one line.
     """
 
     model: ModelFacts
@@ -164,3 +168,48 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION):
     pool: Pool | None = None
     instant: Instant | None = None
     alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        """The bytes in use at the step's peak: `bytes.total`."""
+        return self.bytes.total
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the step surely fits the device; None where no device was named."""
+        return None if self.device is None else self.device.verdict == "fits"
+
+    @property
+    def needs(self) -> str:
+        """The peak, with the end of its interval that decides: "needs 2.91 GiB, at most 2.99 GiB"."""
+        need = self.bytes
+        total = f"needs {format_size(need.total)}"
+        if need.low is None or need.low == need.high:
+            return total
+        if need.high is None:
+            return f"{total}, no upper end known"
+        low = lower_end(self.settings.method, need.total, need.low)
+        least, most = f"at least {format_size(need.low)}", f"at most {format_size(need.high)}"
+        verdict = "fits" if self.device is None else self.device.verdict
+        both = most if low is None else f"{least}, {most}"
+        return f"{total}, " + {"fits": most, "does not fit": least}.get(verdict, both)
+
+    def __str__(self) -> str:
+        """Return the answer: "fits 16GB: needs 2.91 GiB, at most 2.99 GiB, of 14.9 GiB"."""
+        if self.device is None:
+            return f"{self.model.name} {self.needs}"
+        joined = " on " if self.device.verdict == "too close to call" else " "
+        on = f"{self.device.verdict}{joined}{self.device.name}"
+        return f"{self.model.name} {on}: {self.needs}, of {format_size(self.device.available_bytes)}"
+
+    def to_frame(self) -> Any:
+        """Return the layers as a `pandas.DataFrame`: a row a layer, sizes in bytes, in the model's order.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            import pandas  # type: ignore[import-untyped]
+        except ImportError as error:
+            raise UsageError("to_frame: pandas is not installed: pip install pandas") from error
+        return pandas.DataFrame([asdict(layer) for layer in self.layers])

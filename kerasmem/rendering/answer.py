@@ -43,15 +43,14 @@ def answer(
 
 
 def _first_line(report: MemoryReport, cards: Sequence[str]) -> Text:
-    device, need = report.device, report.bytes
+    device = report.device
     if device is None:
         where = f"fits {len(cards)} of the known cards, from {cards[0]} up" if cards else "fits no known card"
-        return Text(f"{_needed(need, 'high')}: {where}", style="bold")
-    mark, name = _MARKS.get(device.verdict, "?"), printable(device.name, 80)
-    end = {"fits": "high", "does not fit": "low"}.get(device.verdict, "both")
-    said = f"{device.verdict} on" if end == "both" else device.verdict
-    line = Text(f"{mark} {said} {name}", style=VERDICT_STYLES.get(device.verdict, "bold"))
-    line.append(f": {_needed(need, end)}, of {format_size(device.available_bytes)}", style="not bold default")
+        return Text(f"{report.needs}: {where}", style="bold")
+    joined = " on " if device.verdict == "too close to call" else " "
+    verdict = f"{_MARKS.get(device.verdict, '?')} {device.verdict}{joined}{printable(device.name, 80)}"
+    line = Text(verdict, style=VERDICT_STYLES.get(device.verdict, "bold"))
+    line.append(f": {report.needs}, of {format_size(device.available_bytes)}", style="not bold default")
     if _is_card(device) and report.settings.method in _STAND_INS:
         line.append(" (a CPU's plan; --method gpu-target plans for the card)", style="not bold default")
     return line
@@ -59,17 +58,6 @@ def _first_line(report: MemoryReport, cards: Sequence[str]) -> Text:
 
 def _is_card(device: DeviceVerdict) -> bool:
     return device.available_bytes < device.memory_bytes  # TensorFlow leaves a part of a card's memory alone
-
-
-def _needed(need: Bytes, end: str) -> str:
-    """Return the total with the end of its interval that decides: "needs 2.91 GiB, at most 2.99 GiB"."""
-    total = f"needs {format_size(need.total)}"
-    if need.low is None or need.low == need.high:
-        return total
-    if need.high is None:
-        return f"{total}, no upper end known"
-    least, most = f"at least {format_size(need.low)}", f"at most {format_size(need.high)}"
-    return f"{total}, " + {"low": least, "high": most}.get(end, f"{least}, {most}")
 
 
 def _made_of(need: Bytes, terminal: int | None) -> Iterator[Text]:

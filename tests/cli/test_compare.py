@@ -81,7 +81,10 @@ def test_a_saved_report_stands_for_its_model(cli, files, tmp_path):
     assert data["before"] == json.loads(saved)
     assert data["after"]["settings"]["batch_size"] == 7  # as the report has it
     assert data["after"]["settings"]["method"] == "formula"
-    other = json.loads(cli("compare", base, files[1], "--batch-size", 9, "--json").out)
+    refused = cli("compare", base, files[1], "--batch-size", 9, "--json")
+    assert refused.code == 2 and "the batch sizes differ: 7 and 9; estimate both alike" in refused.err
+    allowed = ("--allow-different-settings", "--json")
+    other = json.loads(cli("compare", base, files[1], "--batch-size", 9, *allowed).out)
     assert other["notes"] == ["the batch sizes differ: 7 and 9"]
     assert json.loads(cli("compare", files[1], base, "--json").out)["before"]["settings"]["batch_size"] == 7
     assert cli("compare", base, base, "--max-increase", "0").code == 0

@@ -78,3 +78,15 @@ def test_top_and_notes(report):
     text = plain_text(answer(dataclasses.replace(report, notes=("a", "b")), top=2))
     assert sum("(Dense)" in line for line in text.splitlines()) == 2
     assert text.splitlines()[-1].endswith("2 notes")
+
+
+def test_a_report_prints_as_its_answer(report):
+    asked = on(report, "16GiB", total=3 * GIB, low=2 * GIB, high=4 * GIB)
+    assert str(asked) == "deep fits 16GiB: needs 3.00 GiB, at most 4.00 GiB, of 16.0 GiB"
+    assert (asked.fits, asked.peak, report.fits) == (True, 3 * GIB, None)
+    assert str(report).startswith("deep needs ") and ", at most " in str(report)
+    assert str(on(report, "3GiB", total=3 * GIB, low=2 * GIB, high=4 * GIB)).startswith(
+        "deep too close to call on 3GiB"
+    )
+    frame = report.to_frame()
+    assert list(frame["parameters"]) == [layer.parameters for layer in report.layers]
