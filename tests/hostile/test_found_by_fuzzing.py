@@ -111,22 +111,41 @@ def test_a_record_that_speaks_of_more_than_it_has(attack, tmp_path):
     assert done.code == 2 and "record 1 is no tf.train.Example" in done.err, done.text
 
 
-@pytest.mark.parametrize("said", [b"\x16\xc8\x01", b"\x16\x01"], ids=["more rows", "rows below zero"])
-def test_a_table_whose_parts_have_other_rows(tmp_path, said):
-    """What has no numbers alone is read by what the table says."""
-    pyarrow = pytest.importorskip("pyarrow")
+def rows_said(values, number, places):
+    """Return a table of 50 rows that says another number of them, as zigzag varint, in some places.
+
+    Its footer says 50 of itself, of the values of the column, and of its only part, in this order.
+    """
+    import io
+
+    import pyarrow
     from pyarrow import parquet
 
-    table = pyarrow.table({"x": [[1, 2]] * 50})
-    parquet.write_table(table, tmp_path / "d.parquet")
-    data = (tmp_path / "d.parquet").read_bytes()
+    memory = io.BytesIO()
+    parquet.write_table(pyarrow.table({"x": values}), memory)
+    data = memory.getvalue()
     size = int.from_bytes(data[-8:-4], "little")
-    footer = data[-8 - size : -8]
-    place = footer.index(b"\x16\x64\x19")  # of its rows, 50 of them, before the list of its parts
-    footer = footer[:place] + said + footer[place + 2 :]
-    data = data[: -8 - size] + footer + struct.pack("<I", len(footer)) + b"PAR1"
-    (tmp_path / "d.parquet").write_bytes(data)
-    with pytest.raises(DataError, match=r"d\.parquet.*it says that it has -?[0-9]+ rows, and its parts have 50"):
+    pieces = data[-8 - size : -8].split(b"\x16\x64")
+    assert len(pieces) == 4
+    footer = pieces[0]
+    for place, piece in enumerate(pieces[1:]):
+        footer += (b"\x16" + number if place in places else b"\x16\x64") + piece
+    return data[: -8 - size] + footer + struct.pack("<I", len(footer)) + b"PAR1"
+
+
+@pytest.mark.parametrize(
+    ("number", "places", "said"),
+    [(b"\xc8\x01", [0], "has 100 rows, and its parts have 50"), (b"\x01", [0], "has -1 rows, and its parts have 50"),
+     (b"\xc8\x01", [0, 2], "a part has 100 rows, and column 'x' has 50"),
+     (b"\x50", [0, 2], "a part has 40 rows, and column 'x' has 50"),
+     (b"\xc8\x01", [0, 1, 2], "ends 50 rows before it says|cannot be read")],
+    ids=["more in all", "below zero", "more in the part", "fewer in the part", "more everywhere"],
+)  # fmt: skip
+def test_a_table_that_says_other_rows_than_it_has(tmp_path, number, places, said):
+    """Columns of floating-point numbers are not looked through before they are written."""
+    pytest.importorskip("pyarrow")
+    (tmp_path / "d.parquet").write_bytes(rows_said(np.arange(50) + 1.0, number, places))
+    with pytest.raises(DataError, match=rf"d\.parquet.*{said}"):
         convert_data(tmp_path / "d.parquet", tmp_path / "out.h5")
 
 

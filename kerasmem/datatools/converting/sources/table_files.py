@@ -227,6 +227,9 @@ class CsvSource(TableSource):
         )
 
 
+_MEND = "it is damaged: copy or write it again"
+
+
 class ParquetSource(TableSource):
     """A Parquet file."""
 
@@ -237,16 +240,29 @@ class ParquetSource(TableSource):
             if file.metadata.num_columns > MOST_COLUMNS:
                 raise DataError(too_many_columns(self.label, file.metadata.num_columns))
             schema, rows = file.schema_arrow, file.metadata.num_rows
-            parts = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
-            if sum(parts) != rows or min(parts, default=0) < 0:
-                raise DataError(
-                    f"{self.label}: cannot be read: it says that it has {rows:,} rows, and its parts have "
-                    f"{sum(parts):,}; copy or write it again"
-                )
+            self._check_parts(file)
         if len(set(schema.names)) < len(schema.names):
             raise DataError(f"{self.label}: several columns have the same name; rename them")
         self.types = {field.name: field.type for field in schema if self.options.columns.reads(field.name)}
         self.rows = rows
+
+    def _check_parts(self, file: Any) -> None:
+        """Refuse a file that says of its rows one thing here and another there: pyarrow goes by one of them."""
+        said, parts = file.metadata, range(file.metadata.num_row_groups)
+        flat = [number for number in range(said.num_columns) if not file.schema.column(number).max_repetition_level]
+        groups = [said.row_group(group) for group in parts]
+        rows = sum(group.num_rows for group in groups)
+        if rows != said.num_rows or any(group.num_rows < 0 for group in groups):
+            raise DataError(
+                f"{self.label}: says that it has {said.num_rows:,} rows, and its parts have {rows:,}; {_MEND}"
+            )
+        for group in groups:
+            for number in flat:
+                if group.column(number).num_values != group.num_rows:
+                    raise DataError(
+                        f"{self.label}: says that a part has {group.num_rows:,} rows, and column "
+                        f"{shown(group.column(number).path_in_schema)} has {group.column(number).num_values:,}; {_MEND}"
+                    )
 
     def _surveyed(self) -> list[str]:
         """Return all columns but those of floating-point numbers, whose type says everything."""
@@ -262,9 +278,12 @@ class ParquetSource(TableSource):
                     first += length
                     continue
                 # one group at a time: what is read ahead of several is kept in memory
+                end = first + length
                 for batch in file.iter_batches(rows, row_groups=[group], columns=names):
                     yield first, batch
                     first += batch.num_rows
+                if first != end:
+                    raise DataError(f"{self.label}: ends {end - first:,} rows before it says that it does; {_MEND}")
 
     def _file(self) -> Any:
         from pyarrow import parquet
