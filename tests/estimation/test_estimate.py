@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import threading
@@ -465,3 +466,17 @@ def test_verdicts(mnist_cnn):
     assert estimate(mnist_cnn, device="2MiB").device.verdict == "does not fit"
     assert estimate(mnist_cnn, device="16MiB").device.verdict == "too close to call"
     assert estimate(mnist_cnn).device is None
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_pythons_collection_of_circles_goes_on_as_before(mnist_cnn, is_on):
+    was_on = gc.isenabled()
+    try:
+        gc.enable() if is_on else gc.disable()
+        estimate(mnist_cnn, method="formula")
+        assert gc.isenabled() is is_on
+        with pytest.raises(UsageError):
+            estimate(mnist_cnn, method="formula", input_shape=(1, 2))
+        assert gc.isenabled() is is_on
+    finally:
+        gc.enable() if was_on else gc.disable()
