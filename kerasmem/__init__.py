@@ -27,6 +27,7 @@ _PUBLIC = {
     "tracked": "kerasmem.display",
     "explain_oom": "kerasmem.diagnosis.explaining",
     "fit": "kerasmem.training.fitting",
+    "find_executable_batch_size": "kerasmem.training.batch_size",
     "advise": "kerasmem.recovery.facade",
     "Advice": "kerasmem.recovery.advice",
     "run_isolated": "kerasmem.training.isolation",
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from kerasmem.recovery.advice import Advice as Advice
     from kerasmem.recovery.facade import advise as advise
     from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence
+    from kerasmem.training.batch_size import find_executable_batch_size as find_executable_batch_size
     from kerasmem.training.best_weights import BestWeights as BestWeights
     from kerasmem.training.fitting import fit as fit
     from kerasmem.training.isolation import IsolatedRun as IsolatedRun

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import traceback
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,15 @@ def release(*models: Any) -> Freed:
             setattr(model, name, None)
     del models
     return _free()
+
+
+def drop_frames(error: BaseException) -> None:
+    """Let go of all that the calls behind an exception and its causes hold, such as tensors of a failed step."""
+    current: BaseException | None = error
+    while current is not None:
+        traceback.clear_frames(current.__traceback__)
+        current.__traceback__ = None
+        current = current.__cause__ or current.__context__
 
 
 def kept_bytes() -> int | None:

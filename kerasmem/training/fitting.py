@@ -13,6 +13,7 @@ import keras
 from kerasmem import checks
 from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.errors import UsageError
+from kerasmem.training.batch_size import MAX, largest_batch_size
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.dataset_sources import make_source
 from kerasmem.training.model_state import read_state
@@ -27,7 +28,7 @@ from kerasmem.training.trainer import SaveCallback, Trainer, load_saved
 def fit(
     model: Any,
     # as those of Keras's `Model.fit`
-    x: Any = None, y: Any = None, batch_size: int | None = None, epochs: int = 1, verbose: str | int = "auto",
+    x: Any = None, y: Any = None, batch_size: int | str | None = None, epochs: int = 1, verbose: str | int = "auto",
     callbacks: Any = None, validation_split: float = 0.0, validation_data: Any = None, shuffle: bool | str = True,
     class_weight: Any = None, sample_weight: Any = None, initial_epoch: int = 0, steps_per_epoch: int | None = None,
     validation_steps: int | None = None, validation_batch_size: int | None = None, validation_freq: Any = 1,
@@ -69,6 +70,7 @@ def fit(
         x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
         sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq: as
             for `model.fit`. `steps_per_execution` is heeded as to callbacks; steps are taken one by one.
+            batch_size="max": the largest that surely fits by the estimate; `history.params["batch_size"]` tells it.
         micro_batches: pieces of a batch from the start; None for whole batches until one runs out; "inexact" for that,
             and where a batch cannot be divided with the same result its pieces are batches of their own.
         checkpoint: file in which to save where training stands; removed when training is over.
@@ -98,6 +100,7 @@ def fit(
     refuse_in_worker()
     check_model(model)
     options = _read_options(micro_batches, checkpoint, save_freq, every, keep, isolated)
+    arguments["batch_size"] = _largest(model, arguments, options) if batch_size == MAX else batch_size
     script = sys.modules.get("kerasmem.training.script")
     if script is not None and script.SESSION is not None:  # `kerasmem run` has begun this process
         return script.SESSION.fit(model, arguments, options)
@@ -124,6 +127,15 @@ class FitOptions:
     save_freq: int | None = None
     keep: bool = False
     isolated: bool = False
+
+
+def _largest(model: Any, arguments: dict[str, Any], options: FitOptions) -> int:
+    if options.checkpoint is not None or "kerasmem.training.script" in sys.modules:
+        raise UsageError(
+            "batch_size: 'max' may come out otherwise when the run is gone on with; see once what it is "
+            '(history.params["batch_size"]), and give that number'
+        )
+    return largest_batch_size(model, arguments)
 
 
 def _isolating(model: Any, options: FitOptions, isolated: Any) -> FitOptions:
@@ -190,6 +202,7 @@ def train(
         history = model.fit(**arguments)
     if history is None or (checkpoint is not None and checkpoint.saved is not None):
         history = _history_of(model, run)
+    history.params = {**(history.params or {}), "batch_size": arguments.get("batch_size")}
     history.recoveries = [] if trainer.driver is None else trainer.driver.recoveries
     if checkpoint is not None and options.keep:
         _write_end(checkpoint, model, history, run, arguments.get("epochs") or 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import traceback
 from typing import Any
 
 from kerasmem.compat.gradients import forget_gradients
@@ -12,6 +11,7 @@ from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.devices.room import bytes_in_use
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception
+from kerasmem.models.freeing import drop_frames
 from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.training.model_state import ModelState, load_state, read_state
 from kerasmem.training.steps.batches import first_replica, part, row_count
@@ -77,11 +77,7 @@ class LocalEngine:
         diagnosis = read_exception(error)  # threads that make batches run: no look at all objects
         if not diagnosis.out_of_memory:
             raise error
-        current: BaseException | None = error
-        while current is not None:
-            traceback.clear_frames(current.__traceback__)
-            current.__traceback__ = None
-            current = current.__cause__ or current.__context__
+        drop_frames(error)
         gc.collect()
         return RanOut(diagnosis, is_dead=bool(self.model.jit_compile))
 

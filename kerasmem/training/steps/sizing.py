@@ -83,11 +83,7 @@ class StepSizes:
         added = gradient_bytes(self._model) if accumulates and kind == "train" else 0
         asked: dict[int, Outcome] = {}
 
-        def ask(rows: int) -> Outcome:
-            if rows not in asked:
-                asked[rows] = live_outcome(self._model, batch, rows, mode=_MODES[kind])
-            return asked[rows]
-
+        ask = self._asking(batch, kind, asked)
         end, free = self._clock() + MOST_SECONDS, room.limit - room.other - added
         rows, is_sure, is_hopeless = 1, False, True
         try:
@@ -99,6 +95,36 @@ class StepSizes:
         except Exception:  # a size is tried instead, as without an estimator
             return None
         return Fitting(rows if is_sure else max(rows, -(-most // 4)), is_sure, is_hopeless, asked.get(1), room, added)
+
+    def largest(self, batch: Any, most: int, room: Room) -> int | None:
+        """Return the largest training batch that surely fits, to a sixteenth; None where the estimator has no answer.
+
+        Args:
+            batch: arrays or their specifications.
+            most: rows.
+            room: what there is.
+        """
+        ask = self._asking(batch, "train", {})
+        end, free = self._clock() + 2 * MOST_SECONDS, room.limit - room.other
+        try:
+            return most_rows(
+                partial(_bounded, _upper, ask),
+                free,
+                most,
+                lambda: self._clock() < end,
+                between=2 * _MOST_BETWEEN,
+                near=16,
+            )
+        except Exception:
+            return None
+
+    def _asking(self, batch: Any, kind: str, asked: dict[int, Outcome]) -> Callable[[int], Outcome]:
+        def ask(rows: int) -> Outcome:
+            if rows not in asked:
+                asked[rows] = live_outcome(self._model, batch, rows, mode=_MODES[kind])
+            return asked[rows]
+
+        return ask
 
 
 def _bounded(bound: Callable[[Outcome], int], ask: Callable[[int], Outcome], rows: int) -> int:
@@ -117,7 +143,14 @@ def _lower(found: Outcome) -> int:
     return found.total if found.low is None else found.low
 
 
-def most_rows(need: Callable[[int], int], room: int, most: int, has_time: Callable[[], bool]) -> int:
+def most_rows(
+    need: Callable[[int], int],
+    room: int,
+    most: int,
+    has_time: Callable[[], bool],
+    between: int = _MOST_BETWEEN,
+    near: int = 4,
+) -> int:
     """Return the most rows, `most` or fewer, that fit; 1 where none do. Pure.
 
     A few sizes are asked for; where there is no time for more, the answer is on the line between those that were.
@@ -131,8 +164,8 @@ def most_rows(need: Callable[[int], int], room: int, most: int, has_time: Callab
     fits, fails = 1, most
     if need(fits) > room:
         return 1
-    for _ in range(_MOST_BETWEEN):
-        if fails - fits <= max(1, fits // 4):
+    for _ in range(between):
+        if fails - fits <= max(1, fits // near):
             break
         slope = (need(fails) - need(fits)) / (fails - fits)
         middle = fits + int((room - need(fits)) / slope) if slope > 0 else (fits + fails) // 2

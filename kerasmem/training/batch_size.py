@@ -1,0 +1,150 @@
+"""A batch size that fits: for loops of one's own by trial, for `kerasmem.fit` by the estimate."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from kerasmem import checks
+from kerasmem.diagnosis.explaining import read_exception
+from kerasmem.errors import ModelError, UsageError
+from kerasmem.models.freeing import drop_frames, release
+from kerasmem.models.sizes import spec_bytes
+from kerasmem.training.isolation import run_isolated
+
+MAX = "max"
+
+
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None, *, starting_batch_size: int = 128, isolated: bool = False
+) -> Callable[..., Any]:
+    """Call a function with a batch size, and with half of it again each time that memory runs out.
+
+    The function takes the batch size as its first argument; callers leave that out. It must begin at the beginning
+    each time, and make its model inside: nothing is undone that it has changed outside. Between two tries what the
+    failed one has left is freed (`kerasmem.release()`). Exceptions that are not about memory come through as they are.
+
+    After an out-of-memory under XLA nothing in the process can be trusted, so there it is not tried again, unless with
+    `isolated=True`, where each try runs in a process of its own (`kerasmem.run_isolated`).
+
+    Args:
+        function: whose first argument is the batch size.
+        starting_batch_size: samples in the first try.
+        isolated: run each try in a process of its own; what the function returns must be plain values, arrays or a
+            Keras model.
+
+    Returns:
+        The function without its first argument.
+
+    Raises:
+        UsageError: it is called with a batch size, or takes none; or `starting_batch_size` is wrong.
+
+    Example:
+        >>> from kerasmem import find_executable_batch_size
+        >>> @find_executable_batch_size(starting_batch_size=64)
+        ... def train(batch_size, epochs):
+        ...     if batch_size > 16:
+        ...         raise MemoryError
+        ...     return batch_size, epochs
+        >>> train(epochs=3)
+        (16, 3)
+    """
+    if function is None:
+        return functools.partial(find_executable_batch_size, starting_batch_size=starting_batch_size, isolated=isolated)
+    checks.whole("starting_batch_size", starting_batch_size)
+    parameters = list(inspect.signature(function).parameters)
+    if not parameters:
+        raise UsageError(f"find_executable_batch_size: {_name(function)}() takes no batch size as its first argument")
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        if parameters[0] in named or len(arguments) >= len(parameters):
+            raise UsageError(f"{_name(function)}: leave {parameters[0]} out, it is found by find_executable_batch_size")
+        size = starting_batch_size
+        while True:
+            summary, value = _tried(functools.partial(function, size, *arguments, **named), isolated)
+            if summary is None:
+                return value
+            if size == 1:
+                raise ModelError(f"{_name(function)}: not even a batch of 1 fits: {summary}")
+            warnings.warn(
+                f"{_name(function)}: a batch of {size} ran out of memory ({summary.rstrip('.')}); {size // 2} is tried",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            size //= 2
+
+    return call
+
+
+def _tried(function: Callable[[], Any], isolated: bool) -> tuple[str | None, Any]:
+    """Return what ran out, or None and what the function returned."""
+    if isolated:
+        run = run_isolated(function)
+        return (run.reason or "memory ran out", None) if run.out_of_memory else (None, run.get())
+    try:
+        return None, function()
+    except Exception as error:
+        found = read_exception(error)
+        if not found.out_of_memory:
+            raise
+        if found.family == "xla":
+            raise ModelError(
+                f"{found.summary} Under XLA a failed step takes the weights with it, so that nothing in this "
+                "process can be tried again: find_executable_batch_size(isolated=True) runs each try in one of its own"
+            ) from error
+        drop_frames(error)
+    release()
+    return found.summary, None
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", "the function")
+
+
+def largest_batch_size(model: Any, arguments: dict[str, Any]) -> int:
+    """Return the largest batch of arrays of which the estimator says that a training step on it fits here.
+
+    Args:
+        model: compiled; what its first step would make is made.
+        arguments: of `model.fit`, by name.
+
+    Raises:
+        UsageError: the data is not arrays, or the estimator has no answer.
+    """
+    import keras
+    import tensorflow as tf
+
+    from kerasmem.devices.room import bytes_in_use, room_for_training
+    from kerasmem.training.model_state import byte_count, read_state
+    from kerasmem.training.steps.batches import map_arrays
+    from kerasmem.training.steps.engine import build_step
+    from kerasmem.training.steps.sizing import Room, StepSizes
+
+    data = keras.utils.pack_x_y_sample_weight(*(arguments.get(name) for name in ("x", "y", "sample_weight")))
+    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+    if not leaves or any(not hasattr(leaf, "__array__") or not hasattr(leaf, "shape") for leaf in leaves):
+        raise UsageError("batch_size: 'max' is for arrays; other data comes in batches already")
+    rows = len(leaves[0]) - math.ceil(len(leaves[0]) * (arguments.get("validation_split") or 0.0))
+
+    def spec(leaf: Any) -> Any:
+        dtype = keras.backend.standardize_dtype(leaf.dtype)
+        return tf.TensorSpec(leaf.shape, keras.config.floatx() if dtype.startswith("float") else dtype)
+
+    specs = map_arrays(spec, data)
+    build_step(model, map_arrays(lambda leaf: tf.zeros([1, *leaf.shape[1:]], leaf.dtype), specs))
+    held = sum(
+        spec_bytes(each) for each in keras.tree.flatten(specs) if each is not None
+    )  # `fit` holds a copy on the device
+    room = Room(room_for_training(), max(0, (bytes_in_use() or 0) - byte_count(read_state(model))) + held)
+    found = StepSizes(model).largest(specs, rows, room)
+    if found is None:
+        raise UsageError(
+            "batch_size: 'max': the estimator has no answer for this model's step; give a number, or try some with "
+            "kerasmem.find_executable_batch_size"
+        )
+    return found

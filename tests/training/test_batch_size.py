@@ -1,0 +1,101 @@
+"""A batch size that fits: by trial for a function, by the estimate for `kerasmem.fit`."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import kerasmem
+from kerasmem.devices import room
+from kerasmem.errors import ModelError, UsageError
+from kerasmem.estimation.live import live_outcome
+
+L = keras.layers
+X, Y = np.ones((1000, 16), "float32"), np.ones((1000, 1), "float32")
+RAN_OUT = "OOM when allocating tensor with shape[512,12] and type float on /device:CPU:0 by allocator cpu"
+
+
+def failing(most, tried, message=RAN_OUT):
+    def train(batch_size, *, more=0):
+        tried.append(batch_size)
+        if batch_size > most:
+            raise tf.errors.ResourceExhaustedError(None, None, message)
+        return batch_size + more
+
+    return train
+
+
+def test_the_batch_is_halved_until_it_fits():
+    tried = []
+    train = kerasmem.find_executable_batch_size(failing(20, tried), starting_batch_size=100)
+    with pytest.warns(RuntimeWarning, match="a batch of 100 ran out of memory .*; 50 is tried"):
+        assert train(more=3) == 15
+    assert tried == [100, 50, 25, 12] and train.__name__ == "train"
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(ModelError, match="not even a batch of 1 fits: CPU:0 ran"),
+    ):
+        kerasmem.find_executable_batch_size(starting_batch_size=4)(failing(0, tried))()
+
+
+def test_what_is_not_memory_comes_through_and_wrong_use_is_told():
+    @kerasmem.find_executable_batch_size
+    def train(batch_size):
+        raise ValueError("a reason of its own")
+
+    with pytest.raises(ValueError, match="a reason of its own"):
+        train()
+    with pytest.raises(UsageError, match="leave batch_size out"):
+        train(4)
+    with pytest.raises(UsageError, match="leave batch_size out"):
+        train(batch_size=4)
+    with pytest.raises(UsageError, match="takes no batch size"):
+        kerasmem.find_executable_batch_size(lambda: 1)
+    with pytest.raises(UsageError, match="starting_batch_size"):
+        kerasmem.find_executable_batch_size(train, starting_batch_size=0)
+
+
+def test_under_xla_nothing_is_tried_again_in_this_process():
+    message = "RESOURCE_EXHAUSTED: XLA:GPU Out of memory while trying to allocate 104857600 bytes"
+    assert kerasmem.explain_oom(tf.errors.ResourceExhaustedError(None, None, message)).family == "xla"
+    tried = []
+    with pytest.raises(ModelError, match=r"isolated=True"):
+        kerasmem.find_executable_batch_size(failing(1, tried, message), starting_batch_size=8)()
+    assert tried == [8]
+
+
+@pytest.mark.slow
+def test_each_try_in_a_process_of_its_own():
+    def train(batch_size):
+        if batch_size > 2:
+            raise MemoryError
+        return batch_size
+
+    with pytest.warns(RuntimeWarning, match="4 ran out"):
+        assert kerasmem.find_executable_batch_size(train, starting_batch_size=4, isolated=True)() == 2
+
+
+def small():
+    model = keras.Sequential([keras.Input((16,)), L.Dense(256, "relu"), L.Dense(1)])
+    model.compile("adam", "mse", jit_compile=False)
+    return model
+
+
+def test_the_largest_batch_by_the_estimate(monkeypatch):
+    model = small()
+    model.optimizer.build(model.trainable_variables)
+    some = live_outcome(model, (X, Y), 300).high
+    monkeypatch.setattr(room, "bytes_in_use", lambda: 0)
+    for limit, low, high in ((some + X.nbytes + Y.nbytes, 200, 320), (2**40, 1000, 1000)):
+        monkeypatch.setattr(room, "room_for_training", lambda limit=limit: limit)
+        history = kerasmem.fit(small(), X, Y, batch_size="max", verbose=0)
+        assert low <= history.params["batch_size"] <= high, history.params
+
+
+def test_what_has_no_largest_batch_is_told(tmp_path):
+    with pytest.raises(UsageError, match="'max' is for arrays"):
+        kerasmem.fit(small(), tf.data.Dataset.from_tensor_slices((X, Y)).batch(4), batch_size="max")
+    with pytest.raises(UsageError, match="give that number"):
+        kerasmem.fit(small(), X, Y, batch_size="max", checkpoint=tmp_path / "run.ckpt")
