@@ -34,6 +34,9 @@ _PUBLIC = {
     "IsolatedRun": "kerasmem.training.isolation",
     "BestWeights": "kerasmem.training.best_weights",
     "recompute": "kerasmem.training.segments.building",
+    "require_fit": "kerasmem.training.searches",
+    "optuna_objective": "kerasmem.training.searches",
+    "tuner_class": "kerasmem.training.searches",
     "clear_session": "kerasmem.models.freeing",
     "release": "kerasmem.models.freeing",
     "enable_memory_growth": "kerasmem.devices.growth",
@@ -82,6 +85,9 @@ if TYPE_CHECKING:
     from kerasmem.training.isolation import IsolatedRun as IsolatedRun
     from kerasmem.training.isolation import run_isolated as run_isolated
     from kerasmem.training.resume import ResumeTraining as ResumeTraining
+    from kerasmem.training.searches import optuna_objective as optuna_objective
+    from kerasmem.training.searches import require_fit as require_fit
+    from kerasmem.training.searches import tuner_class as tuner_class
     from kerasmem.training.segments.building import recompute as recompute
 
 

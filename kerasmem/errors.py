@@ -4,6 +4,7 @@
 
     KerasmemError                 1  kerasmem or the model failed
     ├── ModelError                1  the model itself cannot be built or run
+    ├── DoesNotFitError           3  the estimate says that the device has no room for it
     ├── UsageError                2  the call is wrong (also a ValueError)
     │   └── MissingExtraError     2  an optional package is needed; the message has the command
     └── InputError                2  a file or object cannot be read as what it should be
@@ -28,6 +29,12 @@ class KerasmemError(Exception):
 
 class ModelError(KerasmemError):
     """The model cannot be built, traced or run with the settings given."""
+
+
+class DoesNotFitError(KerasmemError):
+    """By the estimate the device has no room for the model."""
+
+    exit_code = 3
 
 
 class UsageError(KerasmemError, ValueError):
