@@ -22,13 +22,18 @@ def user_metrics(model: Any) -> Any:
     return getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
 
 
+def user_loss_weights(model: Any) -> Any:
+    """Return the weights of the losses that were given to `compile`; None where there are none."""
+    return getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
+
+
 def compile_arguments(model: Any) -> dict[str, Any]:
     """Return the arguments that compile another model with the very objects with which this one was compiled."""
     metrics = getattr(model, "_compile_metrics", None)
     return {
         "optimizer": model.optimizer,
         "loss": model.loss,
-        "loss_weights": getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None),
+        "loss_weights": user_loss_weights(model),
         "metrics": user_metrics(model),
         "weighted_metrics": getattr(metrics, "_user_weighted_metrics", None),
         "run_eagerly": model.run_eagerly,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kerasmem.compat.keras_compile import user_metrics
+from kerasmem.compat.keras_compile import user_loss_weights, user_metrics
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
@@ -41,11 +41,11 @@ def compile_model(
             optimizer = make_optimizer(name, training.optimizer_config or {})
             if training.optimizer is None:
                 notes.append(f"the model is not compiled: optimizer {name} is assumed")
-        loss, metrics = None, None
+        loss, weights, metrics = None, None, None
         if own and training.keeps_loss:
-            loss, metrics = model.loss, user_metrics(model)
+            loss, weights, metrics = model.loss, user_loss_weights(model), user_metrics(model)
         elif training.loss_config is not None:
-            loss = _loss(training.loss_config)
+            loss, weights = _loss(training.loss_config), training.loss_weights
             metrics = _metrics(training.metrics_config, len(import_keras().tree.flatten(outputs())))
         if loss is None and not own and not has_own_step(model):
             loss = _assumed_loss(model, outputs())
@@ -58,7 +58,9 @@ def compile_model(
                 "builds it, with the optimizer and loss that it is to have"
             )
         else:
-            model.compile(optimizer=optimizer, loss=loss, metrics=metrics or None, jit_compile=jit_compile)
+            model.compile(
+                optimizer=optimizer, loss=loss, loss_weights=weights, metrics=metrics or None, jit_compile=jit_compile
+            )
     except KerasmemError:
         raise
     except Exception as error:

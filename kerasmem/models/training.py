@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.checks import nearest
-from kerasmem.compat.keras_compile import user_metrics
+from kerasmem.compat.keras_compile import user_loss_weights, user_metrics
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 from kerasmem.models.document import ModelDocument
@@ -26,6 +26,7 @@ class TrainingSettings:
         loss: the loss's name, or None.
         loss_config: the loss as a file has it (a name, a configuration, a list or dict of them), or a name given.
         metrics_config: the metrics as a file has them.
+        loss_weights: of several losses, by place or by name; None where all count alike.
         keeps_optimizer: the model was compiled by its own code, and its optimizer stands.
         keeps_loss: likewise its loss and metrics.
         targets: what the user says of them.
@@ -36,6 +37,7 @@ class TrainingSettings:
     loss: str | None = None
     loss_config: Any = None
     metrics_config: Any = None
+    loss_weights: Any = None
     keeps_optimizer: bool = False
     keeps_loss: bool = False
     targets: GivenTargets = BY_THE_LOSS
@@ -53,7 +55,7 @@ def training_of_document(document: ModelDocument) -> TrainingSettings:
         config = stored["config"] if isinstance(stored.get("config"), dict) else None
     return TrainingSettings(
         name.lower() if name else None, config, _name_of(training.get("loss")), training.get("loss"),
-        training.get("metrics"),
+        training.get("metrics"), training.get("loss_weights"),
     )  # fmt: skip
 
 
@@ -67,7 +69,10 @@ def training_of_model(model: Any) -> TrainingSettings:
     except NotImplementedError:
         config = None
     loss = _name_of(getattr(model, "loss", None))
-    return TrainingSettings(type(optimizer).__name__.lower(), config, loss, keeps_optimizer=True, keeps_loss=True)
+    return TrainingSettings(
+        type(optimizer).__name__.lower(), config, loss, loss_weights=user_loss_weights(model), keeps_optimizer=True,
+        keeps_loss=True,
+    )  # fmt: skip
 
 
 def training_of_copy(model: Any, own: TrainingSettings) -> TrainingSettings:
@@ -94,7 +99,7 @@ def with_replaced(
         check_loss(loss)
     if optimizer is not None and check_optimizer(optimizer) != own.optimizer:
         own = replace(own, optimizer=optimizer.lower(), optimizer_config=None, keeps_optimizer=False)
-    return own if loss is None else replace(own, loss=loss, loss_config=loss, keeps_loss=False)
+    return own if loss is None else replace(own, loss=loss, loss_config=loss, loss_weights=None, keeps_loss=False)
 
 
 def _name_of(loss: Any) -> str | None:

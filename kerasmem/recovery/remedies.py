@@ -37,7 +37,7 @@ _GPU_KERNELS = (
 
 @dataclass
 class RemedySearch:
-    """Estimates every single remedy that the model allows, the least harmful first.
+    """Estimates every single remedy that the model allows, the cheapest to estimate first.
 
     Attributes:
         estimator: of the step, whose step as it is was estimated.
@@ -76,19 +76,17 @@ class RemedySearch:
         self.considered.append(Considered(name, why))
 
     def _candidates(self) -> Iterator[Change]:
-        """Yield changes worth an estimate; the others are put among the considered."""
+        """Yield changes worth an estimate; the others are put among the considered.
+
+        What takes one estimate comes first, then what takes several, a plan of cuts or another compilation, so that a
+        time that is too short leaves out few.
+        """
         traits, is_training = self.traits, self.estimator.mode == "train"
-        yield self._execution()
+        other, is_known = self._execution()
+        if is_known:
+            yield other
         if traits.is_double:
             yield from self._rebuilt("float32", "float32 in place of float64")
-        if is_training:
-            if traits.is_graph:
-                yield traits.change("recompute", "auto")
-            else:
-                self._reject("recomputation", "the model is not a graph of layers that can be cut into segments")
-        self._batches()
-        if is_training:
-            self._micro_batches()
         yield from self._half_precision()
         if is_training:
             yield from self._optimizers()
@@ -99,8 +97,16 @@ class RemedySearch:
             self._reject("smaller input", traits.why_not_smaller)
         if traits.has_mixing:
             yield from self._rebuilt("separable", "separable convolutions")
+        self._batches()
         if is_training:
+            self._micro_batches()
+            if traits.is_graph:
+                yield traits.change("recompute", "auto")
+            else:
+                self._reject("recomputation", "the model is not a graph of layers that can be cut into segments")
             self._replicas()
+        if not is_known:
+            yield other
 
     def _rebuilt(self, kind: str, name: str) -> Iterator[Change]:
         if self.traits.is_graph:
@@ -108,14 +114,17 @@ class RemedySearch:
         else:
             self._reject(name, _NOT_REBUILT)
 
-    def _execution(self) -> Change:
+    def _execution(self) -> tuple[Change, bool]:
+        """Return the other way to run the step, and whether its need is known without a further estimate."""
         current = self.estimator.current
         other = self.traits.change("jit_compile", current.settings.execution != "xla")
+        is_known = False
         for each in current.alternatives:
             if each.execution != current.settings.execution and each.total is not None:  # came with the step as it is
                 need = Bytes(each.total, each.low, each.high, *[None] * 7)
                 self.estimator.add([other], need, self.estimator.method_for([other]))
-        return other
+                is_known = True
+        return other, is_known
 
     def _half_precision(self) -> Iterator[Change]:
         """Yield the policy that suits the card: bfloat16 needs no loss scaling, where the card has it."""

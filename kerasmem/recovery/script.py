@@ -39,9 +39,11 @@ def script(traits: Traits, changes: Sequence[Change], heading: str) -> str:
     for each in changes:
         body += _lines(each, traits, rows)
     if CLONED & set(by_kind):
-        body.append("gc.collect()   # the first model's weights")
+        body.append("kerasmem.release()   # the first model's weights, also where it was trained")
     jit = by_kind.get("jit_compile", None if traits.jit_compile == "auto" else traits.jit_compile)
     words = [f"optimizer={optimizer_text(traits.training, by_kind.get('optimizer'))}", f"loss={loss}"]
+    weights = traits.training.loss_weights
+    words += [f"loss_weights={weights!r}"] if weights else []
     words += [f"metrics={metrics}"] if metrics else []
     words += [f"jit_compile={jit}"] if jit is not None else []
     if takes_settings(traits.model):
@@ -137,8 +139,7 @@ def _clone(words: str, inputs: str) -> list[str]:
 def _imports(lines: Sequence[str], own: Sequence[str]) -> list[str]:
     """Return the imports of what the lines use: the standard library's, then the others and our own."""
     text = "\n".join(lines)
-    standard = ["import gc"] if "gc." in text else []
-    standard += [line for line in own if line == "import sys"]
+    standard = [line for line in own if line == "import sys"]
     others = {"kerasmem": "import kerasmem", "np": "import numpy as np", "tf": "import tensorflow as tf"}
     used = ["import keras", *(line for name, line in others.items() if f"{name}." in text)]
     rest = [line for line in own if line not in standard]

@@ -83,10 +83,8 @@ def loss_text(loss: Any) -> str:
 
 
 def metrics_text(model: Any) -> str | None:
-    """Return the metrics that have a name as Python, None where there are none."""
-    given = user_metrics(model)
-    names = [each for each in given if isinstance(each, str)] if isinstance(given, (list, tuple)) else []
-    return repr(names) if names else None
+    """Return Keras's metrics as Python, in the list or dict in which they were given; None where there are none."""
+    return _metrics_text(user_metrics(model))
 
 
 def arrays_text(structure: Any, flat: list[Any], samples: str) -> str:
@@ -163,26 +161,42 @@ def _half_precision(policy: str | None) -> list[str]:
     ]
 
 
-def _loss_text(loss: Any) -> str | None:
+def _metrics_text(given: Any) -> str | None:
+    """Return metrics as Python; those that are not Keras's are left out."""
+    if isinstance(given, dict):
+        named = {key: text for key, each in given.items() if (text := _metrics_text(each)) is not None}
+        return nested_text(named) if named else None
+    if isinstance(given, (list, tuple)):
+        parts = [text for each in given if (text := _metrics_text(each)) is not None]
+        return nested_text(parts) if parts else None
     keras = import_keras()
-    if isinstance(loss, str):
-        return repr(loss)
+    return None if given is None else _object_text(given, "metrics", keras.metrics.Metric)
+
+
+def _loss_text(loss: Any) -> str | None:
     if isinstance(loss, (list, tuple)):
         parts = [_loss_text(each) for each in loss]
         return None if None in parts else nested_text(parts)
     if isinstance(loss, dict):
         named = {key: _loss_text(each) for key, each in loss.items()}
         return None if None in named.values() else nested_text(named)
-    kind = type(loss)
-    if isinstance(loss, keras.losses.Loss) and getattr(keras.losses, kind.__name__, None) is kind:
+    return _object_text(loss, "losses", import_keras().losses.Loss)
+
+
+def _object_text(given: Any, module: str, base: Any) -> str | None:
+    """Return a name, or an object or function of `keras.losses` or `keras.metrics`, as Python; None for others."""
+    if isinstance(given, str):
+        return repr(given)
+    known, kind = getattr(import_keras(), module), type(given)
+    if isinstance(given, base) and getattr(known, kind.__name__, None) is kind:
         try:
-            config, usual = loss.get_config(), kind().get_config()
+            config, usual = given.get_config(), kind().get_config()
         except Exception:  # it cannot be made without arguments, or holds a function
             return None
         words = [f"{key}={value!r}" for key, value in config.items() if usual.get(key) != value and key != "name"]
-        return f"keras.losses.{kind.__name__}({', '.join(words)})"
-    name = getattr(loss, "__name__", None)
-    return repr(name) if name is not None and getattr(keras.losses, name, None) is loss else None
+        return f"keras.{module}.{kind.__name__}({', '.join(words)})"
+    name = getattr(given, "__name__", None)
+    return repr(name) if name is not None and getattr(known, name, None) is given else None
 
 
 def _keywords(arguments: Mapping[str, Any]) -> list[str]:

@@ -178,6 +178,15 @@ def test_no_time(monkeypatch):
     assert sum("no time" in each.why for each in found.considered) >= 6
 
 
+def test_a_short_time_goes_to_what_takes_one_estimate():
+    asked = []
+    kerasmem.advise(
+        RESIDUAL, device="14MB", method="graph", factory_args={"blocks": 1}, budget_seconds=60, progress=asked.append
+    )
+    places = {word: [n for n, each in enumerate(asked) if word in each] for word in ("momentum", "micro", "recomp")}
+    assert max(places["momentum"]) < min(places["micro"]) < min(places["recomp"]), asked
+
+
 def test_nothing_needs_to_be_done():
     found = kerasmem.advise(f"{MODELS}:double", device="1GB", batch_size=64, method="graph", budget_seconds=2)
     assert found.verdict == "fits"
