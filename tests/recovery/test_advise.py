@@ -12,6 +12,7 @@ from advice_scripts import measured
 
 import kerasmem
 from kerasmem.devices.catalogue import resolve_device
+from kerasmem.errors import KerasmemError
 from kerasmem.recovery.building import Origin, build
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.remedies import RemedySearch
@@ -178,13 +179,25 @@ def test_no_time(monkeypatch):
     assert sum("no time" in each.why for each in found.considered) >= 6
 
 
-def test_a_short_time_goes_to_what_takes_one_estimate():
+def test_a_short_time_goes_to_what_takes_one_estimate(monkeypatch):
     asked = []
-    kerasmem.advise(
-        RESIDUAL, device="14MB", method="graph", factory_args={"blocks": 1}, budget_seconds=60, progress=asked.append
-    )
-    places = {word: [n for n, each in enumerate(asked) if word in each] for word in ("momentum", "micro", "recomp")}
-    assert max(places["momentum"]) < min(places["micro"]) < min(places["recomp"]), asked
+
+    def no_answer(changes):
+        asked.extend(each.kind for each in changes)
+        raise KerasmemError("no answer")
+
+    def no_batch(*_, **__):
+        asked.append("batch_size")
+        raise KerasmemError("no answer")
+
+    search = search_for("residual", device="14MB", batch_size=64, factory_args={"blocks": 1})
+    monkeypatch.setattr(search.estimator, "estimate", no_answer)
+    monkeypatch.setattr("kerasmem.recovery.remedies.max_batch_size", no_batch)
+    search.run()
+    first = {"dtype_policy", "optimizer", "freeze", "input_size", "separable", "float32", "lora"}
+    last = [each for each in dict.fromkeys(asked) if each not in first]
+    assert asked[: -len(last)] and set(asked[: -len(last)]) <= first, asked
+    assert last == ["batch_size", "micro_batches", "recompute", "replicas", "jit_compile"]
 
 
 def test_nothing_needs_to_be_done():
