@@ -18,6 +18,7 @@ _PUBLIC = {
     "max_batch_size": "kerasmem.estimation.sizing",
     "find_batch_size": "kerasmem.estimation.sizing",
     "SearchResult": "kerasmem.estimation.search",
+    "rank_cards": "kerasmem.estimation.card_ranking",
     "summary": "kerasmem.display",
     "MemoryLogger": "kerasmem.monitoring.logger",
     "LeakWatch": "kerasmem.monitoring.leak_watch",
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from kerasmem.display import track as track
     from kerasmem.display import tracked as tracked
     from kerasmem.errors import KerasmemError as KerasmemError
+    from kerasmem.estimation.card_ranking import rank_cards as rank_cards
     from kerasmem.estimation.facade import estimate as estimate
     from kerasmem.estimation.measuring import measure as measure
     from kerasmem.estimation.report import MemoryReport as MemoryReport

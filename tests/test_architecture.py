@@ -50,6 +50,7 @@ ALLOWED = {
 # What rendering may know of other rooms: results, not the ways to them.
 RESULTS = {
     "kerasmem.estimation.report", "kerasmem.estimation.reference", "kerasmem.estimation.search",
+    "kerasmem.estimation.card_ranking",
     "kerasmem.estimation.comparing", "kerasmem.monitoring.timeline", "kerasmem.devices.cards",
     "kerasmem.devices.live", "kerasmem.devices.doctor", "kerasmem.monitoring.tracking",
     "kerasmem.monitoring.curves", "kerasmem.monitoring.log_summary", "kerasmem.monitoring.rank_logs",

@@ -17,6 +17,7 @@ from kerasmem.errors import KerasmemError
 COMMANDS = {
     "estimate": ("estimate_command", "How much memory training a model will need, before it runs."),
     "max-batch": ("max_batch_command", "The largest batch, layer or depth that fits a device."),
+    "cards": ("cards_command", "Which cards of the catalogue are enough."),
     "compare": ("compare_command", "What differs in memory between two models; a limit for CI."),
     "measure": ("measure_command", "How much memory some real training steps take."),
     "profile": ("profile_command", "What is in memory at the peak of a real step, layer by layer."),

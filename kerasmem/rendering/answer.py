@@ -11,7 +11,7 @@ from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.estimate_table import layers_table
 from kerasmem.rendering.layout import VERDICT_STYLES
-from kerasmem.rendering.peak_text import missing_line, settings_line
+from kerasmem.rendering.peak_text import asked_line, missing_line
 from kerasmem.units import format_size
 
 _MARKS = {"fits": "✔", "does not fit": "✘", "too close to call": "?"}
@@ -33,12 +33,9 @@ def answer(
         cards: the known cards on which it fits, the smallest first; said where the report names no device.
         top: how many layers to list, the largest first; 0 for all.
     """
-    settings = (
-        f"{printable(report.model.name, 60)} · {settings_line(report.settings)} · method {report.settings.method}"
-    )
     layers = layers_table(report, "size", _LAYERS if top is None else top, terminal, brief=True)
     apart: list[RenderableType] = [""] if terminal is None else []  # on a terminal a table has room around it
-    head: list[RenderableType] = [_first_line(report, cards), Text(settings, style="dim"), ""]
+    head: list[RenderableType] = [_first_line(report, cards), Text(asked_line(report), style="dim"), ""]
     return Group(*head, *_made_of(report.bytes, terminal), *apart, layers, *apart, *_last_lines(report))
 
 

@@ -50,6 +50,12 @@ def settings_line(settings: Settings, *, with_batch: bool = True) -> str:
     return " · ".join(words)
 
 
+def asked_line(report: MemoryReport) -> str:
+    """Return what was asked in one line: the model, the settings and the method."""
+    settings = report.settings
+    return f"{printable(report.model.name, 60)} · {settings_line(settings)} · method {printable(settings.method, 30)}"
+
+
 def _one_of(settings: Settings) -> str:
     sharded = ", optimizer in shards" if settings.shard_optimizer else ""
     return f"one of {settings.replicas} devices ({printable(settings.parallel or 'data', 10)} parallel{sharded})"

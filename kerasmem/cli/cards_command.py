@@ -1,0 +1,61 @@
+"""`kerasmem cards`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import click
+
+from kerasmem.cli.guarded_command import GuardedCommand
+from kerasmem.cli.options import (
+    EXIT_CODES,
+    cache_option,
+    call_arguments,
+    check_options,
+    json_option,
+    method_option,
+    model_options,
+)
+from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
+from kerasmem.errors import UsageError
+
+EXAMPLES = """\b
+Examples:
+  kerasmem cards model.keras -b 64
+  kerasmem cards keras.applications:ResNet50 -b 256 --max-batch --prices prices.csv
+
+\b
+Exit codes: 0 a card fits · 1 the model failed · 2 wrong usage or unreadable
+input · 3 no card fits · 4 too close to call"""
+
+
+@click.command("cards", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
+@model_options(
+    click.option("--max-batch", is_flag=True, help="Look for the largest batch on each card too."),
+    click.option("--prices", type=click.Path(), metavar="FILE", help="A CSV file of rows card,price an hour."),
+    method_option,
+    cache_option,
+    output=(json_option,),
+)
+def command(model: str | None, method: str, no_cache: bool, max_batch: bool, prices: str | None, **options: Any) -> int:
+    """Say which cards of the catalogue are enough to train MODEL.
+
+    MODEL is as for `kerasmem estimate`. Prices are yours: none is built in.
+    """
+    check_options("cards", model, options)
+    if options["device"] is not None:
+        raise UsageError("--device: cards asks about all of them; kerasmem estimate takes a device")
+    from kerasmem.rendering.cards_table import cards_table
+
+    with quiet_tensorflow(), spinner(f"asking for {model or options['factory']}", method):
+        from kerasmem.estimation.cache import cached_estimate
+        from kerasmem.estimation.card_ranking import rank_cards, read_prices
+        from kerasmem.estimation.facade import estimate
+
+        priced = None if prices is None else read_prices(prices)
+        arguments = {name: value for name, value in call_arguments(options).items() if name != "device"}
+        ask = estimate if no_cache else cached_estimate
+        ranking = rank_cards(model, method=method, largest=max_batch, prices=priced, ask=ask, **arguments)
+    show_result(ranking, options["as_json"], partial(cards_table, largest=max_batch))
+    return EXIT_CODES[ranking.cards[0].verdict]

@@ -1,0 +1,177 @@
+"""`kerasmem.rank_cards`: on which cards a training step fits, and how large its batch can get there."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kerasmem import checks
+from kerasmem.devices.cards import Card, all_cards
+from kerasmem.devices.catalogue import available_bytes, find_card
+from kerasmem.errors import InputError, UsageError
+from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
+from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.report import FORMAT_VERSION, MemoryReport
+from kerasmem.estimation.search import search
+from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
+from kerasmem.records import Record
+
+_ORDER = (FITS, TOO_CLOSE, DOES_NOT_FIT)
+_FIRST = "t4"  # asks `auto` for the plan of a card
+_TOLERANCE = 0.05  # of the largest batch
+_MOST_ROWS = 10_000  # of a file of prices
+
+
+@dataclass(frozen=True)
+class RankedCard:
+    """A card, and what a step needs there.
+
+    Attributes:
+        key: what `--device` takes.
+        name: for people.
+        available_bytes: what TensorFlow's allocator can get.
+        needs: bytes at the peak.
+        high: the most that it may take; None where that is not known.
+        verdict: "fits", "too close to call" or "does not fit".
+        largest_batch: the largest batch that surely fits, to within 5 %; None where it was not asked for, or none fits.
+        price: an hour, as given; None where it was not.
+    """
+
+    key: str
+    name: str
+    available_bytes: int
+    needs: int
+    high: int | None
+    verdict: str
+    largest_batch: int | None = None
+    price: float | None = None
+
+
+@dataclass(frozen=True)
+class CardRanking(Record, what="card ranking", version=FORMAT_VERSION):
+    """The cards of the catalogue for one training step.
+
+    Attributes:
+        report: the first estimate.
+        cards: those that fit first; among them the cheapest, or the one with the least memory, first.
+        plans: how many estimates stand behind it; more than one where a plan holds for one kind of card only.
+    """
+
+    report: MemoryReport
+    cards: tuple[RankedCard, ...]
+    plans: int = 1
+
+    @property
+    def best(self) -> RankedCard | None:
+        """The first card that fits; None where none does."""
+        return self.cards[0] if self.cards and self.cards[0].verdict == FITS else None
+
+
+def rank_cards(
+    model: Any,
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    method: str = "auto",
+    largest: bool = False,
+    prices: Mapping[str, float] | None = None,
+    ask: Callable[..., MemoryReport] = estimate,
+    **options: Any,
+) -> CardRanking:
+    """Return the cards of the catalogue by whether a training step fits there.
+
+    One estimate serves all cards. Where XLA's compiler for cards plans the step (`gpu-target`), there is one for each
+    compute capability.
+
+    Args:
+        model: as for `kerasmem.estimate`.
+        batch_size: samples in a batch.
+        method: as for `kerasmem.estimate`.
+        largest: look for the largest batch on each card too, which takes several estimates.
+        prices: an hour's price by card, as `--device` names them; then the cheapest card that fits comes first.
+        ask: what estimates.
+        **options: the other arguments of `kerasmem.estimate`, but for `device`.
+
+    Returns:
+        A `CardRanking`; sizes in bytes.
+
+    Raises:
+        UsageError: an argument is wrong, or a price is that of no known card.
+        KerasmemError: as `kerasmem.estimate`.
+
+    Examples:
+        >>> import keras, kerasmem
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        >>> kerasmem.rank_cards(model, method="formula").best.verdict
+        'fits'
+    """
+    if "device" in options:
+        raise UsageError("device: rank_cards asks about all cards; kerasmem.estimate takes a device")
+    checks.whole("batch_size", batch_size, 1)
+    priced = {find_card(name).key: price for name, price in (prices or {}).items()}
+    first = ask(model, batch_size=batch_size, method=method, device=_FIRST, **options)
+    by_kind = first.settings.method == "gpu-target"
+
+    @functools.cache
+    def planned(size: int, kind: tuple[int, int] | None, key: str) -> MemoryReport:
+        if size == batch_size and (not by_kind or kind == find_card(_FIRST).compute_capability):
+            return first
+        return ask(model, batch_size=size, method=first.settings.method, device=key, **options)
+
+    examples = {card.compute_capability: card.key for card in reversed(all_cards())}
+
+    def on(card: Card, size: int) -> MemoryReport:
+        if not by_kind:
+            return planned(size, None, _FIRST)
+        return planned(size, card.compute_capability, examples[card.compute_capability])
+
+    ranked = []
+    for card in all_cards():
+        need, room = on(card, batch_size).bytes, available_bytes(card)
+        most = None
+        if largest:
+            most = search(lambda size: on(card, size).bytes, room, guess=batch_size, tolerance=_TOLERANCE).largest  # noqa: B023
+        said = verdict(need, room)
+        ranked.append(RankedCard(card.key, card.name, room, need.total, need.high, said, most, priced.get(card.key)))
+    ranked.sort(key=lambda each: (_ORDER.index(each.verdict), _price(each), each.available_bytes))
+    return CardRanking(first, tuple(ranked), len(examples) if by_kind else 1)
+
+
+def _price(card: RankedCard) -> float:
+    return math.inf if card.price is None else card.price
+
+
+def read_prices(path: str | os.PathLike[str]) -> dict[str, float]:
+    """Return the prices in a CSV file of rows `card,price an hour`; a first row of words is a heading.
+
+    Raises:
+        InputError: the file cannot be read, or a row is none.
+        UsageError: a card is not in the catalogue.
+    """
+    prices: dict[str, float] = {}
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            for number, row in enumerate(csv.reader(file), 1):
+                if number > _MOST_ROWS:
+                    raise InputError(f"{os.fspath(path)}: more than {_MOST_ROWS:,} rows are no list of prices")
+                price = _number(row[1]) if len(row) == 2 else None
+                if price is None and (number == 1 or not row):
+                    continue
+                if price is None:
+                    raise InputError(f"{os.fspath(path)}: row {number}: write card,price, such as t4,0.35")
+                prices[find_card(row[0]).key] = price
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{os.fspath(path)}: {error}; give a CSV file of rows such as t4,0.35") from error
+    return prices
+
+
+def _number(text: str) -> float | None:
+    try:
+        price = float(text)
+    except ValueError:
+        return None
+    return price if math.isfinite(price) and price >= 0 else None

@@ -1,0 +1,85 @@
+"""`kerasmem cards`: which cards are enough, by one estimate."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import pytest
+
+import kerasmem
+from kerasmem.devices.cards import all_cards
+from kerasmem.errors import UsageError
+from kerasmem.estimation.facade import estimate
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = keras.Sequential([keras.Input((256, 256, 3)), keras.layers.Conv2D(64, 3), keras.layers.Flatten()])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.fixture(scope="module")
+def model_file(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("cards") / "m.keras"
+    model.save(path)
+    return path
+
+
+def test_one_estimate_ranks_all_cards(model):
+    asked = []
+
+    def ask(model, **options):
+        asked.append(options["batch_size"])
+        return estimate(model, **options)
+
+    ranking = kerasmem.rank_cards(model, batch_size=800, method="formula", ask=ask)
+    assert asked == [800] and len(ranking.cards) == len(all_cards())
+    assert {each.verdict for each in ranking.cards} == {"fits", "too close to call", "does not fit"}
+    for each in ranking.cards:
+        single = estimate(model, batch_size=800, method="formula", device=each.key)
+        assert (single.device.verdict, single.device.available_bytes) == (each.verdict, each.available_bytes), each
+    fitting = [each.available_bytes for each in ranking.cards if each.verdict == "fits"]
+    assert fitting == sorted(fitting) and ranking.best == ranking.cards[0]
+
+
+def test_the_largest_batch_is_that_of_max_batch(model):
+    ranking = kerasmem.rank_cards(model, batch_size=32, method="formula", largest=True)
+    card = next(each for each in ranking.cards if each.key == "t4")
+    exact = kerasmem.max_batch_size(model, device="t4", method="formula").largest
+    assert 0.94 * exact <= card.largest_batch <= exact
+
+
+def test_the_cheapest_that_fits_comes_first(cli, model_file, tmp_path):
+    prices = tmp_path / "prices.csv"
+    prices.write_text("card,price\nt4,0.35\na100-80,0.2\n")
+    result = cli("cards", model_file, "-b", 4, "-m", "formula", "--prices", prices)
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[0].startswith("✔ fits ")
+    assert result.out.splitlines()[0].endswith("at the lowest price, 0.2 an hour: NVIDIA A100 80GB")
+    data = json.loads(cli("cards", model_file, "-b", 4, "-m", "formula", "--prices", prices, "--json").out)
+    assert [each["price"] for each in data["cards"][:3]] == [0.2, 0.35, None]
+
+
+def test_no_card_is_enough(cli, model_file):
+    result = cli("cards", model_file, "-b", 100_000, "-m", "formula")
+    assert result.code == 3 and result.out.startswith("✘ fits none of the known cards")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("t4,cheap\nt4,dear\n", "row 2: write card,price"), ("x,1\n", "device 'x' is not in the catalogue"),
+     ("t4,-1\nt4,nan\n", "row 2"), (None, "No such file")],
+)  # fmt: skip
+def test_prices_that_cannot_be_read(cli, model_file, tmp_path, text, message):
+    prices = tmp_path / "prices.csv"
+    if text is not None:
+        prices.write_text(text)
+    result = cli("cards", model_file, "-m", "formula", "--prices", prices)
+    assert result.code == 2 and message in result.err
+
+
+def test_a_device_is_refused(model):
+    with pytest.raises(UsageError, match="rank_cards asks about all cards"):
+        kerasmem.rank_cards(model, device="t4")
