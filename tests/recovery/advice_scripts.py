@@ -43,6 +43,7 @@ def peaks_of(code):
     import keras
     import tensorflow as tf
 
+    from kerasmem.training.steps.division import Division
     from kerasmem.training.steps.micro import MicroStep
 
     def peak():
@@ -55,7 +56,7 @@ def peaks_of(code):
     exec(compile("\n".join(before), "script", "exec"), names)
     model, batch = names["model"], int(re.search(r"batch_size=(\d+)", last)[1])
     if pieces:  # the batch stays on the host, which on a CPU is the same allocator: so its steps, without the pipeline
-        step = MicroStep(model)
+        step = MicroStep(model, Division(model))
         x, y = (keras.tree.map_structure(lambda each: each[:batch], names[key]) for key in "xy")
 
         def train():
