@@ -183,7 +183,7 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION):
     def needs(self) -> str:
         """The peak, with the end of its interval that decides: "needs 2.91 GiB, at most 2.99 GiB"."""
         need = self.bytes
-        total = f"needs {format_size(need.total)}"
+        total = f"{'took' if self.settings.method == 'measure' else 'needs'} {format_size(need.total)}"
         if need.low is None or need.low == need.high:
             return total
         if need.high is None:

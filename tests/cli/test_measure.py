@@ -38,7 +38,18 @@ def test_a_table_of_what_the_process_found(cli, monkeypatch):
         return Answer("GPU:0", "xla", 76_840, 76_844, ("a note",), (run,))
 
     monkeypatch.setattr("kerasmem.estimation.measuring.run_steps", run_steps)
-    arguments = ("measure", f"{MODELS}:perceptron", "--optimizer", "momentum", "--steps", 4, "--timeout", 5, "--xla")
+    arguments = (
+        "measure",
+        f"{MODELS}:perceptron",
+        "--optimizer",
+        "momentum",
+        "--steps",
+        4,
+        "--timeout",
+        5,
+        "--xla",
+        "-v",
+    )
     assert cli(*arguments).code == 2  # no such optimizer
     result = cli(*(each if each != "momentum" else "adam" for each in arguments))
     assert result.code == 0, result.err

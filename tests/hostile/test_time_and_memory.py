@@ -69,28 +69,24 @@ def test_a_model_that_would_take_all_ends_within_its_limits(attack, tmp_path, na
         assert "bomb.json" in found.err or "calling the model" in found.err or "method" in found.err
 
 
+ENDLESS = """
+def build():
+    open("looping", "w").close()
+    return sum(range(10**18))  # in C, where no signal is looked for
+"""
+
+
 @pytest.fixture
 def endless(tmp_path):
-    """A data file with a damaged list of sources, which HDF5 1.14 reads for ever: the free space in it has no size."""
-    path = tmp_path / "endless.h5"
-    layout = h5py.VirtualLayout((10,), "f4")
-    layout[:] = h5py.VirtualSource(".", "y", (10,))
-    with h5py.File(path, "w") as file:
-        file["y"] = np.zeros(10, "f4")
-        file.create_virtual_dataset("x", layout)
-    data = bytearray(path.read_bytes())
-    at = data.index(b"GCOL") + 16
-    while int.from_bytes(data[at : at + 2], "little"):  # the number of an object; 0 for the free space
-        at += 16 + -(-int.from_bytes(data[at + 8 : at + 16], "little") // 8) * 8
-    data[at + 8 : at + 16] = bytes(8)
-    path.write_bytes(data)
-    return path
+    """A model that is built for ever."""
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    return "endless.py:build"
 
 
-def test_a_file_that_waits_for_ever_ends_after_its_time(attack, endless):
-    found = attack("data", "inspect", endless, "--time-limit", "3", seconds=20)
-    assert found.code == 1
-    assert found.err.startswith("Error: while reading ") and "it took longer than 3 s" in found.err
+def test_a_model_that_is_built_for_ever_ends_after_its_time(attack, endless, tmp_path):
+    found = attack("estimate", endless, "--time-limit", "12", seconds=40)
+    assert found.code == 1 and (tmp_path / "looping").exists()
+    assert found.err.startswith("Error: while ") and "it took longer than 12 s" in found.err
 
 
 def start(*arguments, cwd):
@@ -107,19 +103,18 @@ def children(pid):
         return [int(each) for each in file.read().split()]
 
 
-def child_of(process):
-    """Wait until the process that does the work is there, and return its number."""
-    deadline = time.monotonic() + 20
-    while not (found := children(process.pid)) and time.monotonic() < deadline:
+def child_of(process, folder):
+    """Wait until the process that does the work is in its endless loop, and return its number."""
+    deadline = time.monotonic() + 60
+    while not (folder / "looping").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    time.sleep(1)  # it opens the file
-    return found[0]
+    return children(process.pid)[0]
 
 
 @pytest.mark.parametrize("whom", ["both", "the first"])
 def test_ctrl_c_ends_a_command_that_waits_for_ever(endless, tmp_path, whom):
-    process = start("data", "inspect", endless, cwd=tmp_path)
-    child = child_of(process)
+    process = start("estimate", endless, cwd=tmp_path)
+    child = child_of(process, tmp_path)
     began = time.monotonic()
     if whom == "both":
         os.killpg(process.pid, signal.SIGINT)
@@ -131,8 +126,8 @@ def test_ctrl_c_ends_a_command_that_waits_for_ever(endless, tmp_path, whom):
 
 
 def test_a_command_that_is_killed_leaves_nothing_running(endless, tmp_path):
-    process = start("data", "inspect", endless, cwd=tmp_path)
-    child = child_of(process)
+    process = start("estimate", endless, cwd=tmp_path)
+    child = child_of(process, tmp_path)
     process.kill()
     process.communicate(timeout=20)
     deadline = time.monotonic() + 10

@@ -1,4 +1,7 @@
-"""Searches with the real libraries, on an allocator of 192 MiB; what came of them as JSON on the last line."""
+"""Searches with the real libraries, on an allocator of 192 MiB; what came of them as JSON on the last line.
+
+searched.py NAME …
+"""
 
 import json
 import sys
@@ -31,7 +34,7 @@ def in_use():
     return tf.config.experimental.get_memory_info("CPU:0")["current"]
 
 
-def by_optuna():
+def by_optuna(*units_of_trials):
     started, left = [], []
 
     @kerasmem.optuna_objective
@@ -44,9 +47,9 @@ def by_optuna():
         return model.fit(X, Y, verbose=0).history["loss"][-1]
 
     study = optuna.create_study()
-    for units in (SMALL, TOO_LARGE, HUGE, SMALL, SMALL, SMALL):
+    for units in units_of_trials:
         study.enqueue_trial({"units": units})
-    study.optimize(objective, n_trials=6, callbacks=[lambda *_: left.append(in_use())])
+    study.optimize(objective, n_trials=len(units_of_trials), callbacks=[lambda *_: left.append(in_use())])
     trials = [(each.state.name, each.user_attrs.get("kerasmem")) for each in study.trials]
     return {"trials": trials, "started": started, "left": left}
 
@@ -76,13 +79,16 @@ def main():
     keras.config.set_dtype_policy("mixed_bfloat16")
     keras.config.set_dtype_policy("float32")
     batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(32)  # which do not tell how many rows they have
-    found = {
-        "optuna": by_optuna(),
-        "random": by_tuner(keras_tuner.RandomSearch, [SMALL, 128, *range(TOO_LARGE, TOO_LARGE + 4)],
-                           max_trials=6, seed=0),
-        "runs out": by_tuner(keras_tuner.RandomSearch, [SMALL, HUGE], (batches,), max_trials=2, seed=0),
-        "hyperband": by_tuner(keras_tuner.Hyperband, [SMALL, 128, TOO_LARGE], max_epochs=2, factor=2, seed=0),
-    }  # fmt: skip
+    searches = {
+        "optuna": lambda: by_optuna(SMALL, TOO_LARGE, SMALL),
+        "optuna runs out": lambda: by_optuna(SMALL, TOO_LARGE, HUGE, SMALL, SMALL, SMALL),
+        "random": lambda: by_tuner(
+            keras_tuner.RandomSearch, [SMALL, 128, *range(TOO_LARGE, TOO_LARGE + 4)], max_trials=6, seed=0
+        ),
+        "runs out": lambda: by_tuner(keras_tuner.RandomSearch, [SMALL, HUGE], (batches,), max_trials=2, seed=0),
+        "hyperband": lambda: by_tuner(keras_tuner.Hyperband, [SMALL, 128, TOO_LARGE], max_epochs=2, factor=2, seed=0),
+    }
+    found = {name: searches[name]() for name in sys.argv[1:]}
     print("RESULT", json.dumps(found))
 
 

@@ -21,34 +21,52 @@ keras_tuner = pytest.importorskip("keras_tuner")
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
+    """Return what came of a search; each is run once, in a process of its own."""
+    import functools
     import os
     import subprocess
     import sys
 
     limits = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "192", "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment = {**os.environ, **limits, "PYTHONPATH": str(HERE.parent.parent)}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "searched.py")],
-        capture_output=True, text=True, timeout=500, env=environment, check=False,
-        cwd=tmp_path_factory.mktemp("search"),
-    )  # fmt: skip
-    assert "RESULT " in done.stdout, done.stderr[-3000:]
-    return json.loads(done.stdout.rpartition("RESULT ")[2])
+
+    @functools.cache
+    def result(name):
+        done = subprocess.run(
+            [sys.executable, str(HERE / "searched.py"), name],
+            capture_output=True, text=True, timeout=500, env=environment, check=False,
+            cwd=tmp_path_factory.mktemp("search"),
+        )  # fmt: skip
+        assert "RESULT " in done.stdout, done.stderr[-3000:]
+        return json.loads(done.stdout.rpartition("RESULT ")[2])[name]
+
+    return result
 
 
-def test_optuna_prunes_what_cannot_fit_before_it_trains_and_what_runs_out(searched):
-    found = searched["optuna"]
+SLOW = pytest.mark.slow
+
+
+def test_optuna_prunes_what_cannot_fit_before_it_trains(searched):
+    found = searched("optuna")
+    assert [state for state, _ in found["trials"]] == ["COMPLETE", "PRUNED", "COMPLETE"]
+    assert found["started"] == [64, 64], "the one that cannot fit never trained"
+    refused = found["trials"][1][1]
+    assert "weights and its optimizer alone take" in refused["reason"] and refused["diagnosis"] is None
+
+
+@SLOW
+def test_optuna_prunes_what_runs_out(searched):
+    found = searched("optuna runs out")
     states = [state for state, _ in found["trials"]]
     assert states == ["COMPLETE", "PRUNED", "PRUNED", "COMPLETE", "COMPLETE", "COMPLETE"]
     assert found["started"] == [64, 290_000, 64, 64, 64], "the one that cannot fit never trained"
-    refused, ran_out = found["trials"][1][1], found["trials"][2][1]
-    assert "weights and its optimizer alone take" in refused["reason"] and refused["diagnosis"] is None
+    ran_out = found["trials"][2][1]
     assert ran_out["diagnosis"]["out_of_memory"] and "out of memory" in ran_out["reason"].lower()
 
 
-@pytest.mark.parametrize("name", ["random", "hyperband"])
+@pytest.mark.parametrize("name", ["random", pytest.param("hyperband", marks=SLOW)])
 def test_keras_tuner_fails_what_cannot_fit_and_goes_on(searched, name):
-    found = searched[name]
+    found = searched(name)
     for units, status, message in found["trials"]:
         assert status == ("COMPLETED" if units <= 128 else "FAILED"), message
         assert units <= 128 or ("FailedTrialError: model" in message and "its optimizer alone take" in message)
@@ -56,15 +74,19 @@ def test_keras_tuner_fails_what_cannot_fit_and_goes_on(searched, name):
     assert found["best"] <= 128
 
 
+@SLOW
 def test_keras_tuner_fails_what_runs_out_with_the_diagnosis(searched):
-    statuses = {units: (status, message) for units, status, message in searched["runs out"]["trials"]}
+    statuses = {units: (status, message) for units, status, message in searched("runs out")["trials"]}
     assert statuses[64][0] == "COMPLETED"
     assert statuses[290_000][0] == "FAILED" and "out of memory" in statuses[290_000][1].lower()
 
 
-@pytest.mark.parametrize("name", ["optuna", "random", "runs out", "hyperband"])
+@pytest.mark.parametrize(
+    "name",
+    ["optuna", "random", *(pytest.param(each, marks=SLOW) for each in ("optuna runs out", "runs out", "hyperband"))],
+)
 def test_each_trial_gives_its_memory_back_to_the_byte(searched, name):
-    left = searched[name]["left"]
+    left = searched(name)["left"]
     assert len(left) > 1 and len(set(left)) == 1, left
 
 
