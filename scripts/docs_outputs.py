@@ -131,16 +131,13 @@ def models(folder: Path) -> None:
         raise RuntimeError(said)
 
 
-@scene
-def estimate(folder: Path) -> str:
-    return run(
-        "kerasmem estimate keras.applications:ResNet50 --batch-size 32 --optimizer adam --device 16GB --top 4", folder
-    )
+def estimate_of_resnet50(options: str) -> Scene:
+    return lambda folder: run(f"kerasmem estimate keras.applications:ResNet50 {options}", folder)
 
 
-@scene
-def estimate_all(folder: Path) -> str:
-    return run("kerasmem estimate keras.applications:ResNet50 --batch-size 32 --optimizer adam --top 3 -v", folder)
+SCENES["estimate"] = estimate_of_resnet50("--batch-size 32 --optimizer adam --device 16GB --top 4")
+SCENES["estimate_all"] = estimate_of_resnet50("--batch-size 32 --optimizer adam --top 3 -v")
+SCENES["replicas"] = estimate_of_resnet50("--batch-size 64 --optimizer adam --top 1 --replicas 4 -v")
 
 
 def draw_estimate(path: Path) -> None:
@@ -159,13 +156,6 @@ def draw_estimate(path: Path) -> None:
     console.print(Text("$ kerasmem estimate keras.applications:ResNet50 --batch-size 32 --device t4"))
     console.print(answer(report, width))
     path.write_text(console.export_svg(title="kerasmem"))
-
-
-@scene
-def replicas(folder: Path) -> str:
-    return run(
-        "kerasmem estimate keras.applications:ResNet50 --batch-size 64 --optimizer adam --top 1 --replicas 4 -v", folder
-    )
 
 
 @scene

@@ -146,6 +146,11 @@ def test_the_reference_has_every_public_name():
     assert sorted(described) == sorted(set(kerasmem.__all__) - {"__version__"})
 
 
+def test_docstrings_have_the_sections_that_the_reference_knows():
+    for path in (ROOT / "kerasmem").rglob("*.py"):
+        assert not re.search(r"^ *Example:$", path.read_text(), re.MULTILINE), f"{path}: write Examples:"
+
+
 def test_every_link_leads_to_a_page():
     for page, text in PAGES.items():
         for target in re.findall(r"\]\(([^)#:\s]+)[^):]*\)", re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)):

@@ -7,16 +7,16 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem import checks
-from kerasmem.devices.cards import Card, all_cards
+from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import available_bytes, find_card
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.facade import estimate
-from kerasmem.estimation.report import FORMAT_VERSION, MemoryReport
+from kerasmem.estimation.report import FORMAT_VERSION, Bytes, MemoryReport
 from kerasmem.estimation.search import search
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
 from kerasmem.records import Record
@@ -57,7 +57,7 @@ class CardRanking(Record, what="card ranking", version=FORMAT_VERSION):
     """The cards of the catalogue for one training step.
 
     Attributes:
-        report: the first estimate.
+        report: the first estimate, of no device.
         cards: those that fit first; among them the cheapest, or the one with the least memory, first.
         plans: how many estimates stand behind it; more than one where a plan holds for one kind of card only.
     """
@@ -114,31 +114,25 @@ def rank_cards(
     checks.whole("batch_size", batch_size, 1)
     priced = {find_card(name).key: price for name, price in (prices or {}).items()}
     first = ask(model, batch_size=batch_size, method=method, device=_FIRST, **options)
+    kinds = {card.compute_capability: card.key for card in reversed(all_cards())}  # with a card of each
     by_kind = first.settings.method == "gpu-target"
+    planned = {(batch_size, find_card(_FIRST).compute_capability if by_kind else None): first}
 
-    @functools.cache
-    def planned(size: int, kind: tuple[int, int] | None, key: str) -> MemoryReport:
-        if size == batch_size and (not by_kind or kind == find_card(_FIRST).compute_capability):
-            return first
-        return ask(model, batch_size=size, method=first.settings.method, device=key, **options)
-
-    examples = {card.compute_capability: card.key for card in reversed(all_cards())}
-
-    def on(card: Card, size: int) -> MemoryReport:
-        if not by_kind:
-            return planned(size, None, _FIRST)
-        return planned(size, card.compute_capability, examples[card.compute_capability])
+    def need(kind: tuple[int, int] | None, size: int) -> Bytes:
+        if (size, kind) not in planned:
+            device = _FIRST if kind is None else kinds[kind]
+            planned[size, kind] = ask(model, batch_size=size, method=first.settings.method, device=device, **options)
+        return planned[size, kind].bytes
 
     ranked = []
     for card in all_cards():
-        need, room = on(card, batch_size).bytes, available_bytes(card)
-        most = None
-        if largest:
-            most = search(lambda size: on(card, size).bytes, room, guess=batch_size, tolerance=_TOLERANCE).largest  # noqa: B023
-        said = verdict(need, room)
-        ranked.append(RankedCard(card.key, card.name, room, need.total, need.high, said, most, priced.get(card.key)))
+        of, room = functools.partial(need, card.compute_capability if by_kind else None), available_bytes(card)
+        most = search(of, room, guess=batch_size, tolerance=_TOLERANCE).largest if largest else None
+        here = of(batch_size)
+        said = verdict(here, room)
+        ranked.append(RankedCard(card.key, card.name, room, here.total, here.high, said, most, priced.get(card.key)))
     ranked.sort(key=lambda each: (_ORDER.index(each.verdict), _price(each), each.available_bytes))
-    return CardRanking(first, tuple(ranked), len(examples) if by_kind else 1)
+    return CardRanking(replace(first, device=None), tuple(ranked), len(kinds) if by_kind else 1)
 
 
 def _price(card: RankedCard) -> float:

@@ -99,7 +99,7 @@ def lower_end(method: str, total: int, low: int | None) -> int | None:
         total: its total in bytes.
         low: the lower end of its interval.
 
-    Example:
+    Examples:
         >>> lower_end("xla", 3_000_000, 2_970_000), lower_end("xla", 3_000_000, 300_000)
         (2970000, None)
     """

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kerasmem.errors import UsageError
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, DeviceVerdict, MemoryReport
-from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
+from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, at_least, at_most, verdict
 from kerasmem.estimation.verification import Trial
 from kerasmem.records import Record
 
@@ -118,18 +118,10 @@ def search(
     def reach(index: int) -> int:
         return max(1, int((minimum + step * index) * tolerance / step))
 
-    _first_true(does_not_surely_fit, lambda index: _upper(need(index)), available_bytes, second, last, asked, reach)
+    _first_true(does_not_surely_fit, lambda index: at_most(need(index)), available_bytes, second, last, asked, reach)
     if any(not surely_fails(index) for index in list(asked)):
-        _first_true(surely_fails, lambda index: _lower(need(index)), available_bytes, second, last, asked, reach)
+        _first_true(surely_fails, lambda index: at_least(need(index)), available_bytes, second, last, asked, reach)
     return _found(asked, available_bytes, minimum, step, last)
-
-
-def _upper(need: Bytes) -> int:
-    return need.total if need.high is None else need.high
-
-
-def _lower(need: Bytes) -> int:
-    return need.total if need.low is None else need.low
 
 
 def _first_true(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.catalogue import available_bytes as available_on
+from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.report import Bytes, DeviceVerdict
 
 FITS, TOO_CLOSE, DOES_NOT_FIT = "fits", "too close to call", "does not fit"
@@ -25,6 +26,16 @@ def verdict(need: Bytes, available_bytes: int) -> str:
 def interval(need: Bytes) -> tuple[int, int | None]:
     """Return the least and the most that a step takes: its total where a method claims no interval."""
     return (need.total, need.total) if need.low is None else (need.low, need.high)
+
+
+def at_least(need: Bytes | Outcome) -> int:
+    """Return the lower end of an interval; the total where none is claimed."""
+    return need.total if need.low is None else need.low
+
+
+def at_most(need: Bytes | Outcome) -> int:
+    """Return the upper end of an interval; the total where none is known."""
+    return need.total if need.high is None else need.high
 
 
 def judge(low: int, high: int | None, limit: int) -> str:

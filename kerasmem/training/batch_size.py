@@ -43,7 +43,7 @@ def find_executable_batch_size(
     Raises:
         UsageError: it is called with a batch size, or takes none; or `starting_batch_size` is wrong.
 
-    Example:
+    Examples:
         >>> from kerasmem import find_executable_batch_size
         >>> @find_executable_batch_size(starting_batch_size=64)
         ... def train(batch_size, epochs):

@@ -8,7 +8,6 @@ pruned (Optuna) or FAILED (KerasTuner) with the reason, and the search goes on.
 from __future__ import annotations
 
 import functools
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from kerasmem.errors import DoesNotFitError, KerasmemError, MissingExtraError, U
 from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT
-from kerasmem.models.freeing import clear_session
+from kerasmem.models.freeing import clear_session, drop_frames
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
 from kerasmem.training.isolation import DONE, IsolatedRun
@@ -49,7 +48,7 @@ def require_fit(
         DoesNotFitError: even the least that the step takes is more than there is.
         KerasmemError: as `kerasmem.estimate`.
 
-    Example:
+    Examples:
         >>> import keras, kerasmem
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(100_000)])
         >>> model.compile("adam", "mse")
@@ -88,7 +87,7 @@ def optuna_objective(objective: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         MissingExtraError: Optuna is not installed.
 
-    Example:
+    Examples:
         >>> import keras, kerasmem, numpy as np, optuna
         >>> optuna.logging.set_verbosity(optuna.logging.ERROR)
         >>> @kerasmem.optuna_objective
@@ -140,7 +139,7 @@ def tuner_class(base: type) -> Any:
         UsageError: it is no class of KerasTuner's.
         MissingExtraError: KerasTuner is not installed.
 
-    Example:
+    Examples:
         >>> import keras, kerasmem, keras_tuner, numpy as np, tempfile
         >>> def build(hp):
         ...     dense = keras.layers.Dense
@@ -227,7 +226,7 @@ def _outcome(run: Callable[[], Any]) -> Any:
         diagnosis = read_exception(error)
         if not diagnosis.out_of_memory:
             raise
-        traceback.clear_frames(error.__traceback__)  # they hold the model
+        drop_frames(error)  # they hold the model
         return _NoRoom(diagnosis.summary, diagnosis)
     if not isinstance(result, IsolatedRun):
         return result

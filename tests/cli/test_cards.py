@@ -60,6 +60,7 @@ def test_the_cheapest_that_fits_comes_first(cli, model_file, tmp_path):
     assert result.out.splitlines()[0].endswith("at the lowest price, 0.2 an hour: NVIDIA A100 80GB")
     data = json.loads(cli("cards", model_file, "-b", 4, "-m", "formula", "--prices", prices, "--json").out)
     assert [each["price"] for each in data["cards"][:3]] == [0.2, 0.35, None]
+    assert data["report"]["device"] is None
 
 
 def test_no_card_is_enough(cli, model_file):

@@ -16,6 +16,7 @@ from typing import Any
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.estimation.live import live_outcome
 from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.verdict import at_least, at_most
 from kerasmem.models.sizes import variable_bytes
 
 MOST_SECONDS = 20.0  # after which no further size is asked for
@@ -87,10 +88,10 @@ class StepSizes:
         end, free = self._clock() + MOST_SECONDS, room.limit - room.other - added
         rows, is_sure, is_hopeless = 1, False, True
         try:
-            for bound in (_upper, _total, _lower):
+            for bound in (at_most, _total, at_least):
                 rows = most_rows(partial(_bounded, bound, ask), free, most, lambda: self._clock() < end)
                 if rows not in asked or bound(asked[rows]) <= free:
-                    is_sure, is_hopeless = rows in asked and bound is _upper, False
+                    is_sure, is_hopeless = rows in asked and bound is at_most, False
                     break
         except Exception:  # a size is tried instead, as without an estimator
             return None
@@ -108,7 +109,7 @@ class StepSizes:
         end, free = self._clock() + 2 * MOST_SECONDS, room.limit - room.other
         try:
             return most_rows(
-                partial(_bounded, _upper, ask),
+                partial(_bounded, at_most, ask),
                 free,
                 most,
                 lambda: self._clock() < end,
@@ -131,16 +132,8 @@ def _bounded(bound: Callable[[Outcome], int], ask: Callable[[int], Outcome], row
     return bound(ask(rows))
 
 
-def _upper(found: Outcome) -> int:
-    return found.total if found.high is None else found.high
-
-
 def _total(found: Outcome) -> int:
     return found.total
-
-
-def _lower(found: Outcome) -> int:
-    return found.total if found.low is None else found.low
 
 
 def most_rows(
