@@ -7,8 +7,9 @@ import pytest
 
 from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.graph.build import build_program
-from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, Executor, Memory
+from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, Executor
 from kerasmem.estimation.graph.heap import HANDLE_BYTES, Heap
+from kerasmem.estimation.graph.memory import Memory
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import KernelRules, rules_of
 from kerasmem.estimation.graph.scratch import Need

@@ -8,8 +8,9 @@ from collections import Counter
 
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
-from kerasmem.estimation.graph.executor import Executor, Memory
+from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.heap import Buffer, Heap, Peak
+from kerasmem.estimation.graph.memory import Memory
 from kerasmem.estimation.graph.program import Node, Program
 from kerasmem.estimation.graph.rules import KernelRules, is_known
 from kerasmem.estimation.outcome import SPREAD, Outcome, Shares

@@ -1,0 +1,252 @@
+"""The memory of a step, simulated: which buffers its operations allocate, take over and free. Pure Python.
+
+A buffer lives as long as somebody holds it (an edge to an operation that has not run yet, a variable, the caller). An
+operation may take over an input's buffer where it is the only holder.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from kerasmem.estimation.graph.heap import Buffer, Heap, make_variables
+from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
+from kerasmem.estimation.graph.rules import ALIASES, NOTHING, TAKEN_FROM_LIST, UPDATES, KernelRules
+from kerasmem.estimation.graph.scratch import Need
+
+
+class _Kind(enum.IntEnum):
+    """What a node does with its outputs when it starts."""
+
+    COMPUTES = 0
+    HOLDS = 1  # what comes in, as it is
+    READS = 2  # a variable
+    UPDATES = 3  # a variable in place
+    NOTHING = 4
+
+
+class _Recipe(NamedTuple):
+    """What a node does, looked up once for all steps.
+
+    Attributes:
+        kind: what it does when it starts.
+        inputs: for each input the node that makes it, and which of its outputs it is.
+        outputs: how many it makes.
+        held: of a node that holds what comes in: (output, input).
+        made: of one that computes: (output, bytes, inputs whose buffer it may take over).
+        needs: its scratch.
+        handed: (output, how many more will hold it when the node has run); none are for those that nobody takes.
+        dropped: those.
+        returned: the outputs that the caller takes, as often as it does.
+        assigns: whether a variable takes its second input over when it has run.
+    """
+
+    kind: _Kind
+    inputs: tuple[tuple[int, int], ...]
+    outputs: int
+    held: tuple[tuple[int, int], ...]
+    made: tuple[tuple[int, int | None, tuple[int, ...]], ...]
+    needs: tuple[Need, ...]
+    handed: tuple[tuple[int, int], ...]
+    dropped: tuple[int, ...]
+    returned: tuple[int, ...]
+    assigns: bool
+
+
+class Memory:
+    """The buffers of a training process as the nodes of its steps start and end.
+
+    Args:
+        program: the step.
+        rules: of the kernels.
+        heap: where buffers come from; the variables are made in it at once.
+    """
+
+    def __init__(self, program: Program, rules: KernelRules, heap: Heap) -> None:
+        self._program, self._rules, self._heap = program, rules, heap
+        taken = Counter(each for node in program.nodes for each in node.inputs)
+        self._kept = Counter(program.results)
+        self._held = taken + self._kept
+        batch = [(number, program.nodes[number].outputs[0].bytes or 0) for number in program.arguments]
+        self.variables = make_variables(program.variables, batch, heap)
+        # A constant's kernel keeps its value from the first step on; spelled-out loops name the same one many times.
+        for number in {node.name: number for number, node in enumerate(program.nodes) if node.type == "Const"}.values():
+            heap.allocate(program.nodes[number].outputs[0].bytes or 0, number)
+        self._recipes: list[_Recipe | None] = [None] * len(program.nodes)
+        self.made: list[list[Buffer | None]] = [[]] * len(program.nodes)
+        self._taken: list[list[Buffer | None]] = [[]] * len(program.nodes)
+        self._scratch: dict[int, list[Buffer]] = {}
+        self._returned: list[Buffer] = []
+
+    def run(self, order: list[tuple[int, bool]]) -> None:
+        """Run one step in an order from `Executor.order`; what it returned is dropped."""
+        start, end = self.start, self.end
+        for number, is_end in order:
+            if is_end:
+                end(number)
+            else:
+                start(number)
+        self._release(self._returned)
+        self._returned.clear()
+
+    def start(self, number: int) -> None:
+        """Allocate what the node needs."""
+        recipe = self._recipes[number]
+        if recipe is None:
+            recipe = self._recipes[number] = self._recipe(number)
+        kind, made = recipe.kind, self.made
+        inputs = [made[source][output] for source, output in recipe.inputs]
+        outputs: list[Buffer | None] = [None] * recipe.outputs
+        if kind is _Kind.COMPUTES:
+            self._compute(number, recipe, inputs, outputs)
+        elif kind is _Kind.HOLDS:
+            for place, source in recipe.held:
+                outputs[place] = _hold(inputs[source])
+        elif kind is _Kind.READS:
+            outputs[0] = _hold(self.variables[self._variable(number)])
+        elif kind is _Kind.UPDATES:
+            self._update(number)
+        if recipe.needs:
+            needs = [need for need in recipe.needs if not _is_served(need, inputs)]
+            self._scratch[number] = [self._heap.allocate(need.bytes, number, is_scratch=True) for need in needs]
+        made[number] = outputs
+        self._taken[number] = inputs
+
+    def _recipe(self, number: int) -> _Recipe:
+        node = self._program.nodes[number]
+        kind, count, held = node.type, len(node.outputs), []
+        if kind in ALIASES:
+            held = [(place, place if kind == "IdentityN" else 0) for place in range(count)]
+        elif kind in TAKEN_FROM_LIST and len(node.inputs) > TAKEN_FROM_LIST[kind]:
+            held = [(count - 1, TAKEN_FROM_LIST[kind])]
+        elif kind == "Split" and _is_first_axis(self._program, node):
+            held = [(place, 1) for place in range(count)]
+        does = _Kind.HOLDS if held else _Kind.NOTHING if kind in ALIASES else _Kind.COMPUTES
+        if kind in NOTHING:
+            does, held = _Kind.UPDATES if kind in UPDATES else _Kind.NOTHING, []
+        elif kind == "ReadVariableOp":
+            does, held = _Kind.READS, []
+        wanted = [self._held[number, place] for place in range(count)]
+        return _Recipe(
+            kind=does,
+            inputs=node.inputs,
+            outputs=count,
+            held=tuple(held),
+            made=tuple(self._outputs(node)) if does is _Kind.COMPUTES else (),
+            needs=self._needs(node),
+            handed=tuple((place, holders - 1) for place, holders in enumerate(wanted) if holders),
+            dropped=tuple(place for place, holders in enumerate(wanted) if not holders),
+            returned=tuple(place for place in range(count) for _ in range(self._kept[number, place])),
+            assigns=kind == "AssignVariableOp",
+        )
+
+    def _outputs(self, node: Node) -> Iterator[tuple[int, int | None, tuple[int, ...]]]:
+        for place, tensor in enumerate(node.outputs):
+            if tensor.dtype in ("resource", "variant"):
+                continue
+            candidates: tuple[int, ...] | None = self._rules.candidates(node) if place == 0 else ()
+            if place == 1 and node.type == "SparseSoftmaxCrossEntropyWithLogits":
+                candidates = (0,)
+            yield place, tensor.bytes, tuple(self._alike(node, tensor, candidates))
+
+    def _alike(self, node: Node, output: Tensor, candidates: tuple[int, ...] | None) -> Iterator[int]:
+        """Yield those among the candidates, or among all inputs (None), whose buffer could hold the output."""
+        for place in range(len(node.inputs)) if candidates is None else candidates:
+            if place >= len(node.inputs):
+                return
+            source, made = node.inputs[place]
+            tensor = self._program.nodes[source].outputs[made]
+            if tensor.bytes == output.bytes and tensor.dtype == output.dtype:
+                yield place
+
+    def _needs(self, node: Node) -> tuple[Need, ...]:
+        """Return the buffers that the node needs while it runs."""
+        rules = self._rules.of(node)
+        scratch, compiled = rules.scratch.get(node.type), node.attributes.get("scratch", 0)
+        if scratch is None:
+            return (Need(compiled),) if compiled else ()
+        inputs = tuple(self._program.nodes[source].outputs[output] for source, output in node.inputs)
+        return scratch(node, inputs, rules.cores)
+
+    def _compute(self, number: int, recipe: _Recipe, inputs: list[Buffer | None], outputs: list[Buffer | None]) -> None:
+        for place, size, candidates in recipe.made:
+            if size is None:
+                node = self._program.nodes[number]
+                raise NotModelled(f"the size of {node.name} ({node.type}) depends on the data")
+            for candidate in candidates:
+                buffer = inputs[candidate]
+                if buffer is not None and buffer.holders == 1 and buffer.bytes == size:
+                    buffer.holders += 1
+                    outputs[place] = buffer
+                    break
+            else:
+                outputs[place] = self._heap.allocate(size, number)
+
+    def _variable(self, number: int) -> int:
+        node = self._program.nodes[number]
+        if node.variable is None:
+            raise NotModelled(f"{node.name} ({node.type}): which variable it works on is not known")
+        return node.variable
+
+    def _update(self, number: int) -> None:
+        """Note an update in place; a variable whose buffer somebody else holds is copied first."""
+        variable = self._variable(number)
+        held = self.variables[variable]
+        if held.holders > 1:
+            self._replace(variable, self._heap.allocate(held.bytes, number))
+
+    def _replace(self, variable: int, new: Buffer) -> None:
+        """Give a variable another buffer for its value."""
+        old, self.variables[variable] = self.variables[variable], new
+        if old is not new:
+            new.variable, new.value_from, new.value_to = variable, len(self._heap.log), None
+            if old.holders > 1 and not any(each is old for each in self.variables):
+                old.value_to = len(self._heap.log)
+        self._heap.let_go(old)
+
+    def end(self, number: int) -> None:
+        """Release what the node held, and hand its outputs on."""
+        recipe, inputs, outputs = self._recipes[number], self._taken[number], self.made[number]
+        assert recipe is not None  # it has started
+        if recipe.needs:
+            self._release(self._scratch.pop(number))
+        if recipe.assigns and inputs[1] is not None:
+            inputs[1].holders += 1
+            self._replace(self._variable(number), inputs[1])
+        for place, more in recipe.handed:
+            made = outputs[place]
+            if made is not None:
+                made.holders += more
+        if recipe.returned:
+            self._returned += [made for made in map(outputs.__getitem__, recipe.returned) if made is not None]
+        self._release(inputs)
+        if recipe.dropped:
+            self._release(map(outputs.__getitem__, recipe.dropped))
+
+    def _release(self, buffers: Iterable[Buffer | None]) -> None:
+        """Take a holder away from each, and free those that nobody holds any more."""
+        for buffer in buffers:
+            if buffer is not None:
+                left = buffer.holders - 1
+                buffer.holders = left
+                if not left:
+                    self._heap.free(buffer)
+
+
+def _hold(buffer: Buffer | None) -> Buffer | None:
+    if buffer is not None:
+        buffer.holders += 1
+    return buffer
+
+
+def _is_served(need: Need, inputs: list[Buffer | None]) -> bool:
+    """Return whether no buffer is needed: there is nothing to hold, or an input's serves, which is held anyway."""
+    buffer = None if need.takes_over is None else inputs[need.takes_over]
+    return not need.bytes or (buffer is not None and buffer.holders == 1)
+
+
+def _is_first_axis(program: Program, node: Node) -> bool:
+    axis = program.nodes[node.inputs[0][0]].attributes.get("value")
+    return axis is not None and int(axis) == 0
