@@ -20,12 +20,18 @@ import math
 import os
 import stat
 import tempfile
+import threading
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from kerasmem.errors import UsageError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +39,9 @@ if TYPE_CHECKING:
 _MOST_LINKS = 40
 _MAGIC = "/proc/"  # links there lead to what is open, such as /dev/stdout, and have no readable target
 _NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
-_PLAIN = _NO_LINK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_seeking = threading.Lock()
+READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # for `os.open`, on any system
+_PLAIN = _NO_LINK | READ
 
 
 def follow(name: str, path: str) -> str:
@@ -88,6 +96,43 @@ def open_named(name: str, path: str, flags: int, mode: int = 0o666) -> int:
     """
     found = follow(name, path)
     return os.open(found, flags | (_PLAIN & ~_NO_LINK if found.startswith(_MAGIC) else _PLAIN), mode)
+
+
+def read_at(number: int, views: Sequence[memoryview], offset: int) -> int:
+    """Fill views from a place in an open file, as `os.preadv` does, also where there is none (Windows).
+
+    Returns:
+        How many bytes came; fewer than wanted where the file ends, or at any time.
+    """
+    if hasattr(os, "preadv"):
+        return os.preadv(number, views, offset)
+    done = 0
+    with _seeking:
+        os.lseek(number, offset, os.SEEK_SET)
+        for view in views:
+            data = os.read(number, len(view))
+            view[: len(data)] = data
+            done += len(data)
+            if len(data) < len(view):
+                break
+    return done
+
+
+def read_bytes(number: int, size: int, offset: int) -> bytes:
+    """Return bytes from a place in an open file, fewer where it ends."""
+    data = bytearray(size)
+    return bytes(data[: read_at(number, [memoryview(data)], offset)])
+
+
+def lock(file: IO[bytes], *, wait: bool) -> None:
+    """Hold a file against other processes until it is closed; nothing where the system has no such locks.
+
+    Raises:
+        BlockingIOError: another process holds it, and `wait` is False.
+        OSError: this file system has no locks.
+    """
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def write_named(name: str, path: str, data: bytes) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kerasmem.files import READ
 from kerasmem.records import Record
 
 _PROC = "/proc/self"
@@ -90,7 +91,7 @@ class HostReader:
             self._reopen()
         try:
             return os.pread(self._statm, 256, 0)
-        except OSError:
+        except (OSError, AttributeError):  # Windows has no pread
             return int(self._process.memory_info().rss)
 
     def unpack(self, caught: bytes | int) -> ProcessReading:
@@ -116,7 +117,7 @@ class HostReader:
     def _read_swap(self) -> int | None:
         try:
             found = _SWAP.search(os.pread(self._status, 16384, 0))
-        except OSError:
+        except (OSError, AttributeError):
             return None
         return int(found[1]) * 1024 if found else None
 
@@ -128,9 +129,9 @@ class HostReader:
         self._forks, self._swap_due = _forks, self._clock()
         self._process = psutil.Process()
         with contextlib.suppress(OSError):
-            self._statm = os.open(f"{_PROC}/statm", os.O_RDONLY | os.O_CLOEXEC)
+            self._statm = os.open(f"{_PROC}/statm", READ)
         with contextlib.suppress(OSError):
-            self._status = os.open(f"{_PROC}/status", os.O_RDONLY | os.O_CLOEXEC)
+            self._status = os.open(f"{_PROC}/status", READ)
 
 
 def _after_fork() -> None:

@@ -183,14 +183,14 @@ class LogFile:
         size = os.fstat(self._file).st_size
         if size == 0:
             return True
-        start = os.pread(self._file, 4096, 0)
+        start = files.read_bytes(self._file, 4096, 0)
         expected = (_HEADER + "\n").encode() if self.format == "csv" else b'{"kind":'
         if not start.startswith(expected):
             raise UsageError(
                 f"filename: {str(self.path)!r} exists and is no kerasmem log with the present columns; "
                 "choose another name, or append=False to overwrite it"
             )
-        tail = os.pread(self._file, 65536, max(0, size - 65536))
+        tail = files.read_bytes(self._file, 65536, max(0, size - 65536))
         cut = len(tail) - (tail.rfind(b"\n") + 1)
         if cut:
             os.ftruncate(self._file, size - cut)

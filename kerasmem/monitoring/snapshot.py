@@ -128,7 +128,7 @@ def _try_status(path: Path, pid: int) -> RunStatus | None:
 def _status(path: Path, pid: int | None) -> RunStatus:
     """Return what the end of a log says; of a long one, no more is read."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise InputError(f"{path}: no file; name a log that MemoryLogger wrote")

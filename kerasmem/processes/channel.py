@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+from kerasmem.errors import KerasmemError
 from kerasmem.processes.children import child_environment, die_with_parent, start_module
 
 _HEAD = struct.Struct("!QQ")
@@ -48,6 +49,8 @@ class ChannelChild:
     """
 
     def __init__(self, module: str, **environ: str) -> None:
+        if os.name == "nt":
+            raise KerasmemError("steps in a process of their own (XLA, isolated=True) need Linux or macOS; use WSL")
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             with contextlib.suppress(OSError):

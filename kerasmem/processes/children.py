@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import glob
+import mmap
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from kerasmem.units import format_size
 
 GOES_ON = "KERASMEM_RUN_GOES_ON"  # set for a script that is run again, to go on from where it was
 _POLL_SECONDS = 0.1
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # on Windows, which ends a process by the other one
 
 
 class ChildFailure(KerasmemError):
@@ -140,13 +141,13 @@ def communicate(process: subprocess.Popen[bytes], request: bytes | None, limits:
 def end_group(pid: int) -> None:
     """End a process that leads a group, and all that it has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        getattr(os, "killpg", os.kill)(pid, SIGKILL)
 
 
 def die_with_parent() -> None:
     """Have the system end this process when its parent ends without having time to do so."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def exit_name(code: int) -> str:
@@ -158,14 +159,14 @@ def exit_name(code: int) -> str:
 
 def exit_reason(code: int) -> str:
     """Return `exit_name`, and what the system does that way."""
-    return exit_name(code) + (", as the system does when memory runs out" if code == -signal.SIGKILL else "")
+    return exit_name(code) + (", as the system does when memory runs out" if code == -SIGKILL else "")
 
 
 def resident_bytes(pid: int) -> int:
     """Return what a process has resident; 0 where it has ended."""
     try:
         with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * _PAGE
+            return int(file.read().split()[1]) * mmap.PAGESIZE
     except (OSError, IndexError, ValueError):
         return 0
 

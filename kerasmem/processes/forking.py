@@ -27,6 +27,10 @@ from kerasmem.processes.children import (
 )
 
 MODULE = "kerasmem.processes.fork_server"
+ON_LINUX_ALONE = (
+    "a call in a forked process (measure, probe, profile, run_isolated, isolated=True) works on Linux alone; "
+    "use method='graph' for an estimate, and keras's own fit in a process that you start yourself"
+)
 _POLL_SECONDS = 0.05
 _KEPT_ERRORS = 2**26  # bytes of standard error that are kept to be explained
 # Variables that Python, TensorFlow and their libraries read when they are loaded; a call brings all others along.
@@ -47,7 +51,10 @@ class Server:
     def __init__(self) -> None:
         self.has_ended = False
         self.read, self.owner = _read_at_start(os.environ), os.getpid()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except (AttributeError, OSError) as error:
+            raise KerasmemError(ON_LINUX_ALONE) from error
         with theirs:
             self.process = start_module(
                 MODULE,

@@ -13,11 +13,11 @@ import sys
 import time
 
 from kerasmem.errors import KerasmemError
-from kerasmem.processes.children import ChildFailure, Limits, die_with_parent, exit_reason
+from kerasmem.processes.children import SIGKILL, ChildFailure, Limits, die_with_parent, exit_reason
 
 _POLL_SECONDS = 0.05
 _OWN_TIME, _PATIENCE = 0.3, 2.0  # seconds after Ctrl-C until a child is told of it, and until it is ended
-_NEVER = (float("inf"), signal.SIGKILL)
+_NEVER = (float("inf"), SIGKILL)
 _stages: int | None = None  # in the child: the pipe that tells the parent what it is doing
 
 
@@ -88,15 +88,15 @@ def _watch(pid: int, stages: int, stage: str, limits: Limits) -> int:
                 break
             if failure is None and not signals:
                 failure = limits.exceeded(pid, started, with_children=True)
-                signals = [] if failure is None else [(0, signal.SIGKILL), _NEVER]
+                signals = [] if failure is None else [(0, SIGKILL), _NEVER]
             if signals and time.monotonic() > signals[0][0]:
                 os.kill(pid, signals.pop(0)[1])
         except KeyboardInterrupt:  # a terminal has told the child too; a program may have told this process alone
             now = time.monotonic()
             again = bool(signals)
-            signals = [(now, signal.SIGKILL), _NEVER]
+            signals = [(now, SIGKILL), _NEVER]
             if not again:
-                signals = [(now + _OWN_TIME, signal.SIGINT), (now + _PATIENCE, signal.SIGKILL), _NEVER]
+                signals = [(now + _OWN_TIME, signal.SIGINT), (now + _PATIENCE, SIGKILL), _NEVER]
     return _exit_code(os.waitstatus_to_exitcode(status), stage, failure, bool(signals))
 
 

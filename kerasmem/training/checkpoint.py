@@ -188,6 +188,8 @@ def _replace_file(path: str, content: Mapping[str, np.ndarray], *, keep_before: 
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with replacing(path, durable=True, before=path + BEFORE if keep_before else None) as file:
         np.savez(file, allow_pickle=False, **content)
+    if os.name == "nt":  # a folder cannot be opened there, and its entries are written at once
+        return
     folder = os.open(os.path.dirname(path), os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerasmem.errors import UsageError
-from kerasmem.processes.children import GOES_ON, exit_reason, start_module
+from kerasmem.processes.children import GOES_ON, SIGKILL, exit_reason, start_module
 from kerasmem.training.run_folder import RAN_OUT, VARIABLE, RunFolder, ScriptPosition
 
-_DEATHS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
+_DEATHS = (SIGKILL, signal.SIGSEGV, signal.SIGABRT, getattr(signal, "SIGBUS", SIGKILL))
 _POLL_SECONDS = 0.5
 _SENT_BY_PROCESS = 0  # `si_code` of a signal by kill(2), and above that of one by the kernel
 _MOST_AT_ONE_PLACE = 3  # without a step of training in between, and with no smaller micro-batches to try
@@ -46,6 +46,10 @@ def supervise(
     Raises:
         UsageError: there is no such script.
     """
+    if not hasattr(os, "pwrite"):
+        raise UsageError(
+            "kerasmem run works on Linux and macOS; in the script, use kerasmem.fit(model, x, y, checkpoint='run.ckpt')"
+        )
     if not is_module and not os.path.isfile(script):
         raise UsageError(f"{script}: there is no such script")
     with tempfile.TemporaryDirectory(prefix="kerasmem-run-") as own:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -60,7 +59,7 @@ class Job:
             raise UsageError(f"{shown(strange[0])}: is no file of a conversion; remove the folder {self.folder!r}")
         self._lock = os.fdopen(files.open_plain(self.path("lock"), os.O_WRONLY | os.O_CREAT), "wb")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files.lock(self._lock, wait=False)
         except BlockingIOError:
             self.close()
             raise UsageError(f"{shown(output)}: another process is writing this output; wait for it") from None

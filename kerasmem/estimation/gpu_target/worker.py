@@ -7,7 +7,6 @@ It allocates no weight, no batch and nothing on a GPU, and does not run what it 
 from __future__ import annotations
 
 import importlib.util
-import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -44,6 +43,8 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
         "variants" (one dict each), "live" (what lives at the peak), "instant", "convolutions", "arguments" (sizes in
         bytes, by group), "notes", "seconds", "host_bytes".
     """
+    import resource
+
     begin = time.monotonic()
     request = ModelRequest.from_dict(data["model"])
     options = {"xla_gpu_cuda_data_dir": cuda_folder()}

@@ -21,7 +21,11 @@ WORKER = "kerasmem.estimation.probe.worker"
 DEFAULT_TIMEOUT = 600.0
 _SHARE_OF_HOST = 0.95  # of the memory that is free when the worker starts; what it takes beyond would only swap
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)  # so some kernels end where memory runs out
+_CRASHES = (
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    getattr(signal, "SIGBUS", signal.SIGSEGV),
+)  # so some kernels end where memory runs out
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from kerasmem import files
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
 
 _SAMPLES, _SAMPLE_BYTES = 16, 4096  # of a file's content, to tell whether it was written to
-MOST_VIEWS = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in os.sysconf_names else 16
+MOST_VIEWS = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in getattr(os, "sysconf_names", ()) else 16
 
 
 def _find_preadv() -> Callable[..., int] | None:
@@ -23,7 +24,7 @@ def _find_preadv() -> Callable[..., int] | None:
         return None
     try:
         function = ctypes.CDLL(None, use_errno=True).preadv
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # a TypeError on Windows
         return None
     function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long)
     function.restype = ctypes.c_ssize_t
@@ -101,7 +102,7 @@ class FileHandle(Handle):
         """
         try:
             if self._number < 0:
-                self._number = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+                self._number = os.open(self.path, files.READ)
         except OSError as error:
             raise DataError(f"{shown(self.path)}: the file cannot be opened: {error.strerror}") from error
 
@@ -109,7 +110,7 @@ class FileHandle(Handle):
         """Return a digest of some of the content, spread over the file as it was at first."""
         digest = hashlib.blake2b(digest_size=16)
         for number in range(_SAMPLES):
-            digest.update(os.pread(self._number, _SAMPLE_BYTES, self.size * number // _SAMPLES))
+            digest.update(files.read_bytes(self._number, _SAMPLE_BYTES, self.size * number // _SAMPLES))
         return digest.digest()
 
     def read(self, views: Sequence[memoryview], offset: int, size: int) -> None:
@@ -122,7 +123,7 @@ class FileHandle(Handle):
         for first in range(0, len(views), MOST_VIEWS):
             part = views[first : first + MOST_VIEWS]
             wanted = sum(map(len, part)) if len(views) > MOST_VIEWS else size
-            got = os.preadv(self._number, part, offset + done)
+            got = files.read_at(self._number, part, offset + done)
             if got < wanted:
                 self._read_rest(part, offset + done, got, wanted)
             done += wanted
@@ -161,7 +162,7 @@ class FileHandle(Handle):
         at = 0
         for view in views:
             while got < at + len(view):
-                more = os.preadv(self._number, [view[got - at :]], offset + got)
+                more = files.read_at(self._number, [view[got - at :]], offset + got)
                 if not more:
                     raise EOFError(f"the file ends at byte {offset + got:,}, and {offset + wanted:,} are needed")
                 got += more

@@ -270,7 +270,7 @@ def raw_file(file: h5py.File) -> RawFile:
     remote = getattr(file, "remote", None)
     if file.id.get_intent() & h5py.h5f.ACC_RDWR:  # somebody in this process writes it
         file.flush()
-    number = None if remote is not None else _descriptor(file)
+    number = None if remote is not None or not hasattr(os, "pread") else _descriptor(file)
 
     def read(offset: int, size: int) -> bytes:
         if number is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -80,7 +79,7 @@ class DiskCache:
             self._make()
             lock = files.open_plain(os.path.join(self.folder, "lock"), os.O_RDWR | os.O_CREAT)
             with open(lock, "r+b") as lock_file:
-                fcntl.flock(lock_file, fcntl.LOCK_EX)  # of all processes one at a time makes room
+                files.lock(lock_file, wait=True)  # of all processes one at a time makes room
                 self._make_room(len(data))
             files.own_folder("cache", folder)
             with files.replacing(os.path.join(folder, name), temporary=temporary) as file:
