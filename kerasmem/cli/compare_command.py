@@ -27,7 +27,7 @@ Examples:
   kerasmem compare before.keras after.keras --batch-size 64
   kerasmem compare before.keras after.keras --max-increase 5%
   kerasmem estimate model.keras --json > base.json
-  kerasmem compare base.json model.keras --budget 14GiB --json
+  kerasmem compare base.json model.keras --budget 14GiB --markdown
 
 \b
 Exit codes: 0 done, and within the limits · 1 a model failed · 2 wrong usage or
@@ -51,6 +51,7 @@ _SAME = ("batch_size", "method", "mode")  # settings of a saved report that the 
             is_flag=True,
             help="Compare estimates of another batch size, mode or method too.",
         ),
+        click.option("--markdown", is_flag=True, help="Print Markdown tables, for a comment on a pull request."),
         json_option,
     ),
 )
@@ -64,6 +65,8 @@ def command(
     both are estimated with the same settings. A limit that B breaks gives exit code 3.
     """
     check_options("compare", a, options)
+    if options["markdown"] and options["as_json"]:
+        raise UsageError("--markdown and --json both print; give one of them")
     limits = _limits(budget, max_increase)
     saved = {path: report for path in (a, b) if (report := _saved_report(path)) is not None}
     chosen = {name for name in _SAME if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
@@ -91,10 +94,13 @@ def command(
                 f"{a} and {b}: {'; '.join(unlike)}; estimate both alike, or give --allow-different-settings"
             )
         comparison = compare_reports(*reports, **limits)
-    from kerasmem.rendering.comparison_table import comparison_table
+    from kerasmem.rendering.comparison_table import comparison_markdown, comparison_table
 
-    top = _MOST_ON_A_SCREEN if is_terminal() and options["top"] is None else options["top"]
-    show_result(comparison, options["as_json"], partial(comparison_table, top=top))
+    if options["markdown"]:
+        click.echo(comparison_markdown(comparison, options["top"]), nl=False)
+    else:
+        top = _MOST_ON_A_SCREEN if is_terminal() and options["top"] is None else options["top"]
+        show_result(comparison, options["as_json"], partial(comparison_table, top=top))
     verdicts = [each.verdict for each in comparison.limits]
     device = comparison.after.device
     return worst([*verdicts, *([] if device is None else [device.verdict])])

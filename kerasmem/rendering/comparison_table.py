@@ -1,7 +1,8 @@
-"""A Comparison as text: the total, categories and layers side by side, and the verdicts on limits."""
+"""A Comparison as text and as Markdown: the total, categories and layers side by side, and the verdicts on limits."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -25,6 +26,7 @@ from kerasmem.rendering.peak_text import claim, how, settings_line, verdict_line
 from kerasmem.units import format_size
 
 _WIDTH_FOR_PERCENT = 72
+_MOST_IN_A_COMMENT = 25  # layers
 _NAMES = {"allocator": "allocator waste", "total": "total in use at the peak"}
 
 
@@ -101,3 +103,60 @@ def _limit(limit: LimitVerdict) -> Text:
     subject = "B needs" if limit.what == "budget" else "B against A"
     line = Text(f"{subject} {needs}, the limit is {format_size(limit.limit_bytes)}: ")
     return line.append_text(verdict_text(limit.verdict, "bold"))
+
+
+def comparison_markdown(comparison: Comparison, top: int | None = None) -> str:
+    """Return what differs between two estimates as a comment on a change: the answer, and tables folded below it.
+
+    Args:
+        comparison: of two estimates.
+        top: how many layers to list; None lists 25.
+    """
+    before, after = comparison.before, comparison.after
+    total = comparison.categories[-1]
+    verdicts = [_limit(each).plain for each in comparison.limits]
+    if after.device is not None:
+        verdicts.append("B on " + verdict_line(after.device, after.bytes, after.settings.method).plain)
+    lines = [
+        f"### Memory of {_code(after.model.name)}: {format_size(total.after)} ({_change(total)})",
+        "",
+        *(f"- {_plain(verdict)}" for verdict in verdicts),
+        "",
+        f"A: {_code(before.model.source or before.model.name)}, B: {_code(after.model.source or after.model.name)}; "
+        f"{_plain(settings_line(after.settings))} · method {_plain(after.settings.method)}",
+        "",
+        *_markdown_rows("At the peak", comparison.categories),
+    ]
+    changed = [each for each in comparison.layers if each.change or each.is_in != "both"]
+    shown = changed[: top or _MOST_IN_A_COMMENT]
+    if shown:
+        rest = f", the first {len(shown)} of {len(changed)}" if len(changed) > len(shown) else ""
+        title = f"<details><summary>Layers that differ{rest}</summary>"
+        lines += ["", title, "", *_markdown_rows("Layer", shown), "", "</details>"]
+    for note in comparison.notes:
+        lines += ["", f"Note: {_plain(note)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_rows(first: str, rows: Iterable[Difference]) -> list[str]:
+    lines = [f"| {first} | A | B | Change |", "|---|---:|---:|---:|"]
+    for row in rows:
+        name = f"{_code(row.name)} {_code(row.class_name)}" if row.class_name else _NAMES.get(row.name, row.name)
+        sizes = ["–" if row.is_in == "second" else format_size(row.before)]
+        sizes.append("–" if row.is_in == "first" else format_size(row.after))
+        lines.append(f"| {' | '.join([name, *sizes, _change(row)])} |")
+    return lines
+
+
+def _change(row: Difference) -> str:
+    return signed_size(row.change) + _percent(row)
+
+
+def _code(name: str) -> str:
+    """Return a name from a file as code: nothing in it is a link, a mention or an end of the cell."""
+    return "`" + printable(name, 100).replace("`", "'").replace("|", "\\|") + "`"
+
+
+def _plain(text: str) -> str:
+    """Return text in which nothing is markup, and "@" calls nobody."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|~])", r"\\\1", printable(text, 300)).replace("@", "@\u200b")

@@ -123,3 +123,21 @@ def test_names_cannot_steer_the_terminal(cli, tmp_path):
     assert "\x1b" not in result.out
     assert "\u202e" not in result.out
     assert "x[red]\\x1b[2J\\u202e (Dense)" in result.out
+
+
+def test_markdown_for_a_comment(cli, files):
+    result = cli("compare", *files, *FORMULA, "--max-increase", "5%", "--markdown")
+    assert result.code == 3
+    lines = result.out.splitlines()
+    assert lines[0].startswith("### Memory of `model`: ") and "%" in lines[0]
+    assert "exceeds the limit" in lines[2]
+    tables = [line for line in lines if line.startswith("|")]
+    assert all(line.count("|") == 5 for line in tables) and any("| `hidden` `Dense` |" in line for line in tables)
+    assert cli("compare", *files, "--markdown", "--json").code == 2
+
+
+def test_names_cannot_steer_a_comment(cli, tmp_path):
+    hostile = save(tmp_path / "c.keras", name="a|b`<img src=x>@all](http:x)")
+    text = cli("compare", save(tmp_path / "a.keras"), hostile, *FORMULA, "--markdown").out
+    (row,) = (line for line in text.splitlines() if "img" in line)
+    assert "`a\\|b'<img src=x>@all](http:x)`" in row or "`hidden → a\\|b'<img src=x>@all](http:x)`" in row
