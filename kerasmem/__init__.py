@@ -24,6 +24,7 @@ _PUBLIC = {
     "LeakWatch": "kerasmem.monitoring.leak_watch",
     "Timeline": "kerasmem.monitoring.timeline",
     "read_timeline": "kerasmem.monitoring",
+    "report_page": "kerasmem.display",
     "track": "kerasmem.display",
     "tracked": "kerasmem.display",
     "explain_oom": "kerasmem.diagnosis.explaining",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from kerasmem.datatools.inspecting.statistics import data_stats as data_stats
     from kerasmem.devices.growth import enable_memory_growth as enable_memory_growth
     from kerasmem.diagnosis.explaining import explain_oom as explain_oom
+    from kerasmem.display import report_page as report_page
     from kerasmem.display import summary as summary
     from kerasmem.display import track as track
     from kerasmem.display import tracked as tracked

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import atexit
+import html
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
+from kerasmem.errors import UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.report import MemoryReport
+from kerasmem.files import write_named
+from kerasmem.monitoring.timeline import Timeline
 from kerasmem.monitoring.tracking import Span, Tracker
+from kerasmem.profiling.results import StepProfile
 from kerasmem.rendering.layout import plain_text
 from kerasmem.rendering.summary_table import DEFAULT_WIDTH, summary_table
 from kerasmem.rendering.track_table import track_table
 
+_FRAME_HEIGHT = 720  # of a page in a notebook, in CSS pixels; it scrolls inside
 _spans: list[Span] = []
 _lock = threading.Lock()
 _shown_by: int | None = None  # the process that has promised the table
@@ -72,6 +80,76 @@ def summary(
         console.print(table)
     else:
         print_fn(plain_text(table, line_length or DEFAULT_WIDTH))
+
+
+@dataclass(frozen=True)
+class ReportPage:
+    """The page that `kerasmem report` writes. A notebook shows it in the cell, with charts that answer the mouse.
+
+    Attributes:
+        html: the whole page, which needs no network.
+    """
+
+    html: str
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the page into a file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_named("path", os.fspath(path), self.html.encode())
+
+    def _repr_html_(self) -> str:
+        inside = html.escape(self.html)  # in a frame, whose policy and style do not meet the notebook's
+        look = f"width: 100%; height: {_FRAME_HEIGHT}px; border: 0"
+        return f'<iframe sandbox="allow-scripts" title="Memory report" style="{look}" srcdoc="{inside}"></iframe>'
+
+
+def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
+    """Lay results side by side on one page: memory over time, the peak by category and layer, verdicts.
+
+    Args:
+        *results: a `Timeline` (`logger.timeline`, or what `kerasmem.read_timeline` gave), a `MemoryReport`, or the
+            profile of a step (`logger.profile`).
+        title: the page's heading.
+
+    Returns:
+        The page: the last line of a notebook's cell shows it, `save` writes it.
+
+    Raises:
+        UsageError: nothing was given, or a result of another kind.
+
+    Examples:
+        >>> import kerasmem
+        >>> columns = ["run", "time", "phase", "peak_bytes"]
+        >>> rows = [[0, 0.5, "train", 900], [0, 0.75, "train", 700]]
+        >>> timeline = kerasmem.Timeline.from_dict({"format_version": 1, "columns": columns, "rows": rows})
+        >>> "Memory over time" in report_page(timeline).html
+        True
+    """
+    from kerasmem.monitoring.log_summary import summarise
+    from kerasmem.monitoring.rank_logs import TrainingLogs
+    from kerasmem.rendering.contents import Composition, PageContents, read_composition
+    from kerasmem.rendering.page import render_page
+
+    trainings: list[TrainingLogs] = []
+    compositions: list[Composition] = []
+    for result in results:
+        if isinstance(result, Timeline):
+            name = f"log {len(trainings) + 1}"
+            trainings.append(TrainingLogs(name, (summarise(result, name),)))
+        elif isinstance(result, (MemoryReport, StepProfile)):
+            name = f"{'profile' if isinstance(result, StepProfile) else 'estimate'} {len(compositions) + 1}"
+            compositions.append(read_composition(result.to_dict(), name))
+        else:
+            raise UsageError(
+                f"report_page: {type(result).__name__} is no Timeline, MemoryReport or profile; "
+                "read a log with kerasmem.read_timeline, or use kerasmem report for files"
+            )
+    if not results:
+        raise UsageError("report_page: nothing was given; give logger.timeline, or what kerasmem.estimate returned")
+    return ReportPage(render_page(PageContents(tuple(trainings), tuple(compositions), title)))
 
 
 def track(label: str, *, show: bool = True) -> Tracker:

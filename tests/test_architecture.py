@@ -41,7 +41,7 @@ ALLOWED = {
     "rendering": {
         "datatools", "devices", "diagnosis", "estimation", "monitoring", "profiling", "recovery", "training",
     },
-    "display": {"estimation", "monitoring", "rendering"},
+    "display": {"estimation", "monitoring", "profiling", "rendering"},
     "cli": {
         "cluster", "compat", "datatools", "devices", "diagnosis", "display", "estimation", "hdf5", "models",
         "monitoring", "processes", "profiling", "recovery", "rendering", "streaming", "training",
@@ -66,7 +66,6 @@ ONLY_IN = {
     "psutil": {"devices"},
     "h5py": {"compat", "models", "hdf5", "datatools", "streaming"},
     "matplotlib": {"rendering"},
-    "plotly": {"rendering"},
     "prometheus_client": {"rendering"},
     "pyarrow": {"datatools"},
     "PIL": {"datatools"},

@@ -29,7 +29,6 @@ Examples:
 Logs whose paths differ in a rank alone (run.rank0.jsonl, rank1/run.csv) are merged."""
 
 _LARGEST_LOG = 2 * 2**30
-_DRAWN_POINTS = 120_000  # of all lines of a page together: some 3 MB
 
 
 @click.command("report", cls=GuardedCommand, epilog=EXAMPLES)
@@ -117,11 +116,9 @@ def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
         else:
             compositions.append(read_composition(data, path))
     groups = group_by_rank(logs, together=ranks)
-    # a log of one device has some five lines; with four devices and twenty logs a page stays below 10 MB
-    points = max(200, min(3000, _DRAWN_POINTS // max(1, 6 * len(logs))))
     trainings = []
     for name, members in groups.items():
-        summaries: list[LogSummary] = [summarise(_timeline(path), path, rank, points) for rank, path in members]
+        summaries: list[LogSummary] = [summarise(_timeline(path), path, rank) for rank, path in members]
         trainings.append(TrainingLogs(name if len(members) > 1 else members[0][1], tuple(summaries)))
     return PageContents(tuple(trainings), tuple(compositions), title)
 

@@ -28,6 +28,7 @@ class Curve:
         seconds: shape (n,), ascending.
         values: shape (n,), bytes.
         readings: how many there were before thinning.
+        starts: places at which another phase begins; no line leads there from the value before.
     """
 
     size: str
@@ -35,6 +36,7 @@ class Curve:
     seconds: tuple[float, ...]
     values: tuple[int, ...]
     readings: int
+    starts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,10 @@ def _stretch(column: Mapping[str, Array], points: int) -> Curves:
                 continue  # a line at zero says less than its absence
             kept = thin(values, points)
             seconds = tuple(np.round(column["time"][known][kept], 4).tolist())
-            lines.append(Curve(size, None if of_host else device, seconds, tuple(map(int, values[kept])), len(values)))
+            stretches = np.cumsum(_changes(column["phase"][known]))[kept]
+            starts = tuple(np.flatnonzero(_changes(stretches))[1:].tolist())
+            drawn = tuple(map(int, values[kept]))
+            lines.append(Curve(size, None if of_host else device, seconds, drawn, len(values), starts))
     runs = (int(column["run"].min()), int(column["run"].max()))
     return Curves(runs, tuple(lines[:_MOST_LINES]), _epoch_starts(column), _spans(column))
 

@@ -14,7 +14,7 @@ from kerasmem.rendering.layout import VERDICT_STYLES
 from kerasmem.rendering.peak_text import asked_line, missing_line
 from kerasmem.units import format_size
 
-_MARKS = {"fits": "✔", "does not fit": "✘", "too close to call": "?"}
+MARKS = {"fits": "✔", "does not fit": "✘", "too close to call": "?"}
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "white")
 _BAR = 60
 _LAYERS = 8
@@ -45,7 +45,7 @@ def _first_line(report: MemoryReport, cards: Sequence[str]) -> Text:
         where = f"fits {len(cards)} of the known cards, from {cards[0]} up" if cards else "fits no known card"
         return Text(f"{report.needs}: {where}", style="bold")
     joined = " on " if device.verdict == "too close to call" else " "
-    verdict = f"{_MARKS.get(device.verdict, '?')} {device.verdict}{joined}{printable(device.name, 80)}"
+    verdict = f"{MARKS.get(device.verdict, '?')} {device.verdict}{joined}{printable(device.name, 80)}"
     line = Text(verdict, style=VERDICT_STYLES.get(device.verdict, "bold"))
     line.append(f": {report.needs}, of {format_size(device.available_bytes)}", style="not bold default")
     if _is_card(device) and report.settings.method in _STAND_INS:

@@ -43,6 +43,7 @@ class Composition:
         layers: in the model's order.
         is_at_peak: whether the layers' bytes are those at the peak, rather than a division of the total.
         device: the device named, with the verdict; None where none was.
+        limit: what TensorFlow can use of that device.
         unmodelled: what costs memory and is not in the total.
         notes: what the method says beside.
     """
@@ -64,6 +65,7 @@ class Composition:
     device: tuple[str, str] | None
     unmodelled: tuple[str, ...]
     notes: tuple[str, ...]
+    limit: int | None = None
 
     @property
     def how(self) -> str:
@@ -178,6 +180,7 @@ def read_composition(data: Mapping[str, Any], source: str) -> Composition:
             f"{item.get('what')}: {item.get('why')}" for item in top.items("unmodelled") if isinstance(item, dict)
         ),
         notes=tuple(map(str, top.items("notes"))),
+        limit=top.inside("device").size("available_bytes") if isinstance(device, dict) else None,
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 # control, format (also bidirectional overrides), surrogate, private use, line and paragraph separators
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
-_ISOLATED = "\u2068{}\u2069"  # a name written from right to left leaves what stands beside it in place
 
 
 def printable(text: str, limit: int | None = None) -> str:
@@ -65,11 +64,6 @@ def html_text(value: object, limit: int | None = 300) -> str:
 def html_attribute(value: object, limit: int | None = 300) -> str:
     """Return text for the inside of a quoted attribute."""
     return html.escape(printable(str(value), limit))
-
-
-def chart_label(value: object, limit: int = 60) -> str:
-    """Return text for a chart, where plotly.js would take tags and entities for markup."""
-    return _ISOLATED.format(html.escape(short_name(str(value), limit), quote=False))
 
 
 def embedded_json(data: Any) -> str:

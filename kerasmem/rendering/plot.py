@@ -6,6 +6,8 @@ import io
 import warnings
 from typing import Any
 
+import numpy as np
+
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.monitoring.curves import Curve, Curves
 from kerasmem.rendering.contents import Composition, PageContents
@@ -56,6 +58,7 @@ def render_plot(contents: PageContents, format: str) -> bytes:
         rest = iter(axes)
         for name, stretch, lines in panels:
             _draw_stretch(next(rest), name, stretch, lines)
+        _legend_of_lines(figure)
         if divided:
             _draw_categories(next(rest), divided)
         for each in layered:
@@ -80,21 +83,36 @@ def _frame(axes: Any) -> None:
     axes.set_axisbelow(True)
 
 
-def _legend(axes: Any, **where: Any) -> None:
-    for text in axes.legend(frameon=False, fontsize=8, **where).get_texts():
+def _legend(axes: Any, *entries: Any, **where: Any) -> None:
+    for text in axes.legend(*entries, frameon=False, fontsize=8, **where).get_texts():
         _plain(text)
+
+
+def _legend_of_lines(figure: Any) -> None:
+    """Name each kind of line and shade once, above all panels."""
+    drawn = [axes.get_legend_handles_labels() for axes in figure.axes]
+    named = {label: handle for handles, labels in drawn for handle, label in zip(handles, labels, strict=True)}
+    if named:
+        _legend(figure, named.values(), named.keys(), loc="outside upper left", ncols=4)
 
 
 def _draw_stretch(axes: Any, name: str, stretch: Curves, lines: list[Curve]) -> None:
     unit, factor = unit_for(max(max(line.values) for line in lines))
     devices = list(dict.fromkeys(line.device for line in stretch.lines if line.device is not None))
+    for span in stretch.phases:
+        axes.axvspan(span.start, span.end, color="#6f5bb5", alpha=0.13, linewidth=0, label=short_name(span.phase, 24))
     for line in lines:
         place = devices.index(line.device) if line.device in devices else 0
         title = LINES[line.size][0]
         if line.device is not None and len(devices) > 1:
             title += f", {short_name(line.device, 24)}"
-        (drawn,) = axes.plot(line.seconds, [value / factor for value in line.values], _DASHES[place % len(_DASHES)])
-        drawn.set(color=_COLOURS[line.size], linewidth=1.4, label=title, marker="o" if len(line.values) == 1 else "")
+        # a NaN before each phase: nothing was read between two of them, so no line leads from one to the next
+        seconds = np.insert(np.array(line.seconds), line.starts, np.nan)
+        values = np.insert(np.array(line.values) / factor, line.starts, np.nan)
+        (drawn,) = axes.plot(seconds, values, _DASHES[place % len(_DASHES)])
+        alone = np.flatnonzero(np.convolve(~np.isnan(values), [1, 1, 1], "same") == 1)
+        drawn.set(color=_COLOURS[line.size], linewidth=1.4, label=title, marker="o", markersize=3)
+        drawn.set_markevery([int(place) for place in alone if not np.isnan(values[place])])
     for mark in stretch.epochs[:: -(-len(stretch.epochs) // _MOST_MARKS) or 1]:
         axes.axvline(mark.seconds, color="#98a2b0", linewidth=0.8, linestyle=":")
     where = "device" if lines == panels_of(stretch)[0] else "host"
@@ -103,7 +121,6 @@ def _draw_stretch(axes: Any, name: str, stretch: Curves, lines: list[Curve]) -> 
     axes.set_ylabel(unit)
     axes.set_ylim(0, 1.06 * max(1e-9, *(max(line.values) / factor for line in lines)))
     _frame(axes)
-    _legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _draw_categories(axes: Any, compositions: list[Composition]) -> None:

@@ -23,8 +23,8 @@ average and whether it came first, as under `nice -n -20` (as root), where all o
 again what ran under a higher load and did not come first. XLA rows repeat to the byte whatever else runs.
 
 What is done is kept in results/estimates.jsonl, and a later run goes on from there; `--refresh` does parts again. The
-summary goes to results/estimates.json, a scatter plot to docs/images/estimates.png. Rows of models that are held out
-(`zoo.ZOO`) are reported apart: nothing may be tuned to them.
+summary goes to results/estimates.json, a plot of the errors to docs/images/estimates.png. Rows of models that are held
+out (`zoo.ZOO`) are reported apart: nothing may be tuned to them.
 """
 
 from __future__ import annotations

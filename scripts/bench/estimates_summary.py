@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 MIB = 2**20
 METHODS = ("graph", "xla", "probe")
 RIVALS = ("formula", "model-profiler", "grappler")
@@ -299,44 +301,48 @@ def _plain(value: float | None) -> str:
 
 
 def plot(rows: list[StoredRow], path: Path) -> None:
-    """Draw predicted against measured on logarithmic axes: the methods in colour, the rivals faint."""
+    """Draw each method's errors: a point a row, a box from the 5th to the 95th percentile, a line at the median."""
     import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot, ticker
+    from matplotlib.figure import Figure
 
     known = [row for row in rows if measured(row)]
-    if not known:
+    ways = {
+        **{
+            name: [(row, answer["total"]) for row, answer in _answers(known, name)]
+            for name in ("xla", "probe", "graph")
+        },
+        **{name: [(row, rival_answer(row, name).get("total")) for row in known] for name in RIVALS},
+    }
+    found = {
+        name: [100 * (said / (measured(row) or 1) - 1) for row, said in pairs if said] for name, pairs in ways.items()
+    }
+    drawn = [(name, errors) for name, errors in found.items() if errors]
+    if not drawn:
         return
-    figure, axes = pyplot.subplots(figsize=(8, 8), layout="constrained")
-    for name, colour, marker in (
-        ("formula", "#c8b89a", "x"), ("model-profiler", "#b7c3d6", "+"), ("grappler", "#c9b3c9", "1"),
-    ):  # fmt: skip
-        points = [(measured(row), said) for row in known if (said := rival_answer(row, name).get("total"))]
-        _scatter(axes, points, name, s=22, color=colour, marker=marker, linewidths=0.9, zorder=2)
-    for method, colour in (("graph", "#1f6fb4"), ("xla", "#d1571b"), ("probe", "#2a8c57")):
-        points = [(measured(row), answer["total"]) for row, answer in _answers(known, method)]
-        _scatter(axes, points, method, s=20, color=colour, alpha=0.75, linewidths=0, zorder=3)
-    needs = [measured(row) or 1 for row in known]
-    ends = [min(needs) * 0.8 / MIB, max(needs) * 1.25 / MIB]
-    axes.plot(ends, ends, color="#333333", linewidth=0.8, zorder=1)
-    axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color="#333333", alpha=0.08)
+    matplotlib.rcParams["svg.hashsalt"] = "kerasmem"
+    figure = Figure(figsize=(9, 0.75 + 0.62 * len(drawn)), layout="constrained")
+    axes = figure.subplots()
+    axes.axvspan(-10, 10, color="#333333", alpha=0.07, linewidth=0)
+    axes.axvline(0, color="#333333", linewidth=0.8)
+    random = np.random.default_rng(0)
+    for place, (name, errors) in enumerate(drawn):
+        colour = "#8a9099" if name in RIVALS else "#2364aa"
+        spread = place + random.uniform(-0.28, 0.28, len(errors))
+        axes.scatter(errors, spread, s=9, color=colour, alpha=0.45, linewidths=0, zorder=2)
+        low, middle, high = np.percentile(errors, [5, 50, 95])
+        axes.barh(place, high - low, left=low, height=0.68, facecolor="none", edgecolor=colour, linewidth=1.4, zorder=3)
+        axes.plot([middle, middle], [place - 0.34, place + 0.34], color=colour, linewidth=2.4, zorder=4)
+    axes.set_xscale("symlog", linthresh=10, linscale=1.4)
+    shown = [-90, -50, -20, -10, -5, 0, 5, 10, 20, 50, 100, 1000]
+    axes.set_xticks(shown, [f"{each:+d}" if each else "0" for each in shown], fontsize=8)
+    axes.set_yticks(range(len(drawn)), [f"{name} ({len(errors)})" for name, errors in drawn])
     axes.set(
-        xscale="log", yscale="log", xlim=ends, ylim=(ends[0] / 8, ends[1] * 8),
-        xlabel="measured peak of a training step, MiB", ylabel="predicted, MiB",
-        title=f"{len(known)} rows, {len({row['model'] for row in known})} models; the band is ±10 %",
+        ylim=(len(drawn) - 0.5, -0.5), xlim=(-110, max(1100, 1.2 * max(max(errors) for _, errors in drawn))),
+        xlabel="prediction against the measured peak, % (box: 90 % of the rows, line: median, grey: within 10 %)",
+        title=f"{len(known)} training steps of {len({row['model'] for row in known})} models",
     )  # fmt: skip
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
-    axes.grid(which="major", color="#e4e4e4", linewidth=0.6, zorder=0)
-    if axes.collections[1:]:
-        axes.legend(frameon=False, loc="upper left")
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    pyplot.close(figure)
-
-
-def _scatter(axes: Any, points: list[tuple[Any, int]], name: str, **style: Any) -> None:
-    if points:
-        axes.scatter([need / MIB for need, _ in points], [said / MIB for _, said in points],
-                     label=f"{name} ({len(points)})", **style)  # fmt: skip
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.minorticks_off()
+    axes.grid(axis="x", color="#e4e4e4", linewidth=0.6, zorder=0)
+    figure.savefig(path, dpi=130, metadata={"Software": None})

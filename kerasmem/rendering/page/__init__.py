@@ -1,10 +1,11 @@
 """Results as one self-contained page: charts, and every number in a table beside them.
 
 =========== ===================================================================
+verdicts    what the page says first
 sections    the page's parts, in order
-charts      each chart as plotly.js takes it: plain data
+charts      each chart as plain data, for page.js
 tables      HTML tables
-document    the whole document: security policy, style, script, plotly.js
+document    the whole document: security policy, style, script
 =========== ===================================================================
 """
 

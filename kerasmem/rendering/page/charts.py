@@ -1,18 +1,20 @@
-"""Each chart as plain data in the form that plotly.js takes; the page's script adds the colours of its theme.
+"""Each chart as plain data, which the page's script draws.
 
-A trace names its colour by a role in `meta.role`; labels from files go through `escape.chart_label`. Heights are in
-CSS pixels, widths are the window's.
+A line or a bar names its colour by a role, which the page's style knows for light and dark. Names from files are
+printable text; the script sets them as text, never as markup.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from kerasmem.monitoring.curves import Curve, Curves
-from kerasmem.rendering.escape import chart_label
-from kerasmem.units import GIB, KIB, MIB, TIB
+import numpy as np
+
+from kerasmem.monitoring.curves import Curve, Curves, thin
+from kerasmem.rendering.escape import short_name
+from kerasmem.units import GIB, KIB, MIB, TIB, format_size
 
 # size -> (what a line of it is called, the role of its colour)
 LINES = {
@@ -24,10 +26,8 @@ LINES = {
     "swap_bytes": ("host process, in swap", "swap"),
 }
 _OF_THE_HOST = ("rss_bytes", "swap_bytes")
-_DASHES = ("solid", "dash", "dot", "dashdot")
 _MOST_MARKS = 60
 _MOST_SPANS = 200
-_LABELLED = 12
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,23 @@ class Chart:
     Attributes:
         name: its place in the page, unique.
         caption: what it shows, for those who do not see it.
-        height: in CSS pixels.
-        traces, layout: as plotly.js takes them.
+        data: as the page's script takes it.
     """
 
     name: str
     caption: str
-    height: int
-    traces: list[dict[str, Any]]
-    layout: dict[str, Any]
+    data: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the page's script draws."""
-        return {"name": self.name, "traces": self.traces, "layout": self.layout}
+        return {"name": self.name, **self.data}
+
+
+class Limit(NamedTuple):
+    """How much there is, in bytes, and of what: "card", or a device's name."""
+
+    bytes: int
+    name: str
 
 
 def unit_for(largest: int) -> tuple[str, int]:
@@ -71,147 +75,121 @@ def panels_of(stretch: Curves) -> tuple[list[Curve], list[Curve]]:
     return [line for line in stretch.lines if line.size not in _OF_THE_HOST], of_host
 
 
-def over_time(name: str, caption: str, stretch: Curves) -> Chart:
+def thinned(line: Curve, most: int) -> Curve:
+    """Return a line of at most `most` points; the least and the largest stay."""
+    if len(line.values) <= most:
+        return line
+    kept = thin(np.array(line.values), max(4, most))
+    places = np.searchsorted(kept, line.starts)
+    return replace(
+        line,
+        seconds=tuple(line.seconds[place] for place in kept),
+        values=tuple(line.values[place] for place in kept),
+        starts=tuple(sorted({int(place) for place in places if place < len(kept)})),
+    )
+
+
+def over_time(name: str, caption: str, stretch: Curves, limit: Limit | None = None, most: int = 3000) -> Chart:
     """Return a chart of a stretch: a line for each size and device, epochs and phases marked.
 
     Host memory has a panel of its own below: beside it an allocator's changes would be too small to see.
+
+    Args:
+        name, caption: as in `Chart`.
+        stretch: what to draw.
+        limit: of the device.
+        most: points of a line.
     """
     devices = list(dict.fromkeys(line.device for line in stretch.lines if line.device is not None))
-    panels = [lines for lines in panels_of(stretch) if lines]
-    traces: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {
-        "hovermode": "x unified",
-        "hoversubplots": "axis",
-        "xaxis": {"title": {"text": "seconds"}, "hoverformat": ",.4~r", "unifiedhovertitle": {"text": "%{x} s"}},
-        "shapes": _shapes(stretch),
-        "annotations": _epoch_labels(stretch),
-        "margin": {"t": 28},
-        "meta": {"legend": True},
+    panels = []
+    for lines in panels_of(stretch):
+        if lines:
+            unit, factor = unit_for(max(max(line.values) for line in lines))
+            of_host = lines[0].size in _OF_THE_HOST
+            panels.append(
+                {
+                    "title": f"{'host' if of_host else 'device'}, {unit}",
+                    "unit": unit,
+                    "lines": [_line(thinned(line, most), devices, factor) for line in lines],
+                    "limit": None if of_host else _limit(limit, factor),
+                }
+            )
+    marks = stretch.epochs[:: -(-len(stretch.epochs) // _MOST_MARKS) or 1]
+    spans = stretch.phases if len(stretch.phases) <= _MOST_SPANS else ()
+    data = {
+        "kind": "time",
+        "panels": panels,
+        "epochs": [[mark.seconds, mark.epoch + 1] for mark in marks],
+        "phases": [[span.start, span.end, short_name(span.phase, 24)] for span in spans],
     }
-    for place, lines in enumerate(panels):
-        unit, factor = unit_for(max(max(line.values) for line in lines))
-        axis = "y" if place == 0 else "y2"
-        traces += [_trace(line, devices, axis, unit, factor) for line in lines]
-        title = f"host, {unit}" if lines[0].size in _OF_THE_HOST else f"device, {unit}"
-        domain = [0, 1] if len(panels) == 1 else [0.4, 1] if place == 0 else [0, 0.3]
-        layout[axis.replace("y", "yaxis")] = {
-            "title": {"text": title}, "rangemode": "tozero", "tickformat": ",~r", "domain": domain, "nticks": 5,
-        }  # fmt: skip
-    if len(panels) > 1:
-        layout["xaxis"]["anchor"] = "y2"
-    layout.setdefault("yaxis", {})
-    return Chart(name, caption, 360 if len(panels) == 1 else 480, traces, layout)
+    return Chart(name, caption, data)
 
 
-def _trace(line: Curve, devices: list[str], axis: str, unit: str, factor: int) -> dict[str, Any]:
-    place = devices.index(line.device) if line.device in devices else 0
-    device = f", {chart_label(line.device, 24)}" if line.device is not None and len(devices) > 1 else ""
-    title = LINES[line.size][0] + device
+def _line(line: Curve, devices: list[str], factor: int) -> dict[str, Any]:
+    device = f", {short_name(line.device, 24)}" if line.device is not None and len(devices) > 1 else ""
+    title, role = LINES[line.size]
     return {
-        "type": "scatter",
-        "mode": "lines" if len(line.values) > 1 else "markers",
-        "name": title,
+        "label": title + device,
+        "role": role,
+        "dash": devices.index(line.device) if line.device in devices else 0,
         "x": list(line.seconds),
         "y": [_scaled(value, factor) for value in line.values],
-        "yaxis": axis,
-        "line": {"width": 2 if line.size == "peak_bytes" else 1.6, "dash": _DASHES[place % len(_DASHES)]},
-        "hovertemplate": f"%{{y:,.4~r}} {unit}<extra>{title}</extra>",
-        "meta": {"role": LINES[line.size][1]},
+        "starts": list(line.starts),
     }
 
 
-def _shapes(stretch: Curves) -> list[dict[str, Any]]:
-    def shape(kind: str, start: float, end: float, role: str, line: dict[str, Any]) -> dict[str, Any]:
-        place = {"xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1, "layer": "below"}
-        return {"type": kind, **place, "line": line, "role": role}
-
-    spans = stretch.phases if len(stretch.phases) <= _MOST_SPANS else ()
-    marks = stretch.epochs[:: -(-len(stretch.epochs) // _MOST_MARKS) or 1]
-    dotted = {"width": 1, "dash": "dot"}
-    return [
-        *(shape("rect", span.start, span.end, "phase", {"width": 0}) for span in spans),
-        *(shape("line", mark.seconds, mark.seconds, "mark", dotted) for mark in marks),
-    ]
-
-
-def _epoch_labels(stretch: Curves) -> list[dict[str, Any]]:
-    step = -(-len(stretch.epochs) // _LABELLED) or 1
-    return [
-        {"x": mark.seconds, "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "xanchor": "left",
-         "showarrow": False, "text": f"epoch {mark.epoch + 1}" if place == 0 else str(mark.epoch + 1),
-         "font": {"size": 11}, "role": "mark"}
-        for place, mark in enumerate(stretch.epochs[::step])
-    ]  # fmt: skip
+def _limit(limit: Limit | None, factor: int) -> dict[str, Any] | None:
+    if limit is None:
+        return None
+    return {"value": _scaled(limit.bytes, factor), "label": f"{short_name(limit.name, 24)}: {format_size(limit.bytes)}"}
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar, or one part of a stacked one: bytes, and the interval claimed where there is one."""
+    """One bar, or one part of a stacked one: bytes, the interval claimed where there is one, and whether it missed."""
 
     bytes: int | None
     low: int | None = None
     high: int | None = None
+    missed: bool = False
 
 
 def bars(
     name: str, caption: str, rows: Sequence[str], series: Sequence[tuple[str, str, Sequence[Bar]]], *,
-    stacked: bool = False,
+    stacked: bool = False, limit: Limit | None = None,
 ) -> Chart:  # fmt: skip
-    """Return horizontal bars, the first row at the top.
+    """Return horizontal bars, the first row at the top. A bar of nothing takes no room.
 
     Args:
         name, caption: as in `Chart`.
         rows: names of the rows; may come from files.
         series: for each series its name, the role of its colour and a bar for each row.
         stacked: parts of one bar, rather than bars side by side.
+        limit: of the device.
     """
     tops = [value for _, _, column in series for bar in column for value in (bar.bytes, bar.high) if value is not None]
     sums = [sum(column[place].bytes or 0 for _, _, column in series) for place in range(len(rows))] if stacked else []
     unit, factor = unit_for(max([*tops, *sums], default=0))
-    places = list(range(len(rows)))
-    traces = []
-    for title, role, column in series:
-        shown = chart_label(title, 40)
-        trace: dict[str, Any] = {
-            "type": "bar",
-            "orientation": "h",
-            "name": shown,
-            "y": places,
-            "x": [None if bar.bytes is None else _scaled(bar.bytes, factor) for bar in column],
-            "customdata": [chart_label(row, 80) for row in rows],
-            "hovertemplate": f"%{{customdata}}<br>%{{x:,.4~r}} {unit}<extra>{shown}</extra>",
-            "meta": {"role": role},
-        }
-        if any(bar.low is not None and bar.high is not None and bar.bytes is not None for bar in column):
-            trace["error_x"] = _interval(column, factor)
-        traces.append(trace)
-    each = 26 if stacked or len(series) == 1 else 18 * len(series)
-    layout = {
-        "barmode": "stack" if stacked else "group",
-        "bargap": 0.3,
-        "hovermode": "closest",
-        "xaxis": {"title": {"text": unit}, "rangemode": "tozero", "tickformat": ",~r"},
-        "yaxis": {
-            "tickmode": "array",
-            "tickvals": places,
-            "ticktext": [chart_label(row, 34) for row in rows],
-            "range": [len(rows) - 0.5, -0.5],
-            "showgrid": False,
-            "zeroline": False,
-            "ticks": "",
-        },
-        "meta": {"legend": len(series) > 1, "narrow": [chart_label(row, 16) for row in rows]},
+    data = {
+        "kind": "bars",
+        "unit": unit,
+        "stacked": stacked,
+        "rows": [short_name(row, 80) for row in rows],
+        "limit": _limit(limit, factor),
+        "series": [
+            {"label": short_name(title, 40), "role": role, "bars": [_bar(bar, factor) for bar in column]}
+            for title, role, column in series
+        ],
     }
-    return Chart(name, caption, 110 + each * len(rows) + (24 if len(series) > 1 else 0), traces, layout)
+    return Chart(name, caption, data)
 
 
-def _interval(column: Sequence[Bar], factor: int) -> dict[str, Any]:
-    above, below = [], []
-    for bar in column:
-        known = bar.bytes is not None and bar.low is not None and bar.high is not None
-        above.append(_scaled(max(0, (bar.high or 0) - (bar.bytes or 0)), factor) if known else 0)
-        below.append(_scaled(max(0, (bar.bytes or 0) - (bar.low or 0)), factor) if known else 0)
-    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.2, "width": 4}
+def _bar(bar: Bar, factor: int) -> dict[str, Any] | None:
+    if not bar.bytes:
+        return None
+    sizes = {"value": bar.bytes, "low": bar.low, "high": bar.high}
+    drawn = {name: _scaled(size, factor) for name, size in sizes.items() if size is not None}
+    return {**drawn, "text": format_size(bar.bytes), **({"missed": True} if bar.missed else {})}
 
 
 def _scaled(value: int, factor: int) -> float:

@@ -10,11 +10,14 @@ from kerasmem.rendering.contents import Composition, PageContents
 from kerasmem.rendering.escape import html_attribute, html_text
 from kerasmem.rendering.page import tables
 from kerasmem.rendering.page.charts import Bar, Chart, bars, over_time
+from kerasmem.rendering.page.verdicts import limit_of
 from kerasmem.rendering.runs_table import kept_rows, peak_place, run_name
 from kerasmem.units import format_size
 
 _MOST_LAYERS = 20
 _MOST_CHARTS = 16  # of runs over time
+_MOST_POINTS = 3000  # of a line
+_DRAWN_POINTS = 50_000  # of all lines of a page together: less than 1 MB
 _MOST_BARS = 24
 _MOST_NOTES = 40
 
@@ -43,8 +46,7 @@ class Sections:
         caption = html_text(chart.caption)
         return (
             f'<figure><figcaption id="{chart.name}-caption">{caption}</figcaption>'
-            f'<div class="chart" id="{chart.name}" role="img" aria-labelledby="{chart.name}-caption" '
-            f'data-height="{chart.height}"></div></figure>'
+            f'<div class="chart" id="{chart.name}" role="img" aria-labelledby="{chart.name}-caption"></div></figure>'
         )
 
     def _name(self) -> str:
@@ -86,7 +88,8 @@ class Sections:
         if len(known) > 1:
             names = [run_name(log, run) for log, run in known]
             series = _largest_sizes([run for _, run in known])
-            parts.append(self._place(bars(self._name(), "The largest sizes of each run", names, series)))
+            limit = limit_of(self._contents)
+            parts.append(self._place(bars(self._name(), "The largest sizes of each run", names, series, limit=limit)))
         parts.append(tables.runs(self._contents.trainings))
         parts.append(
             '<p class="soft">Growth is the last fifth’s median less the second fifth’s: what came on top once the '
@@ -104,7 +107,8 @@ class Sections:
         logs = training.logs[:_MOST_BARS]
         if series := _largest_sizes(logs):
             names = [f"rank {log.rank}" for log in logs]
-            yield self._place(bars(self._name(), "The largest sizes of each rank", names, series))
+            limit = limit_of(self._contents)
+            yield self._place(bars(self._name(), "The largest sizes of each rank", names, series, limit=limit))
         yield tables.ranks(training)
         if training.missing_ranks:
             missing = ", ".join(map(str, training.missing_ranks[:20]))
@@ -115,16 +119,16 @@ class Sections:
         if not curves:
             return
         parts = ["<h2>Memory over time</h2>"]
-        for log, stretch in curves[:_MOST_CHARTS]:
+        drawn = curves[:_MOST_CHARTS]
+        most = min(_MOST_POINTS, _DRAWN_POINTS // sum(len(stretch.lines) for _, stretch in drawn))
+        for log, stretch in drawn:
             parts.append(f"<h3>{html_text(log.name)}{_which_runs(log, stretch.runs)}</h3>")
             readings = max(line.readings for line in stretch.lines)
             caption = "Dotted lines are where epochs begin; drag to zoom, double-click to go back."
-            if stretch.phases:
-                named = ", ".join(dict.fromkeys(span.phase for span in stretch.phases))
-                caption += f" Shaded: {named}."
-            if any(len(line.values) < line.readings for line in stretch.lines):
+            if any(min(most, len(line.values)) < line.readings for line in stretch.lines):
                 caption += f" {readings:,} readings, thinned; each stretch keeps its largest and least."
-            parts.append(self._place(over_time(self._name(), caption, stretch)))
+            limit = limit_of(self._contents, log)
+            parts.append(self._place(over_time(self._name(), caption, stretch, limit, most)))
             parts.append(tables.folded("Epoch by epoch, as a table", tables.epochs(log, stretch.runs)))
             if log.phases and stretch is log.curves[0]:
                 parts.append(tables.folded("Phase by phase, as a table", tables.phases(log.phases)))
@@ -145,7 +149,9 @@ class Sections:
                 for place, name in enumerate(names[:16])
             ]
             sources = [each.source for each in shown]
-            parts.append(self._place(bars(self._name(), "The peak by category", sources, series, stacked=True)))
+            limit = limit_of(self._contents)
+            chart = bars(self._name(), "The peak by category", sources, series, stacked=True, limit=limit)
+            parts.append(self._place(chart))
             parts.append(tables.folded("By category, as a table", tables.categories(shown)))
         paired = {id(profile) for each in self._contents.estimates if (profile := self._contents.profile_for(each))}
         for each in shown:
@@ -177,13 +183,19 @@ class Sections:
         estimates, profiles = contents.estimates[:_MOST_BARS], contents.profiles[:_MOST_BARS]
         rows = [each.source for each in (*estimates, *profiles)] + [name for name, _ in peaks]
         measured = [Bar(total) for total in (*(each.total for each in profiles), *(peak for _, peak in peaks))]
-        estimated = [Bar(each.total, each.lower_end or each.total, each.high) for each in estimates]
+        known = [bar.bytes for bar in measured if bar.bytes is not None]
+        estimated = [
+            Bar(each.total, each.lower_end or each.total, each.high, any(tables.misses(each, peak) for peak in known))
+            for each in estimates
+        ]
         series = [
             ("estimated", "estimated", [*estimated, *[Bar(None)] * len(measured)]),
             ("measured", "measured", [*[Bar(None)] * len(estimated), *measured]),
         ]
-        chart = bars(self._name(), "Peaks; the thin line is the interval that the estimate claims", rows, series)
-        chart.layout["barmode"] = "overlay"
+        caption = (
+            "Peaks. The thin line is the interval that the estimate claims: red where a measured peak lies outside."
+        )
+        chart = bars(self._name(), caption, rows, series, limit=limit_of(contents))
         parts += [self._place(chart), tables.beside_measured(contents)]
         for estimate in estimates:
             profile = contents.profile_for(estimate)

@@ -18,7 +18,7 @@ MOST_ROWS = 200
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] = ()) -> str:
-    """Return a table that scrolls in itself where the window is narrow.
+    """Return a table; in a narrow window each row becomes a card, so each cell has its column's name.
 
     Args:
         caption: plain text.
@@ -33,9 +33,12 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], word
         *(f'<th scope="col"{_words(place, words)}>{html_text(name)}</th>' for place, name in enumerate(head)),
         "</tr></thead><tbody>",
     ]
-    for row in rows:
-        first, *others = row
-        cells = "".join(f"<td{_words(place, words)}>{cell}</td>" for place, cell in enumerate(others, start=1))
+    names = [html_attribute(name) for name in head]
+    for first, *others in rows:
+        cells = "".join(
+            f'<td{_words(place, words)} data-name="{names[place]}"><span>{cell}</span></td>'
+            for place, cell in enumerate(others, start=1)
+        )
         lines.append(f'<tr><th scope="row" class="words">{first}</th>{cells}</tr>')
     return "\n".join([*lines, "</tbody></table></div>"])
 
@@ -169,7 +172,7 @@ def beside_measured(contents: PageContents) -> str:
         for name, peak in measured:
             claim = "–"
             if estimate.low is not None and estimate.high is not None:
-                holds = "holds" if estimate.low <= peak <= estimate.high else "missed"
+                holds = '<b class="does-not-fit">missed</b>' if misses(estimate, peak) else "holds"
                 least = estimate.lower_end
                 ends = "at most" if least is None else f"{known_size(least)} to"
                 claim = f"{ends} {known_size(estimate.high)}: {holds}"
@@ -178,6 +181,11 @@ def beside_measured(contents: PageContents) -> str:
     head = ("Estimate", "Estimated", "Measured by", "Measured", "Estimated − measured", "Interval claimed")
     rest = _rest(len(rows) - MOST_ROWS, "pairs")
     return table("Estimated peaks beside measured ones", head, rows[:MOST_ROWS], words=(2,)) + rest
+
+
+def misses(estimate: Composition, peak: int) -> bool:
+    """Return whether a measured peak lies outside the interval that an estimate claims."""
+    return estimate.low is not None and estimate.high is not None and not estimate.low <= peak <= estimate.high
 
 
 def difference(one: int | None, other: int | None) -> str:
