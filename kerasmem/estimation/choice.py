@@ -17,6 +17,7 @@ from kerasmem.estimation.parallel.parallelism import SHARDED_METHOD, WHY_SHARDED
 from kerasmem.estimation.report import Alternative
 from kerasmem.estimation.tracing import Step
 from kerasmem.models.op_names import Attribution
+from kerasmem.models.own_loop import loop_is_compiled
 from kerasmem.models.sizes import spec_bytes
 from kerasmem.models.step import prepare_step, trace_step
 from kerasmem.processes.guarding import note_stage
@@ -139,6 +140,9 @@ def _as_keras_would(
     """Return "xla" or "graph", and why."""
     if jit_compile != "auto":
         return ("xla" if jit_compile else "graph"), f"jit_compile={jit_compile}"
+    compiles = loop_is_compiled(model)
+    if compiles is not None:
+        return ("xla" if compiles else "graph"), f"the step function has jit_compile={compiles}"
     if split is not None:
         return "graph", "Keras does not compile with XLA under tf.distribute"
     if target is None or target.source != "catalogue":

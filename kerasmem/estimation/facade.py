@@ -59,7 +59,7 @@ def estimate(
 
     Args:
         model: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function", a function that returns
-            a model, or a Keras model.
+            a model or the step function of a training loop, or a Keras model.
         batch_size: samples in a batch; where the model fixes its own, that one.
         method: "graph" (the step as TensorFlow runs it, simulated), "xla" (XLA's plan for this machine),
             "gpu-target" (XLA's plan for a card that is not here), "probe" (steps at small batches really run),
@@ -77,7 +77,8 @@ def estimate(
         layout: under "model", which dimension of which weight is divided, as `keras.distribution.LayoutMap` has it:
             {".*/kernel": (None, "model")} or [".*/kernel=,model"]; without it, the largest that comes out even.
         input_shape: open dimensions of the inputs, without the batch: a shape, or name to shape. Of a model with a
-            `train_step` and no `call()` what `fit` gives it as `x`; {"0": …, "1": …} for a tuple.
+            `train_step` and no `call()` what `fit` gives it as `x`; {"0": …, "1": …} for a tuple. Of a step function
+            what it takes, by name.
         target_shape: the targets', without the batch, where the loss cannot tell: a shape, name to shape, or "none".
         target_dtype: the targets', where the loss cannot tell.
         factory: "package.module:function" that builds the model a weights-only file belongs to.

@@ -35,8 +35,9 @@ def compile_model(
     notes: list[str] = []
     try:
         own = bool(getattr(model, "compiled", False))
-        optimizer = model.optimizer if own and training.keeps_optimizer else None
-        if optimizer is None:
+        if own and training.keeps_optimizer:
+            optimizer = model.optimizer
+        else:
             name = training.optimizer or ASSUMED_OPTIMIZER
             optimizer = make_optimizer(name, training.optimizer_config or {})
             if training.optimizer is None:
@@ -54,8 +55,8 @@ def compile_model(
             model.jit_compile = jit_compile
         elif not takes_settings(model):
             raise UsageError(
-                f"the compile() of model {model.name!r} takes arguments of its own: compile it in the function that "
-                "builds it, with the optimizer and loss that it is to have"
+                f"the compile() of model {model.name!r} takes arguments of its own: name the optimizer and the "
+                "loss that it is to have in the function that builds it"
             )
         else:
             model.compile(

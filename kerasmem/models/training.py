@@ -63,7 +63,8 @@ def training_of_model(model: Any) -> TrainingSettings:
     """Return the settings of a live model."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
-        return TrainingSettings()
+        own = bool(getattr(model, "compiled", False))  # without one: its step updates the weights itself
+        return TrainingSettings(keeps_optimizer=own, keeps_loss=own)
     try:
         config = optimizer.get_config()
     except NotImplementedError:

@@ -18,6 +18,7 @@ from kerasmem.devices.recording import start_recording
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.optimizers import optimizer_variables, optimizers_of
+from kerasmem.models.own_loop import loop_is_compiled
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import with_replaced
@@ -138,7 +139,10 @@ class Session:
         model, request = self.model, self.request
         if self.prepared is None:
             wanted = request.jit_compile
-            self.jit_compile = self.device != "CPU:0" and supports_jit(model) if wanted == "auto" else bool(wanted)
+            if wanted == "auto":
+                compiles = loop_is_compiled(model)
+                wanted = self.device != "CPU:0" and supports_jit(model) if compiles is None else compiles
+            self.jit_compile = bool(wanted)
             self.prepared = prepare_step(
                 model, with_replaced(self.training, request.optimizer, request.loss, request.targets()), self.structure,
                 self.inputs, batch_size, mode, self.jit_compile,
