@@ -1,32 +1,26 @@
 """Device code in CUDA libraries: which parts a card can run, and which can be zeroed.
 
-A library keeps its device code in the ELF section `.nv_fatbin`: containers one after the other, each with an entry
-per architecture. An entry holds machine code, which runs on its own compute capability and on later ones of the same
-major version, or PTX, which a driver compiles for any later one. Zeroed entries keep their place and size, so every
-offset in the library stays right, and a compressor makes nothing of them.
+A library keeps its device code in containers, each with an entry per architecture. An entry holds machine code, which
+runs on its own compute capability and on later ones of the same major version, or PTX, which a driver compiles for any
+later one. Zeroed entries keep their place and size, so every offset in the library stays right, and a compressor makes
+nothing of them.
 Sources: the CUDA C++ programming guide ("Binary compatibility", "PTX compatibility"); the layout was checked against
-what `nvcc` and `fatbinary` of CUDA 13.0 write.
+what `nvcc` of CUDA 13.0 writes and against all libraries of CUDA 12.9. Most keep their containers in the section
+`.nv_fatbin`, cuFFT and cuBLASLt elsewhere as well, so they are found by their first bytes.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-_CONTAINER = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes of what follows
+_CONTAINER = struct.Struct("<8sQ")  # magic, version 1 and the 16 bytes of this header; bytes of what follows
+_BEGIN = b"\x50\xed\x55\xba\x01\x00\x10\x00"
 _ENTRY = struct.Struct("<HHIQIIHHI")  # kind, -, bytes of this header, bytes of the payload, -, -, -, -, architecture
-_MAGIC = 0xBA55ED50
-_PTX, _MACHINE_CODE = 1, 2
-_ALIGNMENT = 8  # of containers in a section
-_ELF_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-
-
-class BadLibraryError(ValueError):
-    """A library that cannot be read as ELF, or device code that does not fit in its section."""
+_PTX = 1
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ class Entry:
     Attributes:
         is_ptx: PTX rather than machine code.
         capability: 10 × major + minor compute capability, such as 90.
-        start: where the payload begins in the file, in bytes.
+        start: where the payload begins, in bytes.
         size: of the payload, in bytes.
     """
 
@@ -46,36 +40,30 @@ class Entry:
     size: int
 
 
-def containers(data: bytes, start: int = 0) -> Iterator[list[Entry]]:
-    """Yield the entries of each container in a section.
-
-    Args:
-        data: the section's bytes.
-        start: where they begin in the file.
-
-    Raises:
-        BadLibraryError: a container or an entry goes past its end, or there is something else than both.
-    """
+def containers(data: bytes | mmap.mmap) -> Iterator[list[Entry]]:
+    """Yield the entries of each container in a library. What only begins as one does is passed over."""
     place = 0
-    while place + _CONTAINER.size <= len(data):
-        magic, _, header, size = _CONTAINER.unpack_from(data, place)
-        if not magic:  # between the containers of two object files
-            place += _ALIGNMENT
-            continue
-        if magic != _MAGIC or header < _CONTAINER.size or place + header + size > len(data):
-            raise BadLibraryError(f"byte {start + place} of the file begins no container of device code")
-        yield list(_entries(data, start, place + header, place + header + size))
-        place += header + size
-        place += -place % _ALIGNMENT
+    while (place := data.find(_BEGIN, place)) >= 0 and place + _CONTAINER.size <= len(data):
+        body = place + _CONTAINER.size
+        end = body + _CONTAINER.unpack_from(data, place)[1]
+        entries = _entries(data, body, end) if end <= len(data) else None
+        if entries is None:
+            place += len(_BEGIN)
+        else:
+            yield entries
+            place = end
 
 
-def _entries(data: bytes, start: int, place: int, end: int) -> Iterator[Entry]:
+def _entries(data: bytes | mmap.mmap, place: int, end: int) -> list[Entry] | None:
+    """Entries that fill the bytes up to an end; None if they do not."""
+    entries = []
     while place + _ENTRY.size <= end:
         kind, _, header, size, *_, capability = _ENTRY.unpack_from(data, place)
-        if header < _ENTRY.size or place + header + size > end:
-            raise BadLibraryError(f"byte {start + place} of the file begins no entry of device code")
-        yield Entry(kind == _PTX, capability, start + place + header, size)
+        if header < _ENTRY.size:
+            return None
+        entries.append(Entry(kind == _PTX, capability, place + header, size))
         place += header + size
+    return entries if place == end else None
 
 
 def needless(entries: list[Entry], capabilities: list[int]) -> list[Entry]:
@@ -100,52 +88,19 @@ def needless(entries: list[Entry], capabilities: list[int]) -> list[Entry]:
     return [entry for entry in entries if entry not in needed]
 
 
-def section(file: BinaryIO, name: bytes) -> tuple[int, int] | None:
-    """Return where a section of a 64-bit little-endian ELF file begins and its size in bytes; None if it has none.
-
-    Raises:
-        BadLibraryError: the file is another kind of file, or cut off.
-    """
-    file.seek(0)
-    head = file.read(_ELF_HEADER.size)
-    if head[:6] != b"\x7fELF\x02\x01" or len(head) < _ELF_HEADER.size:
-        raise BadLibraryError("not a 64-bit little-endian ELF file")
-    *_, table, _, _, _, _, each, count, names = _ELF_HEADER.unpack(head)
-    if each != _SECTION.size:
-        raise BadLibraryError(f"entries of {each} bytes in the table of sections, where {_SECTION.size} are usual")
-    file.seek(table)
-    raw = file.read(each * count)
-    if len(raw) < each * count or names >= count:
-        raise BadLibraryError("the table of sections is cut off")
-    sections = list(_SECTION.iter_unpack(raw))
-    file.seek(sections[names][4])
-    texts = file.read(sections[names][5])
-    for at, _, _, _, offset, size, *_ in sections:
-        if texts[at : texts.find(b"\0", at)] == name:
-            return offset, size
-    return None
-
-
 def trim(path: Path, capabilities: list[int]) -> int:
     """Zero the device code in a library that the cards do not need, in place; return how many bytes.
 
     Args:
         path: of a shared library. Files without device code stay as they are.
         capabilities: compute capabilities of the cards, such as 75 and 90; none: all device code goes.
-
-    Raises:
-        BadLibraryError: see `section` and `containers`.
     """
     zeroed = 0
-    with path.open("r+b") as file:
-        found = section(file, b".nv_fatbin")
-        if found is None:
-            return 0
-        start, size = found
-        file.seek(start)
-        for entries in list(containers(file.read(size), start)):
+    if not path.stat().st_size:
+        return zeroed
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+        for entries in containers(data):
             for entry in needless(entries, capabilities):
-                file.seek(entry.start)
-                file.write(bytes(entry.size))
+                data[entry.start : entry.start + entry.size] = bytes(entry.size)
                 zeroed += entry.size
     return zeroed

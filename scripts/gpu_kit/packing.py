@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-from fatbin import BadLibraryError, trim
+from fatbin import trim
 from unpack import MANIFEST, KitError
 
 HERE = Path(__file__).resolve().parent
@@ -41,10 +41,13 @@ LEFT_OUT = (
     "nvidia/cuda_nvcc/bin/nvcc*",
     "nvidia/cuda_nvcc/bin/fatbinary",
     "nvidia/cuda_cupti/*",
+    "nvidia/cuda_nvrtc/lib/*.alt.so*",
+    "nvidia/cusolver/lib/libcusolverMg*",
+    "clang/*",
     "*/__pycache__/*",
 )
 # TensorFlow opens these at its start, and trains the models of the bench without their device code.
-ONLY_PRESENT = ("nvidia/cufft/*", "nvidia/cusolver/*", "nvidia/cusparse/*", "nvidia/curand/*")
+ONLY_PRESENT = tuple(f"nvidia/{name}/*" for name in ("cufft", "cusolver", "cusparse", "curand", "nccl"))
 
 
 @dataclass(frozen=True)
@@ -140,10 +143,7 @@ def trim_libraries(packages: Path, capabilities: list[int]) -> int:
             continue
         name = path.relative_to(packages).as_posix()
         wanted = [] if any(fnmatch(name, pattern) for pattern in ONLY_PRESENT) else capabilities
-        try:
-            zeroed += trim(path, wanted)
-        except BadLibraryError as error:
-            print(f"gpu_kit: {name} stays as it is: {error}", file=sys.stderr)
+        zeroed += trim(path, wanted)
     return zeroed
 
 
