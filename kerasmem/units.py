@@ -1,8 +1,9 @@
-"""Bytes inside, readable units at the border."""
+"""Bytes inside, readable units and printable text at the border."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from kerasmem.errors import UsageError
 
@@ -15,6 +16,9 @@ _FACTORS = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 _SIZE = re.compile(r"\s*(\d+(?:[_,]\d{3})*(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)\s*\Z", re.ASCII)
+
+# control, format (also bidirectional overrides), surrogate, private use, line and paragraph separators
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 
 
 def is_size(text: str) -> bool:
@@ -79,3 +83,19 @@ def format_size(count: int | None) -> str:
 def format_count(count: int | None) -> str:
     """Return a count with thousands separators: "1,111,946"; `None` gives "?"."""
     return "?" if count is None else f"{count:,}"
+
+
+def printable(text: str, limit: int | None = None) -> str:
+    r"""Return `text` with every invisible or control character written as an escape, cut to `limit`.
+
+    Examples:
+        >>> printable("conv\x1b[31m")
+        'conv\\x1b[31m'
+    """
+    shown = "".join(
+        character.encode("unicode_escape").decode("ascii") if unicodedata.category(character) in _HIDDEN else character
+        for character in text
+    )
+    if limit is not None and len(shown) > limit:
+        shown = shown[: max(limit - 1, 1)] + "…"
+    return shown

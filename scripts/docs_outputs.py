@@ -162,7 +162,8 @@ def draw_estimate(path: Path) -> None:
 def max_batch(folder: Path) -> str:
     models(folder)
     return run(
-        "kerasmem max-batch model.h5 --device 2GB; kerasmem max-batch model.keras --device 64MB --verify --margin 0.05",
+        "kerasmem max-batch model.h5 --device 2GB; "
+        "kerasmem max-batch model.keras --device 64MB --confirm --margin 0.05",
         folder,
     )
 

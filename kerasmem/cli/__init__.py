@@ -29,14 +29,21 @@ COMMANDS = {
     "data": ("data_command", "Data files: look into, convert, repack, statistics, speed."),
     "report": ("report_command", "Runs, estimates and profiles as a page, a picture, a table or data."),
     "devices": ("devices_command", "The catalogue of cards, and what is in this machine."),
+    "completion": ("completion_command", "Completion of commands and options for your shell."),
 }
+
+
+EXAMPLES = """\b
+Examples:
+  kerasmem estimate model.h5 --batch-size 64 --device t4
+  kerasmem max-batch keras.applications:ResNet50 --device 16GB"""
 
 
 @click.group(
     cls=LazyGroup,
     modules=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
-    epilog="Example: kerasmem estimate model.h5 --batch-size 64 --device t4",
+    epilog=EXAMPLES,
 )
 @click.version_option(kerasmem.__version__, prog_name="kerasmem")
 @click.option("--debug", is_flag=True, help="Show the Python traceback of an error.")

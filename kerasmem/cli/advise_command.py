@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -15,7 +16,10 @@ from kerasmem.cli.options import (
     json_option,
     method_option,
     model_options,
+    of_limits,
+    of_output,
     require_device,
+    verbose_option,
 )
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError
@@ -23,7 +27,7 @@ from kerasmem.errors import UsageError
 EXAMPLES = """\b
 Examples:
   kerasmem advise model.keras --device t4 --batch-size 64
-  kerasmem advise keras.applications:ResNet50 --device 8GB --no-xla
+  kerasmem advise keras.applications:ResNet50 --device 8GB --no-jit-compile
   kerasmem advise model.keras --device 8GB --code A > train.py
 
 \b
@@ -34,18 +38,26 @@ Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
 @click.command("advise", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
 @model_options(
     method_option,
-    click.option(
+    of_limits(
         "--budget-seconds",
         type=click.FloatRange(min=0),
         default=300,
         metavar="SECONDS",
-        help="Begin no further estimate after so long; what was left out is listed.",
+        help="Begin no further estimate after so many seconds, and list what was left out.",
     ),
-    click.option("--code", metavar="LABEL", help="Print the script of one remedy (1, 2, …, A, B, …) and nothing else."),
     cache_option,
-    output=(json_option,),
+    output=(
+        of_output(
+            "--code",
+            metavar="LABEL",
+            show_default="none",
+            help="Print the script of remedy 1, 2, … or plan A, B, … alone.",
+        ),
+        verbose_option,
+        json_option,
+    ),
 )
-def command(model: str | None, no_cache: bool, budget_seconds: float, code: str | None, **options: Any) -> int:
+def command(model: str | None, cache: bool, budget_seconds: float, code: str | None, **options: Any) -> int:
     """Say what to do so that training MODEL fits a device, or takes less.
 
     Each remedy is estimated on the changed model; where no single one is enough, combinations are, the least
@@ -61,7 +73,7 @@ def command(model: str | None, no_cache: bool, budget_seconds: float, code: str 
     with quiet_tensorflow(), spinner("estimating remedies", options["method"]):
         from kerasmem.recovery.facade import advise
 
-        more = {"method": options["method"], "cache": not no_cache, "budget_seconds": budget_seconds}
+        more = {"method": options["method"], "cache": cache, "budget_seconds": budget_seconds}
         result = advise(model, **more, **call_arguments(options))
     if code is not None:
         chosen = labelled(result)
@@ -69,5 +81,5 @@ def command(model: str | None, no_cache: bool, budget_seconds: float, code: str 
             raise UsageError(f"--code {code}: there is {', '.join(chosen) or 'no remedy'}")
         click.echo(chosen[code.upper()].code, nl=False)
         return EXIT_CODES[chosen[code.upper()].verdict]
-    show_result(result, options["as_json"], advice_table)
+    show_result(result, options["as_json"], partial(advice_table, is_brief=not options["verbose"]))
     return EXIT_CODES[result.verdict]

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from kerasmem.checks import Method
+from kerasmem.cli.command import option
 from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import (
     EXIT_CODES,
@@ -32,13 +34,19 @@ input · 3 no card fits · 4 too close to call"""
 
 @click.command("cards", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
 @model_options(
-    click.option("--max-batch", is_flag=True, help="Look for the largest batch on each card too."),
-    click.option("--prices", type=click.Path(), metavar="FILE", help="A CSV file of rows card,price an hour."),
+    option("--max-batch", is_flag=True, help="Look for the largest batch on each card too."),
+    option(
+        "--prices",
+        type=click.Path(),
+        metavar="FILE",
+        show_default="none",
+        help="Rank by the prices an hour in this CSV file of rows such as t4,0.35.",
+    ),
     method_option,
     cache_option,
     output=(json_option,),
 )
-def command(model: str | None, method: str, no_cache: bool, max_batch: bool, prices: str | None, **options: Any) -> int:
+def command(model: str | None, method: Method, cache: bool, max_batch: bool, prices: str | None, **options: Any) -> int:
     """Say which cards of the catalogue are enough to train MODEL.
 
     MODEL is as for `kerasmem estimate`. Prices are yours: none is built in.
@@ -55,7 +63,7 @@ def command(model: str | None, method: str, no_cache: bool, max_batch: bool, pri
 
         priced = None if prices is None else read_prices(prices)
         arguments = {name: value for name, value in call_arguments(options).items() if name != "device"}
-        ask = estimate if no_cache else cached_estimate
-        ranking = rank_cards(model, method=method, largest=max_batch, prices=priced, ask=ask, **arguments)
+        ask = cached_estimate if cache else estimate
+        ranking = rank_cards(model, method=method, max_batch=max_batch, prices=priced, ask=ask, **arguments)
     show_result(ranking, options["as_json"], partial(cards_table, largest=max_batch))
     return EXIT_CODES[ranking.cards[0].verdict]

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.command import option
 from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import (
     cache_option,
@@ -16,6 +17,8 @@ from kerasmem.cli.options import (
     json_option,
     method_option,
     model_options,
+    of_output,
+    top_option,
     worst,
 )
 from kerasmem.cli.saved_files import json_object
@@ -39,25 +42,30 @@ _SAME = ("batch_size", "method", "mode")  # settings of a saved report that the 
 
 @click.command("compare", cls=GuardedCommand, epilog=EXAMPLES)
 @model_options(
-    click.option("--budget", metavar="SIZE", help="Fail where B needs more than this (14GiB)."),
-    click.option("--max-increase", metavar="SIZE|PERCENT", help="Fail where B needs so much more than A (200MB, 5%)."),
+    option("--budget", metavar="SIZE", show_default="none", help="Fail where B needs more than this, such as 14GiB."),
+    option(
+        "--max-increase",
+        metavar="SIZE|PERCENT",
+        show_default="none",
+        help="Fail where B needs so much more than A, such as 200MB or 5%.",
+    ),
+    option(
+        "--allow-different-settings",
+        is_flag=True,
+        help="Compare estimates of another batch size, mode or method too.",
+    ),
     method_option,
     cache_option,
     arguments=(click.argument("a", metavar="A"), click.argument("b", metavar="B")),
     output=(
-        click.option("--top", type=click.IntRange(min=0), metavar="N", help="List the N layers that differ most."),
-        click.option(
-            "--allow-different-settings",
-            is_flag=True,
-            help="Compare estimates of another batch size, mode or method too.",
-        ),
-        click.option("--markdown", is_flag=True, help="Print Markdown tables, for a comment on a pull request."),
+        top_option(f"{_MOST_ON_A_SCREEN} on a terminal, else all"),
+        of_output("--markdown", is_flag=True, help="Print Markdown tables, for a comment on a pull request."),
         json_option,
     ),
 )
 @click.pass_context
 def command(
-    context: click.Context, a: str, b: str, budget: str | None, max_increase: str | None, no_cache: bool, **options: Any
+    context: click.Context, a: str, b: str, budget: str | None, max_increase: str | None, cache: bool, **options: Any
 ) -> int:
     """Say what differs in memory between A and B, by category and by layer.
 
@@ -82,7 +90,7 @@ def command(
         from kerasmem.estimation.comparing import compare_reports, unlike_settings
         from kerasmem.estimation.facade import estimate
 
-        ask = estimate if no_cache else cached_estimate
+        ask = cached_estimate if cache else estimate
         reports = []
         for path in (a, b):
             report = saved.get(path) or ask(path, method=method, **call_arguments(options))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
+from kerasmem.checks import Color, SplitAs
+from kerasmem.cli.command import option
 from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.lazy_group import LazyGroup
 from kerasmem.cli.options import (
@@ -15,10 +18,14 @@ from kerasmem.cli.options import (
     all_of,
     choice_option,
     json_option,
+    memory_budget_option,
     read_columns,
     repeatable_option,
+    verify_option,
 )
 from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result
+
+of_split, of_images, of_csv = (partial(option, panel=panel) for panel in ("Parts", "Images", "CSV"))
 
 # command -> (this module and the function in it, the line that `kerasmem data --help` shows)
 COMMANDS = {
@@ -30,7 +37,13 @@ COMMANDS = {
 }
 
 
-@click.group("data", cls=LazyGroup, modules=COMMANDS, epilog="Example: kerasmem data inspect train.h5")
+EXAMPLES = """\b
+Examples:
+  kerasmem data inspect train.h5
+  kerasmem data convert x.npy y.npy -o train.h5 --shuffle"""
+
+
+@click.group("data", cls=LazyGroup, modules=COMMANDS, epilog=EXAMPLES)
 def command() -> None:
     """Data files: look into them, convert them, find their statistics and their speed."""
 
@@ -45,10 +58,8 @@ Examples:
 @click.command("inspect", cls=GuardedCommand, epilog=INSPECT_EXAMPLES)
 @all_of(
     *FILE,
-    click.option("--nan", is_flag=True, help="Count NaN and infinity; reads all floating-point datasets."),
-    click.option(
-        "--verify", is_flag=True, help="Compare the checksums that `kerasmem data convert` stored; reads all data."
-    ),
+    option("--nan", is_flag=True, help="Count NaN and infinity, which reads all floating-point datasets."),
+    verify_option,
     *TRUST,
     json_option,
 )
@@ -83,27 +94,40 @@ Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'"""
 @click.command("convert", cls=GuardedCommand, seconds=None, epilog=CONVERT_EXAMPLES)
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
 @all_of(*WRITING)
-@click.option("--split", metavar="SHARES", help="0.8,0.2 or 0.8,0.1,0.1 or train=0.9,dev=0.1; drawn at random.")
-@choice_option(
-    "--split-as", ["files", "groups"], "A file for each part (out-train.h5), or groups of one file (train/x)."
+@of_split(
+    "--split",
+    metavar="SHARES",
+    show_default="none",
+    help="Draw parts at random: 0.8,0.2 or 0.8,0.1,0.1 or train=0.9,dev=0.1.",
 )
-@click.option("--stratify", metavar="COLUMN", help="Every part gets its share of each class in COLUMN.")
-@click.option("--group", metavar="COLUMN", help="Rows with the same value in COLUMN stay in one part.")
-@click.option("--keep-float64", is_flag=True, help="Write float64 as it is, not as float32.")
-@click.option("--narrow-integers", is_flag=True, help="Write whole numbers in as few bytes as their values allow.")
-@click.option("--image-size", metavar="WxH", help="Resize images; without it all have to have one size.")
-@choice_option("--color", ["rgb", "rgba", "gray"], "Of images.")
-@click.option("--accept-mislabelled", is_flag=True, help="Accept images of another format than their names say.")
-@click.option("--follow-links", is_flag=True, help="Follow links in folders of images.")
-@click.option("--no-header", is_flag=True, help="The first row of CSV is data.")
-@click.option(
+@choice_option(
+    "--split-as",
+    choices=SplitAs,
+    panel="Parts",
+    help="Write a file for each part (out-train.h5), or groups of one (train/x).",
+)
+@of_split(
+    "--stratify", metavar="COLUMN", show_default="none", help="Give every part its share of each class in COLUMN."
+)
+@of_split("--group", metavar="COLUMN", show_default="none", help="Keep rows with the same value in COLUMN in one part.")
+@option("--keep-float64", is_flag=True, help="Write float64 as it is, not as float32.")
+@option("--narrow-integers", is_flag=True, help="Write whole numbers in as few bytes as their values allow.")
+@of_images("--image-size", metavar="WxH", show_default="the one that all have", help="Resize images to this size.")
+@choice_option("--color", choices=Color, panel="Images", help="Read images as these channels.")
+@of_images("--accept-mislabelled", is_flag=True, help="Accept images of another format than their names say.")
+@of_images("--follow-links", is_flag=True, help="Follow links in folders of images.")
+@of_csv("--header/--no-header", default=True, help="Take the first row for the names of columns, or for data.")
+@of_csv(
     "--delimiter",
     metavar="CHARACTER",
-    help="Between the values of CSV [default: comma, or semicolon where the first line has no comma; tab in .tsv].",
+    show_default="comma, semicolon where the first line has no comma, tab in .tsv",
+    help="Split lines at this character.",
 )
-@click.option("--encoding", default="utf-8", show_default=True, metavar="NAME", help="Of CSV, such as latin-1.")
-@repeatable_option("--text", metavar="COLUMN", help="A column of CSV that is text, also where it looks like numbers.")
-def convert(sources: tuple[str, ...], columns: tuple[str, ...], no_header: bool, as_json: bool, **options: Any) -> None:
+@of_csv("--encoding", default="utf-8", metavar="NAME", help="Read text in this encoding, such as latin-1.")
+@repeatable_option(
+    "--text", metavar="COLUMN", panel="CSV", help="Read a column as text, also where it looks like numbers."
+)
+def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write SRC as HDF5 that H5ChunkSequence streams, in bounded memory, whatever its size.
 
     SRC: .npy (NAME=PATH names it), .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a folder of
@@ -117,7 +141,7 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], no_header: bool,
     with quiet_tensorflow(), progress_bar() as progress:
         from kerasmem.datatools.converting.conversion import convert_data
 
-        done = convert_data(sources, columns=wanted, header=not no_header, progress=progress, **options)
+        done = convert_data(sources, columns=wanted, progress=progress, **options)
     show_result(done, as_json, conversion_table)
 
 
@@ -131,7 +155,7 @@ Examples:
 @click.command("repack", cls=GuardedCommand, seconds=None, epilog=REPACK_EXAMPLES)
 @click.argument("file", type=click.Path())
 @all_of(*WRITING)
-@click.option("--float32", is_flag=True, help="Write float64 as float32.")
+@option("--float32", is_flag=True, help="Write float64 as float32.")
 def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Rewrite an HDF5 FILE: whole rows, chunks of about 1 MiB, other compression, another order.
 
@@ -155,11 +179,17 @@ Examples:
 
 @click.command("stats", cls=GuardedCommand, seconds=None, epilog=STATS_EXAMPLES)
 @click.argument("file", type=click.Path())
-@repeatable_option("--dataset", "names", metavar="NAME", help="Only this one; may be given several times.")
-@click.option("--scale", default="1", help="What the features are multiplied by, such as 1/255.")
+@repeatable_option(
+    "--dataset",
+    "datasets",
+    metavar="NAME",
+    show_default="all that go with the largest",
+    help="Look at this dataset alone; repeatable.",
+)
+@option("--scale", default="1", metavar="NUMBER", help="Multiply the features by this number, such as 1/255.")
 @all_of(*TRUST)
 @json_option
-def stats(file: str, names: tuple[str, ...], scale: str, as_json: bool, **options: Any) -> None:
+def stats(file: str, datasets: tuple[str, ...], scale: str, as_json: bool, **options: Any) -> None:
     """Print mean, variance, range and class weights of the datasets of FILE, and the lines that put them to use.
 
     One pass in bounded memory; the figures are those that keras.layers.Normalization(axis=-1).adapt would find.
@@ -169,7 +199,7 @@ def stats(file: str, names: tuple[str, ...], scale: str, as_json: bool, **option
 
     factor = _read_scale(scale)
     with progress_bar() as progress:
-        found = data_stats(file, list(names) or None, scale=factor, progress=progress, **options)
+        found = data_stats(file, list(datasets) or None, scale=factor, progress=progress, **options)
     show_result(found, as_json, stats_table)
 
 
@@ -193,8 +223,8 @@ Examples:
 @click.command("bench", cls=GuardedCommand, seconds=None, epilog=BENCH_EXAMPLES)
 @all_of(
     *FILE,
-    click.option("--sample", default="256MiB", metavar="SIZE", help="How much of FILE to look at."),
-    click.option("--memory-budget", metavar="SIZE", help="As for H5ChunkSequence."),
+    option("--sample", default="256MiB", metavar="SIZE", help="Read so much of FILE."),
+    memory_budget_option(show_default="as H5ChunkSequence chooses"),
     json_option,
 )
 def bench(file: str, memory_budget: str | None, as_json: bool, **options: Any) -> None:

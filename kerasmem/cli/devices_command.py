@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from kerasmem.cli.command import Command, option
 from kerasmem.cli.options import json_option
 from kerasmem.cli.terminal import show_json, show_text
 
@@ -14,8 +15,8 @@ Examples:
   kerasmem devices --json"""
 
 
-@click.command("devices", epilog=EXAMPLES)
-@click.option("--sources", is_flag=True, help="Show where each card's memory figure comes from.")
+@click.command("devices", cls=Command, epilog=EXAMPLES)
+@option("--sources", is_flag=True, help="Show where each card's memory figure comes from.")
 @json_option
 def command(sources: bool, as_json: bool) -> None:
     """List the cards that --device knows, and the GPUs and memory of this machine."""

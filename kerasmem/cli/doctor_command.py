@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from kerasmem.cli.options import json_option
-from kerasmem.cli.terminal import show_result
+from kerasmem.cli.command import Command
+from kerasmem.cli.options import json_option, timeout_option
+from kerasmem.cli.terminal import show_result, spinner
 
 EXAMPLES = """\b
 Examples:
@@ -14,8 +15,8 @@ Examples:
   kerasmem doctor --json"""
 
 
-@click.command("doctor", epilog=EXAMPLES)
-@click.option("--timeout", default=120.0, help="Seconds that TensorFlow gets.")
+@click.command("doctor", cls=Command, epilog=EXAMPLES)
+@timeout_option(default=120.0)
 @json_option
 def command(timeout: float, as_json: bool) -> int:
     """Say whether TensorFlow sees the GPU, and why not; what decides about memory here.
@@ -26,6 +27,7 @@ def command(timeout: float, as_json: bool) -> int:
     from kerasmem.devices.doctor import examine
     from kerasmem.rendering.doctor_table import doctor_table
 
-    found = examine(timeout=timeout)
+    with spinner("asking TensorFlow"):
+        found = examine(timeout=timeout)
     show_result(found, as_json, doctor_table)
     return 0 if found.works else 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
+from kerasmem.checks import Method, Parallel
+from kerasmem.cli.command import option
 from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import (
     COUNT,
@@ -34,6 +37,8 @@ Examples:
 Exit codes: 0 done (and fits) · 1 the model failed · 2 wrong usage or unreadable
 input · 3 does not fit · 4 too close to call"""
 
+of_devices = partial(option, panel="Several devices")
+
 _ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
 _LARGEST = 25
 
@@ -42,21 +47,27 @@ _LARGEST = 25
 @model_options(
     method_option,
     cache_option,
-    click.option(
-        "--replicas", type=COUNT, default=1, help="Devices that train together; the answer is for one of them."
+    of_devices(
+        "--replicas", type=COUNT, default=1, metavar="N", help="Train on N devices together; the answer is for one."
     ),
-    choice_option("--parallel", ["data", "model"], "What replicas divide: each batch, or the weights (Keras on JAX)."),
-    click.option("--shard-optimizer", is_flag=True, help="Replicas divide the optimizer's slots too (Keras on JAX)."),
+    choice_option(
+        "--parallel",
+        choices=Parallel,
+        panel="Several devices",
+        help="Divide each batch among the devices, or the weights (Keras on JAX).",
+    ),
+    of_devices("--shard-optimizer", is_flag=True, help="Divide the optimizer's slots too (Keras on JAX)."),
     repeatable_option(
         "--layout",
-        "layouts",
         metavar="REGEX=,model",
-        help="With --parallel model: the dimension to divide of variables with such a path; repeatable.",
+        panel="Several devices",
+        show_default="the largest that comes out even",
+        help="Divide this dimension of variables with such a path, with --parallel model; repeatable.",
     ),
 )
 def command(
-    model: str | None, method: str, no_cache: bool, replicas: int, parallel: str, shard_optimizer: bool,
-    layouts: tuple[str, ...], **options: Any,
+    model: str | None, method: Method, cache: bool, replicas: int, parallel: Parallel, shard_optimizer: bool,
+    layout: tuple[str, ...], **options: Any,
 ) -> int:  # fmt: skip
     """Say how much memory training MODEL needs, before it runs and without its weights.
 
@@ -66,15 +77,15 @@ def command(
     check_options("estimate", model, options)
     from kerasmem.estimation.parallel.parallelism import check_method, parallelism
 
-    check_method(method, parallelism(replicas, parallel, shard_optimizer, layouts))
+    check_method(method, parallelism(replicas, parallel, shard_optimizer, layout))
     with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}", method):
         from kerasmem.estimation.cache import cached_estimate
         from kerasmem.estimation.facade import estimate
 
-        ask = estimate if no_cache else cached_estimate
+        ask = cached_estimate if cache else estimate
         report = ask(
             model, method=method, replicas=replicas, parallel=parallel, shard_optimizer=shard_optimizer,
-            layout=list(layouts) or None, **call_arguments(options),
+            layout=list(layout) or None, **call_arguments(options),
         )  # fmt: skip
     return show_report(report, options)
 
@@ -93,8 +104,9 @@ def show_report(report: Any, options: dict[str, Any]) -> int:
         click.echo(layers_to_csv(report), nl=False)
     elif not options["verbose"]:
         cards = fitting_cards(report.bytes) if report.device is None else []
-        show_text(lambda terminal: answer(report, terminal, cards=cards, top=top))
+        show_text(lambda terminal: answer(report, terminal, cards=cards, sort=sort or "size", top=top))
     else:
+        sort = sort or "order"
         if is_terminal() and top is None and sort == "order" and len(report.layers) > _ROWS_ON_A_SCREEN:
             top = _LARGEST
         show_text(lambda terminal: estimate_table(report, terminal, sort=sort, top=top))

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from kerasmem.cli.command import Command
 from kerasmem.cli.options import json_option
 from kerasmem.cli.terminal import show_result
 
@@ -16,7 +17,7 @@ Examples:
   kerasmem explain slurm-4711.out --json"""
 
 
-@click.command("explain", epilog=EXAMPLES)
+@click.command("explain", cls=Command, epilog=EXAMPLES)
 @click.argument("log", type=click.Path())
 @json_option
 def command(log: str, as_json: bool) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.command import Command, Option
 from kerasmem.errors import KerasmemError
 
 
-class GuardedCommand(click.Command):
+class GuardedCommand(Command):
     """A command whose child process does the work and may be ended; adds `--time-limit` and `--memory-limit`.
 
     Args:
@@ -25,19 +26,21 @@ class GuardedCommand(click.Command):
     def __init__(self, *names: Any, seconds: float | None = 1800, **options: Any) -> None:
         super().__init__(*names, **options)
         self.params += [
-            click.Option(
+            Option(
                 ["--time-limit"],
+                panel="Limits",
                 type=click.FloatRange(min=0, min_open=True),
                 default=seconds,
                 show_default="none" if seconds is None else None,
                 metavar="SECONDS",
-                help="Give up after so long.",
+                help="Give up after so many seconds.",
             ),
-            click.Option(
+            Option(
                 ["--memory-limit"],
+                panel="Limits",
                 metavar="SIZE",
                 show_default="80 % of what this job may have",
-                help="Give up where the host's memory does not do, such as 8GB.",
+                help="Give up when the host's memory in use passes this size, such as 8GB.",
             ),
         ]
 

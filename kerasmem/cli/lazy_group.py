@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from kerasmem.checks import nearest
+from kerasmem.cli.command import write_options, write_panel
 
 
 class LazyGroup(click.Group):
@@ -36,10 +38,16 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(f"kerasmem.cli.{module}"), name or "command")
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in self._modules.items()])
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, without importing any, and the options."""
+        write_panel(formatter, "Commands", [(name, line) for name, (_, line) in self._modules.items()])
+        write_options(self, ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands that begin with what was typed, without importing any."""
+        lines = {name: line for name, (_, line) in self._modules.items() if name.startswith(incomplete)}
+        found = [CompletionItem(name, help=line) for name, line in lines.items()]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

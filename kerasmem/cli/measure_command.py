@@ -8,14 +8,14 @@ import click
 
 from kerasmem.cli.estimate_command import show_report
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import COUNT, call_arguments, check_options, model_options, timeout_option
-from kerasmem.cli.terminal import quiet_tensorflow
+from kerasmem.cli.options import call_arguments, check_options, model_options, steps_option, timeout_option
+from kerasmem.cli.terminal import quiet_tensorflow, spinner
 
 EXAMPLES = """\b
 Examples:
   kerasmem measure model.keras --batch-size 64
   kerasmem measure keras.applications:MobileNetV2 --batch-size 32 --optimizer adam --device t4
-  kerasmem measure mymodels.unet:build --batch-size 8 --xla --json
+  kerasmem measure mymodels.unet:build --batch-size 8 --jit-compile --json
 
 \b
 Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or time ·
@@ -23,7 +23,7 @@ Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or tim
 
 
 @click.command("measure", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
-@model_options(click.option("--steps", type=COUNT, default=10, help="Steps to measure."), timeout_option)
+@model_options(steps_option(default=10), timeout_option())
 def command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
     """Train MODEL for some steps in a process of its own and say what memory they took.
 
@@ -31,7 +31,7 @@ def command(model: str | None, steps: int, timeout: float, **options: Any) -> in
     the allocator is the one that TensorFlow uses on GPUs. MODEL is as for `kerasmem estimate`.
     """
     check_options("measure", model, options)
-    with quiet_tensorflow():
+    with quiet_tensorflow(), spinner(f"measuring {model or options['factory']}"):
         from kerasmem.estimation.measuring import measure
 
         report = measure(model, steps=steps, timeout=timeout, **call_arguments(options))

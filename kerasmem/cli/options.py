@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import click
+from click.shell_completion import CompletionItem
+from click.types import StringParamType
 
-from kerasmem.checks import nearest
+from kerasmem.checks import MOST_SAMPLES, Method, Mode, nearest, whole
+from kerasmem.cli.command import Decorator, option
 from kerasmem.errors import UsageError
 
 EXIT_CODES = {
     "fits": 0, "within the limit": 0, "does not fit": 3, "exceeds the limit": 3, "too close to call": 4,
 }  # fmt: skip
 _SEVERITY = (0, 4, 3)
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Choice(click.Choice[str]):
@@ -26,115 +28,218 @@ class Choice(click.Choice[str]):
         return super().get_invalid_choice_message(value, ctx).rstrip(".") + (nearest(value, self.choices) or ".")
 
 
-def choice_option(name: str, choices: Sequence[str], help: str, short: str | None = None) -> Decorator:
-    """Return an option that takes one of some words, the first where it is not given."""
-    return click.option(*([] if short is None else [short]), name, type=Choice(choices), default=choices[0], help=help)
+class Count(click.IntRange):
+    """A whole number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number that a text says."""
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
-def repeatable_option(*names: str, metavar: str, help: str) -> Decorator:
+class Suggested(StringParamType):
+    """A text for which the shell offers some words.
+
+    Args:
+        name: what it is.
+        words: returns the words; called when they are asked for.
+    """
+
+    def __init__(self, name: str, words: Callable[[], Iterable[str]]) -> None:
+        self.name, self._words = name, words
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the words that begin with what was typed."""
+        return [CompletionItem(word) for word in self._words() if word.startswith(incomplete.lower())]
+
+
+def _card_keys() -> list[str]:
+    from kerasmem.devices.cards import all_cards
+
+    return [card.key for card in all_cards()]
+
+
+def _optimizers() -> list[str]:
+    from kerasmem.models.names import optimizer_names
+
+    return sorted(optimizer_names())
+
+
+def choice_option(*names: str, choices: Any, help: str, **options: Any) -> Decorator:
+    """Return an option that takes one of some words, the first where it is not given.
+
+    Args:
+        *names: of the option.
+        choices: a `Literal` type.
+        help: its sentence.
+        **options: as for `Option`.
+    """
+    words = get_args(choices)
+    return option(*names, type=Choice(words), help=help, **{"default": words[0], **options})
+
+
+def repeatable_option(*names: str, metavar: str, help: str, **options: Any) -> Decorator:
     """Return an option that may be given several times."""
-    return click.option(*names, multiple=True, metavar=metavar, help=help)
+    return option(*names, multiple=True, metavar=metavar, help=help, **{"show_default": "none", **options})
 
 
-METHODS = ("auto", "formula", "graph", "xla", "gpu-target", "probe")
-COUNT = click.IntRange(min=1)
+COUNT, WHOLE = Count(min=1), Count(min=0)
 SECONDS = click.FloatRange(min=0, min_open=True)
-json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+FILE_TO_WRITE = click.Path(dir_okay=False)
+of_model, of_step, of_output, of_limits, of_hdf5 = (
+    partial(option, panel=panel) for panel in ("Model", "Training step", "Output", "Limits", "HDF5 files")
+)
+
+# Each option that several commands have is described once; what differs is its default.
+json_option: Decorator = of_output("--json", "as_json", is_flag=True, help="Print the result as JSON, for programs.")
+verbose_option: Decorator = of_output("-v", "--verbose", is_flag=True, help="Show everything that is known.")
+batch_size_option: Decorator = option(
+    "-b", "--batch-size", type=COUNT, default=32, metavar="N", help="Take N samples a batch."
+)
+method_option: Decorator = choice_option(
+    "-m",
+    "--method",
+    choices=Method,
+    help="Estimate by this method; auto takes the one that fits how Keras would train.",
+)
+cache_option: Decorator = of_limits(
+    "--cache/--no-cache",
+    default=True,
+    help="Use answers that were kept, and keep new ones (KERASMEM_CACHE=off: never).",
+)
+timeout_option = partial(
+    of_limits, "--timeout", type=SECONDS, metavar="SECONDS", default=600,
+    help="Give up on a process that runs TensorFlow after so many seconds.",
+)  # fmt: skip
+steps_option = partial(option, "--steps", type=COUNT, metavar="N", help="Run N real training steps.")
+output_option = partial(
+    of_output, "-o", "--output", type=FILE_TO_WRITE, metavar="FILE", help="Write the result to FILE."
+)
+memory_budget_option = partial(
+    of_limits, "--memory-budget", metavar="SIZE", help="Work in so much of the host's memory."
+)
+verify_option: Decorator = option(
+    "--verify", is_flag=True, help="Read all data, and compare it with the checksums of what was written."
+)
+
+
+def sort_option(default: str | None = None) -> Decorator:
+    """Return the option for the order of layers.
+
+    Args:
+        default: None where it is the largest first, and with `-v` the model's order.
+    """
+    shown = {"show_default": "size; with -v order"} if default is None else {}
+    words = Choice(["order", "size"])
+    text = "List layers in the model's order, or the largest first."
+    return of_output("--sort", type=words, default=default, help=text, **shown)
+
+
+def top_option(shown: str) -> Decorator:
+    """Return the option for the number of layers, with what help says of its default."""
+    return of_output(
+        "--top", type=WHOLE, metavar="N", show_default=shown, help="List N layers, the largest first; 0 lists all."
+    )
+
+
+ONE_MODEL: tuple[Decorator, ...] = (click.argument("model", required=False),)
+_MODEL: tuple[Decorator, ...] = (
+    batch_size_option,
+    option(
+        "-d", "--device", type=Suggested("device", _card_keys), metavar="CARD|SIZE", show_default="none",
+        help="Judge whether it fits a card (t4, a100-40; `kerasmem devices` lists them) or a size (16GB).",
+    ),
+)  # fmt: skip
+_STEP: tuple[Decorator, ...] = (
+    choice_option(
+        "--mode", choices=Mode, panel="Training step", help="Take a step of training, evaluation or inference."
+    ),
+    of_step(
+        "--jit-compile/--no-jit-compile", default=None, former="--xla/--no-xla", show_default="as Keras decides",
+        help="Have XLA compile the step, or not.",
+    ),
+    of_step(
+        "--optimizer", type=Suggested("name", _optimizers), show_default="the one stored with the model, else adam",
+        help="Train with this optimizer.",
+    ),
+    of_step("--loss", metavar="NAME", show_default="the one stored with the model", help="Train with this loss."),
+    of_step(
+        "--dtype-policy", metavar="NAME", show_default="float32",
+        help="Compute by this dtype policy, such as mixed_float16.",
+    ),
+    repeatable_option(
+        "--target-shape", metavar="[NAME=]10", panel="Training step", show_default="as the loss tells",
+        help="Set the shape of a target without the batch, or none; repeatable.",
+    ),
+    of_step(
+        "--target-dtype", metavar="DTYPE", show_default="as the loss tells", help="Set the dtype of the targets."
+    ),
+    repeatable_option(
+        "--input-shape", metavar="[NAME=]224,224,3", panel="Model", show_default="as the model says",
+        help="Set the open sizes of an input without the batch; ids=128:int32 sets a dtype too; repeatable.",
+    ),
+    of_model(
+        "--factory", metavar="MODULE:FUNCTION", show_default="none",
+        help="Build the model with this function, where the file does not say how.",
+    ),
+    repeatable_option(
+        "--factory-arg", "factory_args", metavar="NAME=VALUE", panel="Model",
+        help="Give the function that builds the model an argument; repeatable.",
+    ),
+    repeatable_option(
+        "--custom-objects", metavar="MODULE", panel="Model",
+        help="Take the model's own layers from this module; repeatable.",
+    ),
+    of_model(
+        "--trust", is_flag=True, former="--trust-model", help="Allow Python code that is stored in the file to run."
+    ),
+)  # fmt: skip
+_OUTPUT: tuple[Decorator, ...] = (
+    verbose_option,
+    sort_option(),
+    top_option("8; with -v all"),
+    json_option,
+    of_output("--csv", "as_csv", is_flag=True, help="Print the layers as CSV."),
+)
+
 # What of an HDF5 file is trusted.
 TRUST: tuple[Decorator, ...] = (
-    click.option("--allow-external", is_flag=True, help="Read other files that an HDF5 file names."),
-    click.option("--allow-hdf5-filters", is_flag=True, help="Have HDF5 undo filters that kerasmem cannot, unchecked."),
+    of_hdf5("--allow-external", is_flag=True, help="Read other files that an HDF5 file names."),
+    of_hdf5("--allow-hdf5-filters", is_flag=True, help="Have HDF5 undo filters that kerasmem cannot, unchecked."),
 )
-ONE_MODEL: tuple[Decorator, ...] = (click.argument("model", required=False),)
-method_option: Decorator = choice_option(
-    "--method", METHODS, "How to estimate; auto: as Keras would run the step.", "-m"
-)
-cache_option: Decorator = click.option(
-    "--no-cache", is_flag=True, help="Compute again what was answered before (KERASMEM_CACHE=off: always)."
-)
-
-timeout_option: Decorator = click.option(
-    "--timeout", type=SECONDS, default=600, metavar="SECONDS", help="Give up real steps after so long."
-)
-
-TOP_HELP = "List the N largest layers, add up the others (0: all)."
-batch_size_option: Decorator = click.option("-b", "--batch-size", type=COUNT, default=32, help="Rows a batch.")
-_MODEL: tuple[Decorator, ...] = (
-    click.option("-b", "--batch-size", type=COUNT, default=32, help="Samples in a batch."),
-    click.option(
-        "-d", "--device", help="A card (t4, a100-40, …: `kerasmem devices`) or a size (16GB): adds the verdict."
-    ),
-    repeatable_option(
-        "--input-shape",
-        "input_shapes",
-        metavar="NAME=224,224,3",
-        help="An open input, without the batch (ids=128:int32 sets a dtype); repeatable.",
-    ),
-)
-_TRAINING: tuple[Decorator, ...] = (
-    click.option("--mode", type=Choice(["train", "evaluate", "inference"]), default="train"),
-    click.option("--xla/--no-xla", "xla", default=None, help="Compiled by XLA or not [default: as Keras decides]."),
-    click.option("--optimizer", help="An optimizer in place of the one the model was compiled with."),
-    repeatable_option(
-        "--target-shape",
-        "target_shapes",
-        metavar="10",
-        help="The targets' shape without the batch, or none, where the loss cannot tell; repeatable with NAME=.",
-    ),
-    click.option("--target-dtype", help="The targets' dtype, where the loss cannot tell."),
-    click.option("--loss", help="A loss in place of the one the model was compiled with."),
-    click.option("--dtype-policy", help="A dtype policy in place of float32, such as mixed_float16."),
-    click.option(
-        "--factory",
-        metavar="PACKAGE.MODULE:FUNCTION",
-        help="Code that builds the model, where the file does not say how.",
-    ),
-    repeatable_option(
-        "--factory-arg",
-        "factory_args",
-        metavar="NAME=VALUE",
-        help="An argument for the function that builds the model; repeatable.",
-    ),
-    repeatable_option(
-        "--custom-objects", metavar="PACKAGE.MODULE", help="A module with the model's own layers; repeatable."
-    ),
-    click.option("--trust-model", is_flag=True, help="Allow Python code stored in the file to run."),
-)
-_OUTPUT: tuple[Decorator, ...] = (
-    click.option(
-        "-v", "--verbose", is_flag=True, help="Show all: categories in bytes, the formula, other methods, notes."
-    ),
-    choice_option("--sort", ["order", "size"], "Layers as called, or largest first."),
-    click.option("--top", type=click.IntRange(min=0), metavar="N", help=TOP_HELP),
-    json_option,
-    click.option("--csv", "as_csv", is_flag=True, help="Print a row a layer as CSV."),
-)
-
-
 # The datasets of a file that are features and targets, and how much is read at once.
 FILE: tuple[Decorator, ...] = (
     click.argument("file", type=click.Path()),
-    click.option("--x", metavar="NAME", help="The dataset of the features [default: what looks most like them]."),
-    click.option("--y", metavar="NAME", help="That of the targets [default: the same]."),
+    option("--x", metavar="NAME", show_default="what looks most like it", help="Take this dataset for the features."),
+    option("--y", metavar="NAME", show_default="what looks most like it", help="Take this dataset for the targets."),
     batch_size_option,
 )
 # How a file is written.
 WRITING: tuple[Decorator, ...] = (
-    click.option("-o", "--output", required=True, metavar="FILE", help="The HDF5 file to write."),
+    output_option(required=True),
     repeatable_option(
         "--columns",
         metavar="NAME=COLUMN,...",
-        help="Write dataset NAME from these columns, side by side; names, patterns, or * for the rest.",
+        show_default="all",
+        help="Write dataset NAME from these columns, side by side: names, patterns, or * for the rest.",
     ),
-    repeatable_option("--drop", metavar="COLUMN", help="Leave columns out; a name or a pattern."),
-    click.option("-b", "--batch-size", type=COUNT, default=32, help="Rows a batch, for the chunks."),
-    click.option("--shuffle", is_flag=True, help="Write the rows in random order."),
-    click.option("--seed", type=click.IntRange(min=0), default=0, help="Of what is random."),
-    click.option("--compression", default="none", metavar="KIND", help="none, gzip, zstd; or gzip:1 to gzip:9."),
+    repeatable_option("--drop", metavar="COLUMN", help="Leave out columns by name or pattern."),
+    batch_size_option,
+    option("--shuffle", is_flag=True, help="Write the rows in random order."),
+    option("--seed", type=WHOLE, default=0, metavar="N", help="Draw everything random from this seed."),
+    option(
+        "--compression",
+        default="none",
+        metavar="KIND",
+        help="Compress with gzip or zstd; gzip:1 to gzip:9 set a level.",
+    ),
+    verify_option,
+    option("--force", is_flag=True, help="Overwrite FILE, and discard interrupted work of other settings."),
     *TRUST,
-    click.option("--memory", default="512MiB", metavar="SIZE", help="To work in."),
-    click.option("--verify", is_flag=True, help="Read the result back before it is moved into place."),
-    click.option("--force", is_flag=True, help="Overwrite FILE, and discard interrupted work of other settings."),
+    memory_budget_option(default="512MiB", former="--memory"),
     json_option,
 )
 
@@ -160,7 +265,7 @@ def model_options(
         arguments: what it takes without a name.
         output: the options for what it prints.
     """
-    return all_of(*arguments, *_MODEL, *own, *_TRAINING, *output)
+    return all_of(*arguments, *_MODEL, *own, *_STEP, *output)
 
 
 def check_options(command: str, model: str | None, options: dict[str, Any]) -> None:
@@ -177,6 +282,7 @@ def check_options(command: str, model: str | None, options: dict[str, Any]) -> N
         raise UsageError(f"name a model file, or package.module:function; `kerasmem {command} -h` shows examples")
     if options["as_json"] and options.get("as_csv"):
         raise UsageError("--json and --csv: choose one")
+    whole("--batch-size", options["batch_size"], most=MOST_SAMPLES)
     if options["device"] is not None:
         resolve_device(options["device"])
     if options["optimizer"] is not None:
@@ -192,15 +298,14 @@ def call_arguments(options: dict[str, Any]) -> dict[str, Any]:
     from kerasmem.models.inputs import parse_input_shapes
     from kerasmem.models.vocabulary import load_custom_objects, parse_factory_args
 
-    same = ("batch_size", "optimizer", "loss", "target_dtype", "dtype_policy", "device", "mode", "factory")
+    same = ("batch_size", "optimizer", "loss", "target_dtype", "dtype_policy", "device", "mode", "factory", "trust")
     return {
         **{name: options[name] for name in same},
-        "input_shape": parse_input_shapes(options["input_shapes"]),
-        "target_shape": list(options["target_shapes"]) or None,
+        "input_shape": parse_input_shapes(options["input_shape"]),
+        "target_shape": list(options["target_shape"]) or None,
         "factory_args": parse_factory_args(options["factory_args"]),
         "custom_objects": load_custom_objects(options["custom_objects"]) if options["custom_objects"] else None,
-        "trust": options["trust_model"],
-        "jit_compile": "auto" if options["xla"] is None else options["xla"],
+        "jit_compile": "auto" if options["jit_compile"] is None else options["jit_compile"],
     }
 
 

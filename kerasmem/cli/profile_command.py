@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kerasmem.cli.command import option
 from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import (
-    COUNT,
     EXIT_CODES,
-    TOP_HELP,
     cache_option,
     call_arguments,
     check_options,
-    choice_option,
     json_option,
     model_options,
+    output_option,
+    sort_option,
+    steps_option,
     timeout_option,
+    top_option,
 )
 from kerasmem.cli.terminal import quiet_tensorflow, show_json, show_text, spinner
 from kerasmem.errors import UsageError
@@ -32,7 +34,7 @@ EXAMPLES = """\b
 Examples:
   kerasmem profile model.keras --batch-size 64
   kerasmem profile keras.applications:MobileNetV2 --batch-size 8 --optimizer adam
-  kerasmem profile mymodels.unet:build --xla --top 10 -o profile.json
+  kerasmem profile mymodels.unet:build --jit-compile --top 10 -o profile.json
   kerasmem profile model.h5 --no-compare --json
 
 \b
@@ -44,21 +46,19 @@ _LARGEST = 25  # layers that are listed, where no other number is asked for
 
 @click.command("profile", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
 @model_options(
-    click.option("--steps", type=COUNT, default=5, show_default=True, help="Steps to record."),
-    timeout_option,
-    click.option("--compare/--no-compare", default=True, show_default=True, help="Show the estimate beside it."),
+    steps_option(default=5),
+    option("--compare/--no-compare", default=True, help="Show the estimate beside it, or not."),
+    timeout_option(),
     cache_option,
     output=(
-        choice_option("--sort", ["size", "order"], "Layers largest first, or as called."),
-        click.option(
-            "--top", type=click.IntRange(min=0), default=_LARGEST, show_default=True, metavar="N", help=TOP_HELP
-        ),
+        output_option(show_default="none"),
+        sort_option("size"),
+        top_option(str(_LARGEST)),
         json_option,
-        click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the profile as JSON to a file."),
     ),
 )
 def command(
-    model: str | None, steps: int, timeout: float, compare: bool, no_cache: bool, output: str | None, **options: Any
+    model: str | None, steps: int, timeout: float, compare: bool, cache: bool, output: str | None, **options: Any
 ) -> int:
     """Train MODEL for some steps and say what is in memory at the peak of one, by layer and category.
 
@@ -74,7 +74,7 @@ def command(
 
         arguments = call_arguments(options)
         found = profile(model, steps=steps, timeout=timeout, **arguments)
-        estimate, why = predicted(model, found, is_cached=not no_cache, **arguments) if compare else (None, None)
+        estimate, why = predicted(model, found, is_cached=cache, **arguments) if compare else (None, None)
     device = _verdict_on(options["device"], found)
     data = {**found.to_dict(), "device": device and asdict(device), "estimate": _fields_beside(estimate)}
     if why is not None:
@@ -126,7 +126,11 @@ def _show_text(
     from kerasmem.rendering.peak_text import verdict_line
     from kerasmem.rendering.profile_table import profile_table
 
-    look = {"estimate": estimate, "sort": options["sort"], "top": options["top"]}
+    look = {
+        "estimate": estimate,
+        "sort": options["sort"],
+        "top": _LARGEST if options["top"] is None else options["top"],
+    }
     show_text(lambda terminal: profile_table(found, terminal, **look))
     if why is not None:
         click.echo(f"Note: no estimate beside it: {printable(why)}.")

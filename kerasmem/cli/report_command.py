@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kerasmem.cli.command import option
 from kerasmem.cli.guarded_command import GuardedCommand
+from kerasmem.cli.options import json_option, of_output, output_option
 from kerasmem.cli.saved_files import json_object
 from kerasmem.cli.terminal import show_json, show_text
 from kerasmem.errors import InputError, UsageError
@@ -33,12 +35,12 @@ _LARGEST_LOG = 2 * 2**30
 
 @click.command("report", cls=GuardedCommand, epilog=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("-o", "--output", metavar="PAGE", help="Write one HTML page that needs no network.")
-@click.option("--plot", metavar="PICTURE", help="Write a picture, .png or .svg.")
-@click.option("--prometheus", metavar="FILE|-", help="Write Prometheus text; - is standard output.")
-@click.option("--ranks", is_flag=True, help="Merge all logs as ranks of one training, whatever their names.")
-@click.option("--title", default="Memory report", show_default=True, help="The page's heading.")
-@click.option("--json", "as_json", is_flag=True, help="Print the merged summary as one JSON object.")
+@output_option(show_default="none")
+@of_output("--plot", metavar="PICTURE", show_default="none", help="Write a picture, .png or .svg.")
+@of_output("--prometheus", metavar="FILE|-", show_default="none", help="Write Prometheus text; - is standard output.")
+@option("--ranks", is_flag=True, help="Merge all logs as ranks of one training, whatever their names.")
+@option("--title", default="Memory report", metavar="TEXT", help="Give the page this heading.")
+@json_option
 def command(
     files: tuple[str, ...], output: str | None, plot: str | None, prometheus: str | None, ranks: bool, title: str,
     as_json: bool,
@@ -46,7 +48,8 @@ def command(
     """Show runs, estimates and profiles together: as a page, a picture, a table or data.
 
     FILEs are logs of MemoryLogger (.jsonl, .csv), and what `kerasmem estimate --json` and
-    `kerasmem profile --json` saved. Without an option, a table of the runs is printed.
+    `kerasmem profile --json` saved. --output writes one HTML page that needs no network.
+    Without an option, a table of the runs is printed.
     """
     _check_outputs(files, output, plot, prometheus, as_json)
     contents = _read(files, ranks, title)
@@ -93,11 +96,11 @@ def _check_outputs(
         if os.path.realpath(path) in taken:
             raise UsageError(f"{path}: given twice; give each file once")
         taken[os.path.realpath(path)] = "is one of the files to read"
-    for option, target in (("--output", output), ("--plot", plot), ("--prometheus", prometheus)):
-        if target is None or (option, target) == ("--prometheus", "-"):
+    for name, target in (("--output", output), ("--plot", plot), ("--prometheus", prometheus)):
+        if target is None or (name, target) == ("--prometheus", "-"):
             continue
         if use := taken.get(os.path.realpath(target)):
-            raise UsageError(f"{option}: {target} {use}; choose another name")
+            raise UsageError(f"{name}: {target} {use}; choose another name")
         taken[os.path.realpath(target)] = "is written by another option too"
 
 

@@ -6,12 +6,15 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.command import Command, is_quiet, option
+from kerasmem.cli.options import COUNT, WHOLE
+
 EXAMPLES = """\b
 Examples:
   kerasmem run train.py
   kerasmem run train.py --epochs 20 --data images/
-  kerasmem run --save-freq 20 --keep runs/first train.py
-  kerasmem run -m package.train --epochs 20
+  kerasmem run --save-freq 20 --checkpoint runs/first train.py
+  kerasmem run --module package.train --epochs 20
 
 \b
 The exit code is the script's own; 1 where it ran out of memory with one row at a time too;
@@ -19,24 +22,38 @@ The exit code is the script's own; 1 where it ran out of memory with one row at 
 
 
 @click.command(
-    "run", epilog=EXAMPLES, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+    "run",
+    cls=Command,
+    epilog=EXAMPLES,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as after `python -m`.")
+@option(
+    "--module",
+    "is_module",
+    is_flag=True,
+    former="-m",
+    help="Take SCRIPT for the name of a module, as `python -m` does.",
+)
 @click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--micro-batches", type=click.IntRange(min=1), metavar="K", help="Train in K pieces a batch from the start."
+@option(
+    "--micro-batches",
+    type=COUNT,
+    metavar="N",
+    show_default="1, more where it runs out",
+    help="Train in N pieces a batch from the start.",
 )
-@click.option("--save-freq", type=click.IntRange(min=1), metavar="N", help="Save every N batches.  [default: 100]")
-@click.option("--every", type=click.IntRange(min=1), hidden=True)
-@click.option("--restarts", type=click.IntRange(min=0), default=50, help="Restart so often at most.")
-@click.option(
-    "--keep",
+@option("--save-freq", type=COUNT, metavar="N", default=100, former="--every", help="Save every N batches.")
+@option("--restarts", type=WHOLE, metavar="N", default=50, help="Restart N times at most.")
+@option(
+    "--checkpoint",
     type=click.Path(file_okay=False),
-    metavar="DIR",
-    help="Keep the checkpoints; a later run goes on from them.",
+    metavar="FOLDER",
+    former="--keep",
+    show_default="none",
+    help="Keep the checkpoints in FOLDER, from which a later run goes on.",
 )
-def command(save_freq: int | None, every: int | None, keep: str | None, **options: Any) -> int:
+def command(checkpoint: str | None, **options: Any) -> int:
     """Run SCRIPT with its ARGUMENTS, and go on where it runs out of memory or is killed.
 
     Each `model.fit` in it becomes `kerasmem.fit`: a step that runs out is repeated in micro-batches. Where the process
@@ -48,8 +65,7 @@ def command(save_freq: int | None, every: int | None, keep: str | None, **option
     from kerasmem.training.supervising import supervise
 
     def say(sentence: str) -> None:
-        click.echo(f"kerasmem run: {printable(sentence)}", err=True)
+        if not is_quiet():
+            click.echo(f"kerasmem run: {printable(sentence)}", err=True)
 
-    if every is not None:
-        click.echo("kerasmem run: --every is called --save-freq now", err=True)
-    return supervise(say=say, save_freq=save_freq or every or 100, folder=keep, **options)
+    return supervise(say=say, folder=checkpoint, **options)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kerasmem.cli.command import is_quiet
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress, ProgressColumn
@@ -96,8 +98,8 @@ def quiet_tensorflow() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def spinner(text: str, method: str) -> Iterator[None]:
-    """Show on standard error, where that is a terminal, that something goes on and for how long.
+def spinner(text: str, method: str = "") -> Iterator[None]:
+    """Show on standard error, where that is a terminal, what goes on, in which stage it is, and for how long.
 
     Use it inside `quiet_tensorflow`, which keeps a way to the terminal in `sys.stderr`.
 
@@ -105,22 +107,28 @@ def spinner(text: str, method: str) -> Iterator[None]:
         text: what goes on; it may come from a file name.
         method: of the estimate; the formula is instant and shows nothing.
     """
-    if method == "formula" or not sys.stderr.isatty():
+    if method == "formula" or not _is_watched():
         yield
         return
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    from kerasmem.processes.guarding import told_of_stages
     from kerasmem.rendering.escape import printable
 
     with _progress(SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()) as progress:
-        progress.add_task(printable(text, 60), total=None)
-        yield
+        task = progress.add_task(printable(text, 60), total=None)
+
+        def show(stage: str) -> None:
+            progress.update(task, description=f"{printable(text, 60)}: {printable(stage, 60)}")
+
+        with told_of_stages(show):
+            yield
 
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None] | None]:
     """Yield what long work calls with how far it is; None where standard error is no terminal."""
-    if not sys.stderr.isatty():
+    if not _is_watched():
         yield None
         return
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -135,6 +143,11 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None] | None]:
             progress.update(task, description=printable(text, 60), completed=done, total=total or None)
 
         yield update
+
+
+def _is_watched() -> bool:
+    """Return whether a person sees standard error, and wants progress there."""
+    return sys.stderr.isatty() and not is_quiet()
 
 
 def _progress(*columns: ProgressColumn) -> Progress:

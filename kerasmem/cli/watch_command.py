@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kerasmem.cli.command import Command, option
+from kerasmem.cli.options import json_option
 from kerasmem.cli.terminal import console, is_terminal, show_result
 from kerasmem.errors import UsageError
 
@@ -25,18 +27,27 @@ Examples:
 _MINUTES = 3  # of the course that is shown
 
 
-@click.command("watch", epilog=EXAMPLES)
+@click.command("watch", cls=Command, epilog=EXAMPLES)
 @click.argument("pid", required=False, type=click.IntRange(min=1))
-@click.option("--log", type=click.Path(), help="A log that MemoryLogger writes; those that are open are found.")
-@click.option("--every", default=1.0, show_default=True, help="Seconds between two looks.")
-@click.option("--once", is_flag=True, help="Look once and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: one object, or without --once a line for each look.")
-def command(pid: int | None, log: str | None, every: float, once: bool, as_json: bool) -> None:
-    """Watch cards, host, a process (or all that train) and how far its training has come, until Ctrl-C."""
+@option(
+    "--log",
+    type=click.Path(),
+    metavar="FILE",
+    show_default="those that are open",
+    help="Follow this log of MemoryLogger.",
+)
+@option("--interval", default=1.0, metavar="SECONDS", former="--every", help="Look again after so many seconds.")
+@option("--once", is_flag=True, help="Look once and end.")
+@json_option
+def command(pid: int | None, log: str | None, interval: float, once: bool, as_json: bool) -> None:
+    """Watch cards, host, a process (or all that train) and how far its training has come, until Ctrl-C.
+
+    With --json, each look is a line; with --once there is one object.
+    """
     from kerasmem.monitoring.snapshot import read_snapshot
 
-    if not 0.1 <= every <= 3600:
-        raise UsageError(f"--every: {every!r} is no number of seconds from 0.1 to 3600")
+    if not 0.1 <= interval <= 3600:
+        raise UsageError(f"--interval: {interval!r} is no number of seconds from 0.1 to 3600")
     if not (once or as_json or is_terminal()):
         raise UsageError("watch: standard output is no terminal; pass --once, or --json for a line for each look")
 
@@ -50,20 +61,20 @@ def command(pid: int | None, log: str | None, every: float, once: bool, as_json:
         return
     try:
         if as_json:
-            _repeat(look, every, lambda snapshot: click.echo(json.dumps(snapshot.to_dict(), allow_nan=False)))
+            _repeat(look, interval, lambda snapshot: click.echo(json.dumps(snapshot.to_dict(), allow_nan=False)))
         else:
-            _show(look, every)
+            _show(look, interval)
     except KeyboardInterrupt:  # how watching ends
         pass
 
 
-def _show(look: Callable[[], Snapshot], every: float) -> None:
+def _show(look: Callable[[], Snapshot], interval: float) -> None:
     from rich.live import Live
 
     from kerasmem.rendering.watch_view import watch_view
 
     history: dict[str, deque[int]] = {}
-    length = max(2, math.ceil(_MINUTES * 60 / every))
+    length = max(2, math.ceil(_MINUTES * 60 / interval))
     screen = console()
     with Live(console=screen, auto_refresh=False, screen=False) as live:
 
@@ -74,14 +85,14 @@ def _show(look: Callable[[], Snapshot], every: float) -> None:
             courses = {name: list(values) for name, values in history.items()}
             live.update(watch_view(snapshot, screen.width, history=courses, width=width), refresh=True)
 
-        _repeat(look, every, show)
+        _repeat(look, interval, show)
 
 
-def _repeat(look: Callable[[], Snapshot], every: float, show: Callable[[Snapshot], None]) -> None:
+def _repeat(look: Callable[[], Snapshot], interval: float, show: Callable[[Snapshot], None]) -> None:
     """Look and show until the process that is watched has ended, which the first look takes for wrong usage."""
     show(look())
     while True:
-        time.sleep(every)
+        time.sleep(interval)
         try:
             snapshot = look()
         except UsageError as error:

@@ -23,6 +23,7 @@ import functools
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from kerasmem.devices.cards import Card, all_cards, families
 from kerasmem.errors import UsageError
@@ -196,7 +197,7 @@ def resolve_device(text: str) -> DeviceTarget:
 def _target(card: Card) -> DeviceTarget:
     basis = "reported by the driver" if card.memory_basis == "driver" else "nominal, from the datasheet"
     note = (
-        f"total {basis} ({card.memory_source}); available: less TensorFlow's system reserve. "
+        f"total {basis} ({unquote(card.memory_source)}); available: less TensorFlow's system reserve. "
         f"The CUDA context and other processes are not modelled. {card.note}"
     )
     return DeviceTarget(card.name, card.memory_bytes, available_bytes(card), card.compute_capability, "catalogue", note)

@@ -23,7 +23,7 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
-class Diagnosis(Record, what="diagnosis", version=1):
+class Diagnosis(Record, what="diagnosis", version=1, rows="suggestions"):
     """What a text says about a failure; sizes in bytes, None where the text does not say.
 
     Attributes:
@@ -73,3 +73,8 @@ class Diagnosis(Record, what="diagnosis", version=1):
     lines: tuple[int, int] | None = None
     evidence: str | None = None
     later_failures: int = 0
+
+    @property
+    def answer(self) -> str:
+        """What happened: `summary`."""
+        return self.summary

@@ -128,7 +128,8 @@ def _values(failure: Failure, found: Figures, batch: int | None) -> dict[str, An
         "allocator": "PYTORCH_HIP_ALLOC_CONF" if facts.get("platform") == "HIP" else "PYTORCH_CUDA_ALLOC_CONF",
         "batch": batch,
         "batch_size": "" if batch is None else f", batch_size={batch}",
-        "device": found.limit or '"16GB"',  # the second is the user's to set
+        "device": found.limit or "...",
+        "whose": "" if found.limit else '; ... is your card, such as "t4"',
         "free": "enough" if found.free is None else format_size(found.free),
         "gigabytes": 64 if found.limit is None else -(-found.limit * 3 // 2**31),  # half as much again
         "half": f": {format_size(asked // 2)} in place of {format_size(asked)}" if asked else "",

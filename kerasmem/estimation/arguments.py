@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from kerasmem import checks
+from kerasmem.checks import Method, Mode
 from kerasmem.models.request import ModelRequest, request_for
 from kerasmem.models.targets import GivenTargets, given_targets
 
-METHODS = ("auto", "graph", "xla", "gpu-target", "probe", "formula")
-MODES = ("train", "evaluate", "inference")
+METHODS, MODES = get_args(Method), get_args(Mode)
 DEFAULT_BATCH_SIZE = 32
 
 
@@ -49,7 +49,7 @@ class EstimateArguments:
         checks.choice("method", self.method, METHODS)
         checks.choice("mode", self.mode, MODES)
         checks.choice("jit_compile", self.jit_compile, (True, False, "auto"))
-        checks.whole("batch_size", self.batch_size)
+        checks.whole("batch_size", self.batch_size, most=checks.MOST_SAMPLES)
 
     def targets(self) -> GivenTargets:
         """Return what is said of the targets.

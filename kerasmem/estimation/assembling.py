@@ -79,7 +79,7 @@ def _not_in_the_formula(step: Step) -> list[Unmodelled]:
     missing: list[Unmodelled] = []
     if is_training:
         own = step.optimizer
-        name = f"slots of {own}" if own else "slots of adam (assumed: the model is not compiled)"
+        name = f"slots of {own}" if own else "slots of adam (assumed: no optimizer is stored with the model)"
         why = "what the optimizer keeps for each weight; the formula has weights and gradients only"
         missing.append(Unmodelled(f"optimizer {name}", why, step.shapes.slots))
     missing.append(Unmodelled("workspace", "scratch memory of convolutions and matrix products"))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem import checks
+from kerasmem.checks import Method
 from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import available_bytes, find_card
 from kerasmem.errors import InputError, UsageError
@@ -53,7 +54,7 @@ class RankedCard:
 
 
 @dataclass(frozen=True)
-class CardRanking(Record, what="card ranking", version=FORMAT_VERSION):
+class CardRanking(Record, what="card ranking", version=FORMAT_VERSION, rows="cards"):
     """The cards of the catalogue for one training step.
 
     Attributes:
@@ -71,13 +72,31 @@ class CardRanking(Record, what="card ranking", version=FORMAT_VERSION):
         """The first card that fits; None where none does."""
         return self.cards[0] if self.cards and self.cards[0].verdict == FITS else None
 
+    @property
+    def fits(self) -> bool:
+        """Whether it surely fits a card."""
+        return self.best is not None
 
+    @property
+    def peak(self) -> int:
+        """The bytes in use at the step's peak, by the first estimate."""
+        return self.report.peak
+
+    @property
+    def answer(self) -> str:
+        """The answer: "fits 31 of 38 known cards, first Tesla T4"."""
+        fitting = sum(each.verdict == FITS for each in self.cards)
+        first = "" if self.best is None else f", first {self.best.name}"
+        return f"{self.report.model.name} fits {fitting} of {len(self.cards)} known cards{first}"
+
+
+@checks.former_names(largest="max_batch")
 def rank_cards(
     model: Any,
     *,
     batch_size: int = DEFAULT_BATCH_SIZE,
-    method: str = "auto",
-    largest: bool = False,
+    method: Method = "auto",
+    max_batch: bool = False,
     prices: Mapping[str, float] | None = None,
     ask: Callable[..., MemoryReport] = estimate,
     **options: Any,
@@ -91,7 +110,7 @@ def rank_cards(
         model: as for `kerasmem.estimate`.
         batch_size: samples in a batch.
         method: as for `kerasmem.estimate`.
-        largest: look for the largest batch on each card too, which takes several estimates.
+        max_batch: look for the largest batch on each card too, which takes several estimates.
         prices: an hour's price by card, as `--device` names them; then the cheapest card that fits comes first.
         ask: what estimates.
         **options: the other arguments of `kerasmem.estimate`, but for `device`.
@@ -127,7 +146,7 @@ def rank_cards(
     ranked = []
     for card in all_cards():
         of, room = functools.partial(need, card.compute_capability if by_kind else None), available_bytes(card)
-        most = search(of, room, guess=batch_size, tolerance=_TOLERANCE).largest if largest else None
+        most = search(of, room, guess=batch_size, tolerance=_TOLERANCE).largest if max_batch else None
         here = of(batch_size)
         said = verdict(here, room)
         ranked.append(RankedCard(card.key, card.name, room, here.total, here.high, said, most, priced.get(card.key)))

@@ -199,7 +199,9 @@ def _on_one_device(method: str, step: Step, target: DeviceTarget | None, jit_com
             return probe(request, is_fixed=step.shapes.is_fixed).outcome
         if target is None or target.source != "catalogue":
             raise UsageError("method 'gpu-target' plans for a card: name one with --device (device=…)")
-        return gpu_target_outcome(gpu_target_plan(request, find_card(target.name)), step.rows, step.weights())
+        card = find_card(target.name)
+        note_stage(f"compiling for {card.name}")
+        return gpu_target_outcome(gpu_target_plan(request, card), step.rows, step.weights())
 
 
 def step_outcome(method: str, step: Step) -> Outcome:
@@ -210,6 +212,7 @@ def step_outcome(method: str, step: Step) -> Outcome:
     """
     is_xla = method == "xla"
     opened, shapes = step.opened, step.shapes
+    note_stage("tracing the step")
     prepared = prepare_step(
         opened.model, opened.training, shapes.structure, shapes.inputs, shapes.batch_size, step.arguments.mode,
         jit_compile=is_xla,
@@ -225,6 +228,7 @@ def step_outcome(method: str, step: Step) -> Outcome:
         from kerasmem.estimation.graph.build import variables_of
         from kerasmem.estimation.xla import compile_plan, outcome
 
+        note_stage("compiling with XLA for this machine")
         batch = tuple(spec_bytes(spec) for spec in traced.flat)
         notes: tuple[str, ...] = ()
         found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
@@ -234,6 +238,7 @@ def step_outcome(method: str, step: Step) -> Outcome:
         from kerasmem.estimation.graph.rules import rules_of
         from kerasmem.estimation.graph.steps import graph_outcome
 
+        note_stage("optimising the graph")
         rules = rules_of(cpu_kernels())
         program, notes = build_program(traced, rules)
         found = graph_outcome(program, layer_of, attribution, rules)

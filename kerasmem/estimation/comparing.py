@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, LayerMemory, MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, interval, judge
 from kerasmem.records import Record, renamed
+from kerasmem.units import format_size
 
 WITHIN, EXCEEDED = "within the limit", "exceeds the limit"
 _WORDS = {FITS: WITHIN, DOES_NOT_FIT: EXCEEDED, TOO_CLOSE: TOO_CLOSE}
@@ -63,7 +64,7 @@ class LimitVerdict:
 
 
 @dataclass(frozen=True)
-class Comparison(Record, what="comparison", version=FORMAT_VERSION):
+class Comparison(Record, what="comparison", version=FORMAT_VERSION, rows="categories"):
     """Two estimates and what differs between them.
 
     Attributes:
@@ -81,6 +82,11 @@ class Comparison(Record, what="comparison", version=FORMAT_VERSION):
     layers: tuple[Difference, ...]
     limits: tuple[LimitVerdict, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """The answer: "a needs 2.00 GiB, b needs 2.10 GiB"."""
+        return ", ".join(f"{each.model.name} needs {format_size(each.peak)}" for each in (self.before, self.after))
 
 
 def compare_reports(

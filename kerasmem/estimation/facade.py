@@ -12,8 +12,9 @@ import os
 import random
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from kerasmem.checks import Method, Mode, Parallel
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.limits import default_memory_limit
 from kerasmem.errors import KerasmemError, ModelError, UsageError
@@ -35,15 +36,15 @@ def estimate(
     model: Any,
     *,
     batch_size: int = DEFAULT_BATCH_SIZE,
-    method: str = "auto",
+    method: Method = "auto",
     optimizer: str | None = None,
     loss: str | None = None,
     dtype_policy: str | None = None,
     device: str | int | None = None,
-    jit_compile: bool | str = "auto",
-    mode: str = "train",
+    jit_compile: bool | Literal["auto"] = "auto",
+    mode: Mode = "train",
     replicas: int = 1,
-    parallel: str = "data",
+    parallel: Parallel = "data",
     shard_optimizer: bool = False,
     layout: Any = None,
     input_shape: Any = None,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kerasmem import checks
+from kerasmem.checks import Method, Mode
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.cache import cached_estimate
@@ -30,7 +31,7 @@ def measure(
     optimizer: str | None = None,
     loss: str | None = None,
     jit_compile: bool | str = "auto",
-    mode: str = "train",
+    mode: Mode = "train",
     dtype_policy: str | None = None,
     input_shape: Any = None,
     **options: Any,
@@ -167,7 +168,7 @@ def predicted(
         **arguments: those of `kerasmem.estimate` that `profile` was given.
     """
     ask = cached_estimate if is_cached else estimate
-    method = "xla" if profile.settings.execution == "xla" else "graph"
+    method: Method = "xla" if profile.settings.execution == "xla" else "graph"
     try:
         return with_names_of(ask(model, method=method, **arguments), profile), None
     except KerasmemError as error:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from kerasmem.errors import UsageError
 from kerasmem.models.facts import Bytes as Bytes
 from kerasmem.models.facts import LayerMemory as LayerMemory
 from kerasmem.models.facts import ModelFacts as ModelFacts
@@ -87,6 +85,11 @@ class DeviceVerdict:
     verdict: str
     note: str = ""
 
+    @property
+    def fits(self) -> bool:
+        """Whether it surely fits."""
+        return self.verdict == "fits"
+
 
 def lower_end(method: str, total: int, low: int | None) -> int | None:
     """Return the least that a step takes; None where that is not known.
@@ -149,7 +152,7 @@ class Unmodelled:
 
 
 @dataclass(frozen=True)
-class MemoryReport(Record, what="estimate", version=FORMAT_VERSION):
+class MemoryReport(Record, what="estimate", version=FORMAT_VERSION, rows="layers"):
     """How much memory a training step needs, by one method.
 
     `to_dict` gives the object that `kerasmem estimate --json` prints; `from_dict` reads it back. `print(report)` says
@@ -177,7 +180,7 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION):
     @property
     def fits(self) -> bool | None:
         """Whether the step surely fits the device; None where no device was named."""
-        return None if self.device is None else self.device.verdict == "fits"
+        return None if self.device is None else self.device.fits
 
     @property
     def needs(self) -> str:
@@ -194,22 +197,11 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION):
         both = most if low is None else f"{least}, {most}"
         return f"{total}, " + {"fits": most, "does not fit": least}.get(verdict, both)
 
-    def __str__(self) -> str:
-        """Return the answer: "fits 16GB: needs 2.91 GiB, at most 2.99 GiB, of 14.9 GiB"."""
+    @property
+    def answer(self) -> str:
+        """The answer: "fits 16GB: needs 2.91 GiB, at most 2.99 GiB, of 14.9 GiB"."""
         if self.device is None:
             return f"{self.model.name} {self.needs}"
         joined = " on " if self.device.verdict == "too close to call" else " "
         on = f"{self.device.verdict}{joined}{self.device.name}"
         return f"{self.model.name} {on}: {self.needs}, of {format_size(self.device.available_bytes)}"
-
-    def to_frame(self) -> Any:
-        """Return the layers as a `pandas.DataFrame`: a row a layer, sizes in bytes, in the model's order.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
-        try:
-            import pandas  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise UsageError("to_frame: pandas is not installed: pip install pandas") from error
-        return pandas.DataFrame([asdict(layer) for layer in self.layers])

@@ -17,6 +17,7 @@ from kerasmem.estimation.report import FORMAT_VERSION, Bytes, DeviceVerdict, Mem
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, at_least, at_most, verdict
 from kerasmem.estimation.verification import Trial
 from kerasmem.records import Record
+from kerasmem.units import format_size
 
 MOST_EVALUATIONS = 40
 TOLERANCE = 0.01  # of the size: below 100 every size is told apart
@@ -200,7 +201,7 @@ def _found(asked: Mapping[int, Bytes], available_bytes: int, minimum: int, step:
 
 
 @dataclass(frozen=True)
-class SearchResult(Record, what="search", version=FORMAT_VERSION):
+class SearchResult(Record, what="search", version=FORMAT_VERSION, rows="evaluations"):
     """How large a model, or its batch, can get on a device.
 
     Attributes:
@@ -222,3 +223,23 @@ class SearchResult(Record, what="search", version=FORMAT_VERSION):
     report: MemoryReport
     notes: tuple[str, ...] = ()
     trials: tuple[Trial, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether a size surely fits, or ran."""
+        return self.device.fits
+
+    @property
+    def peak(self) -> int:
+        """The bytes in use at the peak of a step at `largest`, or at the smallest size where nothing fits."""
+        return self.report.peak
+
+    @property
+    def answer(self) -> str:
+        """The answer: "batch_size 6,223 fits 2GB: needs 1.71 GiB, at most 1.86 GiB, of 1.86 GiB"."""
+        size = self.report.settings.batch_size if self.vary == "batch_size" else self.largest
+        what = self.vary if size is None else f"{self.vary} {size:,}"
+        did = "ran on" if self.trials and self.fits else self.device.verdict
+        joined = " on" if self.device.verdict == TOO_CLOSE else ""
+        room = format_size(self.device.available_bytes)
+        return f"{what} {did}{joined} {self.device.name}: {self.report.needs}, of {room}"

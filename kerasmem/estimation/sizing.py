@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kerasmem import checks
+from kerasmem.checks import Method
 from kerasmem.devices.catalogue import DeviceTarget, available_bytes, resolve_device
 from kerasmem.devices.host import host_memory
 from kerasmem.devices.live import list_devices, read_machine
@@ -26,11 +27,12 @@ from kerasmem.models.variation import reshaping
 BATCH = "batch_size"
 _GUESSES = {BATCH: 32}
 _OTHER_GUESS = 8
-DEFAULT_STEPS = 3  # that are run to verify a size
+DEFAULT_STEPS = 3  # that are run to confirm a size
 
-Ask = Callable[[int, str], MemoryReport]
+Ask = Callable[[int, Any], MemoryReport]  # by a size and a method
 
 
+@checks.former_names(verify="confirm")
 def max_batch_size(
     model: Any,
     *,
@@ -41,10 +43,10 @@ def max_batch_size(
     maximum: int | None = None,
     step: int = 1,
     exact: bool = False,
-    method: str = "auto",
+    method: Method = "auto",
     cache: bool = False,
     margin: float = 0.0,
-    verify: bool = False,
+    confirm: bool = False,
     samples: int | None = None,
     steps: int = DEFAULT_STEPS,
     timeout: float = DEFAULT_TIMEOUT,
@@ -53,7 +55,7 @@ def max_batch_size(
     """Return the largest batch that fits a device, or the largest size of something else.
 
     The estimator is asked for a few sizes only, each once, and the answer is the largest whose whole interval fits.
-    With `verify`, real steps are then run there, and at a few sizes around it, each in a process of its own under the
+    With `confirm`, real steps are then run there, and at a few sizes around it, each in a process of its own under the
     device's limit: training, the smaller last batch of an epoch, and evaluation. The answer is then the largest that
     ran.
 
@@ -71,7 +73,7 @@ def max_batch_size(
         method: as for `kerasmem.estimate`; "auto" keeps to the method that answers first.
         cache: keep estimates of model files in the user's cache folder, and use them.
         margin: the share of what the device has that is to stay free, from 0 to below 1.
-        verify: run real steps; the batch size only. Where the machine has no GPU they run on the CPU, with the GPUs'
+        confirm: run real steps; the batch size only. Where the machine has no GPU they run on the CPU, with the GPUs'
             allocator and the device's limit.
         samples: of the data, for the size of the last batch; None: half a batch.
         steps: training steps at each size that is tried.
@@ -98,15 +100,15 @@ def max_batch_size(
             checks.whole(name, size)
     if not checks.number("timeout", timeout) > 0:
         raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
-    if verify and vary != BATCH:
-        raise UsageError(f"verify: real steps are run for the batch size only, not for {vary!r}")
+    if confirm and vary != BATCH:
+        raise UsageError(f"confirm: real steps are run for the batch size only, not for {vary!r}")
     asked = _Asked(_asker(model, vary, batch_size, str(device), cache, options), vary, method)
     found = search(
         asked.need, target.available_bytes, **sizes, guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1,
         tolerance=0 if exact else TOLERANCE,
     )  # fmt: skip
     tries = {"steps": steps, "samples": samples, "timeout": timeout}
-    verified = _verified(model, target, found, sizes, options, **tries) if verify else None
+    verified = _verified(model, target, found, sizes, options, **tries) if confirm else None
     return _result(asked, target, found, maximum, verified)
 
 
@@ -201,7 +203,7 @@ def find_batch_size(
     if device is None:
         device, where = room_here()
     found = max_batch_size(
-        model, device=device, margin=margin, minimum=floor, maximum=ceiling, samples=samples, steps=steps, verify=True,
+        model, device=device, margin=margin, minimum=floor, maximum=ceiling, samples=samples, steps=steps, confirm=True,
         **options,
     )  # fmt: skip
     return found if where is None else replace(found, device=replace(found.device, name=where))
@@ -273,7 +275,7 @@ def _asker(model: Any, vary: str, batch_size: int, device: str, cache: bool, opt
     for name in ("factory", "factory_args"):
         common.pop(name, None)
 
-    def ask_reshaped(size: int, method: str) -> MemoryReport:
+    def ask_reshaped(size: int, method: Method) -> MemoryReport:
         with reshaped(size) as source:
             report = ask(source, method=method, **common)
         name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else OBJECT_SOURCE

@@ -41,7 +41,7 @@ def compile_model(
             name = training.optimizer or ASSUMED_OPTIMIZER
             optimizer = make_optimizer(name, training.optimizer_config or {})
             if training.optimizer is None:
-                notes.append(f"the model is not compiled: optimizer {name} is assumed")
+                notes.append(f"no optimizer is stored with the model: optimizer {name} is assumed")
         loss, weights, metrics = None, None, None
         if own and training.keeps_loss:
             loss, weights, metrics = model.loss, user_loss_weights(model), user_metrics(model)

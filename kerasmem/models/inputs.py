@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kerasmem.compat.keras_functional import functional_class
@@ -38,10 +38,11 @@ class ByKeyword(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class GivenShape:
-    """What the user says of an input: sizes without the batch, and the dtype where the model does not say it."""
+    """What the user says of an input: sizes without the batch, the dtype where the model does not say it, the text."""
 
     sizes: tuple[int, ...]
     dtype: str | None = None
+    typed: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return ",".join(map(str, self.sizes))
@@ -73,7 +74,8 @@ def _parsed(texts: Sequence[str], option: str) -> dict[str, GivenShape]:
             raise UsageError(
                 f"{option} {text!r}: write name=224,224,3 (whole numbers, without the batch), or name=128:int32"
             ) from None
-        shapes[name.strip()] = _checked(sizes, dtype.strip() or None, f"{option} {text!r}")
+        shape = _checked(sizes, dtype.strip() or None, f"{option} {text!r}")
+        shapes[name.strip()] = replace(shape, typed=text)
     return shapes
 
 
@@ -269,9 +271,11 @@ def _settle(declared: ModelInput, given: Mapping[str, GivenShape], alone: bool) 
         own in (None, size) for own, size in zip(declared.shape[1:], shape.sizes, strict=True)
     )
     if not fits:
+        wanted = len(declared.shape) - 1
+        example = ",".join(str(size or 224) for size in declared.shape[1:])
         raise UsageError(
-            f"--input-shape {declared.name}={shape}: the model takes {_show(declared.shape)} there "
-            f"(without the batch: {len(declared.shape) - 1} sizes)"
+            f"--input-shape {shape.typed or shape}: input {declared.name!r} takes {_show(declared.shape)}, that is "
+            f"{wanted} sizes without the batch, such as {example}; {len(shape.sizes)} were given: {shape}"
         )
     return ModelInput(declared.name, (declared.shape[0], *shape.sizes), declared.dtype)
 

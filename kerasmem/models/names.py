@@ -78,13 +78,19 @@ def is_factory_name(text: str) -> bool:
     return module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
 
 
+def optimizer_names() -> frozenset[str]:
+    """Return the names of Keras's optimizers in lower case; none where Keras is not found."""
+    classes = frozenset(each.lower() for each in public_names("keras.optimizers") if each[:1].isupper())
+    return classes - {"optimizer"}
+
+
 def check_optimizer_name(name: str) -> None:
     """Refuse the name of an optimizer that Keras does not have, as far as its public module tells.
 
     Raises:
         UsageError: Keras has no such optimizer.
     """
-    classes = {each.lower() for each in public_names("keras.optimizers") if each[:1].isupper()} - {"optimizer"}
+    classes = optimizer_names()
     if classes and name.lower() not in classes:
         raise unknown_optimizer(name, classes)
 

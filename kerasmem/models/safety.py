@@ -22,7 +22,7 @@ _FOREIGN_PROGRAMS = frozenset({"TFSMLayer", "TorchModuleWrapper", "JaxLayer", "F
 # Settings that name a file to read.
 _FILE_SETTINGS = ("vocabulary", "filepath")
 
-_TRUST = "if you trust where the file comes from, allow it: --trust-model (trust=True in Python)"
+_TRUST = "if you trust where the file comes from, allow it: --trust (trust=True in Python)"
 _NAME_THEM = (
     "name the module that defines them: --custom-objects package.module (custom_objects={…} in Python), "
     "or the code that builds the model: --factory package.module:function"

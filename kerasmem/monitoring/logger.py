@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import keras
 
+from kerasmem.checks import former_names
 from kerasmem.cluster import find_worker
 from kerasmem.compat.keras_calls import leave_out_of_validation, stop_watching_saving, watch_saving
 from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
@@ -88,7 +89,6 @@ class MemoryLogger(keras.callbacks.Callback):
         profile_batch: profile the memory of this batch of each `fit`, counted from 1 through all epochs and at least
             2 (3 is good): which layer and category hold the peak. It and up to 8 batches before it become slower, and
             the step is traced again. `profile` has the result, and so has "run.profile.json" beside "run.jsonl".
-        every: the former name of `update_freq`; it works still, with a warning.
         keep: samples to keep in `timeline` at most, the newest; a sample takes 108 bytes. The file has all.
         clock: seconds that only go forward.
 
@@ -110,6 +110,7 @@ class MemoryLogger(keras.callbacks.Callback):
         (True, 3)
     """
 
+    @former_names(every="update_freq")
     def __init__(
         self,
         filename: str | os.PathLike[str] | None = None,
@@ -130,13 +131,8 @@ class MemoryLogger(keras.callbacks.Callback):
         profile_batch: int | None = None,
         keep: int | None = 1_000_000,
         clock: Callable[[], float] = time.perf_counter,
-        every: int | None = None,
     ) -> None:
         super().__init__()
-        if every is not None:
-            message = "MemoryLogger(every=…) is called update_freq now, as in keras.callbacks.TensorBoard"
-            warnings.warn(message, FutureWarning, stacklevel=2)
-            update_freq = every
         settings = LoggerSettings(
             filename, format, append, update_freq, tensorboard, nvml, verbose, devices, reset_peaks, epoch_logs,
             sampling, health, leaks, keep, clock,

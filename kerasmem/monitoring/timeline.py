@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ import numpy as np
 from kerasmem.errors import InputError, UsageError, check_format
 from kerasmem.monitoring.phases import PhasePeaks, largest_known
 from kerasmem.monitoring.rows import PackedRows
+from kerasmem.records import MOST_ROWS, frame_of, html_table
+from kerasmem.units import format_size
 
 FORMAT_VERSION = 1
 
@@ -199,8 +202,38 @@ class Timeline:
     def __reduce__(self) -> tuple[Any, ...]:
         return Timeline, (self._rows, self.notes, self.phases)
 
+    @property
+    def peak(self) -> int | None:
+        """The largest allocator peak, in bytes; None where it is not known."""
+        return self.max("peak_bytes")
+
+    def to_frame(self) -> Any:
+        """Return the readings as a `pandas.DataFrame`, a row a reading, sizes in bytes.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        return frame_of([row._asdict() for row in self])
+
+    def __str__(self) -> str:
+        at = self.largest("peak_bytes")
+        where = (
+            ""
+            if at is None
+            else f", in {at.phase}"
+            + "".join(
+                f", {name} {count + 1}"
+                for name, count in (("epoch", at.epoch), ("batch", at.batch))
+                if count is not None
+            )
+        )
+        return f"{len(self):,} readings, peak {format_size(self.peak)}{where}"
+
     def __repr__(self) -> str:
-        return f"<Timeline: {len(self)} samples, peak {self.max('peak_bytes')} B>"
+        return f"<Timeline: {self}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(str(self), [row._asdict() for row in itertools.islice(self, MOST_ROWS)], len(self))
 
     def _select(self, field: str, **where: Any) -> Iterator[Sample]:
         if field not in SIZES:

@@ -6,11 +6,13 @@ before anything heavy is loaded: the child does the work, and the parent sees to
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 
 from kerasmem.errors import KerasmemError
 from kerasmem.processes.children import SIGKILL, ChildFailure, Limits, die_with_parent, exit_reason
@@ -18,6 +20,7 @@ from kerasmem.processes.children import SIGKILL, ChildFailure, Limits, die_with_
 _POLL_SECONDS = 0.05
 _OWN_TIME, _PATIENCE = 0.3, 2.0  # seconds after Ctrl-C until a child is told of it, and until it is ended
 _NEVER = (float("inf"), SIGKILL)
+_listener: Callable[[str], object] | None = None  # shows what is being done
 _stages: int | None = None  # in the child: the pipe that tells the parent what it is doing
 
 
@@ -36,8 +39,21 @@ class GuardedFailure(KerasmemError):
         self.stage, self.reason, self.timed_out, self.crashed = stage, reason, timed_out, crashed
 
 
+@contextlib.contextmanager
+def told_of_stages(listener: Callable[[str], object]) -> Iterator[None]:
+    """Have a function called with each stage as long as the context lasts: to show it."""
+    global _listener
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
 def note_stage(text: str) -> None:
-    """Tell the parent, where there is one that watches, what is being done: "opening model.h5"."""
+    """Tell what is being done, such as "opening model.h5": a parent that watches, and who shows it."""
+    if _listener is not None:
+        _listener(text)
     if _stages is not None:
         os.write(_stages, text.replace("\n", " ").encode(errors="replace")[:1000] + b"\n")
 

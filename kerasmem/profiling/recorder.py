@@ -152,7 +152,7 @@ class StepRecorder:
         is_xla = bool(getattr(model, "jit_compile", False))
         unmodelled = []
         if is_xla:
-            why = "XLA keeps the step in one buffer, whose plan `kerasmem profile --xla` reads"
+            why = "XLA keeps the step in one buffer, whose plan `kerasmem profile --jit-compile` reads"
             unmodelled.append({"what": "layers inside XLA's buffer", "why": why, "bytes": None})
         if not rows:
             why = "their calls were not seen: the step was traced before the profiler watched, or runs eagerly"

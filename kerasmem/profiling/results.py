@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from kerasmem.models.facts import Bytes, LayerMemory, ModelFacts
 from kerasmem.models.op_names import Instant
 from kerasmem.records import Record
+from kerasmem.units import format_size
 
 METHOD = "profile"
 
@@ -104,7 +105,7 @@ class LiveChunk:
 
 
 @dataclass(frozen=True)
-class StepProfile(Record, what="profile", version=1, also=("measured", "pool")):
+class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), rows="layers"):
     """One real step: what was in memory at its peak, by layer and category, and how it came to that.
 
     `to_dict` gives the object that `kerasmem profile --json` prints, in the layout of an estimate's; `from_dict`
@@ -145,6 +146,16 @@ class StepProfile(Record, what="profile", version=1, also=("measured", "pool")):
     notes: tuple[str, ...] = ()
     unmodelled: tuple[Mapping[str, Any], ...] = ()
     formula: Mapping[str, int] | None = None
+
+    @property
+    def peak(self) -> int:
+        """The bytes in use at the step's peak: `bytes.total`."""
+        return self.bytes.total
+
+    @property
+    def answer(self) -> str:
+        """The model, and the peak of its step."""
+        return f"{self.model.name} took {format_size(self.peak)} at the peak of a step"
 
     @property
     def measured(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, overload
 from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
 from kerasmem.records import Record
+from kerasmem.units import format_size
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Considered:
 
 
 @dataclass(frozen=True)
-class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict",)):
+class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict",), rows="remedies"):
     """What to do so that a model's training fits a device, or takes less: a sequence of remedies, the best first.
 
     Attributes:
@@ -98,6 +99,26 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
         """Whether it fits as it is or with what is offered: "fits", "too close to call" or "does not fit"."""
         found = {self.device.verdict, *(each.verdict for each in (*self.remedies, *self.plans))}
         return next(each for each in (FITS, TOO_CLOSE, DOES_NOT_FIT) if each in found)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it surely fits, as it is or with what is offered."""
+        return self.verdict == FITS
+
+    @property
+    def peak(self) -> int:
+        """The bytes in use at the peak of the step as it is."""
+        return self.need.total
+
+    @property
+    def answer(self) -> str:
+        """The answer: "fits 16GB with 4 micro-batches of 128: needs 9.61 GiB, of 14.9 GiB"."""
+        device, chosen = self.device, None if self.device.fits or not self.plans else self.plans[0]
+        verdict, how = (device.verdict, "") if chosen is None else (chosen.verdict, f" with {chosen.name}")
+        needs = format_size(self.peak if chosen is None else chosen.total)
+        joined = " on" if verdict == TOO_CLOSE else ""
+        room = format_size(device.available_bytes)
+        return f"{self.model.name} {verdict}{joined} {device.name}{how}: needs {needs}, of {room}"
 
     @overload
     def __getitem__(self, place: int) -> Remedy: ...

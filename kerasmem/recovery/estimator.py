@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
+from kerasmem.checks import Method
 from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.kernels import ONEDNN, assumed, onednn_is_left_off
 from kerasmem.devices.live import list_devices
@@ -82,7 +83,7 @@ class StepEstimator:
         """
         self._report_progress(())
         estimate_one = cached_estimate if self.cache else estimate
-        report = estimate_one(self.origin.source, **self.estimate_options(), method=self.method)
+        report = estimate_one(self.origin.source, **self.estimate_options(), method=cast("Method", self.method))
         is_auto = self.method == "auto"
         self.current, self.method = report, report.settings.method
         self.batch_size = report.settings.batch_size

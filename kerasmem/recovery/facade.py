@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from kerasmem.checks import number
+from kerasmem.checks import Method, Mode, number
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
@@ -30,12 +30,12 @@ def advise(
     *,
     device: str | int,
     batch_size: int = DEFAULT_BATCH_SIZE,
-    method: str = "auto",
+    method: Method = "auto",
     optimizer: str | None = None,
     loss: str | None = None,
     dtype_policy: str | None = None,
-    jit_compile: bool | str = "auto",
-    mode: str = "train",
+    jit_compile: bool | Literal["auto"] = "auto",
+    mode: Mode = "train",
     input_shape: Any = None,
     target_shape: Any = None,
     target_dtype: str | None = None,

@@ -10,11 +10,10 @@ from rich.text import Text
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.estimate_table import layers_table
-from kerasmem.rendering.layout import VERDICT_STYLES
+from kerasmem.rendering.layout import VERDICT_MARKS, VERDICT_STYLES
 from kerasmem.rendering.peak_text import asked_line, missing_line
 from kerasmem.units import format_size
 
-MARKS = {"fits": "✔", "does not fit": "✘", "too close to call": "?"}
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "white")
 _BAR = 60
 _LAYERS = 8
@@ -23,7 +22,12 @@ _LEAST_SHARE = 0.005  # what is less is not named
 
 
 def answer(
-    report: MemoryReport, terminal: int | None = None, *, cards: Sequence[str] = (), top: int | None = None
+    report: MemoryReport,
+    terminal: int | None = None,
+    *,
+    cards: Sequence[str] = (),
+    sort: str = "size",
+    top: int | None = None,
 ) -> RenderableType:
     """Return the answer first, then what it is made of, in at most 24 lines.
 
@@ -31,9 +35,10 @@ def answer(
         report: an estimate or a measurement.
         terminal: columns of one, None for plain text.
         cards: the known cards on which it fits, the smallest first; said where the report names no device.
-        top: how many layers to list, the largest first; 0 for all.
+        sort: "size" (the largest layers first) or "order" (as the model calls them).
+        top: how many layers to list; 0 for all.
     """
-    layers = layers_table(report, "size", _LAYERS if top is None else top, terminal, brief=True)
+    layers = layers_table(report, sort, _LAYERS if top is None else top, terminal, brief=True)
     apart: list[RenderableType] = [""] if terminal is None else []  # on a terminal a table has room around it
     head: list[RenderableType] = [_first_line(report, cards), Text(asked_line(report), style="dim"), ""]
     return Group(*head, *_made_of(report.bytes, terminal), *apart, layers, *apart, *_last_lines(report))
@@ -45,7 +50,7 @@ def _first_line(report: MemoryReport, cards: Sequence[str]) -> Text:
         where = f"fits {len(cards)} of the known cards, from {cards[0]} up" if cards else "fits no known card"
         return Text(f"{report.needs}: {where}", style="bold")
     joined = " on " if device.verdict == "too close to call" else " "
-    verdict = f"{MARKS.get(device.verdict, '?')} {device.verdict}{joined}{printable(device.name, 80)}"
+    verdict = f"{VERDICT_MARKS.get(device.verdict, '?')} {device.verdict}{joined}{printable(device.name, 80)}"
     line = Text(verdict, style=VERDICT_STYLES.get(device.verdict, "bold"))
     line.append(f": {report.needs}, of {format_size(device.available_bytes)}", style="not bold default")
     if _is_card(device) and report.settings.method in _STAND_INS:

@@ -7,16 +7,16 @@ from rich.text import Text
 
 from kerasmem.devices.doctor import Examination
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import fact_list
+from kerasmem.rendering.layout import VERDICT_STYLES, fact_list
 from kerasmem.units import format_size
 
 _MARKS = {"problem": ("PROBLEM", "bold red"), "note": ("note", "yellow"), "fine": ("fine", "green")}
 
 
 def doctor_table(found: Examination, terminal: int | None = None) -> RenderableType:
-    """Return findings first, then the facts behind them."""
+    """Return the verdict, the findings, and the facts behind them."""
     styled = terminal is not None
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [_verdict(found), ""]
     for finding in found.findings:
         mark, style = _MARKS[finding.kind]
         line = Text(f"{mark}: ", style=style if styled else "")
@@ -29,6 +29,17 @@ def doctor_table(found: Examination, terminal: int | None = None) -> RenderableT
         parts += ["", Text("The last lines of TensorFlow's log", style="bold" if styled else "")]
         parts += [Text("  " + printable(line, 200)) for line in found.said.log.tail]
     return Group(*parts)
+
+
+def _verdict(found: Examination) -> Text:
+    """Return in one line whether TensorFlow runs, and on what."""
+    problems = [finding for finding in found.findings if finding.kind == "problem"]
+    if not problems:
+        cards = ", ".join(printable(str(gpu["card"]), 60) for gpu in found.said.gpus)
+        where = f"sees {cards}" if cards else "runs, on the CPU: it sees no GPU"
+        return Text(f"✔ TensorFlow {where}", style=VERDICT_STYLES["fits"])
+    more = f" ({len(problems) - 1} more below)" if len(problems) > 1 else ""
+    return Text(f"✘ {printable(problems[0].what)}{more}", style=VERDICT_STYLES["does not fit"])
 
 
 def _facts(found: Examination) -> list[tuple[str, str]]:

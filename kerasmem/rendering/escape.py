@@ -4,27 +4,9 @@ from __future__ import annotations
 
 import html
 import json
-import unicodedata
 from typing import Any
 
-# control, format (also bidirectional overrides), surrogate, private use, line and paragraph separators
-_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
-
-
-def printable(text: str, limit: int | None = None) -> str:
-    r"""Return `text` with every invisible or control character written as an escape, cut to `limit`.
-
-    Examples:
-        >>> printable("conv\x1b[31m")
-        'conv\\x1b[31m'
-    """
-    shown = "".join(
-        character.encode("unicode_escape").decode("ascii") if unicodedata.category(character) in _HIDDEN else character
-        for character in text
-    )
-    if limit is not None and len(shown) > limit:
-        shown = shown[: max(limit - 1, 1)] + "…"
-    return shown
+from kerasmem.units import printable as printable
 
 
 def printable_lines(text: str) -> str:

@@ -23,6 +23,7 @@ VERDICT_STYLES = {
     "does not fit": "bold red", "exceeds the limit": "bold red",
     "too close to call": "bold yellow",
 }  # fmt: skip
+VERDICT_MARKS = {"fits": "✔", "does not fit": "✘", "too close to call": "?"}
 BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_WIDTH = 400
 

@@ -25,6 +25,7 @@ from kerasmem.training.steps.packing import refuse_in_worker
 from kerasmem.training.trainer import SaveCallback, Trainer, load_saved
 
 
+@checks.former_names(every="save_freq")
 def fit(
     model: Any,
     # as those of Keras's `Model.fit`
@@ -34,7 +35,7 @@ def fit(
     validation_steps: int | None = None, validation_batch_size: int | None = None, validation_freq: Any = 1,
     *,
     micro_batches: int | str | None = None, checkpoint: str | os.PathLike[str] | None = None,
-    save_freq: int | None = None, keep: bool = False, isolated: bool | None = None, every: int | None = None,
+    save_freq: int | None = None, keep: bool = False, isolated: bool | None = None,
 ) -> Any:  # fmt: skip
     """Train a model as `model.fit` does, and go on where a step runs out of memory.
 
@@ -77,7 +78,6 @@ def fit(
         save_freq: batches from one saving to the next, 100 by default; each epoch's end is saved too.
         keep: leave the file where it is at the end.
         isolated: run steps in a process of their own; None: where XLA compiles them, except under `kerasmem run`.
-        every: the former name of `save_freq`.
 
     Returns:
         Keras's `History`, also of the epochs before it was gone on with; its attribute `recoveries` has a `Recovery`
@@ -99,7 +99,7 @@ def fit(
     arguments = {name: value for name, value in locals().items() if name not in _OWN}
     refuse_in_worker()
     check_model(model)
-    options = _read_options(micro_batches, checkpoint, save_freq, every, keep, isolated)
+    options = _read_options(micro_batches, checkpoint, save_freq, keep, isolated)
     arguments["batch_size"] = _largest(model, arguments, options) if batch_size == MAX else batch_size
     script = sys.modules.get("kerasmem.training.script")
     if script is not None and script.SESSION is not None:  # `kerasmem run` has begun this process
@@ -107,7 +107,7 @@ def fit(
     return train(model, arguments, _isolating(model, options, isolated))
 
 
-_OWN = ("model", "micro_batches", "checkpoint", "save_freq", "keep", "isolated", "every")
+_OWN = ("model", "micro_batches", "checkpoint", "save_freq", "keep", "isolated")
 
 
 @dataclass(frozen=True)
@@ -146,15 +146,13 @@ def _isolating(model: Any, options: FitOptions, isolated: Any) -> FitOptions:
     return options
 
 
-def _read_options(
-    micro_batches: Any, checkpoint: Any, save_freq: Any, every: Any, keep: Any, isolated: Any
-) -> FitOptions:
+def _read_options(micro_batches: Any, checkpoint: Any, save_freq: Any, keep: Any, isolated: Any) -> FitOptions:
     return FitOptions(
         micro_batches=micro_batches
         if micro_batches is None or micro_batches == INEXACT
         else checks.whole("micro_batches", micro_batches),
         checkpoint=None if checkpoint is None else os.path.abspath(checks.path("checkpoint", checkpoint)),
-        save_freq=None if save_freq is None and every is None else read_save_freq(save_freq, every),
+        save_freq=None if save_freq is None else read_save_freq(save_freq),
         keep=bool(keep),
         isolated=bool(isolated),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +66,7 @@ class IsolatedRun:
         return {"format_version": FORMAT_VERSION, **data, "diagnosis": diagnosis}
 
 
+@checks.former_names(memory_limit="device_memory_limit")
 def run_isolated(
     function: Callable[..., Any],
     /,
@@ -75,7 +75,6 @@ def run_isolated(
     host_memory_limit: int | str | None = None,
     timeout: float | None = None,
     output: bool = True,
-    memory_limit: int | str | None = None,
     **named: Any,
 ) -> IsolatedRun:
     """Call a function in a process of its own, such as one trial of a grid search.
@@ -94,7 +93,6 @@ def run_isolated(
         host_memory_limit: resident bytes, looked at 20 times a second; beyond it the process is ended.
         timeout: seconds from the start of the process, after which it is ended.
         output: show what the function prints.
-        memory_limit: the former name of `device_memory_limit`.
         **named: keyword arguments for the function; its own `timeout`, for one, goes in by `functools.partial`.
 
     Returns:
@@ -112,11 +110,6 @@ def run_isolated(
     """
     if not callable(function):
         raise UsageError(f"run_isolated: give a function, not a {type(function).__name__}")
-    if memory_limit is not None:
-        if device_memory_limit is not None:
-            raise UsageError("memory_limit and device_memory_limit are the same: give device_memory_limit alone")
-        warnings.warn("memory_limit is called device_memory_limit now", FutureWarning, stacklevel=2)
-        device_memory_limit = memory_limit
     limits, device_bytes = _read_limits(device_memory_limit, host_memory_limit, timeout)
     begin = time.monotonic()
     with ForkedCall(function, arguments, named, limits=limits, device_bytes=device_bytes, output=output) as call:

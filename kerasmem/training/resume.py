@@ -51,7 +51,6 @@ class ResumeTraining(SavingCallback):
         save_freq: batches from one saving to the next, 100 by default; each epoch's end is saved too.
         keep: leave the file where it is when `fit` ends. The next `fit` then goes on from there, so that one
             with as many epochs has nothing left to do.
-        every: the former name of `save_freq`.
 
     Raises:
         UsageError: settings, `steps_per_epoch` or the model differ from what was saved, the model is not built,
@@ -69,6 +68,7 @@ class ResumeTraining(SavingCallback):
         >>> history = model.fit(train, epochs=2, callbacks=[resume], verbose=0)
     """
 
+    @checks.former_names(every="save_freq")
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -76,7 +76,6 @@ class ResumeTraining(SavingCallback):
         *,
         save_freq: int | None = None,
         keep: bool = False,
-        every: int | None = None,
     ) -> None:
         self.path = os.path.abspath(checks.path("path", path))
         if not isinstance(sequence, H5ChunkSequence):
@@ -84,7 +83,7 @@ class ResumeTraining(SavingCallback):
         self.sequence = sequence
         self.keep = checks.flag("keep", keep)
         self.checkpoint: Checkpoint
-        super().__init__(RunState(), None, read_save_freq(save_freq, every))
+        super().__init__(RunState(), None, read_save_freq(save_freq))
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restore what was saved, if anything was."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,13 +59,10 @@ class SavingCallback(keras.callbacks.Callback):
         raise NotImplementedError
 
 
-def read_save_freq(save_freq: int | None, every: int | None) -> int:
-    """Return the batches between two savings; `every` is the former name.
+def read_save_freq(save_freq: int | None) -> int:
+    """Return the batches between two savings.
 
     Raises:
         UsageError: it is no whole number above 0.
     """
-    if every is not None:
-        warnings.warn("every is called save_freq now, as in Keras", FutureWarning, stacklevel=3)
-        save_freq = checks.whole("every", every) if save_freq is None else save_freq
     return SAVE_FREQ if save_freq is None else checks.whole("save_freq", save_freq)

@@ -44,10 +44,15 @@ def test_data_a_table_and_code(cli, tmp_path, monkeypatch):
     advice = kerasmem.Advice.from_dict(data)
     assert advice.plans[0].verdict == "fits"
     assert advice.model.name == "net"
-    table = cli(*arguments)
-    assert table.code == 0
+    brief, table = cli(*arguments), cli(*arguments, "-v")
+    assert table.code == brief.code == 0
     assert "\x1b" not in table.out
-    assert table.out.startswith("net  net.keras\nbatch 1,024 · training · float32 · adam · method: graph\n\nNow: ")
+    for shown in (brief.out, table.out):
+        answer, line, *_ = shown.splitlines()
+        assert answer.startswith(f"✔ fits 9MB with {advice.plans[0].name}: needs ") and answer.endswith("of 8.58 MiB")
+        assert line.startswith("  ") and line.strip() in advice.plans[0].code
+        assert "\nnet  net.keras\nbatch 1,024 · training · float32 · adam · method: graph\n\nNow: " in shown
+    assert "-v shows costs, plans and a script, what is not offered" in brief.out and len(brief.out.splitlines()) <= 24
     code = cli(*arguments, "--code", "a")
     assert (code.code, code.out) == (0, advice.plans[0].code)
     assert "keras.saving.load_model('net.keras', compile=False)" in code.out

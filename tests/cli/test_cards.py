@@ -45,7 +45,7 @@ def test_one_estimate_ranks_all_cards(model):
 
 
 def test_the_largest_batch_is_that_of_max_batch(model):
-    ranking = kerasmem.rank_cards(model, batch_size=32, method="formula", largest=True)
+    ranking = kerasmem.rank_cards(model, batch_size=32, method="formula", max_batch=True)
     card = next(each for each in ranking.cards if each.key == "t4")
     exact = kerasmem.max_batch_size(model, device="t4", method="formula").largest
     assert 0.94 * exact <= card.largest_batch <= exact

@@ -84,7 +84,12 @@ def test_exit_codes_of_the_verdict(cli, model_file, device, code, verdict):
         (["estimate", "absent.h5"], "absent.h5: no such file"),
         (["estimate", "absent.h5", "--bad-option"], "No such option"),
         (["estimate", "absent.h5", "--batch-size", "0"], "0 is not in the range"),
-        (["estimate", "absent.h5", "--batch-size", "many"], "not a valid integer"),
+        (["estimate", "absent.h5", "--batch-size", "many"], "'many' is not a whole number"),
+        (["estimate", "absent.h5", "--batch-size", "64k"], "'64k' is not a whole number"),
+        (
+            ["estimate", "absent.h5", "--batch-size", "10000000000"],
+            "--batch-size: 10,000,000,000 is too large; it must be",
+        ),
         (["estimate", "absent.h5", "--device", "t44"], "nearest: t4"),
         (["estimate", "absent.h5", "--method", "guess"], "'guess' is not one of"),
         (["estimate", "absent.h5", "--json", "--csv"], "choose one"),
@@ -183,6 +188,10 @@ def test_an_error_names_the_file(cli, tmp_path, monkeypatch):
     keras.Model(image, keras.layers.Conv2D(2, 5)(image)).save(tmp_path / "open.keras")
     monkeypatch.chdir(tmp_path)
     assert cli("estimate", "open.keras").err.startswith("Error: open.keras: input 'image' has open dimensions")
+    few = cli("estimate", "open.keras", "--input-shape", "224,224").err
+    assert few.startswith(
+        "Error: open.keras: --input-shape 224,224: input 'image' takes (any, any, any, 3), that is 3 sizes"
+    )
     small = cli("estimate", "open.keras", "--input-shape", "2,2,3")
     assert small.err.startswith("Error: open.keras: model ")
     assert (small.code, cli("estimate", "open.keras").code) == (1, 2)

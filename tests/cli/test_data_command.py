@@ -138,7 +138,7 @@ def test_progress_is_for_terminals(tmp_path):
         "-o",
         "o.h5",
         "--force",
-        "--memory",
+        "--memory-budget",
         "2MiB",
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}

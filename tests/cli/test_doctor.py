@@ -165,12 +165,13 @@ def test_a_tensorflow_that_fails_is_reported(cli, monkeypatch, tmp_path, body, e
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = cli("doctor", "--timeout", 3 if body == "hang" else 60)
     assert done.code == 1 and "Traceback" not in done.err
-    assert done.out.startswith("PROBLEM: TensorFlow " + expected), done.out
+    assert done.out.startswith("✘ TensorFlow " + expected), done.out
+    assert "\nPROBLEM: TensorFlow " + expected in done.out
     assert "\x1b" not in done.out and "way out: " in done.out
 
 
 def test_wrong_usage(cli):
     done = cli("doctor", "--timeout", "0")
-    assert done.code == 2 and "timeout: 0.0 is no number of seconds above 0" in done.err
+    assert done.code == 2 and "--timeout': 0.0 is not in the range" in done.err
     with pytest.raises(UsageError):
         examine(timeout=float("nan"))

@@ -49,7 +49,7 @@ def test_the_answer_first_and_then_the_table(cli, model_file):
 
 
 def test_by_simulated_steps(cli):
-    result = cli("max-batch", f"{MODELS}:perceptron", "--device", "2MB", "--method", "graph", "--max", 64, "--json")
+    result = cli("max-batch", f"{MODELS}:perceptron", "--device", "2MB", "--method", "graph", "--maximum", 64, "--json")
     data = json.loads(result.out)
     assert data["report"]["settings"]["method"] == "graph"
     assert {each["size"] for each in data["evaluations"]} >= {1, 32}
@@ -71,7 +71,7 @@ def test_a_layer_of_a_file_and_an_argument(cli, model_file, tmp_path):
         "    return keras.Sequential([keras.Input((8,)), *[keras.layers.Dense(width) for _ in range(n)]])\n"
     )
     source = f"{tmp_path}/net.py:build"
-    deep = cli("max-batch", source, "--vary", "n", "--max", 6, "--factory-arg", "width=512", *arguments)
+    deep = cli("max-batch", source, "--vary", "n", "--maximum", 6, "--factory-arg", "width=512", *arguments)
     assert json.loads(deep.out)["largest"] == 6
     assert json.loads(deep.out)["report"]["model"]["parameters"] == 8 * 512 + 512 + 5 * (512 * 512 + 512)
 
@@ -86,11 +86,12 @@ def test_exit_codes(cli, model_file):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [([], "name a model file"), (["m.h5"], "--device t4"), (["m.h5", "--device", "t44"], "nearest: t4"),
-     (["absent.h5", "--device", "t4"], "no such file"), (["m.h5", "--device", "t4", "--min", "0"], "not in the range"),
+     (["absent.h5", "--device", "t4"], "no such file"),
+     (["m.h5", "--device", "t4", "--minimum", "0"], "not in the range"),
      (["absent.h5", "--device", "t4", "--vary", "a.units"], "no such file"),
      ([f"{MODELS}:perceptron", "--device", "t4", "--vary", "depth"], "no argument 'depth'"),
      ([f"{MODELS}:convnet", "--device", "t4", "--vary", "eyes.iris"], "it has: filters"),
-     ([f"{MODELS}:perceptron", "--device", "t4", "--min", "5", "--max", "4"], "less than")],
+     ([f"{MODELS}:perceptron", "--device", "t4", "--minimum", "5", "--maximum", "4"], "less than")],
 )  # fmt: skip
 def test_wrong_usage(cli, arguments, message):
     result = cli("max-batch", *arguments)
@@ -100,11 +101,23 @@ def test_wrong_usage(cli, arguments, message):
 
 
 def test_verified_by_real_steps(cli, model_file):
-    arguments = ("max-batch", model_file, "--method", "formula", "--min", 4, "--max", 4, "--verify", "--steps", 1)
+    arguments = (
+        "max-batch",
+        model_file,
+        "--method",
+        "formula",
+        "--minimum",
+        4,
+        "--maximum",
+        4,
+        "--confirm",
+        "--steps",
+        1,
+    )
     result = cli(*arguments, "--device", "64MB", "--margin", "0.1")
     assert result.code == 0
     assert result.out.splitlines()[0].startswith("64MB (54.9 MiB for TensorFlow): batch size 4 ran, ")
     lines = [line.split() for line in result.out.splitlines()]
     assert any(line[:1] == ["4"] and line[-1] == "ran" for line in lines)
-    refused = cli("max-batch", model_file, "--device", "64MB", "--verify", "--vary", "dense.units")
-    assert refused.code == 2 and "verify" in refused.err
+    refused = cli("max-batch", model_file, "--device", "64MB", "--confirm", "--vary", "dense.units")
+    assert refused.code == 2 and "confirm" in refused.err

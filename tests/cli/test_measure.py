@@ -47,7 +47,7 @@ def test_a_table_of_what_the_process_found(cli, monkeypatch):
         4,
         "--timeout",
         5,
-        "--xla",
+        "--jit-compile",
         "-v",
     )
     assert cli(*arguments).code == 2  # no such optimizer
@@ -79,5 +79,5 @@ def test_what_goes_wrong_is_one_clear_message(cli):
 def test_help_has_examples(cli):
     result = cli("measure", "-h")
     assert result.code == 0
-    for text in ("kerasmem measure model.keras", "--timeout", "--xla", "--optimizer", "Exit codes"):
+    for text in ("kerasmem measure model.keras", "--timeout", "--jit-compile", "--optimizer", "Exit codes"):
         assert text in result.out

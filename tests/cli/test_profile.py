@@ -70,7 +70,7 @@ def test_a_step_in_graph_mode(cli, tmp_path):
 
 def test_a_step_that_xla_compiles(cli):
     """XLA's steps repeat to the byte; the profiler adds some small objects of TensorFlow's own."""
-    options = (f"{MODELS}:perceptron", "--xla", "--steps", 1, "--json")
+    options = (f"{MODELS}:perceptron", "--jit-compile", "--steps", 1, "--json")
     result, measured = cli("profile", *options, "--no-compare"), cli("measure", *options)
     assert (result.code, measured.code) == (0, 0), result.err + measured.err
     data = json.loads(result.out)
@@ -108,5 +108,5 @@ def test_what_goes_wrong_is_one_clear_message(cli, arguments, code, words):
 def test_help_has_examples(cli):
     result = cli("profile", "-h")
     assert result.code == 0
-    for text in ("kerasmem profile model.keras", "--timeout", "--xla", "--no-compare", "-o", "Exit codes"):
+    for text in ("kerasmem profile model.keras", "--timeout", "--jit-compile", "--no-compare", "-o", "Exit codes"):
         assert text in result.out

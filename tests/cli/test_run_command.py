@@ -137,9 +137,10 @@ def test_a_script_sees_what_python_shows_it_and_its_errors_are_its_own(program, 
     more = "from .data import VALUE; print(VALUE, flush=True)" if as_module else "import package.data"
     file = tmp_path / ("package/train.py" if as_module else "train.py")
     file.write_text(SHOW.format(more=more))
-    arguments = (["-m", "package.train"] if as_module else ["train.py"]) + ["--epochs", "2", "-m"]
+    script = ["package.train" if as_module else "train.py", "--epochs", "2", "-m"]
     there = {"env": {"PYTHONPATH": str(ROOT)}, "cwd": tmp_path}
-    plain, ours = program(*arguments, **there), program("-m", "kerasmem", "run", *arguments, **there)
+    plain = program(*["-m"][: int(as_module)], *script, **there)
+    ours = program("-m", "kerasmem", "run", *["--module"][: int(as_module)], *script, **there)
     assert (ours.code, ours.out) == (plain.code, plain.out) == (1, plain.out)
     shown = [line for line in plain.err.splitlines() if "<frozen runpy>" not in line]
     assert ours.err.splitlines() == shown

@@ -74,7 +74,7 @@ def test_a_log_can_be_named(cli, tmp_path):
     [
         (["99999999", "--once"], "PID: process 99999999 is not running"),
         (["0", "--once"], "0 is not in the range"),
-        (["--every", "0", "--once"], "--every: 0.0 is no number of seconds"),
+        (["--interval", "0", "--once"], "--interval: 0.0 is no number of seconds"),
         ([], "standard output is no terminal; pass --once"),
         (["--log", "/nowhere/run.csv", "--once"], "/nowhere/run.csv: cannot be read: No such file"),
         (["--log", "/dev/zero", "--once"], "/dev/zero: no file"),

@@ -28,7 +28,7 @@ def test_two_arrays_side_by_side(tmp_path, compression):
         output,
         compression=compression,
         verify=True,
-        memory="2MiB",
+        memory_budget="2MiB",
         batch_size=8,
     )
     found = content(output)
@@ -58,7 +58,7 @@ ARRAYS = {
 def test_kinds_of_arrays(tmp_path, name):
     array = ARRAYS[name]
     np.save(tmp_path / "a.npy", array)
-    done = convert_data(tmp_path / "a.npy", tmp_path / "out.h5", memory="2MiB")
+    done = convert_data(tmp_path / "a.npy", tmp_path / "out.h5", memory_budget="2MiB")
     wanted = "f4" if array.dtype.kind == "f" and array.dtype.itemsize > 4 else array.dtype.newbyteorder("=")
     found = content(tmp_path / "out.h5")["a"]
     assert found.dtype == wanted and np.array_equal(found, array.astype(wanted))
@@ -87,9 +87,9 @@ def test_structured_arrays_become_datasets(tmp_path):
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_npz(tmp_path, save):
     save(tmp_path / "d.npz", x=X, y=np.arange(500), w=np.asfortranarray(X[:, 0]))
-    convert_data(tmp_path / "d.npz", tmp_path / "out.h5", drop=["w*"], memory="2MiB")
+    convert_data(tmp_path / "d.npz", tmp_path / "out.h5", drop=["w*"], memory_budget="2MiB")
     assert set(content(tmp_path / "out.h5")) == {"x", "y"}
-    convert_data(tmp_path / "d.npz", tmp_path / "all.h5", memory="2MiB")
+    convert_data(tmp_path / "d.npz", tmp_path / "all.h5", memory_budget="2MiB")
     found = content(tmp_path / "all.h5")
     assert np.array_equal(found["x"], X.astype("f4")) and np.array_equal(found["w"], X[:, 0].astype("f4"))
 
@@ -145,7 +145,7 @@ def test_float64_that_float32_has_no_room_for(tmp_path):
     with pytest.raises(
         DataError, match=r"x.npy'?: row 321 of 'x' holds -1e\+39, which float32 has no room for.*--keep-float64"
     ):
-        convert_data(tmp_path / "x.npy", tmp_path / "out.h5", memory="2MiB", shuffle=True)
+        convert_data(tmp_path / "x.npy", tmp_path / "out.h5", memory_budget="2MiB", shuffle=True)
     assert left_in(tmp_path, "x.npy") == []
     convert_data(tmp_path / "x.npy", tmp_path / "out.h5", keep_float64=True)
     assert np.array_equal(content(tmp_path / "out.h5")["x"], x)
@@ -312,7 +312,7 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
         ({"split": "0.5,0.5", "stratify": "x", "group": "x"}, "contradict each other"),
         ({"split": "0.5,0.5", "stratify": "nope"}, "there is no column 'nope'"),
         ({"split": {"a": 0.999999, "b": 0.000001}}, "no rows are left for 'b'"),
-        ({"memory": "1KiB"}, "memory: 1.00 KiB is too small"),
+        ({"memory_budget": "1KiB"}, "memory_budget: 1.00 KiB is too small"),
         ({"image_size": "large"}, "image_size: 'large' is no size"),
         ({"color": "sepia"}, "color: 'sepia' is not 'rgb' or 'rgba' or 'gray'"),
         ({"split_as": "boxes"}, "is not 'files' or 'groups'"),

@@ -50,7 +50,7 @@ def test_anndata_sparse_and_dense(tmp_path):
         tmp_path / "cells.h5ad",
         tmp_path / "out.h5",
         columns={"x": "X", "y": "obs/kind/codes"},
-        memory="1MiB",
+        memory_budget="1MiB",
         batch_size=16,
     )
     x, y = streamed(tmp_path / "out.h5")

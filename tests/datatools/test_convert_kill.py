@@ -85,13 +85,13 @@ def test_what_was_done_is_not_done_again(tmp_path, source):
     given = {"sources": [str(source)], "output": str(tmp_path / "out.h5"), "memory": "400KiB"}
     assert run(given, "after", 4)[0] == -signal.SIGKILL
     with pytest.raises(UsageError, match="a conversion with other settings, or of sources that have changed since"):
-        convert_data(source, tmp_path / "out.h5", memory="400KiB", shuffle=True)
+        convert_data(source, tmp_path / "out.h5", memory_budget="400KiB", shuffle=True)
     assert os.path.isdir(folder_of(str(tmp_path / "out.h5")))  # still to be gone on with
     code, said = run(given)
     assert code == 0 and 0 < said["resumed_rows"] < ROWS
     os.unlink(tmp_path / "out.h5")
     assert run(given, "after", 2)[0] == -signal.SIGKILL
-    convert_data(source, tmp_path / "out.h5", memory="400KiB", shuffle=True, force=True)
+    convert_data(source, tmp_path / "out.h5", memory_budget="400KiB", shuffle=True, force=True)
     assert left_in(tmp_path, "out.h5") == []
 
 
@@ -106,9 +106,9 @@ def test_ctrl_c_leaves_what_can_be_gone_on_with(tmp_path, source):
 
     with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
         patch.setattr("kerasmem.datatools.converting.job.CHECKPOINT_BYTES", 64 << 10)
-        convert_data(source, given["output"], memory="400KiB", progress=interrupt)
+        convert_data(source, given["output"], memory_budget="400KiB", progress=interrupt)
     assert left_in(tmp_path) == [os.path.basename(folder_of("out.h5"))]
-    done = convert_data(source, given["output"], memory="400KiB")
+    done = convert_data(source, given["output"], memory_budget="400KiB")
     assert done.resumed_rows > 0 and left_in(tmp_path, "out.h5") == []
 
 
@@ -117,7 +117,7 @@ def test_two_at_once(tmp_path, source):
     code = (
         "import sys, time\nfrom kerasmem import convert_data\n"
         "def slow(what, done, total):\n    print(done, flush=True); time.sleep(0.05)\n"
-        "convert_data(sys.argv[1], sys.argv[2], memory='400KiB', progress=slow)"
+        "convert_data(sys.argv[1], sys.argv[2], memory_budget='400KiB', progress=slow)"
     )
     output = tmp_path / "out.h5"
     with subprocess.Popen(
@@ -129,7 +129,7 @@ def test_two_at_once(tmp_path, source):
             time.sleep(0.01)
         time.sleep(0.2)
         with pytest.raises(UsageError, match="another process is writing this output"):
-            convert_data(source, output, memory="400KiB")
+            convert_data(source, output, memory_budget="400KiB")
         first.communicate(timeout=60)
     assert first.returncode == 0 and left_in(tmp_path, output) == []
     assert np.array_equal(content(output)["y"], np.arange(ROWS))

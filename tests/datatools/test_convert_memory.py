@@ -43,9 +43,9 @@ try:
 except MemoryError:
     pass
 for name, (source, settings) in ways.items():
-    done = convert_data(f"{folder}/{source}", f"{folder}/out.h5", memory="32MiB", force=True, **settings)
+    done = convert_data(f"{folder}/{source}", f"{folder}/out.h5", memory_budget="32MiB", force=True, **settings)
     rows = done.rows
-    done = convert_data(list(done.outputs), f"{folder}/back.h5", memory="32MiB", force=True)
+    done = convert_data(list(done.outputs), f"{folder}/back.h5", memory_budget="32MiB", force=True)
     with h5py.File(f"{folder}/back.h5") as file:
         key = next(iter(file))
         total = sum(float(file[key][k : k + 10000, 0].astype("f8").sum()) for k in range(0, rows, 10000))

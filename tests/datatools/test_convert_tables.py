@@ -68,7 +68,7 @@ def test_parquet_as_pandas_writes_it(tmp_path, groups):
     frame = FRAME.assign(kind=FRAME["kind"].astype("category"), single=FRAME["pixel0"].astype("f4"))
     frame["vector"] = list(RNG.random((ROWS, 3)).astype("f4"))
     frame.to_parquet(tmp_path / "d.parquet", row_group_size=groups)
-    convert_data(tmp_path / "d.parquet", tmp_path / "out.h5", memory="2MiB")
+    convert_data(tmp_path / "d.parquet", tmp_path / "out.h5", memory_budget="2MiB")
     found = content(tmp_path / "out.h5")
     check_frame(found)
     assert np.array_equal(found["vector"], np.stack(frame["vector"])) and found["single"].dtype == np.float32

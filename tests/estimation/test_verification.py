@@ -81,7 +81,7 @@ def test_steps_that_do_not_fit(found):
 
 def test_steps_that_fit(model):
     fits = max_batch_size(
-        model, device="64MB", minimum=8, maximum=8, method="formula", jit_compile=False, verify=True, steps=2
+        model, device="64MB", minimum=8, maximum=8, method="formula", jit_compile=False, confirm=True, steps=2
     )
     assert fits.largest == 8 and fits.trials[0].fits and 0 < fits.trials[0].peak_bytes < 64e6
     assert fits.device.verdict == "fits" and any("on the CPU" in note for note in fits.notes)

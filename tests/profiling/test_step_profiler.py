@@ -87,7 +87,7 @@ def test_under_xla_the_buffer_is_one_piece(found):
     assert profile["settings"]["execution"] == "xla"
     shares = {each["name"]: each["bytes"] for each in profile["shares"]}
     assert shares["XLA's buffer for the whole step"] > 32 * 22 * 22 * 16 * 4
-    assert any("kerasmem profile --xla" in each["why"] for each in profile["unmodelled"])
+    assert any("kerasmem profile --jit-compile" in each["why"] for each in profile["unmodelled"])
 
 
 def test_several_batches_in_one_execution(found):

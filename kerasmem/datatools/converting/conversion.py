@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 
+from kerasmem import checks
+from kerasmem.checks import SplitAs
 from kerasmem.datatools.converting.chunk_store import copy_attributes
 from kerasmem.datatools.converting.encoding import read_compression
 from kerasmem.datatools.converting.fields import ColumnChoice
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@checks.former_names(memory="memory_budget")
 def convert_data(
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
@@ -50,13 +53,13 @@ def convert_data(
     shuffle: bool = False,
     seed: int = 0,
     split: Any = None,
-    split_as: str = "files",
+    split_as: SplitAs = "files",
     stratify: str | None = None,
     group: str | None = None,
     compression: str = "none",
     keep_float64: bool = False,
     narrow_integers: bool = False,
-    memory: int | str = DEFAULT_MEMORY,
+    memory_budget: int | str = DEFAULT_MEMORY,
     verify: bool = False,
     force: bool = False,
     progress: Progress | None = None,
@@ -97,7 +100,7 @@ def convert_data(
             has some and no comma; numbers may then have decimal commas.
         encoding: of the text in CSV.
         text: columns of CSV that are texts also where they look like numbers.
-        memory: bytes or text ("512MiB") to work in.
+        memory_budget: bytes or text ("512MiB") of the host's memory to work in.
         verify: read the files back and compare checksums before they are moved into place.
         force: overwrite outputs, and discard what an interrupted conversion with other settings left.
         progress: called with what goes on, the rows done and all rows.
@@ -115,8 +118,8 @@ def convert_data(
         ([('x', 'float32'), ('y', 'int64')], 32000)
     """
     settings = WriteSettings(
-        batch_size, shuffle, seed, read_compression(compression), parse_size(memory, field="memory"), keep_float64,
-        read_split(split), split_as, stratify, group, narrow_integers,
+        batch_size, shuffle, seed, read_compression(compression), parse_size(memory_budget, field="memory_budget"),
+        keep_float64, read_split(split), split_as, stratify, group, narrow_integers,
     )  # fmt: skip
     options = ReadOptions(ColumnChoice(columns, drop, settings.key), settings.memory // 8, **reading)
     return write_data(sources, output, settings, options, verify=verify, force=force, progress=progress)

@@ -22,6 +22,7 @@ from kerasmem.hdf5.settings import read_path
 from kerasmem.units import parse_size
 
 
+@checks.former_names(memory="memory_budget")
 def repack_data(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -35,7 +36,7 @@ def repack_data(
     float32: bool = False,
     allow_external: bool = False,
     allow_hdf5_filters: bool = False,
-    memory: int | str = DEFAULT_MEMORY,
+    memory_budget: int | str = DEFAULT_MEMORY,
     verify: bool = False,
     force: bool = False,
     progress: Progress | None = None,
@@ -57,7 +58,7 @@ def repack_data(
         float32: write float64 as float32.
         allow_external: read other files that it names.
         allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
-        memory: bytes or text ("512MiB") to work in.
+        memory_budget: bytes or text ("512MiB") of the host's memory to work in.
         verify: read the file back and compare checksums before it is moved into place.
         force: overwrite the output.
         progress: called with what goes on, the rows done and all rows.
@@ -79,7 +80,7 @@ def repack_data(
         list_contents(source)  # says what is wrong
         raise UsageError(f"path: {source!r} is no HDF5 file; kerasmem data convert reads other formats")
     settings = WriteSettings(
-        batch_size, shuffle, seed, read_compression(compression), parse_size(memory, field="memory"),
+        batch_size, shuffle, seed, read_compression(compression), parse_size(memory_budget, field="memory_budget"),
         keep_float64=not checks.flag("float32", float32),
     )  # fmt: skip
     options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8,

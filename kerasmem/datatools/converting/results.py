@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.records import Record
+from kerasmem.units import format_size
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class WrittenDataset:
 
 
 @dataclass(frozen=True)
-class Conversion(Record, what="conversion", version=1):
+class Conversion(Record, what="conversion", version=1, rows="datasets"):
     """What was read and what was written.
 
     Args:
@@ -80,6 +81,11 @@ class Conversion(Record, what="conversion", version=1):
     notes: tuple[str, ...] = ()
     line: str = ""
 
+    @property
+    def answer(self) -> str:
+        """How much was written, and where."""
+        return f"{self.rows:,} rows, {format_size(self.bytes_written)}, written to {', '.join(self.outputs)}"
+
 
 @dataclass(frozen=True)
 class Reading(Record, what="reading", also=("amplification",)):
@@ -108,7 +114,7 @@ class Reading(Record, what="reading", also=("amplification",)):
 
 
 @dataclass(frozen=True)
-class Repacking(Record, what="repacking"):
+class Repacking(Record, what="repacking", rows="datasets"):
     """A rewritten file.
 
     Args:
@@ -120,6 +126,16 @@ class Repacking(Record, what="repacking"):
     conversion: Conversion
     before: Reading | None
     after: Reading | None
+
+    @property
+    def datasets(self) -> tuple[WrittenDataset, ...]:
+        """What was written."""
+        return self.conversion.datasets
+
+    @property
+    def answer(self) -> str:
+        """How much was written, and where."""
+        return self.conversion.answer
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures of the conversion, and beside them how both files stream, ready for JSON."""

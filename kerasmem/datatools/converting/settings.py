@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
 from kerasmem import checks
+from kerasmem.checks import Color, SplitAs
 from kerasmem.datatools.converting.encoding import Compression
 from kerasmem.datatools.converting.fields import ColumnChoice
 from kerasmem.datatools.converting.splitting import read_split
@@ -15,7 +16,6 @@ from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import read_path
 
-COLORS = ("rgb", "rgba", "gray")
 _MOST_THREADS = 16
 
 
@@ -29,7 +29,7 @@ class SourceOptions(TypedDict, total=False):
     """The arguments of `convert_data` that say how sources of one kind are read; it has them explained."""
 
     image_size: Any
-    color: str
+    color: Color
     accept_mislabelled: bool
     follow_links: bool
     allow_external: bool
@@ -57,7 +57,7 @@ class ReadOptions:
     columns: ColumnChoice
     budget: int
     image_size: Any = None
-    color: str = "rgb"
+    color: Color = "rgb"
     accept_mislabelled: bool = False
     follow_links: bool = False
     allow_external: bool = False
@@ -69,7 +69,7 @@ class ReadOptions:
     threads: int = field(default_factory=available_threads)
 
     def __post_init__(self) -> None:
-        checks.choice("color", self.color, COLORS)
+        checks.choice("color", self.color, get_args(Color))
         object.__setattr__(self, "image_size", _read_image_size(self.image_size))
         try:
             " ".encode(self.encoding)
@@ -107,7 +107,7 @@ class WriteSettings:
     memory: int
     keep_float64: bool
     shares: Mapping[str, float] = field(default_factory=lambda: read_split(None))
-    split_as: str = "files"
+    split_as: SplitAs = "files"
     stratify: str | None = None
     group: str | None = None
     narrow_integers: bool = False
@@ -120,7 +120,7 @@ class WriteSettings:
         }
         for name, value in plain.items():
             object.__setattr__(self, name, value)
-        checks.choice("split_as", self.split_as, ("files", "groups"))
+        checks.choice("split_as", self.split_as, get_args(SplitAs))
         if self.stratify is not None and self.group is not None:
             raise UsageError(
                 "stratify and group contradict each other: a group goes whole, whatever its classes; choose one"

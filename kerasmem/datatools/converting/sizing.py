@@ -87,7 +87,7 @@ def choose_sizes(
     if quarter < least_rows * row_bytes:
         least = 4 * least_rows * row_bytes
         raise UsageError(
-            f"memory: {format_size(memory)} is too small for rows of {format_size(row_bytes)}; give at least "
+            f"memory_budget: {format_size(memory)} is too small for rows of {format_size(row_bytes)}; give at least "
             f"'{-(-least // MIB)}MiB'"
         )
     # every dataset fills a chunk of its own; those being compressed are there three times over

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.records import Record
+from kerasmem.units import format_size
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class DatasetReport:
 
 
 @dataclass(frozen=True)
-class Inspection(Record, what="inspection", version=1, also=("read_amplification",)):
+class Inspection(Record, what="inspection", version=1, also=("read_amplification",), rows="datasets"):
     """What a file holds and how well it streams.
 
     Args:
@@ -86,6 +87,11 @@ class Inspection(Record, what="inspection", version=1, also=("read_amplification
     mixing: dict[str, Any] | None = None
     advice: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """The file, its size, and the line that streams it."""
+        return f"{self.path}: {format_size(self.size)}; {self.line or 'nothing in it can be trained from as it is'}"
 
     @property
     def read_amplification(self) -> float | None:
@@ -125,7 +131,7 @@ class ColumnStats:
 
 
 @dataclass(frozen=True)
-class DataStats(Record, what="statistics", version=1):
+class DataStats(Record, what="statistics", version=1, rows="columns"):
     """Statistics of a file's datasets, of one pass through it.
 
     Args:
@@ -141,6 +147,11 @@ class DataStats(Record, what="statistics", version=1):
     scale: float
     columns: tuple[ColumnStats, ...]
     code: str
+
+    @property
+    def answer(self) -> str:
+        """The file, its rows and its datasets."""
+        return f"{self.path}: {self.rows:,} rows of {', '.join(each.name for each in self.columns)}"
 
     def __getitem__(self, name: str) -> ColumnStats:
         for column in self.columns:
@@ -169,7 +180,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Bench(Record, what="measurement of a file", version=1):
+class Bench(Record, what="measurement of a file", version=1, rows="stages"):
     """What a file can deliver here.
 
     Args:
@@ -199,3 +210,11 @@ class Bench(Record, what="measurement of a file", version=1):
     limit: str
     warm_limit: str
     advice: str
+
+    @property
+    def answer(self) -> str:
+        """What the file delivers, and what limits it."""
+        cold = self.cold_seconds
+        seconds, limit = (self.warm_seconds, self.warm_limit) if cold is None else (cold, self.limit)
+        rate = format_size(round(self.delivered_bytes / max(seconds, 1e-9)))
+        return f"{self.path}: {rate} a second delivered, limited by {limit}"

@@ -25,9 +25,10 @@ _PIECE_VALUES = 1 << 18  # taken together as float64: they stay in the processor
 _MOST_SHOWN = 16  # numbers written out in code
 
 
+@checks.former_names(names="datasets")
 def data_stats(
     path: str | os.PathLike[str],
-    names: Sequence[str] | None = None,
+    datasets: Sequence[str] | None = None,
     *,
     scale: float = 1.0,
     allow_external: bool = False,
@@ -42,7 +43,7 @@ def data_stats(
 
     Args:
         path: the HDF5 file.
-        names: the datasets, of equally many rows; None for all that go with the largest.
+        datasets: the datasets, of equally many rows; None for all that go with the largest.
         scale: the factor that x will be multiplied by, such as 1/255; applied to the features, not to labels.
         allow_external: follow what leads into other files.
         allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
@@ -65,10 +66,10 @@ def data_stats(
     scale = checks.number("scale", scale, least=-math.inf)
     access = Access(allow_external=allow_external, allow_hdf5_filters=allow_hdf5_filters)
     contents = list_contents(read_path(path), access)
-    first, second = choose_pair(contents, names[0] if names else None, None)
+    first, second = choose_pair(contents, datasets[0] if datasets else None, None)
     if first is None:
         contents.refuse_unusable()
-    layouts = _choose_layouts(contents, first, names)
+    layouts = _choose_layouts(contents, first, datasets)
     columns = {layout.name: _Moments(layout) for layout in layouts}
     rows = 0
     for start, window in read_windows([contents.path], list(columns), access=access):
@@ -78,20 +79,22 @@ def data_stats(
         if progress is not None:
             progress("adding up", rows, layouts[0].rows)
     results = tuple(column.result(scale) for column in columns.values())
-    return DataStats(contents.path, rows, scale, results, _code(contents.path, results, first, second, names, scale))
+    return DataStats(contents.path, rows, scale, results, _code(contents.path, results, first, second, datasets, scale))
 
 
-def _choose_layouts(contents: Contents, first: str, names: Sequence[str] | None) -> list[DatasetLayout]:
+def _choose_layouts(contents: Contents, first: str, datasets: Sequence[str] | None) -> list[DatasetLayout]:
     """Return the datasets that were named, or all that have as many rows as the first."""
     found = contents.with_rows_of(first)
-    if not names:
+    if not datasets:
         return found
-    for name in names:
+    for name in datasets:
         choose_pair(contents, name, None)
-    wanted = [plain_name(name) for name in names]
+    wanted = [plain_name(name) for name in datasets]
     found = [layout for layout in found if layout.name in wanted]
     if len(found) < len(wanted):
-        raise UsageError(f"names: {', '.join(map(shown, wanted))} differ in their number of rows; take them one by one")
+        raise UsageError(
+            f"datasets: {', '.join(map(shown, wanted))} differ in their number of rows; take them one by one"
+        )
     return found
 
 
@@ -161,11 +164,11 @@ class _Moments:
 
 
 def _code(
-    path: str, columns: Sequence[ColumnStats], x: str, y: str | None, names: Sequence[str] | None, scale: float
+    path: str, columns: Sequence[ColumnStats], x: str, y: str | None, datasets: Sequence[str] | None, scale: float
 ) -> str:
     """Return lines of Python: numbers where they are few, and a call where they are many."""
     by_name = {column.name: column for column in columns}
-    call = _call(path, names, scale)
+    call = _call(path, datasets, scale)
     lines: list[str] = []
     features, labels = by_name.get(x), by_name.get(y or "")
     if features is not None and features.class_weight is None:
@@ -186,7 +189,7 @@ def _code(
     return "\n".join(lines)
 
 
-def _call(path: str, names: Sequence[str] | None, scale: float) -> str:
-    more = "" if names is None else f", {list(names)!r}"
+def _call(path: str, datasets: Sequence[str] | None, scale: float) -> str:
+    more = "" if datasets is None else f", {list(datasets)!r}"
     more += "" if scale == 1 else f", scale={scale!r}"
     return f"found = kerasmem.data_stats({path!r}{more})"

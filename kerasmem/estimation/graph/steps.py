@@ -16,6 +16,7 @@ from kerasmem.estimation.graph.rules import KernelRules, is_known
 from kerasmem.estimation.outcome import SPREAD, Outcome, Shares
 from kerasmem.estimation.report import Pool, Unmodelled
 from kerasmem.models.op_names import CATEGORIES, Attribution
+from kerasmem.processes.guarding import note_stage
 
 WARM_UP_STEPS, STEPS, OTHER_STEPS, FEWEST_STEPS = 3, 15, 5, 3
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
@@ -84,6 +85,7 @@ def _simulate(
     peaks = []
     steps = max(FEWEST_STEPS, min(most, MOST_OPERATIONS // max(len(program.nodes), 1) - WARM_UP_STEPS))
     for step in range(WARM_UP_STEPS + steps):
+        note_stage(f"simulating step {step + 1} of {WARM_UP_STEPS + steps}")
         heap.reset_peak()
         memory.run(executor.order(lambda took: took * draw.lognormvariate(0, VARIATION)))
         if step >= WARM_UP_STEPS:

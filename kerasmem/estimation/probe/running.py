@@ -199,7 +199,7 @@ def try_batch(
         if failure.signal not in _CRASHES:
             raise KerasmemError(
                 f"real steps at batch size {batch_size} gave no answer: {failure.reason}; allow more time "
-                "(--timeout, timeout=…), name a smaller maximum, or leave out --verify"
+                "(--timeout, timeout=…), name a smaller maximum, or leave out --confirm (confirm=…)"
             ) from failure
         reason = f"{failure.reason}; TensorFlow may end so where memory runs out"
     return Trial(batch_size, reason is None, peak, limit_bytes, time.monotonic() - begin, reason)

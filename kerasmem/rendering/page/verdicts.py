@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from kerasmem.monitoring.log_summary import LogSummary
 from kerasmem.monitoring.phases import largest_known
-from kerasmem.rendering.answer import MARKS
 from kerasmem.rendering.contents import Composition, PageContents
 from kerasmem.rendering.escape import html_text
+from kerasmem.rendering.layout import VERDICT_MARKS
 from kerasmem.rendering.page.charts import Limit
 from kerasmem.units import format_size
 
@@ -43,12 +43,12 @@ def verdicts(contents: PageContents) -> str:
 
 def _of_estimate(each: Composition) -> str:
     name, verdict = each.device or ("", "")
-    kind = verdict.replace(" ", "-") if verdict in MARKS else ""
+    kind = verdict.replace(" ", "-") if verdict in VERDICT_MARKS else ""
     joined = " on " if verdict == "too close to call" else " "
     needs = f"{'took' if each.is_measured else 'needs'} {format_size(each.total)}"
     most = f", at most {format_size(each.high)}" if each.high and not each.is_measured else ""
     room = f", of {format_size(each.limit)}" if each.limit else ""
-    line = f'<b class="{kind}">{MARKS.get(verdict, "?")} {html_text(verdict, 40)}{joined}{html_text(name, 80)}</b>'
+    line = f'<b class="{kind}">{VERDICT_MARKS.get(verdict, "?")} {html_text(verdict, 40)}{joined}{html_text(name, 80)}</b>'
     return f'<p class="verdict">{line}: {html_text(each.model, 60)} {needs}{most}{room}</p>'
 
 

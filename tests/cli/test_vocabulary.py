@@ -1,0 +1,195 @@
+"""One vocabulary: an option means the same in every command, has its Python name, and its help is a sentence."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import defaultdict
+
+import click
+import pytest
+
+import kerasmem
+from kerasmem.cli import cli as whole
+from kerasmem.cli.command import Option
+from kerasmem.cli.options import EXIT_CODES
+from kerasmem.estimation.arguments import METHODS
+from kerasmem.models.names import optimizer_names
+
+VERBS = {
+    "Accept", "Allow", "Ask", "Begin", "Build", "Compare", "Compress", "Compute", "Count", "Divide", "Draw",
+    "Estimate", "Fail", "Follow", "Give", "Have", "Judge", "Keep", "Leave", "Let", "List", "Look", "Merge", "Multiply",
+    "Overwrite", "Print", "Rank", "Read", "Resize", "Restart", "Run", "Save", "Search", "Set", "Show", "Split", "Take",
+    "Train", "Try", "Use", "Work", "Write",
+}  # fmt: skip
+# command → what it is in Python
+FUNCTIONS = {
+    "estimate": kerasmem.estimate, "max-batch": kerasmem.max_batch_size, "cards": kerasmem.rank_cards,
+    "measure": kerasmem.measure, "advise": kerasmem.advise, "data inspect": kerasmem.inspect_data,
+    "data convert": kerasmem.convert_data, "data repack": kerasmem.repack_data, "data stats": kerasmem.data_stats,
+    "data bench": kerasmem.bench_data,
+}  # fmt: skip
+# of the process or of what is printed, not of the call
+OWN = {"as_json", "as_csv", "verbose", "sort", "top", "time_limit", "memory_limit", "code", "cache", "output"}
+FORMER = {
+    "estimate": ["--trust-model", "--xla", "--no-xla"], "max-batch": ["--min", "--max", "--verify"],
+    "data convert": ["--memory"], "run": ["--every", "--keep", "-m"], "watch": ["--every"],
+}  # fmt: skip
+
+
+def walk(group, path=""):
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield f"{path}{name}", command
+        if isinstance(command, click.Group):
+            yield from walk(command, f"{path}{name} ")
+
+
+COMMANDS = dict(walk(whole))
+OPTIONS = [
+    (name, option)
+    for name, command in [("", whole), *COMMANDS.items()]
+    for option in command.params
+    if isinstance(option, click.Option)
+]
+
+
+def type_of(option):
+    kind = option.type.to_info_dict()
+    return {key: kind[key] for key in ("param_type", "choices", "min", "max") if key in kind}
+
+
+def test_an_option_means_one_thing():
+    meanings, names = defaultdict(set), defaultdict(set)
+    for _, option in OPTIONS:
+        spelled = (*option.opts, *option.secondary_opts)
+        for name in spelled:
+            meanings[name].add((option.help, str(type_of(option)), option.is_flag, option.name))
+            names[name].add(spelled)  # a short form belongs to one long form, which always has it
+    assert {name: found for name, found in meanings.items() if len(found) > 1} == {}
+    assert {name: found for name, found in names.items() if len(found) > 1} == {}
+
+
+def test_short_forms():
+    short = {name: option.opts[-1] for _, option in OPTIONS for name in option.opts if re.fullmatch("-[a-z]", name)}
+    assert short == {
+        "-b": "--batch-size", "-d": "--device", "-m": "--method", "-o": "--output", "-v": "--verbose", "-q": "--quiet",
+    }  # fmt: skip
+    assert all(
+        any(option.name == "quiet" for option in command.params)
+        for command in COMMANDS.values()
+        if not isinstance(command, click.Group)
+    )
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS, ids=lambda each: getattr(each, "name", each))
+def test_help_is_a_sentence_and_shows_the_default(command, option):
+    assert option.help, option.name
+    assert option.help.split()[0] in VERBS and option.help.endswith("."), option.help
+    assert len(option.help.split()) > 3
+    with click.Context(COMMANDS.get(command, whole), show_default=True) as context:
+        shown = option.get_help_record(context)[1]
+    assert option.is_flag or option.required or "[default: " in shown, shown
+
+
+def test_every_command_shows_two_examples_of_its_own():
+    for name, command in [("", whole), *COMMANDS.items()]:
+        epilog = inspect.cleandoc(command.epilog)
+        lines = [line for line in epilog.splitlines() if f"kerasmem {name}".rstrip() in line]
+        assert "Examples:" in epilog and len(lines) >= 2, name
+        assert command.help.strip().split("\n\n")[0].rstrip().endswith("."), name
+
+
+def test_examples_parse():
+    """What the examples give is known to their commands."""
+    known = {name: {word for each in command.params for word in (*each.opts, *each.secondary_opts)}
+             for name, command in COMMANDS.items()}  # fmt: skip
+    for name, command in COMMANDS.items():
+        examples = command.epilog.partition("Examples:")[2].partition("\n\n")[0]
+        for line in () if isinstance(command, click.Group) else examples.splitlines():
+            _, found, rest = line.partition(f"kerasmem {name} ")
+            own = re.split(r">|train\.py|package\.train", rest)[0]  # what follows a script is the script's
+            words = re.findall(r"(?<=\s)--?[a-z][a-z0-9-]*", f" {own}")
+            assert not found or set(words) <= known[name], line
+
+
+def test_the_command_line_and_python_have_the_same_names():
+    shared = set(inspect.signature(kerasmem.estimate).parameters)
+    for name, function in FUNCTIONS.items():
+        parameters = inspect.signature(function).parameters
+        takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        python = set(parameters) | (shared if takes_more else set())
+        if name == "data convert":
+            from kerasmem.datatools.converting.settings import SourceOptions
+
+            python |= set(SourceOptions.__annotations__)
+        if name == "data bench":
+            python |= set(inspect.signature(kerasmem.H5ChunkSequence).parameters)
+        options = {each.name for each in COMMANDS[name].params if isinstance(each, Option)} - OWN - {"quiet", "device"}
+        assert options <= python, (name, options - python)
+
+
+def test_choices_of_the_command_line_are_those_of_python():
+    (method,) = {tuple(each.type.choices) for _, each in OPTIONS if each.name == "method"}
+    assert method == METHODS
+    assert set(EXIT_CODES.values()) == {0, 3, 4}
+
+
+@pytest.mark.parametrize(("command", "names"), FORMER.items())
+def test_former_names_go_on_working_with_a_warning(cli, command, names, capfd):
+    parsed = COMMANDS[command]
+    for name in names:
+        value = {"--min": ["3"], "--max": ["3"], "--every": ["3"], "--memory": ["3MiB"], "--keep": ["x"]}.get(name, [])
+        more = ["a", "-o", "b"] if command == "data convert" else ["x.py"] if command == "run" else []
+        with parsed.make_context(command, [name, *value, *more]) as context:
+            given = {key for key in context.params if context.get_parameter_source(key).name == "COMMANDLINE"}
+        said = capfd.readouterr().err
+        assert re.fullmatch(rf"Warning: {name} is called --[a-z-]+ now\n", said)
+        new = said.split()[4]
+        with parsed.make_context(command, [new, *value, *more]) as again:
+            assert again.params == context.params
+        assert capfd.readouterr().err == "" and given
+        parsed.make_context(command, [name, *value, "-q", *more])
+        assert capfd.readouterr().err == ""
+
+
+def test_a_script_keeps_its_own_options():
+    with COMMANDS["run"].make_context("run", ["train.py", "--every", "3", "-m", "-q"]) as context:
+        assert context.params["arguments"] == ("--every", "3", "-m", "-q")
+        assert (context.params["save_freq"], context.params["is_module"]) == (100, False)
+
+
+def completed(*words):
+    from click.shell_completion import ShellComplete
+
+    *before, last = words
+    return [each.value for each in ShellComplete(whole, {}, "kerasmem", "_").get_completions(before, last)]
+
+
+def test_completion(cli):
+    assert completed("e") == ["estimate", "explain"]
+    assert completed("data", "") == ["inspect", "convert", "repack", "stats", "bench"]
+    assert completed("estimate", "--device", "a100") == ["a100-40", "a100-80"]
+    assert completed("max-batch", "-m", "g") == ["graph", "gpu-target"]
+    assert set(completed("estimate", "--optimizer", "")) == optimizer_names() > {"adam", "lion"}
+    assert "--jit-compile" in completed("estimate", "--ji") and "--xla" not in completed("estimate", "--")
+    for shell in ("bash", "zsh", "fish"):
+        script = cli("completion", shell)
+        assert script.code == 0 and "_KERASMEM_COMPLETE" in script.out
+    assert "did you mean 'zsh'?" in cli("completion", "zhs").err
+
+
+def test_help_in_frames_on_a_terminal(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    context = click.Context(COMMANDS["estimate"], terminal_width=80, show_default=True)
+    framed = COMMANDS["estimate"].get_help(context)
+    lines = click.unstyle(framed).splitlines()
+    panels = [line.split()[1:-1] for line in lines if line.startswith("╭")]
+    titles = [" ".join(each).rstrip("─ ") for each in panels]
+    assert titles == ["Options", "Several devices", "Training step", "Model", "Output", "Limits", "Help"]
+    assert {len(line) for line in lines if line[:1] in "╭│╰" and line} == {80}
+    assert "\x1b" in framed
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in COMMANDS["estimate"].get_help(context)
