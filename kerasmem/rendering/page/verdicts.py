@@ -48,7 +48,8 @@ def _of_estimate(each: Composition) -> str:
     needs = f"{'took' if each.is_measured else 'needs'} {format_size(each.total)}"
     most = f", at most {format_size(each.high)}" if each.high and not each.is_measured else ""
     room = f", of {format_size(each.limit)}" if each.limit else ""
-    line = f'<b class="{kind}">{VERDICT_MARKS.get(verdict, "?")} {html_text(verdict, 40)}{joined}{html_text(name, 80)}</b>'
+    mark = VERDICT_MARKS.get(verdict, "?")
+    line = f'<b class="{kind}">{mark} {html_text(verdict, 40)}{joined}{html_text(name, 80)}</b>'
     return f'<p class="verdict">{line}: {html_text(each.model, 60)} {needs}{most}{room}</p>'
 
 
