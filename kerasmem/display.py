@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -90,7 +90,7 @@ class ReportPage:
         html: the whole page, which needs no network.
     """
 
-    html: str
+    html: str = field(repr=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page into a file.

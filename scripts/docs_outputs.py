@@ -12,8 +12,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -250,3 +252,34 @@ def supervise(folder: Path) -> str:
         """,
     )
     return run("kerasmem run train.py", folder)
+
+
+# ---------------------------------------------------------------- tutorials
+
+_FILE = re.compile(r'^```\w+ title="([\w.]+)"\n(.*?)^```', re.DOTALL | re.MULTILINE)
+_EXPORT = re.compile(r"^export (.+)$", re.MULTILINE)
+
+
+@cache
+def tutorial(page: Path) -> dict[str, str]:
+    """Follow a tutorial: write its files, run the commands of its outputs in order; return what each printed."""
+    text, printed = page.read_text(), {}
+    settings = dict(pair.split("=") for line in _EXPORT.findall(text) for pair in line.split())
+    parts = sorted([*_FILE.finditer(text), *BLOCK.finditer(text)], key=re.Match.start)
+    with tempfile.TemporaryDirectory() as folder:
+        for part in parts:
+            if part.re is _FILE:
+                (Path(folder) / part[1]).write_text(part[2])
+            else:
+                commands = [line[2:] for line in part[3].splitlines() if line.startswith("$ ")]
+                printed[part[2]] = "".join(run(command, Path(folder), **settings) for command in commands)
+    return printed
+
+
+def follow(page: Path, name: str, folder: Path) -> str:
+    return tutorial(page)[name]
+
+
+for tutorial_page in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
+    for block in BLOCK.findall(tutorial_page.read_text()):
+        SCENES[block[1]] = partial(follow, tutorial_page, block[1])

@@ -93,7 +93,7 @@ def test_the_action_comments_and_refuses(workplace):
     assert code == 3, said
     assert (workplace / "pip").read_text().split()[-1] == str(ROOT)  # kerasmem itself is what is installed
     comment = (workplace / "comment.md").read_text()
-    assert comment.startswith("<!-- kerasmem compare -->\n### Memory of ") and "exceeds the limit" in comment
+    assert comment.startswith("<!-- kerasmem compare -->\n### ❌ Memory of ") and "exceeds the limit" in comment
     assert (workplace / "summary").read_text() in comment
     assert (workplace / "calls").read_text().split()[:6] == [
         "api", "--silent", "-X", "POST", "repos/o/r/issues/7/comments", "-F",

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+import zlib
 from pathlib import Path
 
 import keras
@@ -190,3 +191,11 @@ def test_every_measured_figure_is_the_benchs():
     assert written == set(PARTS)  # none is forgotten
     changed = re.sub(r"(\d)\.(\d)", r"\1.\2\2", TEXT)
     assert differing(changed, rewritten(changed))  # and a wrong figure is seen
+
+
+def test_each_drawing_is_that_of_its_source():
+    sources = sorted((ROOT / "docs" / "diagrams").glob("*.mmd"))
+    assert sources and "```mermaid" not in TEXT  # which a browser would fetch a script for
+    for source in sources:
+        checksum = f"<!-- source {zlib.crc32(source.read_bytes()):08x} -->"
+        assert source.with_suffix(".svg").read_text().rstrip().endswith(checksum), "run scripts/draw_diagrams"

@@ -27,6 +27,10 @@ from kerasmem.units import format_size
 
 _WIDTH_FOR_PERCENT = 72
 _MOST_IN_A_COMMENT = 25  # layers
+_MARKS = {  # of a comment, the worst verdict first
+    "exceeds the limit": "❌ ", "does not fit": "❌ ", "too close to call": "⚠️ ",
+    "within the limit": "✅ ", "fits": "✅ ",
+}  # fmt: skip
 _NAMES = {"allocator": "allocator waste", "total": "total in use at the peak"}
 
 
@@ -114,11 +118,13 @@ def comparison_markdown(comparison: Comparison, top: int | None = None) -> str:
     """
     before, after = comparison.before, comparison.after
     total = comparison.categories[-1]
+    judged = [*(each.verdict for each in comparison.limits), *([after.device.verdict] if after.device else [])]
+    mark = next((mark for verdict, mark in _MARKS.items() if verdict in judged), "")
     verdicts = [_limit(each).plain for each in comparison.limits]
     if after.device is not None:
         verdicts.append("B on " + verdict_line(after.device, after.bytes, after.settings.method).plain)
     lines = [
-        f"### Memory of {_code(after.model.name)}: {format_size(total.after)} ({_change(total)})",
+        f"### {mark}Memory of {_code(after.model.name)}: {format_size(total.after)}, {_change(total)}",
         "",
         *(f"- {_plain(verdict)}" for verdict in verdicts),
         "",
@@ -159,4 +165,4 @@ def _code(name: str) -> str:
 
 def _plain(text: str) -> str:
     """Return text in which nothing is markup, and "@" calls nobody."""
-    return re.sub(r"([\\`*_{}\[\]<>()#+!|~])", r"\\\1", printable(text, 300)).replace("@", "@\u200b")
+    return re.sub(r"([\\`*_{}\[\]<>()#!|~])", r"\\\1", printable(text, 300)).replace("@", "@\u200b")

@@ -129,7 +129,7 @@ def test_markdown_for_a_comment(cli, files):
     result = cli("compare", *files, *FORMULA, "--max-increase", "5%", "--markdown")
     assert result.code == 3
     lines = result.out.splitlines()
-    assert lines[0].startswith("### Memory of `model`: ") and "%" in lines[0]
+    assert lines[0].startswith("### ❌ Memory of `model`: ") and "%" in lines[0]
     assert "exceeds the limit" in lines[2]
     tables = [line for line in lines if line.startswith("|")]
     assert all(line.count("|") == 5 for line in tables) and any("| `hidden` `Dense` |" in line for line in tables)
