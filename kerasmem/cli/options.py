@@ -103,7 +103,8 @@ method_option: Decorator = choice_option(
     "-m",
     "--method",
     choices=Method,
-    help="Estimate by this method; auto takes the one that fits how Keras would train.",
+    help="Estimate by this method; auto takes the one that fits how Keras would train. graph is for the card of "
+    "--device where it names one.",
 )
 cache_option: Decorator = of_limits(
     "--cache/--no-cache",

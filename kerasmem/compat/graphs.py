@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 from kerasmem.compat.borrowing import Borrowed
+from kerasmem.compat.xla import CPU
 
 OPTIMIZE = Borrowed(
     "tensorflow.python.grappler.tf_optimizer", "OptimizeGraph", feature="method 'graph'",
@@ -15,6 +17,12 @@ CONSTANT_VALUE = Borrowed(
     "tensorflow.python.framework.smart_cond", "smart_constant_value", feature="method 'graph' for loops",
     parameters=("pred",),
 )  # fmt: skip
+_ON_A_CARD = "method 'graph' for a card"
+CLUSTER = Borrowed("tensorflow.python.grappler.cluster", "Cluster", feature=_ON_A_CARD, parameters=("devices",))
+KERNELS = Borrowed(
+    "tensorflow.python.framework.kernels", "get_registered_kernels_for_op", feature=_ON_A_CARD, parameters=("name",)
+)
+GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
 _RECOMPUTE = "kerasmem.recompute"
 _STOP = Borrowed("tensorflow.python.eager.record", "stop_recording", feature=_RECOMPUTE)
 _COULD_RECORD = Borrowed("tensorflow.python.eager.record", "could_possibly_record", feature=_RECOMPUTE)
@@ -24,13 +32,45 @@ _IN_XLA = Borrowed(
 _LOOP_GRAPH = Borrowed("tensorflow.python.ops.while_v2", "_get_graph", feature=_RECOMPUTE, parameters=("while_op",))
 
 
-def optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
+class GpuKernel(NamedTuple):
+    """A kernel that TensorFlow has for GPUs.
+
+    Attributes:
+        dtypes: attribute of the operation → the dtypes (as TensorFlow numbers them) that it must be one of.
+        host: names of inputs and outputs that lie in the host's memory.
+        label: what an operation must ask for; "" for most.
+        rank: of several that match, the one with the highest is taken; those for any device come last.
+    """
+
+    dtypes: dict[str, frozenset[int]]
+    host: frozenset[str]
+    label: str
+    rank: tuple[bool, int]
+
+
+@functools.cache
+def gpu_kernels(operation: str) -> tuple[GpuKernel, ...]:
+    """Return the kernels for GPUs that the installed TensorFlow has registered for an operation; it needs no GPU."""
+    return tuple(
+        GpuKernel(
+            {each.name: frozenset(each.allowed_values.list.type) for each in kernel.constraint},
+            frozenset(kernel.host_memory_arg),
+            kernel.label,
+            (kernel.device_type == "GPU", kernel.priority),
+        )
+        for kernel in KERNELS.get()(operation).kernel
+        if kernel.device_type in ("GPU", "DEFAULT")
+    )
+
+
+def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability: tuple[int, int] | None = None) -> Any:
     """Return what Grappler makes of a graph.
 
     Args:
         definition: a `GraphDef`.
         fetches: names of the operations and tensors that are asked for.
         fuses: whether operations are fused with those after them ("remapping").
+        capability: compute capability of the card beside the CPU, which need not be here; None for a CPU alone.
     """
     import tensorflow as tf
 
@@ -42,13 +82,30 @@ def optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
     rewriting.min_graph_nodes = -1
     # Passes that leave a graph on the CPU as it is: they choose layouts and swap tensors for GPUs (and note with
     # assignments what the executor does not read), and move operations into branches, which are functions.
-    rewriting.layout_optimizer = rewriting.OFF
+    if capability is None:
+        rewriting.layout_optimizer = rewriting.OFF
     rewriting.memory_optimization = rewriting.NO_MEM_OPT
     if not definition.library.function:
         rewriting.experimental_conditional_code_motion = rewriting.OFF
     if not fuses:
         rewriting.remapping = rewriting.OFF
-    return OPTIMIZE.get()(config, whole)
+    if capability is None:
+        return OPTIMIZE.get()(config, whole)
+    cluster = _cluster(capability)
+    try:
+        return OPTIMIZE.get()(config, whole, cluster=cluster)
+    finally:
+        cluster.Shutdown()
+
+
+def _cluster(capability: tuple[int, int]) -> Any:
+    """Return a cluster of a CPU and a card that Grappler takes for real: it reads the capability alone."""
+    from tensorflow.core.protobuf import device_properties_pb2 as properties
+
+    card = properties.DeviceProperties(type="GPU", vendor="NVIDIA")
+    card.environment["architecture"] = "{}.{}".format(*capability)
+    devices = ((CPU, properties.DeviceProperties(type="CPU")), (GPU, card))
+    return CLUSTER.get()(devices=[properties.NamedDevice(name=name, properties=each) for name, each in devices])
 
 
 def constant_value(tensor: Any) -> Any:

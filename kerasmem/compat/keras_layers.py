@@ -23,6 +23,33 @@ SYMBOLIC_BUILD = Borrowed(
 SUPPORTS_JIT = Borrowed(
     "keras.src.trainers.trainer", "model_supports_jit", feature="jit_compile='auto'", parameters=("model",)
 )
+CUDNN_OK = Borrowed(
+    "keras.src.backend.tensorflow.rnn", "cudnn_ok", feature="recurrent layers in method 'graph' for a card",
+    parameters=("activation", "recurrent_activation", "unroll", "use_bias", "reset_after"),
+)  # fmt: skip
+SEES_GPU = Borrowed(
+    "keras.src.backend.tensorflow.rnn", "_is_gpu_available", feature="recurrent layers in method 'graph' for a card"
+)
+
+
+@contextlib.contextmanager
+def gpu_assumed() -> Iterator[None]:
+    """Let Keras's recurrent layers take inside cuDNN's kernels where their settings allow it, as if a GPU were here."""
+    SEES_GPU.get()
+    with mock.patch(f"{SEES_GPU.module}.{SEES_GPU.name}", lambda: True):
+        yield
+
+
+def takes_cudnn(layer: Any) -> bool:
+    """Return whether Keras hands a layer to cuDNN where there is a GPU; it does not compile it with XLA then."""
+    import keras
+
+    if not isinstance(layer, (keras.layers.LSTM, keras.layers.GRU)) or layer.use_cudnn not in ("auto", True):
+        return False
+    settings = (layer.activation, layer.recurrent_activation, layer.unroll, layer.use_bias)
+    reset_after = {"reset_after": layer.reset_after} if isinstance(layer, keras.layers.GRU) else {}
+    with gpu_assumed():
+        return bool(CUDNN_OK.get()(*settings, **reset_after))
 
 
 def flatten_layers(layer: Any, include_self: bool = True, recursive: bool = True) -> list[Any]:

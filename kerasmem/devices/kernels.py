@@ -18,10 +18,15 @@ from pathlib import Path
 
 from kerasmem.compat.borrowing import NotAvailableError
 from kerasmem.compat.tensorflow_runtime import onednn_is_on
+from kerasmem.devices.catalogue import DeviceTarget
 
-ONEDNN, EIGEN = "onednn", "eigen"
+ONEDNN, EIGEN, CUDA = "onednn", "eigen", "cuda"
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
-TITLES = {ONEDNN: "oneDNN's CPU kernels", EIGEN: "TensorFlow's own CPU kernels (Eigen)"}
+TITLES = {
+    ONEDNN: "oneDNN's CPU kernels",
+    EIGEN: "TensorFlow's own CPU kernels (Eigen)",
+    CUDA: "TensorFlow's CUDA kernels: predicted, not read off a card yet",
+}
 
 _X86 = ("x86_64", "AMD64")
 _assumed: list[str] = []  # kinds of kernels, the innermost scope's last
@@ -54,6 +59,28 @@ class CpuKernels:
     def title(self) -> str:
         """What a reader calls them."""
         return TITLES[self.kind]
+
+
+@dataclass(frozen=True)
+class CardKernels:
+    """The kernels that run on a card, which need not be here.
+
+    Attributes:
+        capability: the card's compute capability.
+        available_bytes: what TensorFlow's allocator can get of its memory.
+        beside: the kernels of the CPU that starts them, taken to be this machine's.
+    """
+
+    capability: tuple[int, int]
+    available_bytes: int
+    beside: CpuKernels
+
+
+def kernels_on(device: DeviceTarget | None) -> CpuKernels | CardKernels:
+    """Return the kernels that a step runs on: a card's where one of the catalogue is named, else this machine's."""
+    if device is None or device.compute_capability is None:
+        return cpu_kernels()
+    return CardKernels(device.compute_capability, device.available_bytes, cpu_kernels())
 
 
 def cpu_kernels() -> CpuKernels:

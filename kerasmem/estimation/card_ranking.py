@@ -17,6 +17,7 @@ from kerasmem.devices.catalogue import available_bytes, find_card
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.graph.cuda import channels_last
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, MemoryReport
 from kerasmem.estimation.search import search
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
@@ -24,6 +25,8 @@ from kerasmem.records import Record
 
 _ORDER = (FITS, TOO_CLOSE, DOES_NOT_FIT)
 _FIRST = "t4"  # asks `auto` for the plan of a card
+# What of a card's compute capability a method goes by; the others by nothing.
+_KINDS: dict[str, Callable[[tuple[int, int]], Any]] = {"gpu-target": tuple, "graph": channels_last}
 _TOLERANCE = 0.05  # of the largest batch
 _MOST_ROWS = 10_000  # of a file of prices
 
@@ -103,8 +106,8 @@ def rank_cards(
 ) -> CardRanking:
     """Return the cards of the catalogue by whether a training step fits there.
 
-    One estimate serves all cards. Where XLA's compiler for cards plans the step (`gpu-target`), there is one for each
-    compute capability.
+    One estimate serves all cards. Where XLA's compiler for cards plans the step (`gpu-target`), or it is simulated on
+    their kernels (`graph`), there is one for each kind of card.
 
     Args:
         model: as for `kerasmem.estimate`.
@@ -133,11 +136,11 @@ def rank_cards(
     checks.whole("batch_size", batch_size, 1)
     priced = {find_card(name).key: price for name, price in (prices or {}).items()}
     first = ask(model, batch_size=batch_size, method=method, device=_FIRST, **options)
-    kinds = {card.compute_capability: card.key for card in reversed(all_cards())}  # with a card of each
-    by_kind = first.settings.method == "gpu-target"
-    planned = {(batch_size, find_card(_FIRST).compute_capability if by_kind else None): first}
+    kind_of = _KINDS.get(first.settings.method, lambda capability: None)
+    kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}  # with a card of each
+    planned = {(batch_size, kind_of(find_card(_FIRST).compute_capability)): first}
 
-    def need(kind: tuple[int, int] | None, size: int) -> Bytes:
+    def need(kind: Any, size: int) -> Bytes:
         if (size, kind) not in planned:
             device = _FIRST if kind is None else kinds[kind]
             planned[size, kind] = ask(model, batch_size=size, method=first.settings.method, device=device, **options)
@@ -145,13 +148,13 @@ def rank_cards(
 
     ranked = []
     for card in all_cards():
-        of, room = functools.partial(need, card.compute_capability if by_kind else None), available_bytes(card)
+        of, room = functools.partial(need, kind_of(card.compute_capability)), available_bytes(card)
         most = search(of, room, guess=batch_size, tolerance=_TOLERANCE).largest if max_batch else None
         here = of(batch_size)
         said = verdict(here, room)
         ranked.append(RankedCard(card.key, card.name, room, here.total, here.high, said, most, priced.get(card.key)))
     ranked.sort(key=lambda each: (_ORDER.index(each.verdict), _price(each), each.available_bytes))
-    return CardRanking(replace(first, device=None), tuple(ranked), len(kinds) if by_kind else 1)
+    return CardRanking(replace(first, device=None), tuple(ranked), len(kinds))
 
 
 def _price(card: RankedCard) -> float:

@@ -5,10 +5,11 @@ Where no method is named, those are asked that match how Keras would run the ste
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed, takes_cudnn
 from kerasmem.devices.catalogue import DeviceTarget, find_card
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, UsageError
@@ -148,9 +149,11 @@ def _as_keras_would(
     if target is None or target.source != "catalogue":
         reason = "no card is named" if target is None else "a size does not say that it is a GPU's"
         return "graph", f"Keras compiles with XLA on a GPU only, and {reason}"
-    without = next((layer.name for layer in flatten_layers(model) if not layer.supports_jit), None)
-    if without is not None:
-        return "graph", f"layer {without!r} cannot be compiled by XLA"
+    for layer in flatten_layers(model):
+        if not layer.supports_jit:
+            return "graph", f"layer {layer.name!r} cannot be compiled by XLA"
+        if takes_cudnn(layer):
+            return "graph", f"Keras hands layer {layer.name!r} to cuDNN on a GPU, and does not compile with XLA then"
     return "xla", "Keras compiles with XLA on a GPU"
 
 
@@ -189,7 +192,7 @@ def outcome_of(method: str, step: Step, target: DeviceTarget | None, jit_compile
 
 def _on_one_device(method: str, step: Step, target: DeviceTarget | None, jit_compile: bool | str) -> Outcome:
     if method in ("graph", "xla"):
-        return step_outcome(method, step)
+        return step_outcome(method, step, target)
     from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
     from kerasmem.estimation.probe.probing import probe
 
@@ -204,8 +207,13 @@ def _on_one_device(method: str, step: Step, target: DeviceTarget | None, jit_com
         return gpu_target_outcome(gpu_target_plan(request, card), step.rows, step.weights())
 
 
-def step_outcome(method: str, step: Step) -> Outcome:
+def step_outcome(method: str, step: Step, target: DeviceTarget | None = None) -> Outcome:
     """Trace the step of a model without weights and return what "graph" or "xla" finds.
+
+    Args:
+        method: "graph" or "xla".
+        step: inside `open_step`.
+        target: for "graph" the card that the step runs on; this machine's CPU without one.
 
     Raises:
         KerasmemError: the step cannot be prepared, traced, compiled or simulated; the message says why.
@@ -218,7 +226,9 @@ def step_outcome(method: str, step: Step) -> Outcome:
         jit_compile=is_xla,
     )  # fmt: skip
     keep_alive: list[Any] = []
-    traced = trace_step(prepared, keep_alive if is_xla else None)
+    card = None if is_xla or target is None or target.source != "catalogue" else target
+    with gpu_assumed() if card is not None else contextlib.nullcontext():
+        traced = trace_step(prepared, keep_alive if is_xla else None)
     attribution = Attribution(traced.scopes, step.rows, traced.optimizers)
     owners = shapes.inferred.owners
     layer_of = {
@@ -233,13 +243,13 @@ def step_outcome(method: str, step: Step) -> Outcome:
         notes: tuple[str, ...] = ()
         found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
     else:
-        from kerasmem.devices.kernels import cpu_kernels
+        from kerasmem.devices.kernels import kernels_on
         from kerasmem.estimation.graph.build import build_program
         from kerasmem.estimation.graph.rules import rules_of
         from kerasmem.estimation.graph.steps import graph_outcome
 
         note_stage("optimising the graph")
-        rules = rules_of(cpu_kernels())
+        rules = rules_of(kernels_on(card))
         program, notes = build_program(traced, rules)
         found = graph_outcome(program, layer_of, attribution, rules)
     return replace(found, notes=(*prepared.notes, *notes, *found.notes))

@@ -62,9 +62,10 @@ def estimate(
         model: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function", a function that returns
             a model or the step function of a training loop, or a Keras model.
         batch_size: samples in a batch; where the model fixes its own, that one.
-        method: "graph" (the step as TensorFlow runs it, simulated), "xla" (XLA's plan for this machine),
-            "gpu-target" (XLA's plan for a card that is not here), "probe" (steps at small batches really run),
-            "formula" (shape inference, see `kerasmem.estimation.formula`), or "auto": as Keras would train it.
+        method: "graph" (the step as TensorFlow runs it, simulated; on the card that `device` names, if any), "xla"
+            (XLA's plan for this machine), "gpu-target" (XLA's plan for a card that is not here), "probe" (steps at
+            small batches really run), "formula" (shape inference, see `kerasmem.estimation.formula`), or "auto": as
+            Keras would train it.
         optimizer: a Keras optimizer's name in place of the one the model was compiled with.
         loss: the loss's name, for the record.
         dtype_policy: a Keras dtype policy ("mixed_float16") in place of the model's float32.

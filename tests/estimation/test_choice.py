@@ -65,6 +65,15 @@ def no_jit():
     return keras.Sequential([keras.Input((3,)), NoJit(name="stubborn"), layers.Dense(2)])
 
 
+def recurrent():
+    return keras.Sequential([keras.Input((3, 2)), layers.GRU(2, name="memory")])
+
+
+def other_recurrent():
+    first = layers.LSTM(2, activation="relu", return_sequences=True)
+    return keras.Sequential([keras.Input((3, 2)), first, layers.GRU(2, use_cudnn=False)])
+
+
 @pytest.mark.parametrize(
     ("jit_compile", "target", "build", "first", "why"),
     [
@@ -72,6 +81,8 @@ def no_jit():
         ("auto", SIZE, None, "graph", "a size does not say that it is a GPU's"),
         ("auto", CARD, None, "gpu-target", "Keras compiles with XLA on a GPU"),
         ("auto", CARD, no_jit, "graph", "layer 'stubborn' cannot be compiled by XLA"),
+        ("auto", CARD, recurrent, "graph", "layer 'memory' to cuDNN"),
+        ("auto", CARD, other_recurrent, "gpu-target", "Keras compiles with XLA on a GPU"),
         (True, None, None, "xla", "jit_compile=True"),
         (True, CARD, None, "gpu-target", "jit_compile=True"),
         (False, None, None, "graph", "jit_compile=False"),

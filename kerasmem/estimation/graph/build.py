@@ -12,7 +12,9 @@ from kerasmem.compat.graphs import constant_value, optimise
 from kerasmem.compat.xla import CPU
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.graph.control import unroll
+from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
+from kerasmem.estimation.graph.placement import devices, on_card, place
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import KernelRules
 from kerasmem.estimation.graph.scratch import REPLICAS
@@ -27,9 +29,21 @@ FOLDED = "_kerasmem_folded"
 LARGEST_FED, _UNFED = 16 * 2**20, "InfeedDequeue"
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
-    "strides", "padding", "data_format", "ksize", "fused_ops", "transpose_a", "transpose_b", "frame_name",
-    "adj_x", "adj_y", "is_constant",
+    "strides", "padding", "explicit_paddings", "dilations", "data_format", "ksize", "fused_ops", "is_training",
+    "rnn_mode", "transpose_a", "transpose_b", "frame_name", "adj_x", "adj_y", "is_constant",
 )  # fmt: skip
+
+
+def _small_reserve(node: Node) -> tuple[Tensor, ...]:
+    """Return the outputs of a batch normalisation: what it reserves is a number (fused_batch_norm_op.cc)."""
+    last = node.outputs[-1].dtype
+    return (*node.outputs[:-1], Tensor((), last, element_bytes(last)))
+
+
+# Operations of which TensorFlow does not tell how much they hand to their gradient.
+_RESERVES = {
+    "CudnnRNNV3": rnn_reserve, "FusedBatchNormV3": _small_reserve, "_FusedBatchNormEx": _small_reserve,
+}  # fmt: skip
 
 
 def build_program(traced: TracedStep, rules: KernelRules) -> tuple[Program, tuple[str, ...]]:
@@ -43,22 +57,26 @@ def build_program(traced: TracedStep, rules: KernelRules) -> tuple[Program, tupl
         NotModelled: Grappler refuses the graph, or what runs in it depends on the data.
     """
     graph = traced.function.graph
-    definition = _runnable(traced)
+    definition = _runnable(traced, rules.card is not None)
     fetches = list(dict.fromkeys([each.name for each in graph.outputs] + [each.name for each in graph.control_outputs]))
     if len(definition.node) > DEEP:
         _fold_large(graph, definition)
-    optimised = _optimise(definition, fetches)
+    capability = None if rules.card is None else rules.card.capability
+    optimised = _optimise(definition, fetches, capability)
     try:
         imported = _imported(optimised)
     except ValueError:  # fused operations of dtypes that they are not registered for (bfloat16 convolutions)
-        optimised = _optimise(definition, fetches, fuses=False)
+        optimised = _optimise(definition, fetches, capability, fuses=False)
         try:
             imported = _imported(optimised)
         except ValueError as error:
             raise NotModelled(f"the optimised graph cannot be read: {str(error).splitlines()[0][:200]}") from error
     program, notes = unroll(_plain(imported, traced, [each.name for each in graph.outputs], rules))
     by_name = {node.name: node for node in optimised.node}
-    return resolve_lists(program, *_asked_of_tensorflow(by_name, optimised.versions)), notes
+    program = resolve_lists(program, *_asked_of_tensorflow(by_name, optimised.versions))
+    if rules.card is not None:
+        program = on_card(program, {each.name: place(each, by_name[each.name]) for each in imported.get_operations()})
+    return program, notes
 
 
 def _fold_large(graph: Any, definition: Any) -> None:
@@ -172,11 +190,12 @@ def _alone(definition: Any, versions: Any, inputs: Sequence[Tensor], values: Seq
     return graph.get_operation_by_name(definition.name)
 
 
-def _runnable(traced: TracedStep) -> Any:
-    """Return the function's graph with its captured variables as operations of their own, all on one CPU."""
+def _runnable(traced: TracedStep, is_on_card: bool) -> Any:
+    """Return the function's graph with its captured variables as operations of their own, all on their devices."""
     import tensorflow as tf
 
-    definition = traced.function.graph.as_graph_def()
+    graph = traced.function.graph
+    definition = graph.as_graph_def()
     for node in definition.node:
         node.device = CPU
         variable = traced.captures.get(node.name)
@@ -189,6 +208,14 @@ def _runnable(traced: TracedStep) -> Any:
             node.attr["shared_name"].s = node.name.encode()
         elif node.op == "Placeholder" and _is_large(node.attr["shape"].shape):
             node.op = _UNFED
+    if is_on_card:
+        # `fit` takes the batch from a dataset, which is on the host.
+        batch = [each.op.name for each in graph.inputs[: len(traced.flat)]]
+        by_name = {node.name: node for node in definition.node}
+        for node in definition.node:
+            node.device = ""
+        for name, device in devices(graph.get_operations(), by_name, batch).items():
+            by_name[name].device = device
     return definition
 
 
@@ -204,10 +231,12 @@ def _imported(definition: Any) -> Any:
     return graph
 
 
-def _optimise(definition: Any, fetches: list[str], fuses: bool = True) -> Any:
-    """Return what Grappler makes of the graph, all on one CPU."""
+def _optimise(
+    definition: Any, fetches: list[str], capability: tuple[int, int] | None = None, fuses: bool = True
+) -> Any:
+    """Return what Grappler makes of the graph, on one CPU or on a card of this compute capability beside it."""
     try:
-        return optimise(definition, fetches, fuses)
+        return optimise(definition, fetches, fuses, capability)
     except KerasmemError:
         raise
     except Exception as error:
@@ -238,6 +267,7 @@ def _plain(graph: Any, traced: TracedStep, results: list[str], rules: KernelRule
                 behind.get(index),
             )
         )
+    nodes = [replace(each, outputs=_RESERVES[each.type](each)) if each.type in _RESERVES else each for each in nodes]
     _add_hidden_outputs(nodes, rules)
     _add_compiled_scratch(nodes)
     arguments = tuple(

@@ -38,7 +38,7 @@ class Executor:
         self._workers = rules.workers
         self._seconds = [seconds(node) for node in nodes]
         self._expensive = [
-            node.type not in INEXPENSIVE and took > EXPENSIVE_SECONDS
+            node.type not in INEXPENSIVE and took > EXPENSIVE_SECONDS and rules.of(node).launch is None
             for node, took in zip(nodes, self._seconds, strict=True)
         ]
         self._waits = [len(node.inputs) + len(node.controls) for node in nodes]

@@ -69,11 +69,16 @@ class Memory:
         taken = Counter(each for node in program.nodes for each in node.inputs)
         self._kept = Counter(program.results)
         self._held = taken + self._kept
-        batch = [(number, program.nodes[number].outputs[0].bytes or 0) for number in program.arguments]
+        batch = [
+            (number, program.nodes[number].outputs[0].bytes or 0)
+            for number in program.arguments
+            if not program.nodes[number].outputs[0].on_host
+        ]
         self.variables = make_variables(program.variables, batch, heap)
         # A constant's kernel keeps its value from the first step on; spelled-out loops name the same one many times.
         for number in {node.name: number for number, node in enumerate(program.nodes) if node.type == "Const"}.values():
-            heap.allocate(program.nodes[number].outputs[0].bytes or 0, number)
+            if not program.nodes[number].outputs[0].on_host:
+                heap.allocate(program.nodes[number].outputs[0].bytes or 0, number)
         self._recipes: list[_Recipe | None] = [None] * len(program.nodes)
         self.made: list[list[Buffer | None]] = [[]] * len(program.nodes)
         self._taken: list[list[Buffer | None]] = [[]] * len(program.nodes)
@@ -144,7 +149,7 @@ class Memory:
 
     def _outputs(self, node: Node) -> Iterator[tuple[int, int | None, tuple[int, ...]]]:
         for place, tensor in enumerate(node.outputs):
-            if tensor.dtype in ("resource", "variant"):
+            if tensor.dtype in ("resource", "variant") or tensor.on_host:
                 continue
             candidates: tuple[int, ...] | None = self._rules.candidates(node) if place == 0 else ()
             if place == 1 and node.type == "SparseSoftmaxCrossEntropyWithLogits":

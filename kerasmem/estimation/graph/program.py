@@ -12,13 +12,25 @@ class NotModelled(KerasmemError):
     """The step holds something that the simulation has no rule for; `probe` runs it for real."""
 
 
+COPY = "_Recv"  # the operation that copies a tensor between a card's memory and the host's
+ON_HOST = "on_host"  # the attribute of an operation that runs on the CPU beside a card
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What comes out of an operation: shape (None where it depends on the data), dtype and bytes."""
+    """What comes out of an operation.
+
+    Attributes:
+        shape: None where it depends on the data.
+        dtype: as Keras names it.
+        bytes: None as the shape.
+        on_host: whether it lies in the host's memory beside that of the card that the step runs on.
+    """
 
     shape: tuple[int, ...] | None
     dtype: str
     bytes: int | None
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from kerasmem.devices.kernels import EIGEN, ONEDNN, TITLES, CpuKernels
-from kerasmem.estimation.graph.program import Node
-from kerasmem.estimation.graph.scratch import FUNCTIONS, Cores, Scratch
+from kerasmem.devices.kernels import CUDA, EIGEN, ONEDNN, TITLES, CardKernels, CpuKernels
+from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, WORKSPACE_LIMIT, channels_last
+from kerasmem.estimation.graph.program import ON_HOST, Node
+from kerasmem.estimation.graph.scratch import FUNCTIONS, Chosen, Cores, Scratch
 from kerasmem.estimation.tables import table
 
 # Names of operations by what they do; `data/operations.json` is where one is added.
@@ -47,6 +48,9 @@ INEXPENSIVE = frozenset(_OPERATIONS["inexpensive"])
 # What depends on whose kernels they are; `data/kernels.json` is where a kind is described.
 _KINDS = table("kernels")
 
+# Those for which cuDNN chooses an algorithm on the card, and with it how much it works in.
+CHOSEN_BY_CUDNN = frozenset(name for name in _KINDS[CUDA]["scratch"] if "Conv" in name)
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -71,7 +75,10 @@ class KernelRules:
         hidden_outputs: pooling → its gradient, to which it hands a second, hidden output.
         rates: how fast they are.
         dtypes: what they compute in; None for all.
-        others: the kernels that compute the other dtypes.
+        others: the kernels that compute the other dtypes; beside a card, those on the CPU.
+        card: the card that they run on; None for a CPU.
+        launch: seconds to start an operation on a card; all take as long and none is expensive. None on a CPU.
+        upper: the same kernels where cuDNN takes as much to work in as it may; None on a CPU.
     """
 
     title: str = ""
@@ -83,9 +90,14 @@ class KernelRules:
     rates: Rates = Rates(**_KINDS[ONEDNN]["rates"])
     dtypes: tuple[str, ...] | None = None
     others: KernelRules | None = None
+    card: CardKernels | None = None
+    launch: float | None = None
+    upper: KernelRules | None = None
 
     def of(self, node: Node) -> KernelRules:
-        """Return the kernels that run an operation: by the dtype of its first output."""
+        """Return the kernels that run an operation: by where it runs, or the dtype of its first output."""
+        if self.card is not None and self.others is not None:
+            return self.others if ON_HOST in node.attributes else self
         if self.others is None or not node.outputs:
             return self
         return self if node.outputs[0].dtype in (self.dtypes or ()) else self.others
@@ -95,15 +107,35 @@ class KernelRules:
         return self.of(node).forwards.get(node.type, FORWARDS.get(node.type, ()))
 
 
-def rules_of(kernels: CpuKernels) -> KernelRules:
-    """Return the rules of the kernels that run on a machine."""
+def rules_of(kernels: CpuKernels | CardKernels) -> KernelRules:
+    """Return the rules of the kernels that run on a machine, or on a card beside it."""
+    if isinstance(kernels, CardKernels):
+        return _on_card(kernels)
     own = _rules(EIGEN, kernels)
     return own if kernels.kind == EIGEN else replace(_rules(ONEDNN, kernels), dtypes=kernels.dtypes, others=own)
 
 
+def _on_card(kernels: CardKernels) -> KernelRules:
+    beside = kernels.beside
+    # What operations on the CPU work in is the host's memory.
+    host = replace(_rules(beside.kind, beside), scratch={}, forwards={}, hidden_outputs={})
+    chosen = Chosen(channels_last(kernels.capability))
+    own = replace(
+        _rules(CUDA, beside),
+        cores=Cores(beside.intra_op_threads, card=chosen),
+        others=host,
+        card=kernels,
+        launch=_KINDS[CUDA]["launch"],
+    )
+    most = Cores(beside.intra_op_threads, card=replace(chosen, workspace=WORKSPACE_LIMIT))
+    return replace(own, upper=replace(own, cores=most))
+
+
 def _rules(kind: str, kernels: CpuKernels) -> KernelRules:
     row = _KINDS[kind]
-    scratch = {name: FUNCTIONS[which] for name, which in (_KINDS["both"]["scratch"] | row["scratch"]).items()}
+    known = CUDA_FUNCTIONS if kind == CUDA else FUNCTIONS
+    scratch = {name: FUNCTIONS[which] for name, which in _KINDS["both"]["scratch"].items()}
+    scratch |= {name: known[which] for name, which in row["scratch"].items()}
     return KernelRules(
         TITLES[kind],
         scratch,

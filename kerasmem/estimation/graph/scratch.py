@@ -31,16 +31,32 @@ class Need(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """What a card's kernels choose by.
+
+    Attributes:
+        channels_last: dtypes whose convolutions are computed with the channels last, where they come so
+            (ComputeInNhwcEnabled in conv_ops_gpu.cc).
+        workspace: the most that a convolution's algorithm may work in; 0 for the algorithms without.
+    """
+
+    channels_last: tuple[str, ...] = ()
+    workspace: int = 0
+
+
+@dataclass(frozen=True)
 class Cores:
     """What a kernel shares its work by.
 
     Attributes:
         threads: those that share it.
         cache: asked for the bytes of the last cache, by the few kernels that go by it.
+        card: what kernels on a card choose by; None on a CPU.
     """
 
     threads: int = 2
     cache: Callable[[], int] = eigen_cache_bytes
+    card: Chosen | None = None
 
 
 Inputs = tuple[Tensor, ...]

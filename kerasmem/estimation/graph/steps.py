@@ -6,13 +6,14 @@ import random
 import statistics
 from collections import Counter
 
-from kerasmem.estimation.allocator import smallest_limit
+from kerasmem.estimation.allocator import BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.heap import Buffer, Heap, Peak
 from kerasmem.estimation.graph.memory import Memory
-from kerasmem.estimation.graph.program import Node, Program
-from kerasmem.estimation.graph.rules import KernelRules, is_known
+from kerasmem.estimation.graph.placement import host_bytes
+from kerasmem.estimation.graph.program import COPY, Node, Program
+from kerasmem.estimation.graph.rules import CHOSEN_BY_CUDNN, KernelRules, is_known
 from kerasmem.estimation.outcome import SPREAD, Outcome, Shares
 from kerasmem.estimation.report import Pool, Unmodelled
 from kerasmem.models.op_names import CATEGORIES, Attribution
@@ -35,14 +36,18 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
         NotModelled: the step holds something without a rule.
     """
     heap, peaks = _simulate(program, rules)
-    _, others = _simulate(program, rules, OTHER_STEPS, is_reversed=True)
+    is_on_cpu = rules.card is None
+    _, others = _simulate(program, rules.upper or rules, OTHER_STEPS, is_reversed=True)
+    most = max(each.in_use for each in others)
+    if rules.card is not None:  # where there is no room to work in, cuDNN's algorithms without are taken
+        most = min(most, rules.card.available_bytes)
     by_size = sorted(peaks, key=lambda each: each.in_use)
     usual = by_size[(len(by_size) - 1) // 2]
     total = int(statistics.median(each.in_use for each in peaks))
     live = _live(heap, usual.end)
     shares = _divide(program, live, usual, layer_of, attribution)
     shares.fill(total)
-    limit = smallest_limit(heap.requests(), descending=True, enough=heap.allocator.reserved)
+    limit = smallest_limit(heap.requests(), descending=is_on_cpu, enough=heap.allocator.reserved)
     # A chunk may be nearly twice as large as what lies in it; whether the largest one's is, depends on the past.
     wasted = max((buffer.bytes for buffer in live), default=0)
     unknown = Counter(
@@ -53,7 +58,7 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
         "graph", "graph", total,
         low=min(by_size[0].in_use, int(total * (1 - SPREAD["graph"]))),
         high=max(
-            *(each.in_use for each in (*peaks, *others)), limit, int(total * (1 + SPREAD["graph"])), total + wasted
+            by_size[-1].in_use, most, limit, int(total * (1 + SPREAD["graph"])), total + wasted
         ),
         pool=Pool(usual.requested, total, heap.allocator.reserved, None, limit),
         categories=shares.categories,
@@ -62,12 +67,56 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
         unmodelled=tuple(
             Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")
             for name, count in unknown.items()
-        ),
+        ) + (() if is_on_cpu else _not_on_card(program, most - total)),
         notes=(
             f"{len(peaks)} simulated steps of {len(program.nodes):,} operations, {rules.workers} at once, "
             f"on {rules.title}",
         ),
     )  # fmt: skip
+
+
+def _not_on_card(program: Program, workspace: int) -> tuple[Unmodelled, ...]:
+    """Return what a step on a card takes beyond the total.
+
+    Args:
+        program: the step.
+        workspace: what the step takes more where cuDNN's algorithms work in as much as they may.
+    """
+    kinds = {node.type for node in program.nodes}
+    compiled = sum("compiled_function" in node.attributes for node in program.nodes)
+    missing = []
+    if kinds & CHOSEN_BY_CUDNN:
+        missing += [
+            Unmodelled(
+                "workspace of cuDNN's convolutions",
+                "which algorithm is fastest is known on the card alone: the total is of those that need none, the "
+                "upper end of the one that holds most, within TF_CUDNN_WORKSPACE_LIMIT_IN_MB (8 GiB unless set)",
+                max(workspace, 0),
+            ),
+            Unmodelled(
+                "algorithms tried in the first step",
+                "each convolution's are run one after another, between guard zones; what has no room is passed over",
+            ),
+        ]
+    if any("FusedBatchNorm" in name for name in kinds):
+        why = "cuDNN says on the card how much it wants; it is counted as a number"
+        missing.append(Unmodelled("reserve of cuDNN's batch normalisation", why))
+    if "CudnnRNNV3" in kinds:
+        why = "by what cuDNN 7 told of such layers; another version may keep more or less"
+        missing.append(Unmodelled("differences in what cuDNN keeps of recurrent layers", why))
+    missing += [
+        Unmodelled(
+            "host memory", "the batch, and numbers that kernels keep beside the card, at most", host_bytes(program)
+        ),
+        Unmodelled(
+            "CUDA context and libraries", "the driver, cuDNN and cuBLAS, with its own workspace, ask the driver itself"
+        ),
+        Unmodelled("Grappler's memory optimizer", "near the card's limit it may compute sums in place, and swap"),
+    ]
+    if compiled:
+        why = f"XLA compiles {compiled} functions of the step; their buffers are those of its plan for a CPU"
+        missing.append(Unmodelled("functions compiled by XLA", why))
+    return tuple(missing)
 
 
 def _simulate(
@@ -77,10 +126,11 @@ def _simulate(
 
     def usual_seconds(node: Node) -> float:
         inputs = [program.nodes[source].outputs[output] for source, output in node.inputs]
-        return seconds(node, inputs, rules.of(node).rates)
+        own = rules.of(node)
+        return seconds(node, inputs, own.rates) if own.launch is None else own.launch
 
     executor = Executor(program, rules, usual_seconds, is_reversed)
-    heap = Heap()
+    heap = Heap(BFCAllocator(descending=rules.card is None))
     memory = Memory(program, rules, heap)
     peaks = []
     steps = max(FEWEST_STEPS, min(most, MOST_OPERATIONS // max(len(program.nodes), 1) - WARM_UP_STEPS))
@@ -108,7 +158,12 @@ def _divide(
 ) -> Shares:
     """Return the bytes at the peak by category and by layer."""
     shares = Shares()
-    arguments = frozenset(program.arguments)
+    arguments = set(program.arguments)
+    arguments.update(
+        number
+        for number, node in enumerate(program.nodes)
+        if node.type == COPY and node.inputs[0][0] in program.arguments
+    )
     for buffer in live:
         if (number := buffer.variable_at(peak.end)) is not None:
             kind = "optimizer" if program.variables[number].kind == "optimizer" else "weights"

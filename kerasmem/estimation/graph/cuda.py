@@ -1,0 +1,310 @@
+"""The scratch of TensorFlow's kernels on a card: functions as in `scratch`, with two ends where cuDNN chooses. Pure.
+
+What TensorFlow itself asks for is exact: copies in the layout and padding that cuDNN takes (conv_ops_impl.h,
+conv_grad_input_ops.cc, conv_grad_filter_ops.cc, fused_batch_norm_op.cc, softmax_op_gpu.cu.cc, topk_op_gpu.h in
+tensorflow/core/kernels). How much cuDNN works in depends on the algorithm that is fastest on the card in the first
+step: nothing at least, as TensorFlow falls back to an algorithm without where there is no room
+(AllocateScratchOrFallback in autotune_conv_impl.h), and at most what the largest of its documented algorithms has to
+hold, within TF_CUDNN_WORKSPACE_LIMIT_IN_MB.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from kerasmem.estimation.graph.program import Node, Tensor
+from kerasmem.estimation.graph.scratch import Chosen, Cores, Inputs, Need, Scratch
+from kerasmem.models.sizes import element_bytes
+
+# Where TF_CUDNN_WORKSPACE_LIMIT_IN_MB is not set (GetDnnWorkspaceLimitOrDefault in tensorflow/core/kernels).
+WORKSPACE_LIMIT = 8 << 30
+_HALVES = ("float16", "bfloat16")
+_COMPLEX = 8  # bytes of a complex number of two float32
+_LARGEST_TRANSFORM = 256  # cuDNN's FFT takes no larger planes
+_WINOGRAD = {3: 6, 5: 8}  # filter → tile of the non-fused algorithm, which makes 4×4 results at a time
+_TILE_RESULTS = 4
+
+
+def channels_last(capability: tuple[int, int] | None) -> tuple[str, ...]:
+    """Return the dtypes whose convolutions tensor cores compute with the channels last.
+
+    Examples:
+        >>> channels_last((7, 5)), channels_last((8, 0)), channels_last((6, 1))
+        (('float16',), ('float16', 'bfloat16', 'float32'), ())
+    """
+    if capability is None or capability < (7, 0):
+        return ()
+    return ("float16",) if capability < (8, 0) else ("float16", "bfloat16", "float32")
+
+
+class _Convolution(NamedTuple):
+    """A convolution, whichever of its three parts is computed.
+
+    Attributes:
+        batch: samples.
+        channels: of the input and of the result.
+        sizes: of the input, over space.
+        kernel: of the filter, over space.
+        results: of the result, over space.
+        steps: strides over space.
+        paddings: (before, after) over space.
+        is_dense: neither dilated nor divided into groups.
+        is_last: whether the channels come last.
+        filter_bytes: of the filter.
+        element: bytes of a number.
+    """
+
+    batch: int
+    channels: tuple[int, int]
+    sizes: tuple[int, ...]
+    kernel: tuple[int, ...]
+    results: tuple[int, ...]
+    steps: tuple[int, ...]
+    paddings: tuple[tuple[int, int], ...]
+    is_dense: bool
+    is_last: bool
+    filter_bytes: int
+    element: int
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the input."""
+        return self.batch * self.channels[0] * math.prod(self.sizes) * self.element
+
+    @property
+    def padded_bytes(self) -> int:
+        """Bytes of the input with what one side is padded more than the other, which cuDNN cannot do itself."""
+        sizes = [size + abs(after - before) for size, (before, after) in zip(self.sizes, self.paddings, strict=True)]
+        return self.batch * self.channels[0] * math.prod(sizes) * self.element
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the result."""
+        return self.batch * self.channels[1] * math.prod(self.results) * self.element
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether one side is padded more than the other."""
+        return any(before != after for before, after in self.paddings)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a plain matrix product, for which cuBLAS is called; with channels first none is."""
+        is_point = set(self.kernel) | set(self.steps) == {1}
+        is_whole = self.kernel == self.sizes and set(self.results) == {1} and not self.is_uneven
+        return self.is_last and self.is_dense and (is_point or is_whole)
+
+
+def _convolution(node: Node, inputs: Inputs) -> _Convolution | None:
+    """Return the convolution that a node computes a part of; None where a shape is not known."""
+    if not node.outputs or len(inputs) < 2:
+        return None
+    if "BackpropInput" in node.type:
+        given, filters, result = node.outputs[0], inputs[1], inputs[2]
+    elif "BackpropFilter" in node.type:
+        given, filters, result = inputs[0], node.outputs[0], inputs[2]
+    else:
+        given, filters, result = inputs[0], inputs[1], node.outputs[0]
+    if given.shape is None or filters.shape is None or result.shape is None or len(given.shape) != len(filters.shape):
+        return None
+    layout = node.attributes.get("data_format", b"NHWC")
+    layout = layout.decode() if isinstance(layout, bytes) else str(layout)
+    is_last = layout.endswith("C")
+    rank = len(given.shape) - 2
+    first = 1 if is_last else 2
+    space, channel = slice(first, first + rank), rank + 1 if is_last else 1
+    steps, spread = (
+        tuple(int(each) for each in (node.attributes.get(name) or [1] * (rank + 2))[space])
+        for name in ("strides", "dilations")
+    )
+    kernel, sizes, results = filters.shape[:rank], given.shape[space], result.shape[space]
+    return _Convolution(
+        given.shape[0],
+        (given.shape[channel], result.shape[channel]),
+        sizes,
+        kernel,
+        results,
+        steps,
+        _paddings(node.attributes, first, sizes, results, kernel, steps, spread),
+        set(spread) == {1} and filters.shape[rank] == given.shape[channel],
+        is_last,
+        filters.bytes or 0,
+        element_bytes(given.dtype),
+    )
+
+
+def _paddings(
+    attributes: dict[str, Any], first: int, sizes: tuple[int, ...], results: tuple[int, ...],
+    kernel: tuple[int, ...], steps: tuple[int, ...], spread: tuple[int, ...],
+) -> tuple[tuple[int, int], ...]:  # fmt: skip
+    padding = attributes.get("padding", b"SAME")
+    padding = padding.decode() if isinstance(padding, bytes) else padding
+    if padding == "EXPLICIT":
+        given = [int(each) for each in attributes.get("explicit_paddings", ())]
+        return tuple((given[2 * (first + axis)], given[2 * (first + axis) + 1]) for axis in range(len(sizes)))
+    if padding == "VALID":
+        return ((0, 0),) * len(sizes)
+    wanted = (
+        max((result - 1) * step + (width - 1) * wide + 1 - size, 0)
+        for size, result, width, step, wide in zip(sizes, results, kernel, steps, spread, strict=True)
+    )
+    return tuple((total // 2, total - total // 2) for total in wanted)
+
+
+def convolution(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """The filter in cuDNN's order, input and result with the channels first where they are not, an even padding."""
+    found = _convolution(node, inputs)
+    if found is None or found.is_product:
+        return ()
+    needs = [found.filter_bytes]
+    if found.is_last and not _as_it_comes(node, cores):
+        needs += [found.padded_bytes] * (found.channels[0] > 1) + [found.result_bytes]
+    elif found.is_uneven:
+        needs.append(found.padded_bytes)
+    return _needs([*needs, _workspace(found, cores.card, is_forward=True)])
+
+
+def input_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """As forward; the gradient itself is made in a buffer of its own, beside the one that was allocated for it."""
+    found = _convolution(node, inputs)
+    if found is None or found.is_product:
+        return ()
+    needs = [found.filter_bytes, found.padded_bytes] + [found.input_bytes] * found.is_uneven
+    if found.is_last and not _as_it_comes(node, cores) and found.channels[1] > 1:
+        needs.append(found.result_bytes)
+    return _needs([*needs, _workspace(found, cores.card)])
+
+
+def filter_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """As forward; the gradient is made in cuDNN's order first."""
+    found = _convolution(node, inputs)
+    if found is None or found.is_product:
+        return ()
+    needs = [found.filter_bytes] + [found.padded_bytes] * found.is_uneven
+    if found.is_last and not _as_it_comes(node, cores):
+        needs += [found.result_bytes] * (found.channels[1] > 1) + [found.padded_bytes] * (found.channels[0] > 1)
+    return _needs([*needs, _workspace(found, cores.card)])
+
+
+def _as_it_comes(node: Node, cores: Cores) -> bool:
+    return cores.card is not None and node.outputs[0].dtype in cores.card.channels_last
+
+
+def _needs(sizes: list[int]) -> tuple[Need, ...]:
+    return tuple(Need(size) for size in sizes if size)
+
+
+def _workspace(found: _Convolution, card: Chosen | None, is_forward: bool = False) -> int:
+    """Return the most that an algorithm works in: of those that cuDNN documents, the one that has most to hold."""
+    if card is None or not card.workspace:
+        return 0
+    # Copies in the layout that tensor cores want.
+    held = [found.input_bytes + found.filter_bytes + found.result_bytes]
+    if is_forward:  # GEMM, "a significant memory workspace to store the matrix that holds the input tensor data"
+        places = found.batch * math.prod(found.results)
+        held.append(places * math.prod(found.kernel) * found.channels[0] * found.element)
+    if found.is_dense and set(found.steps) == {1} and len(found.sizes) == 2:
+        held += [_transformed(found), _tiled(found)]
+    return min(max(held), card.workspace)
+
+
+def _planes(found: _Convolution, planes: int) -> tuple[int, int, int]:
+    """Return the numbers in input, filter and result where a plane of each is transformed into so many."""
+    first, last = found.channels
+    return found.batch * first * planes, first * last * planes, found.batch * last * planes
+
+
+def _transformed(found: _Convolution) -> int:
+    """FFT: every plane of input, filter and result as complex numbers, half of them by symmetry (arXiv:1312.5851)."""
+    padded = [size + sum(pads) for size, pads in zip(found.sizes, found.paddings, strict=True)]
+    if max(padded) > _LARGEST_TRANSFORM:
+        return 0
+    height, width = (1 << (size - 1).bit_length() for size in padded)
+    return sum(_planes(found, height * (width // 2 + 1))) * _COMPLEX
+
+
+def _tiled(found: _Convolution) -> int:
+    """Winograd, not fused: tiles of 4×4 results, each as a larger tile of input and filter (arXiv:1509.09308)."""
+    tile = _WINOGRAD.get(found.kernel[0]) if len(set(found.kernel)) == 1 else None
+    if tile is None:
+        return 0
+    tiles = math.prod(-(-size // _TILE_RESULTS) for size in found.results)
+    given, filters, made = _planes(found, tile * tile)
+    return (given * tiles + filters + made * tiles) * 4
+
+
+def depthwise(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """TensorFlow's own kernels need none; 16-bit numbers go to cuDNN's grouped convolutions (depthwise_conv_op.cc)."""
+    found = _convolution(node, inputs)
+    if found is None or node.outputs[0].dtype not in _HALVES:
+        return ()
+    first, last = found.channels
+    if first != last or len(set(found.kernel)) != 1 or found.kernel[0] not in (1, 3, 5, 7):
+        return ()
+    kind = {"Input": input_gradient, "Filter": filter_gradient}.get(node.type.rpartition("Backprop")[2], convolution)
+    return kind(node, inputs, cores)
+
+
+def batch_norm(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """With the channels last, training copies what comes and what goes into cuDNN's layout (fused_batch_norm_op.cc)."""
+    layout = node.attributes.get("data_format", b"NHWC")
+    if layout not in (b"NHWC", "NHWC") or not node.attributes.get("is_training", True) or not inputs:
+        return ()
+    is_gradient = "Grad" in node.type
+    return (Need(inputs[0].bytes or 0),) * (3 if is_gradient else 2)
+
+
+def softmax(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """The rows' maxima and their sums, each in a buffer as large as the result (softmax_op_gpu.cu.cc)."""
+    made: Tensor = node.outputs[0]
+    size = made.bytes or 0
+    return Need(size), Need(2 * size if made.dtype in _HALVES else size)
+
+
+_HEAPED, _FEW = 1000, 100  # from more columns on, and for fewer of the largest, a heap is kept and nothing is sorted
+
+
+def top_k(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """A sort: the columns' numbers, the sorted columns unless all are wanted, and cub's second pair (topk_op_gpu.h)."""
+    given, wanted = inputs[0], node.outputs[0].shape
+    if given.shape is None or not wanted:
+        return ()
+    columns, kept = given.shape[-1], wanted[-1]
+    if columns > _HEAPED and kept != columns and kept < _FEW:
+        return ()
+    values, places = given.bytes or 0, 4 * math.prod(given.shape)
+    sorted_apart = [places, values] if kept < columns else []
+    return _needs([places, *sorted_apart, values + places])
+
+
+# What cuDNN keeps of a recurrent layer for its gradient, in numbers for each unit, sample and step: four gates and the
+# cell of an LSTM, six of a GRU. cuDNN told 736,000,000 and 864,000,000 bytes for four layers of 320 units over 25,000
+# samples and steps, which are that and the three layers' outputs in between (pytorch/pytorch#2895).
+_KEPT_OF = {"lstm": 5, "gru": 6}
+
+
+def rnn_reserve(node: Node) -> tuple[Tensor, ...]:
+    """Return a recurrent layer's outputs with what it keeps for its gradient, whose size TensorFlow cannot tell."""
+    mode = node.attributes.get("rnn_mode", b"lstm")
+    made, shape = node.outputs[0], node.outputs[0].shape
+    if shape is None:
+        return node.outputs
+    kept = _KEPT_OF.get(mode.decode() if isinstance(mode, bytes) else mode, 1) * math.prod(shape)
+    reserve = Tensor((kept,), made.dtype, kept * element_bytes(made.dtype))
+    return (
+        *node.outputs[:3],
+        reserve,
+        *(Tensor((), each.dtype, element_bytes(each.dtype)) for each in node.outputs[4:]),
+    )
+
+
+def rnn(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """The weights once more, as cuDNN told of the same layers."""
+    return _needs([inputs[3].bytes or 0]) if len(inputs) > 3 else ()
+
+
+CUDA_FUNCTIONS: dict[str, Scratch] = {
+    each.__name__: each
+    for each in (convolution, input_gradient, filter_gradient, depthwise, batch_norm, softmax, top_k, rnn)
+}

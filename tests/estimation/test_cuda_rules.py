@@ -1,0 +1,225 @@
+"""The rules of TensorFlow's CUDA kernels against sizes worked out by hand, and where operations are put."""
+
+from __future__ import annotations
+
+from math import prod
+from types import SimpleNamespace
+
+import pytest
+
+from kerasmem.compat.graphs import GpuKernel
+from kerasmem.devices.catalogue import resolve_device
+from kerasmem.devices.kernels import CUDA, EIGEN, CardKernels, CpuKernels, kernels_on
+from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, WORKSPACE_LIMIT, channels_last, rnn_reserve
+from kerasmem.estimation.graph.executor import Executor
+from kerasmem.estimation.graph.heap import Heap
+from kerasmem.estimation.graph.memory import Memory
+from kerasmem.estimation.graph.placement import Place, host_bytes, on_card, place
+from kerasmem.estimation.graph.program import COPY, Node, Program, Tensor
+from kerasmem.estimation.graph.rules import rules_of
+from kerasmem.estimation.graph.scratch import Chosen, Cores
+from kerasmem.estimation.tables import table
+
+BYTES = {"float32": 4, "float16": 2, "int32": 4}
+BESIDE = CpuKernels(EIGEN, (), 2, 2)
+T4 = CardKernels((7, 5), 14 << 30, BESIDE)
+A100 = CardKernels((8, 0), 38 << 30, BESIDE)
+
+
+def tensor(*shape, dtype="float32", on_host=False):
+    return Tensor(shape, dtype, prod(shape) * BYTES[dtype], on_host)
+
+
+def needs(kind, inputs, output, card=T4, workspace=0, **attributes):
+    """The bytes that an operation works in."""
+    own = rules_of(card)
+    cores = Cores(card=Chosen(channels_last(card.capability), workspace))
+    node = Node("node", kind, tuple((0, 0) for _ in inputs), (), (output,), attributes)
+    return [each.bytes for each in own.scratch[kind](node, tuple(inputs), cores)]
+
+
+IMAGE, FIRST, FILTERS = tensor(2, 8, 8, 3), tensor(2, 3, 8, 8), tensor(3, 3, 3, 16)
+FILTER_BYTES = 3 * 3 * 3 * 16 * 4
+PADDED = 2 * 3 * 9 * 9 * 4  # eight pixels, stride 2 and a window of 3: one more on the far side alone
+
+
+def convolved(kind, is_last, stride=1, **more):
+    side = 8 // stride
+    result = tensor(2, side, side, 16) if is_last else tensor(2, 16, side, side)
+    image = IMAGE if is_last else FIRST
+    shape = tensor(4, dtype="int32")
+    inputs, output = {
+        "Conv2D": ((image, FILTERS), result),
+        "Conv2DBackpropInput": ((shape, FILTERS, result), image),
+        "Conv2DBackpropFilter": ((image, shape, result), FILTERS),
+    }[kind]
+    strides = [1, stride, stride, 1] if is_last else [1, 1, stride, stride]
+    layout = b"NHWC" if is_last else b"NCHW"
+    return needs(kind, inputs, output, strides=strides, padding=b"SAME", data_format=layout, **more)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_last", "stride", "card", "wanted"),
+    [
+        ("Conv2D", False, 1, T4, [FILTER_BYTES]),
+        ("Conv2D", False, 2, T4, [FILTER_BYTES, PADDED]),
+        ("Conv2D", True, 1, T4, [FILTER_BYTES, 2 * 8 * 8 * 3 * 4, 2 * 8 * 8 * 16 * 4]),
+        ("Conv2D", True, 1, A100, [FILTER_BYTES]),  # TF32 is computed with the channels last
+        ("Conv2DBackpropInput", False, 1, T4, [FILTER_BYTES, 2 * 8 * 8 * 3 * 4]),
+        ("Conv2DBackpropInput", False, 2, T4, [FILTER_BYTES, PADDED, 2 * 8 * 8 * 3 * 4]),
+        ("Conv2DBackpropInput", True, 1, T4, [FILTER_BYTES, 2 * 8 * 8 * 3 * 4, 2 * 8 * 8 * 16 * 4]),
+        ("Conv2DBackpropFilter", False, 1, T4, [FILTER_BYTES]),
+        ("Conv2DBackpropFilter", False, 2, T4, [FILTER_BYTES, PADDED]),
+        ("Conv2DBackpropFilter", True, 1, T4, [FILTER_BYTES, 2 * 8 * 8 * 16 * 4, 2 * 8 * 8 * 3 * 4]),
+    ],
+)
+def test_a_convolution_copies_what_cudnn_wants_otherwise(kind, is_last, stride, card, wanted):
+    assert convolved(kind, is_last, stride, card=card) == wanted
+
+
+def test_what_is_a_matrix_product_needs_nothing():
+    point, filters = tensor(2, 8, 8, 16), tensor(1, 1, 3, 16)
+    assert needs("Conv2D", (IMAGE, filters), point, data_format=b"NHWC", padding=b"SAME") == []
+    whole = tensor(8, 8, 3, 10)
+    assert needs("Conv2D", (IMAGE, whole), tensor(2, 1, 1, 10), data_format=b"NHWC", padding=b"VALID") == []
+    # With the channels first it goes to cuDNN all the same.
+    given = needs("Conv2D", (FIRST, filters), tensor(2, 16, 8, 8), data_format=b"NCHW", padding=b"SAME")
+    assert given == [filters.bytes]
+
+
+def test_padding_that_is_given_counts_too():
+    attributes = {"padding": b"EXPLICIT", "explicit_paddings": [0, 0, 0, 0, 0, 1, 2, 1], "data_format": b"NCHW"}
+    given = needs("Conv2D", (FIRST, FILTERS), tensor(2, 16, 7, 9), **attributes)
+    assert given == [FILTER_BYTES, 2 * 3 * (8 + 1) * (8 + 1) * 4]
+
+
+def test_the_upper_end_of_the_workspace_is_the_largest_algorithm_s():
+    inputs, result = (tensor(1, 2, 6, 6), tensor(3, 3, 2, 4)), tensor(1, 4, 6, 6)
+    attributes = {"padding": b"SAME", "data_format": b"NCHW"}
+    # Winograd: four tiles of 4×4 results; two planes of the input, eight of the filter and four of the result, each
+    # tile 6×6. FFT of 8×8 planes takes (2 + 8 + 4) × 8 × 5 × 8 = 4480; GEMM's matrix 36 × 9 × 2 × 4 = 2592.
+    winograd = (2 * 36 * 4 + 8 * 36 + 4 * 36 * 4) * 4
+    assert needs("Conv2D", inputs, result, workspace=WORKSPACE_LIMIT, **attributes)[-1] == winograd == 4608
+    assert needs("Conv2D", inputs, result, workspace=4000, **attributes)[-1] == 4000
+    assert len(needs("Conv2D", inputs, result, workspace=0, **attributes)) == 1
+    # Steps of two: neither transform serves, and the matrix of patches is the largest.
+    smaller = needs("Conv2D", inputs, tensor(1, 4, 3, 3), workspace=1 << 30, strides=[1, 1, 2, 2], **attributes)
+    assert smaller[-1] == (2 * 36 + 9 * 2 * 4 + 4 * 9) * 4 > 9 * 9 * 2 * 4
+    # The filter's gradient forms no such matrix.
+    given = (inputs[0], tensor(4, dtype="int32"), result)
+    assert needs("Conv2DBackpropFilter", given, inputs[1], workspace=1 << 30, **attributes)[-1] == winograd
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "output", "attributes", "wanted"),
+    [
+        ("Softmax", tensor(4, 10), tensor(4, 10), {}, [160, 160]),
+        ("Softmax", tensor(4, 10, dtype="float16"), tensor(4, 10, dtype="float16"), {}, [80, 160]),
+        ("TopKV2", tensor(2, 5), tensor(2, 2), {}, [40, 40, 40, 80]),
+        ("TopKV2", tensor(2, 5), tensor(2, 5), {}, [40, 80]),
+        ("TopKV2", tensor(1, 2000), tensor(1, 10), {}, []),
+        ("FusedBatchNormV3", tensor(2, 4, 4, 8), tensor(2, 4, 4, 8), {"data_format": b"NHWC"}, [1024, 1024]),
+        ("FusedBatchNormGradV3", tensor(2, 4, 4, 8), tensor(2, 4, 4, 8), {"data_format": b"NHWC"}, [1024] * 3),
+        ("FusedBatchNormV3", tensor(2, 8, 4, 4), tensor(2, 8, 4, 4), {"data_format": b"NCHW"}, []),
+        (
+            "FusedBatchNormV3", tensor(2, 4, 4, 8), tensor(2, 4, 4, 8),
+            {"data_format": b"NHWC", "is_training": False}, [],
+        ),
+    ],
+)  # fmt: skip
+def test_other_kernels(kind, given, output, attributes, wanted):
+    assert needs(kind, (given,), output, **attributes) == wanted
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), [("float32", []), ("float16", [3 * 3 * 8 * 2])])
+def test_a_depthwise_convolution_goes_to_cudnn_for_16_bit_numbers(dtype, wanted):
+    given = tensor(2, 8, 8, 8, dtype=dtype), tensor(3, 3, 8, 1, dtype=dtype)
+    found = needs("DepthwiseConv2dNative", given, tensor(2, 8, 8, 8, dtype=dtype), data_format=b"NHWC")
+    assert found == wanted
+
+
+def test_the_table_names_functions_that_there_are():
+    assert set(table("kernels")[CUDA]["scratch"].values()) <= set(CUDA_FUNCTIONS)
+
+
+def test_a_card_s_kernels_are_chosen_by_the_device():
+    card = kernels_on(resolve_device("t4"))
+    assert (card.capability, card.available_bytes) == ((7, 5), resolve_device("t4").available_bytes)
+    rules = rules_of(card)
+    assert rules.cores.card == Chosen(("float16",)) and rules.upper.cores.card.workspace == WORKSPACE_LIMIT
+    assert isinstance(kernels_on(resolve_device("16GB")), CpuKernels) and isinstance(kernels_on(None), CpuKernels)
+
+
+INT32, FLOAT32 = 3, 1  # as TensorFlow numbers them
+ADD = (
+    GpuKernel({"T": frozenset({FLOAT32})}, frozenset(), "", (True, 0)),
+    GpuKernel({"T": frozenset({INT32})}, frozenset({"x", "y", "z"}), "", (True, 0)),
+)
+
+
+class Attributes(dict):
+    def __missing__(self, name):
+        raise AssertionError(f"the rule asks for {name}")
+
+
+def operation(dtype, device=""):
+    """An addition as TensorFlow describes it."""
+    value = SimpleNamespace(type=dtype, HasField=lambda name: name == "type")
+    definition = SimpleNamespace(op="Add", device=device, attr=Attributes(T=value))
+
+    def arguments(*names):
+        return [SimpleNamespace(name=name, number_attr="", type_list_attr="") for name in names]
+
+    described = SimpleNamespace(input_arg=arguments("x", "y"), output_arg=arguments("z"))
+    return SimpleNamespace(op_def=described, inputs=(0, 1)), definition
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "wanted"),
+    [
+        (FLOAT32, "", Place(False, declared=2)),
+        (INT32, "", Place(False, frozenset({0, 1}), frozenset({0}), 2)),
+        (7, "", Place(True)),  # text: no kernel takes it
+        (FLOAT32, "/device:CPU:0", Place(True)),
+    ],
+)
+def test_an_operation_runs_where_it_has_a_kernel(dtype, device, wanted):
+    assert place(*operation(dtype, device), kernels=lambda name: ADD) == wanted
+
+
+def node(name, kind, inputs, *outputs):
+    return Node(name, kind, inputs, (), outputs, {})
+
+
+def test_tensors_are_copied_once_to_where_they_are_wanted():
+    program = Program(
+        (
+            node("batch", "Placeholder", (), tensor(64)),
+            node("first", "Relu", ((0, 0),), tensor(64)),
+            node("second", "Exp", ((0, 0),), tensor(64)),
+            node("third", "Unique", ((2, 0),), tensor(8)),
+        ),
+        (), (0,), ((1, 0), (3, 0)),
+    )  # fmt: skip
+    on_cpu = Place(True)
+    placed = on_card(program, {"batch": on_cpu, "third": on_cpu})
+    copies = [each for each in placed.nodes if each.type == COPY]
+    assert [(each.name, each.outputs[0].on_host) for each in copies] == [("batch", False), ("second", True)]
+    assert placed.nodes[1].inputs == placed.nodes[2].inputs == ((4, 0),)
+    assert host_bytes(placed) == 256 + 256 + 32
+    heap, rules = Heap(), rules_of(T4)
+    memory = Memory(placed, rules, heap)
+    memory.run(Executor(placed, rules, lambda each: 1e-6).order())
+    # On the card: the batch's copy, which both take, and one new result beside it. What is on the host is not there.
+    assert heap.peak.in_use == 512
+
+
+@pytest.mark.parametrize(("mode", "told"), [(b"lstm", 736_000_000), (b"gru", 864_000_000)])
+def test_what_a_recurrent_layer_keeps_is_what_cudnn_told_of_four(mode, told):
+    """pytorch/pytorch#2895: four layers of 320 units; 25,000 is what samples and steps come to in both figures."""
+    made = tensor(500, 50, 320)
+    layer = Node(
+        "rnn", "CudnnRNNV3", (), (), (made, made, made, Tensor(None, "float32", None), tensor()), {"rnn_mode": mode}
+    )
+    reserve = rnn_reserve(layer)[3]
+    assert 4 * reserve.bytes + 3 * made.bytes == told

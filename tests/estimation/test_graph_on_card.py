@@ -1,0 +1,174 @@
+"""Graph mode on a card that is not here: where operations run, layouts, host memory, and what holds for any model."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+import pytest
+
+from kerasmem.compat.graphs import gpu_kernels, optimise
+from kerasmem.devices.catalogue import resolve_device
+from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.graph import build
+from kerasmem.estimation.graph.program import COPY, ON_HOST
+
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
+layers = keras.layers
+
+
+def on_card(model, batch_size=16, device="t4", **options):
+    return estimate(model, method="graph", batch_size=batch_size, device=device, **options)
+
+
+def convnet():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((32, 32, 3)),
+            layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+def dense():
+    model = keras.Sequential([keras.Input((64,)), layers.Dense(256, activation="relu"), layers.Dense(8)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def recurrent():
+    model = keras.Sequential([keras.Input((20, 12)), layers.LSTM(32), layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """The program that an estimate simulates."""
+    found = []
+    whole = build.build_program
+
+    def kept(*arguments):
+        answer = whole(*arguments)
+        found.append(answer[0])
+        return answer
+
+    monkeypatch.setattr(build, "build_program", kept)
+
+    def of(model, **options):
+        on_card(model, **options)
+        return found[-1]
+
+    return of
+
+
+def layouts(program):
+    return {
+        node.attributes["data_format"].decode() for node in program.nodes if node.type in ("Conv2D", "_FusedConv2D")
+    }
+
+
+def test_channels_come_first_but_for_half_precision(program):
+    first = program(convnet())
+    assert layouts(first) == {"NCHW"}
+    assert any(node.type == "Transpose" and node.outputs[0].shape == (16, 3, 32, 32) for node in first.nodes)
+    assert layouts(program(convnet(), dtype_policy="mixed_float16")) == {"NHWC"}
+    assert layouts(program(convnet(), dtype_policy="mixed_float16", device="p100-16")) == {"NCHW"}
+
+
+def test_the_batch_comes_from_the_host_and_small_numbers_stay_there(program):
+    found = program(convnet())
+    batch = [found.nodes[number] for number in found.arguments]
+    assert all(ON_HOST in node.attributes and node.outputs[0].on_host for node in batch)
+    copied = [node.outputs[0].shape for node in found.nodes if node.type == COPY and not node.outputs[0].on_host]
+    assert (16, 32, 32, 3) in copied
+    convolutions = [node for node in found.nodes if "Conv2D" in node.type]
+    assert convolutions and not any(ON_HOST in node.attributes for node in convolutions)
+    shapes = [node for node in found.nodes if node.type == "Const" and node.outputs[0].dtype == "int32"]
+    assert shapes and all(node.outputs[0].on_host for node in shapes)
+
+
+def test_what_tensorflow_has_registered_is_what_the_rules_expect():
+    """A canary: kernels for GPUs are in the wheel of a machine without one, with the dtypes and memories that count."""
+    assert gpu_kernels("Conv2D") and not gpu_kernels("Unique2") and not gpu_kernels("DecodePng")
+    by_dtype = {dtype: each.host for each in gpu_kernels("AddV2") for dtype in each.dtypes["T"]}
+    float32, int32 = 1, 3
+    assert by_dtype[float32] == frozenset() and by_dtype[int32] == {"x", "y", "z"}
+    assert {"shape"} <= {name for each in gpu_kernels("Reshape") for name in each.host}
+
+
+def test_grappler_takes_a_card_for_granted_that_is_not_here():
+    """A canary of the virtual cluster: the layout optimizer runs for it, and for it alone."""
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph, tf.device("/device:GPU:0"):
+        image = tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 3), name="image")
+        made = tf.nn.conv2d(image, tf.ones((3, 3, 3, 4)), 1, "SAME", name="made")
+        tf.identity(tf.nn.relu(made), name="result")
+    for capability, wanted in ((None, {b"NHWC"}), ((7, 5), {b"NCHW"})):
+        found = optimise(graph.as_graph_def(), ["result"], capability=capability)
+        assert {node.attr["data_format"].s for node in found.node if "Conv2D" in node.op} == wanted
+
+
+@pytest.fixture(scope="module")
+def report():
+    return on_card(convnet())
+
+
+def test_the_report_says_that_it_is_predicted_and_what_is_missing(report):
+    assert any("CUDA kernels: predicted, not read off a card yet" in note for note in report.notes)
+    missing = {each.what: each for each in report.unmodelled}
+    assert {"workspace of cuDNN's convolutions", "host memory", "CUDA context and libraries"} <= set(missing)
+    assert missing["host memory"].bytes >= 16 * (32 * 32 * 3 + 1) * 4
+    assert report.bytes.high >= report.bytes.total + missing["workspace of cuDNN's convolutions"].bytes
+    sizes = [getattr(report.bytes, name) for name in report.bytes.CATEGORIES]
+    assert sum(sizes) == report.bytes.total and report.bytes.low <= report.bytes.total <= report.bytes.high
+    assert report.device.name and report.pool.in_use <= report.pool.reserved
+
+
+def test_the_total_is_at_least_what_must_live_at_once(report):
+    """Weights and Adam's slots, and what the backward pass reads of the convolutions: both results."""
+    weights = sum(math.prod(each.shape) for each in convnet().weights) * 4
+    results = 16 * (32 * 32 * 16 + 14 * 14 * 32) * 4
+    assert report.bytes.total >= 3 * weights + results
+    assert (
+        report.bytes.total <= report.formula.total_bytes + 2 * weights + report.bytes.workspace + report.bytes.allocator
+    )
+
+
+def test_memory_grows_with_the_batch():
+    sizes = [on_card(convnet(), batch).bytes for batch in (4, 16, 64)]
+    for name in ("low", "total", "high"):
+        found = [getattr(each, name) for each in sizes]
+        assert found == sorted(found), (name, found)
+
+
+def test_a_limit_for_the_workspace_is_the_cards_own_memory():
+    small = resolve_device("t4").available_bytes
+    assert on_card(convnet(), 4096).bytes.high <= max(small, 2 * on_card(convnet(), 4096).bytes.total)
+
+
+def test_dense_layers_take_what_they_take_on_the_cpu():
+    """The same buffers but for the batch, which lies on the host until it is copied, and small constants."""
+    card, cpu = on_card(dense(), 512), estimate(dense(), method="graph", batch_size=512)
+    assert (card.bytes.weights, card.bytes.optimizer) == pytest.approx((cpu.bytes.weights, cpu.bytes.optimizer), abs=64)
+    # The order on the card is another one: a result of eight numbers for each row more or less is there at the peak.
+    assert abs(card.pool.requested - cpu.pool.requested) <= 512 * 8 * 4 + 256
+    assert card.bytes.inputs == cpu.bytes.inputs == 512 * (64 + 8) * 4
+    assert not any(each.what.startswith("scratch of") for each in card.unmodelled)
+    assert not any("cuDNN's" in each.what for each in card.unmodelled)
+
+
+def test_a_recurrent_layer_goes_to_cudnn(program):
+    found = program(recurrent())
+    (forward,) = [node for node in found.nodes if node.type == "CudnnRNNV3"]
+    assert forward.outputs[3].bytes == 5 * 20 * 16 * 32 * 4
+    assert any(node.type == "CudnnRNNBackpropV3" for node in found.nodes)
