@@ -35,8 +35,8 @@ SEES_GPU = Borrowed(
 @contextlib.contextmanager
 def gpu_assumed() -> Iterator[None]:
     """Let Keras's recurrent layers take inside cuDNN's kernels where their settings allow it, as if a GPU were here."""
-    SEES_GPU.get()
-    with mock.patch(f"{SEES_GPU.module}.{SEES_GPU.name}", lambda: True):
+    known = SEES_GPU.missing() is None
+    with mock.patch(f"{SEES_GPU.module}.{SEES_GPU.name}", lambda: True) if known else contextlib.nullcontext():
         yield
 
 
@@ -44,7 +44,9 @@ def takes_cudnn(layer: Any) -> bool:
     """Return whether Keras hands a layer to cuDNN where there is a GPU; it does not compile it with XLA then."""
     import keras
 
-    if not isinstance(layer, (keras.layers.LSTM, keras.layers.GRU)) or layer.use_cudnn not in ("auto", True):
+    if CUDNN_OK.missing() or not isinstance(layer, (keras.layers.LSTM, keras.layers.GRU)):
+        return False
+    if getattr(layer, "use_cudnn", False) not in ("auto", True):
         return False
     settings = (layer.activation, layer.recurrent_activation, layer.unroll, layer.use_bias)
     reset_after = {"reset_after": layer.reset_after} if isinstance(layer, keras.layers.GRU) else {}
