@@ -34,6 +34,25 @@ use_lowest_versions() {
     is_lowest=1
 }
 
+# Keras on another backend, in an environment of its own that sees the packages of the first one beside its own.
+use_backend() {
+    local backend=$1 first=$venv packages
+    if [ "$backend" != jax ]; then
+        say "--backend '$backend': only jax has tests of its own"
+        exit 2
+    fi
+    venv=${KERASMEM_VENV:-$root/.venv}-$backend
+    export KERASMEM_TEST_BACKEND=$backend
+    local site='import sysconfig; print(sysconfig.get_path("purelib"))'
+    local there='import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))'
+    "$venv/bin/python" -c "$there" "$backend" keras 2>/dev/null && return
+    say "making $venv (the first time only)"
+    "$first/bin/python" -m venv "$venv" >&2
+    packages=$("$first/bin/python" -c "$site")
+    printf 'import site; site.addsitedir("%s")\n' "$packages" >"$("$venv/bin/python" -c "$site")/first.pth"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$backend" >&2
+}
+
 # A stamp holds the checksum of what was installed; an installation with an extra serves one without.
 is_installed() {
     local stamp

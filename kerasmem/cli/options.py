@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, get_args
@@ -147,7 +148,19 @@ def top_option(shown: str) -> Decorator:
 
 
 ONE_MODEL: tuple[Decorator, ...] = (click.argument("model", required=False),)
+
+
+def _choose_backend(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Choose Keras's backend before anything loads Keras."""
+    if value is not None:
+        os.environ["KERAS_BACKEND"] = value
+
+
 _MODEL: tuple[Decorator, ...] = (
+    of_step(
+        "--backend", type=Choice(["tensorflow", "jax"]), callback=_choose_backend, expose_value=False, is_eager=True,
+        show_default="as KERAS_BACKEND or keras.json says", help="Have Keras run on TensorFlow or on JAX.",
+    ),
     batch_size_option,
     option(
         "-d", "--device", type=Suggested("device", _card_keys), metavar="CARD|SIZE", show_default="none",

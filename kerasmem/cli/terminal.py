@@ -80,6 +80,7 @@ def quiet_tensorflow() -> Iterator[None]:
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as lines, os.fdopen(os.dup(kept), "w", errors="backslashreplace") as screen:

@@ -17,6 +17,7 @@ from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.parallel.parallelism import SHARDED_METHOD, WHY_SHARDED, Parallelism, check_method
 from kerasmem.estimation.report import Alternative
 from kerasmem.estimation.tracing import Step
+from kerasmem.models.backend import require_tensorflow, runs_on_jax
 from kerasmem.models.op_names import Attribution
 from kerasmem.models.own_loop import loop_is_compiled
 from kerasmem.models.sizes import spec_bytes
@@ -69,6 +70,8 @@ def ask(step: Step, target: DeviceTarget | None) -> Answer:
     first = _first(_methods(execution, target if split is None else None), why, step, target)
     if first.outcome is None:
         return replace(first, notes=(*first.notes, "the formula answers in their place"))
+    if runs_on_jax():
+        return first
     other = _other(first.outcome, step, target)
     return replace(other, outcome=first.outcome, notes=first.notes, failed=(*first.failed, *other.failed))
 
@@ -78,7 +81,8 @@ def _methods(execution: str, target: DeviceTarget | None) -> tuple[str, ...]:
     if execution == "graph":
         return ("graph", "probe")
     is_card = target is not None and target.source == "catalogue"
-    return ("gpu-target", "xla", "graph") if is_card else ("xla", "graph")
+    methods = ("xla",) if runs_on_jax() else ("xla", "graph")
+    return ("gpu-target", *methods) if is_card else methods
 
 
 def _first(methods: tuple[str, ...], why: str, step: Step, target: DeviceTarget | None) -> Answer:
@@ -139,6 +143,8 @@ def _as_keras_would(
     jit_compile: bool | str, target: DeviceTarget | None, model: Any, split: Parallelism | None = None
 ) -> tuple[str, str]:
     """Return "xla" or "graph", and why."""
+    if runs_on_jax():
+        return "xla", "Keras runs on JAX, which compiles every step"
     if jit_compile != "auto":
         return ("xla" if jit_compile else "graph"), f"jit_compile={jit_compile}"
     compiles = loop_is_compiled(model)
@@ -170,6 +176,7 @@ def outcome_of(method: str, step: Step, target: DeviceTarget | None, jit_compile
         KerasmemError: it has no answer; the message says why.
     """
     note_stage(f"asking method {method}")
+    check_backend(method, jit_compile)
     split, mode = step.shapes.split, step.arguments.mode
     if split is None:
         return _on_one_device(method, step, target, jit_compile)
@@ -188,6 +195,24 @@ def outcome_of(method: str, step: Step, target: DeviceTarget | None, jit_compile
     with gradients_exchanged(split.replicas) as exchanged:
         found = _on_one_device(method, step, target, jit_compile)
     return with_exchange(found, split.replicas, exchanged)
+
+
+def check_backend(method: str, jit_compile: bool | str) -> None:
+    """Refuse what Keras on JAX does not do.
+
+    Args:
+        method: of the estimate, or "measure".
+        jit_compile: True, False or "auto".
+
+    Raises:
+        UsageError: the method or the setting is TensorFlow's.
+    """
+    if method in ("graph", "probe"):
+        require_tensorflow(f"method {method!r}", "take xla, as Keras on JAX compiles every step with XLA, or measure")
+    if jit_compile is False and runs_on_jax():
+        raise UsageError(
+            "jit_compile=False: Keras on JAX then runs each operation by itself, which nothing here models"
+        )
 
 
 def _on_one_device(method: str, step: Step, target: DeviceTarget | None, jit_compile: bool | str) -> Outcome:
@@ -218,6 +243,10 @@ def step_outcome(method: str, step: Step, target: DeviceTarget | None = None) ->
     Raises:
         KerasmemError: the step cannot be prepared, traced, compiled or simulated; the message says why.
     """
+    if runs_on_jax():
+        from kerasmem.estimation.compiled.here import jax_outcome
+
+        return jax_outcome(step)
     is_xla = method == "xla"
     opened, shapes = step.opened, step.shapes
     note_stage("tracing the step")

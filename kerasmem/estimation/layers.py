@@ -174,7 +174,8 @@ def _note(records: dict[int, _Record], layer: Any, path: str, outputs: list[Any]
     record.uses += 1
     for tensor in outputs:
         dtype = import_keras().backend.standardize_dtype(tensor.dtype)
-        record.outputs.append((tuple(tensor.shape) if tensor.shape.rank is not None else (None, None), dtype))
+        is_open = getattr(tensor.shape, "rank", 0) is None  # TensorFlow's shapes alone may have no rank
+        record.outputs.append(((None, None) if is_open else tuple(tensor.shape), dtype))
     return record
 
 

@@ -12,10 +12,12 @@ from kerasmem.checks import Method, Mode
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.cache import cached_estimate
+from kerasmem.estimation.choice import check_backend
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, ask_worker, measured_notes, run_steps
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool
 from kerasmem.estimation.verdict import device_verdict
+from kerasmem.models.backend import require_tensorflow
 from kerasmem.models.request import ModelRequest, request_for
 from kerasmem.profiling.results import StepProfile
 
@@ -92,6 +94,7 @@ def planned_request(
         UsageError: an argument is wrong, or the model exists in this process only.
     """
     checks.whole("steps", steps)
+    check_backend("measure", options.get("jit_compile", "auto"))
     planned = estimate(model, batch_size=batch_size, method="formula", **options)
     own = {name: value for name, value in options.items() if name != "device"}
     with request_for(model, batch_size=planned.settings.batch_size, **own) as request:
@@ -114,7 +117,7 @@ def measured_report(planned: MemoryReport, answer: Answer) -> MemoryReport:
         layers=tuple(replace(row, bytes=None) for row in planned.layers),
         device=None if planned.device is None else device_verdict(planned.device, need),
         unmodelled=(),
-        notes=measured_notes(answer.device, what, *answer.notes),
+        notes=measured_notes(answer.device, what, *answer.notes, way=answer.way),
         pool=Pool(requested=None, in_use=run.median, reserved=None),
         instant=None,
     )
@@ -150,6 +153,7 @@ def profile(
         >>> profile("keras.applications:MobileNetV2", batch_size=8).named_share > 0.95  # doctest: +SKIP
         True
     """
+    require_tensorflow("profile", "estimate and measure work on JAX")
     with planned_request(model, batch_size, steps, options) as (planned, request):
         more = {"planned": planned.to_dict()}
         found = ask_worker(PROFILE_WORKER, request, [(request.batch_size, steps)], more, timeout=timeout)

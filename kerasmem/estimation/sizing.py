@@ -21,6 +21,7 @@ from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
 from kerasmem.estimation.search import MOST_EVALUATIONS, TOLERANCE, Found, SearchResult, search
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS
 from kerasmem.estimation.verification import Trial, largest_that_ran
+from kerasmem.models.backend import require_tensorflow
 from kerasmem.models.opening import OBJECT_SOURCE
 from kerasmem.models.variation import reshaping
 
@@ -100,6 +101,8 @@ def max_batch_size(
             checks.whole(name, size)
     if not checks.number("timeout", timeout) > 0:
         raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
+    if confirm:
+        require_tensorflow("confirm", "leave it out: TensorFlow's allocator alone can be held to a limit")
     if confirm and vary != BATCH:
         raise UsageError(f"confirm: real steps are run for the batch size only, not for {vary!r}")
     asked = _Asked(_asker(model, vary, batch_size, str(device), cache, options), vary, method)

@@ -14,6 +14,7 @@ from kerasmem.estimation.formula import formula, share_out
 from kerasmem.estimation.layers import Inferred, infer_layers
 from kerasmem.estimation.parallel.parallelism import Parallelism
 from kerasmem.estimation.report import Formula, LayerMemory
+from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
 from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel, open_model
 from kerasmem.models.optimizers import keeps_optimizers, optimizer_variables, optimizers_of
@@ -143,7 +144,7 @@ def trace_shapes(arguments: EstimateArguments, opened: OpenedStep, split: Parall
     try:
         inferred = infer_layers(opened.model, structure, inputs, traced, source, run_step)
     except ModelError:
-        if run_step is not None or mode != "train" or not has_own_step(opened.model):
+        if run_step is not None or mode != "train" or not has_own_step(opened.model) or runs_on_jax():
             raise
         run_step = partial(_trace, opened, mode, structure, inputs, traced)  # which takes something else than `call`
         inferred = infer_layers(opened.model, structure, inputs, traced, source, run_step)
@@ -163,9 +164,13 @@ def trace_shapes(arguments: EstimateArguments, opened: OpenedStep, split: Parall
 def _step_that_calls(
     opened: OpenedStep, mode: str, structure: Any, inputs: list[ModelInput], batch_size: int
 ) -> Callable[[], Any] | None:
-    """Return what traces the step of a model whose `train_step` calls its layers itself; None where `call` does."""
+    """Return what traces the step of a model whose `train_step` calls its layers itself; None where `call` does.
+
+    On JAX it is always `call` that is looked at.
+    """
     model = opened.model
-    if has_call(model) and not (mode == "train" and has_own_step(model) and keeps_optimizers(model)):
+    by_itself = mode == "train" and has_own_step(model) and keeps_optimizers(model)
+    if runs_on_jax() or (has_call(model) and not by_itself):
         return None
     check_mode(model, mode)
     return partial(_trace, opened, mode, structure, inputs, batch_size)

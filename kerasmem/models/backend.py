@@ -4,58 +4,70 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from kerasmem.errors import KerasmemError, UsageError
 
-_SERVED = "tensorflow"
-_allowed = {_SERVED}
+TENSORFLOW, JAX = "tensorflow", "jax"
+BACKENDS = (TENSORFLOW, JAX)
 _REMEDY = "set KERAS_BACKEND=tensorflow (an architecture file opens the same on every backend)"
 
 
-@contextmanager
-def allow_jax() -> Iterator[None]:
-    """Let `import_keras` serve the JAX backend too, inside: for a process of its own that only compiles.
-
-    A model that the user trains runs on TensorFlow. XLA's compiler for a GPU that is not there is reached through
-    JAX, and the process that does so says it here.
-    """
-    _allowed.add("jax")
-    try:
-        yield
-    finally:
-        _allowed.discard("jax")
-
-
 def import_keras() -> ModuleType:
-    """Return the `keras` module, running on TensorFlow (or on JAX inside `allow_jax`).
+    """Return the `keras` module, running on TensorFlow or on JAX.
 
     Raises:
         UsageError: Keras is set to another backend, by KERAS_BACKEND or by its configuration file.
-        KerasmemError: Keras or TensorFlow cannot be imported.
+        KerasmemError: Keras, TensorFlow or JAX cannot be imported.
     """
-    wanted = os.environ.get("KERAS_BACKEND", _SERVED)
-    if wanted not in _allowed:
-        raise UsageError(f"KERAS_BACKEND is {wanted!r}, and kerasmem works on the TensorFlow backend: {_REMEDY}")
+    wanted = os.environ.get("KERAS_BACKEND", TENSORFLOW)
+    if wanted not in BACKENDS:
+        raise UsageError(f"KERAS_BACKEND is {wanted!r}, and kerasmem works on TensorFlow and on JAX: {_REMEDY}")
     try:
         import keras
     except ImportError as error:
         missing = error.name or "keras"
+        if missing in (JAX, "jaxlib"):
+            who = "KERAS_BACKEND is 'jax'" if wanted == JAX else "Keras is set to 'jax' by its configuration file"
+            raise UsageError(f"{who}, and JAX is not installed: pip install 'kerasmem[jax]', or {_REMEDY}") from error
         raise KerasmemError(
             f"Keras cannot be imported ({error}). Install it: pip install tensorflow keras; or, if its configuration "
             f"file chooses the {missing!r} backend: {_REMEDY}"
         ) from error
     chosen = keras.backend.backend()
-    if chosen not in _allowed:
+    if chosen not in BACKENDS:
         raise UsageError(
-            f"Keras is set to the {chosen!r} backend by its configuration file, and kerasmem works on the "
-            f"TensorFlow backend: {_REMEDY}"
+            f"Keras is set to the {chosen!r} backend by its configuration file, and kerasmem works on TensorFlow and "
+            f"on JAX: {_REMEDY}"
         )
     module: ModuleType = keras
     return module
+
+
+def runs_on_jax() -> bool:
+    """Return whether Keras runs on JAX.
+
+    Raises:
+        KerasmemError: as `import_keras`.
+    """
+    return str(import_keras().backend.backend()) == JAX
+
+
+def require_tensorflow(what: str, instead: str = "KERAS_BACKEND=tensorflow") -> None:
+    """Refuse what only the TensorFlow backend has.
+
+    Args:
+        what: what was asked for.
+        instead: the way out.
+
+    Raises:
+        UsageError: Keras runs on another backend.
+    """
+    backend = import_keras().backend.backend()
+    if backend != TENSORFLOW:
+        raise UsageError(f"{what}: not on Keras's {backend} backend, only on TensorFlow; {instead}")
 
 
 def symbolic_outputs(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

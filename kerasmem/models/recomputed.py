@@ -20,8 +20,13 @@ import keras
 from kerasmem.compat.keras_compile import compile_arguments
 from kerasmem.compat.keras_functional import calls_of, check_recomputable, functional_class, graph_of
 from kerasmem.errors import UsageError
-from kerasmem.models.segment_gradient import gradients_wanted, run_recomputed
+from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.vocabulary import CUTS_TOLD, OWN_NAME
+
+if runs_on_jax():
+    from kerasmem.models.segment_checkpoint import gradients_wanted, run_recomputed
+else:
+    from kerasmem.models.segment_gradient import gradients_wanted, run_recomputed
 
 _MARK = "_kerasmem_segments"
 check_recomputable()

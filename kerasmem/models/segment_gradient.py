@@ -13,11 +13,10 @@ edges delay it, which cost nothing; XLA has none and is given a condition that i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from kerasmem.compat.graphs import could_record, in_xla, stop_recording
@@ -29,14 +28,12 @@ from kerasmem.compat.keras_state import (
     attributes_set,
     autocast,
     autocast_dtype,
-    global_seed_state,
     in_symbolic_scope,
     in_training_call,
     mask_of,
     set_mask,
 )
-
-SegmentFunction = Callable[[list[Any]], list[Any]]
+from kerasmem.models.segment_scope import SegmentFunction, SegmentScope, variables_now
 
 
 def gradients_wanted() -> bool:
@@ -128,7 +125,7 @@ class _Recomputation:
         fresh = [None if each is None else tf.identity(each) for each in inputs]
         for tensor, mask in zip(fresh, masks, strict=True):
             set_mask(tensor, mask)
-        scope = _SegmentScope(zip(self._variables, values, strict=True))
+        scope = SegmentScope(zip(self._variables, values, strict=True))
         with around, scope:
             return scope, self._run(fresh)
 
@@ -182,32 +179,8 @@ def _differentiable(tensors: Iterable[Any]) -> list[Any]:
 
 def _variables_now(layers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return all variables of the layers, the states of seed generators among them, and their values now."""
-    found = {id(each): each for layer in layers for each in layer.variables}
-    common = global_seed_state()
-    if common is not None:
-        found.setdefault(id(common), common)
-    with autocast(None):
-        values = {key: each.value for key, each in found.items() if each.dtype != "string"}
-        return [found[key] for key in values], [tf.convert_to_tensor(each) for each in values.values()]
-
-
-class _SegmentScope(keras.StatelessScope):
-    """A stateless scope inside a run: it starts from given values and knows which variables were assigned."""
-
-    def __init__(self, held: Iterable[tuple[Any, Any]]) -> None:
-        super().__init__(collect_losses=True, initialize_variables=False)
-        outer = attribute(STATELESS_SCOPE)
-        if outer is not None:
-            self.state_mapping.update(outer.state_mapping)
-        self.state_mapping.update((id(variable), value) for variable, value in held)
-        self._assigned: dict[int, Any] = {}
-
-    def add_update(self, update: tuple[Any, Any]) -> None:
-        self._assigned[id(update[0])] = update[0]
-        super().add_update(update)
-
-    def updates(self) -> list[tuple[Any, Any]]:
-        return [(each, self.state_mapping[key]) for key, each in self._assigned.items()]
+    found, values = variables_now(layers)
+    return found, [tf.convert_to_tensor(each) for each in values]
 
 
 class _Scopes:

@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Any
 
 from kerasmem.errors import UnknownLayerError
-from kerasmem.models.backend import import_keras
+from kerasmem.models.backend import import_keras, require_tensorflow
 from kerasmem.models.keras2 import TENSORFLOW_CALLS
 
 # Whole modules of pure tensor functions, and single names from `tf`.
@@ -64,9 +64,10 @@ def check_function(function: object) -> None:
 
 
 def _look_up(function: str) -> Any:
+    check_function(function)
+    require_tensorflow(f"tf.{function}, which the file calls between layers")
     import tensorflow as tf
 
-    check_function(function)
     return reduce(getattr, function.split("."), tf)
 
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 from kerasmem.compat.keras_state import variables_stay_uninitialized
 from kerasmem.compat.keras_variables import has_value, optimizers_know_stand_ins, stand_ins_for
-from kerasmem.models.backend import import_keras
+from kerasmem.models.backend import import_keras, runs_on_jax
 
 # Every variable that was made without a value and is still in use.
 _SHAPED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -78,7 +78,7 @@ def on_one_device() -> Iterator[list[tuple[str, int]]]:
     Variables of a strategy have values, and a step is traced for one replica. The context is a list of the strategies'
     classes and their numbers of replicas, each once, filled by the time it ends.
     """
-    if import_keras().backend.backend() != "tensorflow":
+    if runs_on_jax():
         yield []
         return
     import tensorflow as tf
@@ -122,8 +122,11 @@ def shaped_variables() -> list[Any]:
 def placeholders_for(variables: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
     """Return a scope in which variables without a value are placeholders of the graph that is made here.
 
-    Keras would put in the operations that draw their first value, which takes longer than those of the layers.
+    Keras would put in the operations that draw their first value, which takes longer than those of the layers. On JAX
+    it does: there is no graph to hold a placeholder.
     """
+    if runs_on_jax():
+        return contextlib.nullcontext()
     import tensorflow as tf
 
     scope = import_keras().StatelessScope

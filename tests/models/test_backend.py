@@ -1,25 +1,50 @@
-"""kerasmem works on TensorFlow; a process that only compiles may say that it runs on JAX."""
+"""kerasmem works on TensorFlow and on JAX, says so of other backends, and of what one of them does not have."""
 
 from __future__ import annotations
 
-import keras  # noqa: F401 - on TensorFlow, before a test asks for another backend
+import builtins
+import sys
+
+import keras
 import pytest
 
 from kerasmem.errors import UsageError
-from kerasmem.models.backend import allow_jax, import_keras
+from kerasmem.models.backend import import_keras, require_tensorflow, runs_on_jax
 
 
-def test_another_backend_is_refused_before_and_after_it_was_allowed(monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    with pytest.raises(UsageError, match="KERAS_BACKEND is 'jax'"):
-        import_keras()
-    with allow_jax():
-        assert import_keras().__name__ == "keras"  # imported on TensorFlow before, which stays
-    with pytest.raises(UsageError, match="KERAS_BACKEND is 'jax'"):
-        import_keras()
-
-
-def test_only_jax_is_allowed(monkeypatch):
+def test_another_backend_is_refused(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    with allow_jax(), pytest.raises(UsageError, match="KERAS_BACKEND is 'torch'"):
+    with pytest.raises(UsageError, match="KERAS_BACKEND is 'torch', and kerasmem works on TensorFlow and on JAX"):
         import_keras()
+
+
+def test_a_backend_that_was_chosen_in_the_configuration_file_is_refused(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
+    with pytest.raises(UsageError, match="'torch' backend by its configuration file"):
+        import_keras()
+
+
+@pytest.mark.parametrize("chosen", ["KERAS_BACKEND is 'jax'", "configuration file"])
+def test_jax_that_is_not_installed_is_named_with_the_way_out(monkeypatch, chosen):
+    if "KERAS_BACKEND" in chosen:
+        monkeypatch.setenv("KERAS_BACKEND", "jax")
+    real = builtins.__import__
+
+    def without_jax(name, *arguments, **options):
+        if name == "keras":
+            raise ModuleNotFoundError("No module named 'jax'", name="jax")
+        return real(name, *arguments, **options)
+
+    monkeypatch.delitem(sys.modules, "keras")
+    monkeypatch.setattr(builtins, "__import__", without_jax)
+    with pytest.raises(UsageError, match=rf"{chosen}.*JAX is not installed: pip install 'kerasmem\[jax\]'"):
+        import_keras()
+
+
+def test_what_only_tensorflow_has_is_refused_elsewhere(monkeypatch):
+    require_tensorflow("profile")
+    assert not runs_on_jax()
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    assert runs_on_jax()
+    with pytest.raises(UsageError, match="profile: not on Keras's jax backend, only on TensorFlow; KERAS_BACKEND="):
+        require_tensorflow("profile")

@@ -25,6 +25,9 @@ _SEQUENCE = re.compile(r"\s+(\d+):([\w.\-]+)\s*$")
 _RECOMPUTED = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+\.remat\d*[\w.]* = ", re.MULTILINE)
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute", "collective-broadcast")
 _COLLECTIVE = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (\([^=]*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(", re.MULTILINE)
+_COMPUTATION = re.compile(r"%([\w.\-]+) \(.*\{$")
+_LIBRARY_CALL = re.compile(r'calls=%([\w.\-]+).*"kind":"__(?:ynn|xnn|onednn)')  # kernels of a library on a CPU
+_KERNEL_AND_OUTPUT = re.compile(r"dim_labels=\w+_(\w+)->(\w+)")
 _COMMENT = re.compile(r"/\*.*?\*/")  # long tuples number their elements: /*index=5*/
 
 
@@ -86,6 +89,41 @@ def convolution_bytes(module: str) -> tuple[tuple[int, str], ...]:
         operation = _OP_NAME.search(rest)
         found.append((shape_bytes(shape) + operand_bytes, operation.group(1) if operation else name))
     return tuple(found)
+
+
+def library_scratch(module: str) -> int:
+    """Return the most that one call of a library's kernel on a CPU may take beside the plan, in bytes.
+
+    A convolution may be written out as a matrix product ("im2col": for each place of the output the part of the input
+    that it is made of); a product may copy what it takes and what it puts out into blocks. Weights are copied block by
+    block.
+    """
+    called, computation, most = set(_LIBRARY_CALL.findall(module)), "", 0
+    shapes: dict[str, str] = {}
+    for line in module.splitlines():
+        begins, instruction = _COMPUTATION.match(line), _INSTRUCTION.match(line)
+        if begins is not None:
+            computation = begins.group(1)
+        if instruction is None:
+            continue
+        name, shape, kind, operands, rest = instruction.groups()
+        shapes[name] = shape
+        if computation not in called or kind not in ("convolution", "dot"):
+            continue
+        left, right = (shapes.get(each.rpartition("%")[2].strip(), "") for each in operands.split(","))
+        labels = _KERNEL_AND_OUTPUT.search(rest)
+        if kind == "dot" or labels is None:
+            most = max(most, shape_bytes(left) + shape_bytes(shape))
+            continue
+        features = _sizes(right)[labels.group(1).index("o")]
+        places = math.prod(_sizes(shape)) // _sizes(shape)[labels.group(2).index("f")]
+        most = max(most, places * shape_bytes(right) // features)
+    return most
+
+
+def _sizes(shape: str) -> list[int]:
+    found = _SHAPE.search(shape)
+    return [int(size) for size in found.group(2).split(",") if size] if found is not None else []
 
 
 def operation_names(module: str) -> dict[str, str]:

@@ -16,11 +16,11 @@ from kerasmem.estimation.compiled.planned import instant_of
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.batch import output_spec, pack_inputs, step_targets
 from kerasmem.models.compiling import compile_model
-from kerasmem.models.inputs import model_inputs
+from kerasmem.models.inputs import ModelInput, model_inputs
 from kerasmem.models.opening import OpenedModel
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.request import ModelRequest
-from kerasmem.models.training import with_replaced
+from kerasmem.models.training import TrainingSettings, with_replaced
 from kerasmem.processes.task import ChildFailure
 
 
@@ -55,8 +55,8 @@ class JaxStep:
         )
 
 
-def jax_step(opened: OpenedModel, request: ModelRequest, way_out: str) -> JaxStep:
-    """Compile the opened model as the request says and return its step.
+def requested_step(opened: OpenedModel, request: ModelRequest, way_out: str) -> JaxStep:
+    """Return the step of a model that another process, which runs on TensorFlow, asks about.
 
     Args:
         opened: the model and its training.
@@ -74,40 +74,59 @@ def jax_step(opened: OpenedModel, request: ModelRequest, way_out: str) -> JaxSte
         raise UsageError(f"batch_size {request.batch_size}: the model's inputs fix the batch at {sorted(fixed)}")
     if request.mode != "inference" and has_own_step(model):
         raise UsageError(f"model {model.name!r} has a train_step of its own, written for TensorFlow: {way_out}")
+    training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
+    return jax_step(model, training, structure, inputs, request.batch_size, request.mode)
+
+
+def jax_step(
+    model: Any, training: TrainingSettings, structure: Any, inputs: list[ModelInput], batch_size: int, mode: str
+) -> JaxStep:
+    """Compile a Keras model on JAX in place, build what its first step would, and return that step.
+
+    Args:
+        model: with or without weights.
+        training: how it is trained.
+        structure: how the model takes its inputs (from `model_inputs`).
+        inputs: the inputs, without open dimensions but the batch.
+        batch_size: samples.
+        mode: "train", "evaluate" or "inference".
+
+    Raises:
+        ModelError: Keras refuses.
+    """
     keras = import_keras()
-    flat = [keras.KerasTensor((request.batch_size, *each.shape[1:]), each.dtype) for each in inputs]
+    flat = [keras.KerasTensor((batch_size, *each.shape[1:]), each.dtype) for each in inputs]
     x = pack_inputs(structure, flat)
     try:
         outputs = cache(partial(output_spec, model, structure, flat))
         notes: tuple[str, ...] = ()
         data = x
-        if request.mode != "inference":
-            training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
+        if mode != "inference":
             notes = compile_model(model, training, outputs, jit_compile=True)
-            targets = step_targets(model, training.targets, outputs, request.batch_size)
-            data = (x, targets)
+            data = (x, step_targets(model, training.targets, outputs, batch_size))
             symbolic_build(model, data)
         else:
             outputs()
+            data = (x,)  # several inputs alone would be taken for inputs and targets
     except KerasmemError:
         raise
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be prepared on JAX: {keras_reason(error)}") from error
     variables = {"trainable": model.trainable_variables, "non_trainable": model.non_trainable_variables}
-    if request.mode == "train":
+    if mode == "train":
         variables["optimizer"] = model.optimizer.variables
-    if request.mode != "inference":
+    if mode != "inference":
         variables["metrics"] = model.metrics_variables
 
     def predict(state: Any, data: Any) -> Any:
         return model.predict_step(state, data)[0]
 
     return JaxStep(
-        function={"train": model.train_step, "evaluate": model.test_step, "inference": predict}[request.mode],
+        function={"train": model.train_step, "evaluate": model.test_step, "inference": predict}[mode],
         variables=variables,
         data=data,
-        keeps_state=request.mode == "inference",
-        optimizer=str(model.optimizer.name) if request.mode == "train" else None,
+        keeps_state=mode == "inference",
+        optimizer=str(model.optimizer.name) if mode == "train" else None,
         layers=frozenset(str(layer.name) for layer in flatten_layers(model, include_self=False)),
         notes=notes,
     )

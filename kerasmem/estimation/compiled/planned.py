@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.allocator import GRAIN, BFCAllocator, smallest_limit
 from kerasmem.estimation.compiled.hlo import BACKWARD, OPTIMIZER, LiveBuffer
-from kerasmem.estimation.outcome import Shares
+from kerasmem.estimation.outcome import SPREAD, Outcome, Shares
+from kerasmem.estimation.report import Pool, Unmodelled
 from kerasmem.models.op_names import CATEGORIES, Instant
 from kerasmem.records import Record
 from kerasmem.units import GIB
@@ -122,6 +123,44 @@ class CompiledPlan(Record, what="plan"):
                     if row is not None:
                         shares.layers[row] += size
         return shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPlan(CompiledPlan, PlannedBytes, what="compiled plan"):
+    """XLA's plan where the step was compiled once."""
+
+    def outcome(
+        self,
+        rows: Collection[str] = (),
+        weights: Weights | None = None,
+        whole: Mapping[str, Sequence[int]] | None = None,
+        unmodelled: tuple[Unmodelled, ...] = (),
+        notes: Sequence[str] = (),
+        scratch: int = 0,
+    ) -> Outcome:
+        """Return the peak of the step, divided by category and layer.
+
+        The total is the plan in JAX's one region (it takes three quarters of a GPU at once unless told otherwise), each
+        buffer rounded up; the interval's upper end is for regions that grow, and what their chunks waste.
+
+        Args:
+            rows: names of the layers in the report.
+            weights: for "trainable" and "non_trainable" each weight's bytes and row, in the model's order.
+            whole: by group the bytes of the weights where a device has less than all of each.
+            unmodelled: what the plan does not contain.
+            notes: how it was obtained.
+            scratch: bytes that kernels may take beside the plan.
+        """
+        asking, names, spread = self.requests(self), frozenset(rows), SPREAD["xla"]
+        total = sum(-(-size // GRAIN) * GRAIN for _, size in asking)
+        limit = smallest_limit(asking)
+        shares = self.divided(self, total, names, weights or {}, whole)
+        return Outcome(
+            "xla", "xla", total, int(total * (1 - spread)),
+            int((max(self.allocated(self).peak, limit) + scratch) * (1 + spread)),
+            Pool(self.total, total, None, None, limit),
+            shares.categories, shares.layers, with_row(self.instant, names), unmodelled, (*notes, *self.notes),
+        )  # fmt: skip
 
 
 def row_of(path: str | None, rows: frozenset[str]) -> str | None:

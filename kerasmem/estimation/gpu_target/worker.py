@@ -17,7 +17,7 @@ from typing import Any
 from kerasmem.errors import MissingExtraError
 from kerasmem.estimation.compiled import on_jax
 from kerasmem.estimation.compiled.hlo import convolution_bytes, is_recomputed
-from kerasmem.models.backend import allow_jax, import_keras
+from kerasmem.models.backend import import_keras
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.processes.task import ChildFailure, serve
 
@@ -48,10 +48,10 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
     begin = time.monotonic()
     request = ModelRequest.from_dict(data["model"])
     options = {"xla_gpu_cuda_data_dir": cuda_folder()}
-    with allow_jax(), open_request(request) as opened:
+    with open_request(request) as opened:
         import jax
 
-        step = on_jax.jax_step(opened, request, WAY_OUT)
+        step = on_jax.requested_step(opened, request, WAY_OUT)
         place = jax.sharding.SingleDeviceSharding(_device(data["target"]))
         given = (step.state(), step.data)
         state, batch = import_keras().tree.map_structure(lambda tensor: on_jax.shaped(tensor, place), given)

@@ -7,12 +7,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kerasmem.errors import MissingExtraError, UsageError
-from kerasmem.estimation.allocator import GRAIN, smallest_limit
 from kerasmem.estimation.compiled import planned
 from kerasmem.estimation.compiled.hlo import Collective
-from kerasmem.estimation.outcome import SPREAD, Outcome
+from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.parallel.parallelism import DATA, MODEL, WEIGHTS, Parallelism, Placed, not_divided
-from kerasmem.estimation.report import Pool, Unmodelled
+from kerasmem.estimation.report import Unmodelled
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import run_child
 
@@ -21,7 +20,7 @@ FEATURE, EXTRA = "memory per device where weights, slots or an XLA step lie on s
 
 
 @dataclass(frozen=True, kw_only=True)
-class DevicePlan(planned.CompiledPlan, planned.PlannedBytes, what="device plan"):
+class DevicePlan(planned.OwnPlan, what="device plan"):
     """What XLA plans for one device of several.
 
     Attributes:
@@ -76,27 +75,14 @@ def device_outcome(
 ) -> Outcome:
     """Return the peak on one device, divided by category and layer.
 
-    The total is the plan in JAX's one region (it takes three quarters of a GPU at once unless told otherwise), each
-    buffer rounded up; the interval's upper end is for regions that grow, and what their chunks waste.
-
     Args:
         plan: XLA's.
         asked: what is divided.
         rows: names of the layers in the report.
         weights: for "trainable" and "non_trainable" each weight's whole bytes and row, in the model's order.
     """
-    asking, names = plan.requests(plan), frozenset(rows)
-    total = sum(-(-size // GRAIN) * GRAIN for _, size in asking)
-    limit = smallest_limit(asking)
     whole = {group: [each.bytes for each in plan.placed if each.group == group] for group in weights or {}}
-    shares = plan.divided(plan, total, names, weights or {}, whole)
-    spread = SPREAD["xla"]
-    return Outcome(
-        "xla", "xla", total, int(total * (1 - spread)), int(max(plan.allocated(plan).peak, limit) * (1 + spread)),
-        Pool(plan.total, total, None, None, limit),
-        shares.categories, shares.layers, planned.with_row(plan.instant, names), _unmodelled(plan),
-        (*_notes(plan, asked), *plan.notes),
-    )  # fmt: skip
+    return plan.outcome(rows, weights, whole, _unmodelled(plan), _notes(plan, asked))
 
 
 def _unmodelled(plan: DevicePlan) -> tuple[Unmodelled, ...]:

@@ -23,7 +23,7 @@ from kerasmem.estimation.parallel.parallelism import (
     place,
     unused_layout,
 )
-from kerasmem.models.backend import allow_jax, import_keras
+from kerasmem.models.backend import import_keras
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.processes.task import ChildFailure, serve
@@ -42,8 +42,8 @@ def plan_request(data: dict[str, Any]) -> dict[str, Any]:
         (the variables), "live" and "instant" (what lives at the peak), "collectives", "notes".
     """
     request, asked = ModelRequest.from_dict(data["model"]), Parallelism.from_dict(data["parallelism"])
-    with allow_jax(), open_request(request) as opened:
-        step = on_jax.jax_step(opened, request, WAY_OUT)
+    with open_request(request) as opened:
+        step = on_jax.requested_step(opened, request, WAY_OUT)
         layout = _layout_map(asked)
         whole = [
             Placed(str(each.path), tuple(each.shape), (None,) * len(each.shape), variable_bytes(each), name)

@@ -13,14 +13,20 @@ from typing import Any
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.verification import Trial
+from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import ChildFailure, run_child
 from kerasmem.records import Record
 
 WORKER = "kerasmem.estimation.probe.worker"
+JAX_WORKER = "kerasmem.estimation.probe.jax_worker"
 DEFAULT_TIMEOUT = 600.0
 _SHARE_OF_HOST = 0.95  # of the memory that is free when the worker starts; what it takes beyond would only swap
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+# On JAX blocks from 64 KiB on are pages of their own, which glibc gives back when they are freed: what is resident is
+# in use. A program from JAX's cache on disk would not be the one that is measured.
+_ON_JAX = {**_QUIET, "MALLOC_MMAP_THRESHOLD_": "65536", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+_OF_A_GPU, _ON_A_CPU = "TensorFlow's allocator", "the GPUs' allocator, on the CPU"
 _CRASHES = (
     signal.SIGSEGV,
     signal.SIGABRT,
@@ -65,6 +71,7 @@ class Answer(Record, what="answer"):
         optimizer: bytes of the optimizer's, or None where there is none.
         notes: what was assumed.
         runs: in the order in which they were asked for.
+        way: through what memory was read, where that is not TensorFlow's allocator.
     """
 
     device: str
@@ -73,6 +80,7 @@ class Answer(Record, what="answer"):
     optimizer: int | None
     notes: tuple[str, ...]
     runs: tuple[Run, ...]
+    way: str | None = None
 
 
 def run_steps(
@@ -100,7 +108,8 @@ def run_steps(
         KerasmemError: the process gave no answer: it was too slow or was ended by the system.
     """
     more = {"folder": None if folder is None else os.fspath(folder), "seconds": seconds}
-    return Answer.from_dict(ask_worker(WORKER, request, runs, more, timeout=timeout, memory_limit=memory_limit))
+    worker = JAX_WORKER if runs_on_jax() else WORKER
+    return Answer.from_dict(ask_worker(worker, request, runs, more, timeout=timeout, memory_limit=memory_limit))
 
 
 def ask_worker(
@@ -136,7 +145,8 @@ def ask_worker(
         "request": request.to_dict(), "runs": [{"batch_size": size, "steps": steps} for size, steps in runs], **more,
     }  # fmt: skip
     try:
-        return run_child(worker, data, timeout=timeout, memory_limit=memory_limit, env=_QUIET)
+        env = _ON_JAX if worker == JAX_WORKER else _QUIET
+        return run_child(worker, data, timeout=timeout, memory_limit=memory_limit, env=env)
     except ChildFailure as failure:
         sizes = ", ".join(str(size) for size, _ in runs)
         raise KerasmemError(
@@ -154,12 +164,12 @@ def _way_out(failure: ChildFailure) -> str:
     return smaller
 
 
-def measured_notes(device: str, what: str, *more: str) -> tuple[str, ...]:
+def measured_notes(device: str, what: str, *more: str, way: str | None = None) -> tuple[str, ...]:
     """Return the notes on a measurement: where it was made, what was done, and what a GPU may do otherwise."""
     if device.startswith("GPU"):
-        return (f"measured on {device} through TensorFlow's allocator: {what}", *more)
+        return (f"measured on {device} through {way or _OF_A_GPU}: {what}", *more)
     other = "a GPU runs other kernels, which may take other scratch memory"
-    return (f"measured on {device} through the GPUs' allocator, on the CPU: {what}", *more, other)
+    return (f"measured on {device} through {way or _ON_A_CPU}: {what}", *more, other)
 
 
 def try_batch(

@@ -14,7 +14,7 @@ from kerasmem.compat.keras_functional import functional_class, graph_of
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import UsageError
 from kerasmem.estimation.facade import estimate
-from kerasmem.models.backend import import_keras
+from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.call_graph import graph_by_call
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
@@ -22,6 +22,7 @@ from kerasmem.models.training import optimizer_slot_bytes, training_of_model
 from kerasmem.training.segments.chain import nested_models
 from kerasmem.training.segments.plan import RecomputePlan
 from kerasmem.training.segments.planning import AUTO, described, plan_segments
+from kerasmem.training.segments.shapes import shaped_chain
 from kerasmem.training.segments.tracing import trace_chain
 from kerasmem.units import format_size
 
@@ -42,7 +43,7 @@ def recompute(
 
     Layers, weights, their names and the compiled state are shared with the model given, so weights and checkpoints of
     the one serve the other; gradients are the same, dropout masks and statistics included. Where no gradient is asked
-    for, it runs as the plain model does.
+    for, it runs as the plain model does. On JAX segments run in `jax.checkpoint`, and cuts are balanced by outputs.
 
     Args:
         model: a Sequential or Functional Keras model, built; or one by subclassing whose `call` provably does no more
@@ -90,7 +91,7 @@ def _planned(
     batch_size = whole("batch_size", batch_size)
     if cuts is not None and segments != AUTO:
         raise UsageError("cuts and segments: give the one or the other")
-    steps = trace_chain(source, batch_size, input_shape)
+    steps = (shaped_chain if runs_on_jax() else trace_chain)(source, batch_size, input_shape)
     persistent = _persistent_bytes(model, source, batch_size, input_shape)
     if cuts is None:
         return plan_segments(

@@ -1,0 +1,101 @@
+"""The xla method where Keras runs on JAX: the very step that `fit` compiles, compiled here on shapes and never run."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from kerasmem.errors import ModelError
+from kerasmem.estimation.compiled import on_jax
+from kerasmem.estimation.compiled.hlo import library_scratch
+from kerasmem.estimation.compiled.planned import OwnPlan
+from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.report import Unmodelled
+from kerasmem.estimation.tracing import Step
+from kerasmem.models.backend import import_keras
+from kerasmem.processes.children import ChildFailure
+
+
+def jax_outcome(step: Step) -> Outcome:
+    """Compile the step of a model without weights for JAX's first device, and return what XLA plans for it.
+
+    The state is given up to the step (donated), as Keras's own trainer does, so that new weights take the place of the
+    old ones.
+
+    Args:
+        step: inside `open_step`.
+
+    Raises:
+        ModelError: the step cannot be prepared, traced or compiled; the message says why.
+    """
+    import jax
+
+    opened, shapes = step.opened, step.shapes
+    prepared = on_jax.jax_step(
+        opened.model, opened.training, shapes.structure, shapes.inputs, shapes.batch_size, step.arguments.mode
+    )
+    device = jax.devices()[0]
+    try:
+        with _no_compilation_cache():
+            plan, compiled = _plan(prepared, device)
+    except ChildFailure as failure:
+        raise ModelError(f"model {opened.model.name!r}: {failure.reason}") from failure
+    scratch = library_scratch(compiled.as_text()) if device.platform == "cpu" else 0
+    missing = _unmodelled(plan, int(compiled.memory_analysis().generated_code_size_in_bytes), device, scratch)
+    return plan.outcome(step.rows, step.weights(), None, tuple(missing), [_note(plan, device)], scratch)
+
+
+def _plan(step: on_jax.JaxStep, device: Any) -> tuple[OwnPlan, Any]:
+    """Return the plan, and the compiled step."""
+    import jax
+
+    place = jax.sharding.SingleDeviceSharding(device)
+    state, data = import_keras().tree.map_structure(
+        lambda tensor: on_jax.shaped(tensor, place), (step.state(), step.data)
+    )
+    lowered, arguments = on_jax.lower(step, state, data)
+    # How much LLVM optimises has no part in XLA's plan of memory, and takes half of the time and more.
+    hurried = {"xla_backend_optimization_level": 0} if device.platform == "cpu" else {}
+    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
+        compiled = on_jax.compile_lowered(lowered, {**on_jax.dump_to(folder), **hurried}, "this machine")
+        found = {
+            **on_jax.planned_bytes(compiled), "arguments": arguments, "notes": list(step.notes),
+            **on_jax.at_peak(compiled.as_text(), folder, step),
+        }  # fmt: skip
+    return OwnPlan.from_dict(found), compiled
+
+
+@contextlib.contextmanager
+def _no_compilation_cache() -> Iterator[None]:
+    """Compile inside whatever was compiled before: a program from JAX's cache on disk has no texts of its plan."""
+    import jax
+
+    name = "jax_enable_compilation_cache"
+    before = getattr(jax.config, name)
+    jax.config.update(name, False)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def _note(plan: OwnPlan, device: Any) -> str:
+    where = "this machine's CPU" if device.platform == "cpu" else f"{device.device_kind} ({device.platform})"
+    return (
+        f"Keras on JAX: XLA's plan for {where} has {plan.argument:,} B of arguments (weights, optimizer, the batch), "
+        f"{plan.temp:,} B in between and {plan.output - plan.alias:,} B of results beside the donated state"
+    )
+
+
+def _unmodelled(plan: OwnPlan, code: int, device: Any, scratch: int) -> Iterator[Unmodelled]:
+    if code:
+        yield Unmodelled("compiled code", "the step's machine code and constants, outside the plan", code)
+    if device.platform != "cpu":
+        why = "Keras puts the next batch on a card while a step runs"
+        yield Unmodelled("prefetched batch", why, sum(plan.arguments.get("inputs", ())))
+        yield Unmodelled("autotuning", "while the first step is compiled on the card; freed before it runs")
+    else:
+        why = "what matrix products and convolutions take from the C library; in the interval, not in the total"
+        yield Unmodelled("scratch of kernels", why, scratch or None)

@@ -1,0 +1,48 @@
+"""Keras's state around and inside a segment of a model that runs more than once: what both backends need of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+
+from kerasmem.compat.keras_state import STATELESS_SCOPE, attribute, autocast, global_seed_state
+
+SegmentFunction = Callable[[list[Any]], list[Any]]
+
+
+class SegmentScope(keras.StatelessScope):
+    """A stateless scope inside a run: it starts from given values and knows which variables were assigned.
+
+    Args:
+        held: variables and their values.
+    """
+
+    def __init__(self, held: Iterable[tuple[Any, Any]]) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        outer = attribute(STATELESS_SCOPE)
+        if outer is not None:
+            self.state_mapping.update(outer.state_mapping)
+        self.state_mapping.update((id(variable), value) for variable, value in held)
+        self._assigned: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Note a variable that is assigned, and its value."""
+        self._assigned[id(update[0])] = update[0]
+        super().add_update(update)
+
+    def updates(self) -> list[tuple[Any, Any]]:
+        """Return the variables that were assigned, and their last values."""
+        return [(each, self.state_mapping[key]) for key, each in self._assigned.items()]
+
+
+def variables_now(layers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return all variables of the layers, the states of seed generators among them, and their values now."""
+    found = {id(each): each for layer in layers for each in layer.variables}
+    common = global_seed_state()
+    if common is not None:
+        found.setdefault(id(common), common)
+    with autocast(None):
+        values = {key: each.value for key, each in found.items() if each.dtype != "string"}
+        return [found[key] for key in values], list(values.values())

@@ -1,0 +1,71 @@
+"""`kerasmem.recompute` through `jax.checkpoint`: `scripts/test --backend jax`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+if os.environ.get("KERAS_BACKEND") != "jax":
+    pytest.skip("of Keras on JAX: run by `scripts/test --backend jax`", allow_module_level=True)
+
+import jax
+import keras
+import numpy as np
+from keras import layers
+
+import kerasmem
+
+
+def stack(width=64, depth=6):
+    x = inputs = keras.Input((width,))
+    for number in range(depth):
+        x = layers.Dense(width, activation="gelu", kernel_regularizer="l2", name=f"dense_{number}")(x)
+        if number % 2:
+            x = layers.Dropout(0.3, seed=number, name=f"drop_{number}")(x)
+            x = layers.BatchNormalization(name=f"norm_{number}")(x)
+    return keras.Model(inputs, layers.Dense(1, activity_regularizer="l2", name="head")(x))
+
+
+def masked():
+    x = inputs = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(20, 8, mask_zero=True, name="words")(x)
+    x = layers.LSTM(8, return_sequences=True, name="first")(x)
+    return keras.Model(inputs, layers.Dense(1)(layers.LSTM(8, name="second")(x)))
+
+
+def trained(model, x, y):
+    model.compile("sgd", "mse")
+    logs = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+    return logs, [np.asarray(each) for each in model.get_weights()]
+
+
+@pytest.mark.parametrize(("build", "cuts"), [(stack, ["dense_1", "drop_3"]), (masked, ["words", "first"])])
+def test_training_is_that_of_the_plain_model(build, cuts):
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 3, (24, 6)) if build is masked else draw.random((24, 64), "float32")
+    y = draw.random((24, 1), "float32")
+    keras.utils.set_random_seed(3)
+    plain = build()
+    keras.utils.set_random_seed(3)
+    cut = kerasmem.recompute(build(), cuts=cuts)
+    assert cut.cuts == tuple(cuts)
+    (expected, weights), (found, others) = trained(plain, x, y), trained(cut, x, y)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for one, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(cut.predict(x, verbose=0), plain.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+
+
+def test_segments_are_computed_again_for_the_gradient():
+    """XLA for a CPU computes them again too, and too early to save memory: see docs/guides/jax.md."""
+    model = kerasmem.recompute(stack(16, 6), segments=3)
+    assert len(model.cuts) == 2 and model.recomputed == (True, True, False)
+
+    def loss(values, x):
+        return (model.stateless_call(values, frozen, x, training=True)[0] ** 2).sum()
+
+    trained = [each.value for each in model.trainable_variables]
+    frozen = [each.value for each in model.non_trainable_variables]
+    program = str(jax.make_jaxpr(jax.grad(loss))(trained, np.ones((4, 16), "float32")))
+    assert program.count("checkpoint[") + program.count("remat2[") + program.count("remat[") >= 2
