@@ -9,6 +9,7 @@ import click
 
 from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.options import (
+    COUNT,
     EXIT_CODES,
     cache_option,
     call_arguments,
@@ -29,6 +30,7 @@ Examples:
   kerasmem advise model.keras --device t4 --batch-size 64
   kerasmem advise keras.applications:ResNet50 --device 8GB --no-jit-compile
   kerasmem advise model.keras --device 8GB --code A > train.py
+  kerasmem advise model.keras --device 8GB --samples 60000 --confirm
 
 \b
 Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
@@ -45,6 +47,8 @@ Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
         metavar="SECONDS",
         help="Begin no further estimate after so many seconds, and list what was left out.",
     ),
+    click.option("--samples", type=COUNT, help="Samples of arrays that fit is given whole: counts their copy."),
+    click.option("--confirm", is_flag=True, help="Run three real steps of the first plan there; else of the next."),
     cache_option,
     output=(
         of_output(
@@ -73,7 +77,8 @@ def command(model: str | None, cache: bool, budget_seconds: float, code: str | N
     with quiet_tensorflow(), spinner("estimating remedies", options["method"]):
         from kerasmem.recovery.facade import advise
 
-        more = {"method": options["method"], "cache": cache, "budget_seconds": budget_seconds}
+        more = {name: options[name] for name in ("method", "samples", "confirm")}
+        more |= {"cache": cache, "budget_seconds": budget_seconds}
         result = advise(model, **more, **call_arguments(options))
     if code is not None:
         chosen = labelled(result)

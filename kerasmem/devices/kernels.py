@@ -27,6 +27,7 @@ TITLES = {
     EIGEN: "TensorFlow's own CPU kernels (Eigen)",
     CUDA: "TensorFlow's CUDA kernels: predicted, not read off a card yet",
 }
+SHORT_TITLES = {ONEDNN: "oneDNN, CPU", EIGEN: "Eigen, CPU"}
 
 _X86 = ("x86_64", "AMD64")
 _assumed: list[str] = []  # kinds of kernels, the innermost scope's last

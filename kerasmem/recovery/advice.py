@@ -8,6 +8,7 @@ from typing import Any, overload
 
 from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
+from kerasmem.estimation.verification import Trial
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
@@ -30,6 +31,8 @@ class Remedy(Record, what="remedy", also=("saving", "saving_percent")):
         verdict: on the device: "fits", "does not fit", "too close to call".
         method: of the estimates.
         code: a complete script.
+        kernels: whose kernels the figures hold for, such as "Eigen, CPU"; None where the method asks for none.
+        trial: real steps of it, whose verdict then counts; None where none were run.
     """
 
     name: str
@@ -44,6 +47,8 @@ class Remedy(Record, what="remedy", also=("saving", "saving_percent")):
     verdict: str
     method: str
     code: str
+    kernels: str | None = None
+    trial: Trial | None = None
 
     @property
     def saving(self) -> int:
@@ -83,6 +88,9 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
             nearest. Empty where nothing needs to be done.
         considered: what is not offered, and why.
         notes: what else a reader should know.
+        kernels: whose kernels `need` holds for, as in `Remedy`.
+        data_bytes: the copy of the arrays that `fit` keeps on the device, which all figures count; 0 where it was not
+            said how many samples there are.
     """
 
     model: ModelFacts
@@ -93,6 +101,8 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
     plans: tuple[Remedy, ...] = ()
     considered: tuple[Considered, ...] = ()
     notes: tuple[str, ...] = ()
+    kernels: str | None = None
+    data_bytes: int = 0
 
     @property
     def verdict(self) -> str:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from kerasmem.checks import Method
 from kerasmem.devices.catalogue import DeviceTarget
-from kerasmem.devices.kernels import ONEDNN, assumed, onednn_is_left_off
+from kerasmem.devices.kernels import ONEDNN, SHORT_TITLES, CpuKernels, assumed, kernels_on, onednn_is_left_off
 from kerasmem.devices.live import list_devices
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.cache import cache_folder, cache_key, cached_estimate, read_entry, write_entry
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import Bytes, MemoryReport
-from kerasmem.estimation.verdict import FITS, verdict
-from kerasmem.models.request import request_for
+from kerasmem.estimation.verdict import FITS, device_verdict, verdict
+from kerasmem.models.request import ModelRequest, request_for
 from kerasmem.recovery.building import Origin, build
 from kerasmem.recovery.changes import OPTIMIZERS, Change, ordered
+from kerasmem.units import MIB
 
 Keys = frozenset[tuple[str, str]]
 
@@ -26,6 +28,13 @@ Keys = frozenset[tuple[str, str]]
 _SETTINGS = {"batch_size", "replicas", "jit_compile", "dtype_policy", "optimizer"}
 # What TensorFlow alone runs, and XLA's compiler for a card, which takes the model through JAX, does not.
 _TENSORFLOW_ONLY = {"recompute", "micro_batches"}
+_MOST_WASTE = 128 * MIB  # of a chunk that the allocator does not divide
+_WITH_DATA = ("total", "low", "high", "inputs")  # bytes that the copy of the data adds to
+_OF_SETTINGS = (
+    "batch_size",
+    "replicas",
+    "jit_compile",
+)  # changes of which the built model knows nothing
 
 
 class OutOfTimeError(KerasmemError):
@@ -53,7 +62,9 @@ class StepEstimator:
         progress: called with a few words before each estimate.
         clock: the time in seconds.
         reserved: seconds that are kept for later estimates.
+        samples: of arrays that `fit` is given whole, whose copy on the device counts; None: data comes in batches.
         current: the estimate of the step as it is; known once `estimate_current` was called.
+        data_bytes: of that copy, for the inputs as they are.
     """
 
     origin: Origin
@@ -67,7 +78,9 @@ class StepEstimator:
     progress: Callable[[str], object] | None = None
     clock: Callable[[], float] = time.monotonic
     reserved: float = 0.0
+    samples: int | None = None
     current: MemoryReport = field(init=False)
+    data_bytes: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._end = None if self.budget_seconds is None else self.clock() + self.budget_seconds
@@ -85,10 +98,12 @@ class StepEstimator:
         estimate_one = cached_estimate if self.cache else estimate
         report = estimate_one(self.origin.source, **self.estimate_options(), method=cast("Method", self.method))
         is_auto = self.method == "auto"
-        self.current, self.method = report, report.settings.method
-        self.batch_size = report.settings.batch_size
+        self.method, self.batch_size = report.settings.method, report.settings.batch_size
         self._is_stand_in = is_auto and self.method == "xla" and self.target.source == "catalogue"
-        self.add((), report.bytes, self.method)
+        self.data_bytes = self._data_bytes(report.bytes, self.batch_size)
+        now = self.add((), report.bytes, self.method)
+        device = device_verdict(self.target, self._widened(now.bytes))
+        self.current = report = replace(report, bytes=now.bytes, device=device)
         return report
 
     @property
@@ -121,11 +136,27 @@ class StepEstimator:
         made = ordered(changes)
         return self._need(made, self.method_for(made))
 
-    def add(self, changes: Iterable[Change], found: Bytes, method: str) -> Need:
-        """Keep an answer that another estimate brought along."""
-        need = Need(found, verdict(self._widened(found), self.target.available_bytes), method)
+    def add(self, changes: Iterable[Change], found: Bytes, method: str, data_bytes: int | None = None) -> Need:
+        """Keep an answer that another estimate brought along, with the copy of the data added to it."""
+        data = self.data_bytes if data_bytes is None else data_bytes
+        held = {name: size + data for name in _WITH_DATA if (size := getattr(found, name)) is not None}
+        if found.high is not None:
+            held["high"] += min(data, _MOST_WASTE)  # the copy may lie in a chunk that is so much larger
+        whole = replace(found, **held)
+        need = Need(whole, verdict(self._widened(whole), self.target.available_bytes), method)
         self._known[frozenset(each.key for each in changes), method] = need
         return need
+
+    def kernels(self, method: str) -> str | None:
+        """Return whose kernels the figures of a method hold for; None where it asks for none."""
+        if method == "formula":
+            return None
+        if method in ("xla", "gpu-target"):
+            return f"XLA, {self.target.name if method == 'gpu-target' else 'this CPU'}"
+        if method == "probe" and list_devices():
+            return "CUDA, this GPU"
+        found = kernels_on(self.target if method == "graph" else None)
+        return SHORT_TITLES[found.kind] if isinstance(found, CpuKernels) else f"CUDA, {self.target.name}"
 
     def with_onednn(self) -> Need | None:
         """Return the need of the step as it is on oneDNN's kernels, where it was estimated on TensorFlow's own.
@@ -137,7 +168,7 @@ class StepEstimator:
             return None
         with assumed(ONEDNN):
             report = estimate(self.origin.source, **self.estimate_options(), method="graph")
-        return Need(report.bytes, verdict(report.bytes, self.target.available_bytes), "graph")
+        return self.add((), report.bytes, ONEDNN)
 
     def has_time(self, estimates: int = 1) -> bool:
         """Return whether there is time for some estimates as long as those so far."""
@@ -160,8 +191,10 @@ class StepEstimator:
             raise KerasmemError(f"unexpected {type(error).__name__}: {error}; a defect in kerasmem") from error
         finally:
             self._durations.append(self.clock() - begin)
-        is_divided = any(each.kind == "micro_batches" for each in changes)
-        return self.add(changes, _with_accumulators(report) if is_divided else report.bytes, method)
+        kinds = {each.kind for each in changes}
+        found = _with_accumulators(report) if "micro_batches" in kinds else report.bytes
+        data = self._data_bytes(found, report.settings.batch_size) if "input_size" in kinds else self.data_bytes
+        return self.add(changes, found, method, data)
 
     def _estimate(self, changes: tuple[Change, ...], method: str) -> MemoryReport:
         made = {each.kind: each.value for each in changes}
@@ -173,16 +206,13 @@ class StepEstimator:
                 options["optimizer"] = OPTIMIZERS[made["optimizer"]].class_name.lower()
             return (cached_estimate if self.cache else estimate)(self.origin.source, **options)
         origin = self.origin
-        of_model = {
-            **origin.options, **origin.targets.options(), "optimizer": origin.optimizer, "loss": origin.loss,
-        }  # fmt: skip
-        options = {name: value for name, value in options.items() if name not in of_model}
-        data = [each.to_data() for each in changes if each.kind not in ("batch_size", "replicas", "jit_compile")]
-        given = {"changes": data, "rows": options["batch_size"]}
+        of_model, options = self._parted(options)
+        given = _building(changes, options["batch_size"])
         folder = cache_folder() if self.cache else None
-        key = None if folder is None else cache_key(origin.source, {**options, **of_model, "changes": data})
-        if key is not None and folder is not None and (kept := read_entry(folder, key)) is not None:
-            return kept
+        kept = {**options, **of_model, "changes": given["changes"]}
+        key = None if folder is None else cache_key(origin.source, kept)
+        if key is not None and folder is not None and (found := read_entry(folder, key)) is not None:
+            return found
         if method in ("gpu-target", "probe"):  # in a process of its own
             with request_for(origin.source, input_shape=origin.input_shape, **of_model) as request:
                 report = estimate(build, factory_args={"origin": request.to_dict(), **given}, **options)
@@ -191,6 +221,36 @@ class StepEstimator:
         if key is not None and folder is not None:
             write_entry(folder, key, report)
         return report
+
+    @contextlib.contextmanager
+    def request(self, changes: Iterable[Change]) -> Iterator[ModelRequest]:
+        """Return a context with the changed step in words that another process understands, run as it was estimated.
+
+        Raises:
+            UsageError: the model exists in this process only.
+        """
+        made = ordered(changes)
+        of_model, options = self._parted(self.estimate_options({each.kind: each.value for each in made}))
+        method = self.method_for(made)
+        if method in ("graph", "xla", "gpu-target"):
+            options["jit_compile"] = method != "graph"
+        for name in ("replicas", "device"):
+            options.pop(name)
+        with (
+            request_for(self.origin.source, input_shape=self.origin.input_shape, **of_model) as origin,
+            request_for(
+                build, factory_args={"origin": origin.to_dict(), **_building(made, options["batch_size"])}, **options
+            ) as request,
+        ):
+            yield request
+
+    def _parted(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what is said of the model itself, and the other options of an estimate."""
+        origin = self.origin
+        of_model = {
+            **origin.options, **origin.targets.options(), "optimizer": origin.optimizer, "loss": origin.loss,
+        }  # fmt: skip
+        return of_model, {name: value for name, value in options.items() if name not in of_model}
 
     def estimate_options(self, made: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the arguments of `kerasmem.estimate`, the method left out."""
@@ -209,6 +269,10 @@ class StepEstimator:
             **self.origin.targets.options(),
         }
 
+    def _data_bytes(self, found: Bytes, rows: int) -> int:
+        """Return the bytes of the copy of the data, its samples as large as those estimated; 0 where that is unknown."""
+        return 0 if self.samples is None or found.inputs is None else found.inputs * self.samples // rows
+
     def _widened(self, need: Bytes) -> Bytes:
         """Return the need as `kerasmem.estimate` claims it where this machine's plan stands in for a card's: all that
         is sure is what the step holds from beginning to end."""
@@ -220,6 +284,11 @@ class StepEstimator:
     def _report_progress(self, changes: Iterable[Change]) -> None:
         if self.progress is not None:
             self.progress(", ".join(each.name for each in changes) or "the step as it is")
+
+
+def _building(changes: Iterable[Change], rows: int) -> dict[str, Any]:
+    """Return the arguments of `build` beside the origin."""
+    return {"changes": [each.to_data() for each in changes if each.kind not in _OF_SETTINGS], "rows": rows}
 
 
 def _with_accumulators(report: MemoryReport) -> Bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from kerasmem.checks import Method, Mode, number
+from kerasmem.checks import Method, Mode, number, whole
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
@@ -20,6 +20,7 @@ from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.plans import find_plans
 from kerasmem.recovery.remedies import RemedySearch
 from kerasmem.recovery.traits import Traits
+from kerasmem.recovery.winner import confirmed
 from kerasmem.units import format_size
 
 DEFAULT_BUDGET_SECONDS = 300.0
@@ -46,6 +47,8 @@ def advise(
     trust: bool = False,
     cache: bool = False,
     budget_seconds: float | None = DEFAULT_BUDGET_SECONDS,
+    samples: int | None = None,
+    confirm: bool = False,
     progress: Callable[[str], object] | None = None,
 ) -> Advice:
     """Return what to do so that training a model fits a device: remedies, each with the saving that is predicted.
@@ -62,6 +65,10 @@ def advise(
             factory_args, custom_objects, trust: as for `kerasmem.estimate`.
         cache: keep estimates of model files in the user's cache folder, and use them.
         budget_seconds: time for estimates, after which no further one is begun; None: as long as it takes.
+        samples: of the arrays that `model.fit` is given whole: it keeps a copy of them on the device as long as it
+            runs, which all figures then count; None: data that comes in batches.
+        confirm: run three real steps of the first plan, in a process of its own under the device's limit, before it
+            is recommended; where memory runs out the next plan is run. On a machine without a GPU they run on the CPU.
         progress: called with a few words before each estimate.
 
     Returns:
@@ -79,6 +86,8 @@ def advise(
     require_tensorflow("advise", "estimate, max-batch and recompute work on it")
     if budget_seconds is not None:
         number("budget_seconds", budget_seconds)
+    if samples is not None:
+        whole("samples", samples)
     target = resolve_device(str(device))
     options = {
         "factory": factory, "factory_args": factory_args, "custom_objects": custom_objects, "trust": trust,
@@ -86,19 +95,28 @@ def advise(
     }  # fmt: skip
     origin = Origin(model, options, optimizer, loss, input_shape, given_targets(target_shape, target_dtype))
     estimator = StepEstimator(
-        origin, target, batch_size, mode, jit_compile, method, cache, budget_seconds, progress
+        origin, target, batch_size, mode, jit_compile, method, cache, budget_seconds, progress, samples=samples
     )  # fmt: skip
     current = estimator.estimate_current()
     try:
         traits = Traits(origin, current.settings.batch_size, jit_compile, mode)
     except KerasmemError as error:
         return _advice(estimator, notes=[f"no remedy can be estimated: {error}"])
-    search = RemedySearch(estimator, traits)
+    return _searched(RemedySearch(estimator, traits), budget_seconds, confirm)
+
+
+def _searched(search: RemedySearch, budget_seconds: float | None, confirms: bool) -> Advice:
+    """Return the remedies that are found, and plans of them where they are needed."""
+    estimator = search.estimator
     if budget_seconds is not None and not estimator.fits_now:
         estimator.reserved = _FOR_COMBINATIONS * budget_seconds
     search.run()
     estimator.reserved = 0.0
     plans = find_plans(search)
+    if confirms:
+        plans = confirmed(estimator, plans, search.notes)
+        found = {each.name: each for each in plans}
+        search.remedies = [found.get(each.name, each) for each in search.remedies]
     return _advice(estimator, search.remedies, plans, search.considered, search.notes)
 
 
@@ -114,13 +132,13 @@ def _advice(
     best_first, every = ranked(remedies), [*current.notes, *notes]
     if unsure := [each.name for each in best_first if _may_save_nothing(each, current.bytes)]:
         every.append(f"the interval overlaps that of the step as it is, so the saving is not sure: {', '.join(unsure)}")
-    every += _on_other_kernels(estimator)
+    every += [*_on_other_kernels(estimator), *_on_data(estimator)]
     if not estimator.fits_now and not any(each.verdict == FITS for each in (*remedies, *plans)):
         room = f"{format_size(target.available_bytes)} of {target.name}"
         every.append(f"nothing that was estimated surely fits the {room}")
     return Advice(
         current.model, current.settings, current.bytes, current.device, best_first, tuple(plans), tuple(considered),
-        tuple(every),
+        tuple(every), estimator.kernels(estimator.method), estimator.data_bytes,
     )  # fmt: skip
 
 
@@ -135,6 +153,17 @@ def _on_other_kernels(estimator: StepEstimator) -> Iterator[str]:
         f"of {format_size(now)}, {found.verdict}, by the same simulation on oneDNN's kernels; TensorFlow runs its own "
         "on this CPU. What it does to the time of a step was not measured"
     )
+
+
+def _on_data(estimator: StepEstimator) -> Iterator[str]:
+    """Yield what the copy of the data takes, and how to do without it."""
+    if estimator.data_bytes:
+        yield (
+            f"the figures count {format_size(estimator.data_bytes)} for the copy of the arrays that model.fit keeps on "
+            "the device; data in batches (a PyDataset, tf.data from a generator, kerasmem.H5ChunkSequence) has none"
+        )
+    elif estimator.samples is not None:
+        yield f"the copy of the arrays is not counted: {estimator.method} does not tell what a batch takes"
 
 
 def _may_save_nothing(remedy: Remedy, now: Bytes) -> bool:

@@ -176,8 +176,13 @@ class RemedySearch:
         if not estimator.has_time(_ESTIMATES_OF_A_SEARCH):
             self._reject(name, "there was no time for the search")
             return
+        data = estimator.data_bytes
+        if data >= estimator.target.available_bytes:
+            self._reject(name, f"the copy of the data alone takes {format_size(data)}")
+            return
         options = estimator.estimate_options()
         options |= {"method": estimator.method, "maximum": now - 1, "cache": estimator.cache}
+        options["margin"] = data / estimator.target.available_bytes
         options.pop("batch_size")
         try:
             search = max_batch_size(estimator.origin.source, **options)
@@ -243,10 +248,11 @@ class RemedySearch:
         made = ordered(changes)
         before = self.estimator.baseline(made).bytes.total
         name, result = " + ".join(each.name for each in made), worst_result(made)
+        kernels = self.estimator.kernels(need.method)
         heading = (
             f"{name[:1].upper()}{name[1:]}: {result}.\n"
-            f"Predicted peak {format_size(need.bytes.total)}{_interval(need.method, need.bytes)}, "
-            f"now {format_size(before)}."
+            f"Predicted peak {format_size(need.bytes.total)}{_interval(need.method, need.bytes)}"
+            f"{'' if kernels is None else f' on kernels of {kernels}'}, now {format_size(before)}."
         )
         return Remedy(
             name=name,
@@ -261,6 +267,7 @@ class RemedySearch:
             verdict=need.verdict,
             method=need.method,
             code=script(self.traits, made, heading),
+            kernels=kernels,
         )
 
 

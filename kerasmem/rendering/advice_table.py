@@ -49,7 +49,8 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
     """
     settings = f"{settings_line(advice.settings)} · method: {printable(advice.settings.method, 30)}"
     need = advice.need
-    now = Text(f"Now: {_needs(advice.settings.method, need.total, need.low, need.high)}\n")
+    kernels = "" if advice.kernels is None else f", on kernels of {printable(advice.kernels, 80)}"
+    now = Text(f"Now: {_needs(advice.settings.method, need.total, need.low, need.high)}{kernels}\n")
     now.append_text(verdict_line(advice.device, need, advice.settings.method))
     parts: list[RenderableType] = [*_answer(advice), "", model_heading(advice.model, settings), "", now, ""]
     if advice.remedies:
@@ -85,7 +86,7 @@ def _answer(advice: Advice) -> Iterator[Text]:
         yield _verdict_on(device, device.verdict, how, _needs(advice.settings.method, need.total, need.low, need.high))
         return
     needs = _needs(chosen.method, chosen.total, chosen.low, chosen.high)
-    yield _verdict_on(device, chosen.verdict, f"with {printable(chosen.name, 200)}", needs)
+    yield _verdict_on(device, chosen.verdict, f"with {printable(chosen.name, 200)}", needs).append(_trial(chosen))
     yield from (Text(f"  {line}", style="cyan") for line in key_lines(chosen))
 
 
@@ -144,11 +145,21 @@ def _plans(advice: Advice) -> Iterator[RenderableType]:
                 line = Text(f"  {label}  {printable(each.name, 300)}: {needs}, ").append_text(
                     verdict_text(each.verdict)
                 )
-                yield line.append(f"; {printable(each.result, 60)}")
+                yield line.append(f"; {printable(each.result, 60)}{_trial(each)}")
         yield ""
         yield from _code("A", advice.plans[0])
     elif advice.device.verdict == "fits" and advice.remedies:
         yield from _code("1", advice.remedies[0])
+
+
+def _trial(each: Remedy) -> str:
+    """Return what real steps of it took."""
+    trial = each.trial
+    if trial is None:
+        return ""
+    if trial.peak_bytes is None:
+        return f"; its real steps ran out ({printable(trial.reason or '', 200)})"
+    return f"; real steps took {format_size(trial.peak_bytes)} of {format_size(trial.limit_bytes)}"
 
 
 def _code(label: str, each: Remedy) -> Iterator[RenderableType]:

@@ -1,0 +1,105 @@
+"""What the figures of `kerasmem.advise` hold for, the copy of the data in them, and real steps of the winner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import advised_models
+import pytest
+
+from kerasmem.devices.catalogue import resolve_device
+from kerasmem.devices.kernels import EIGEN, ONEDNN, assumed
+from kerasmem.errors import KerasmemError
+from kerasmem.estimation.verification import Trial
+from kerasmem.models.facts import Bytes
+from kerasmem.recovery import winner
+from kerasmem.recovery.advice import Advice, Remedy
+from kerasmem.recovery.building import Origin
+from kerasmem.recovery.changes import change
+from kerasmem.recovery.estimator import StepEstimator
+from kerasmem.recovery.facade import advise
+from kerasmem.rendering.advice_table import advice_table
+from kerasmem.rendering.layout import plain_text
+
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
+MODELS = Path(advised_models.__file__)
+BATCH = 256
+MICRO = {"kind": "micro_batches", "value": 4}
+
+
+def estimator(device="16GB", **options):
+    origin = Origin(f"{MODELS}:residual", {"factory_args": {"blocks": 2}})
+    asked = (resolve_device(device), BATCH, "train", False, "graph", False, None)
+    return StepEstimator(origin, *asked, **options)
+
+
+def plan(name, verdict="fits", changes=(MICRO,)):
+    return Remedy(name, changes, "same", "", 1.0, 10, 9, 11, 20, verdict, "graph", "model.fit()", kernels="Eigen, CPU")
+
+
+def test_whose_kernels_figures_hold_for():
+    asked = estimator("t4")
+    assert [asked.kernels(method) for method in ("formula", "xla")] == [None, "XLA, this CPU"]
+    assert asked.kernels("gpu-target") == f"XLA, {resolve_device('t4').name}"
+    assert asked.kernels("graph") == f"CUDA, {resolve_device('t4').name}"
+    for kind, said in ((ONEDNN, "oneDNN, CPU"), (EIGEN, "Eigen, CPU")):
+        with assumed(kind):
+            assert estimator("16GB").kernels("graph") == said
+
+
+def test_the_copy_of_the_data_counts_in_all_figures():
+    without = estimator().estimate_current()
+    asked = estimator(samples=10 * BATCH)
+    now = asked.estimate_current()
+    assert asked.data_bytes == 10 * without.bytes.inputs > 0
+    for name in ("total", "low", "high", "inputs"):
+        added = getattr(now.bytes, name) - getattr(without.bytes, name)
+        expected = asked.data_bytes * (2 if name == "high" else 1)  # its chunk may be larger than the copy
+        assert abs(added - expected) < 4096, "two estimates may differ by a chunk"
+    halved = asked.add([change("batch_size", BATCH // 2)], Bytes(100, 90, None, *[None] * 7), "graph")
+    assert halved.bytes.total == 100 + asked.data_bytes and halved.bytes.high is None
+
+
+def test_the_next_plan_is_run_where_the_first_runs_out(monkeypatch):
+    asked = estimator("64MB", samples=BATCH)
+    asked.data_bytes = 4_000_000
+    tried = []
+
+    def steps(request, batch_size, limit, **options):
+        tried.append((request.factory_args["changes"], batch_size, limit, request.jit_compile))
+        return Trial(batch_size, len(tried) == 2, None if len(tried) == 1 else 7, limit, 1.0, "OOM")
+
+    monkeypatch.setattr(winner, "try_batch", steps)
+    plans = [plan("a"), plan("b", "too close to call", ({"kind": "batch_size", "value": 64},)), plan("c")]
+    found = winner.confirmed(asked, plans, notes := [])
+    assert [(each.name, each.verdict) for each in found] == [("b", "fits"), ("c", "fits"), ("a", "does not fit")]
+    assert [each.trial is None for each in found] == [False, True, False] and notes == []
+    assert tried == [([MICRO], 64, 60_000_000, False), ([], 64, 60_000_000, False)]
+    tried.clear()
+    monkeypatch.setattr(winner, "_ran", lambda *_: (_ for _ in ()).throw(KerasmemError("it lives here only")))
+    assert winner.confirmed(asked, plans, notes) == plans
+    assert notes == ["a: its steps were not run: it lives here only"]
+    hopeless = [plan("d", "does not fit")]
+    assert winner.confirmed(asked, hopeless, notes) == hopeless and len(notes) == 1
+
+
+def test_real_steps_of_the_winner():
+    asked = estimator("200MB")
+    (found,) = winner.confirmed(asked, [plan("4 micro-batches of 64", "too close to call")], notes := [])
+    assert notes == [] and found.verdict == "fits"
+    assert found.trial.size == 64 and 0 < found.trial.peak_bytes < found.trial.limit_bytes == 200_000_000
+    current = asked.estimate_current()
+    advice = Advice(current.model, current.settings, current.bytes, replace(current.device, verdict="does not fit"),
+                    plans=(found, plan("b")), kernels="Eigen, CPU")  # fmt: skip
+    assert Advice.from_dict(advice.to_dict()) == advice
+    told = advice.to_dict()
+    assert (told["kernels"], told["plans"][0]["trial"]["fits"]) == ("Eigen, CPU", True)
+    text = plain_text(advice_table(advice, 120), 120)
+    assert "on kernels of Eigen, CPU" in text and "; real steps took " in text
+
+
+def test_wrong_samples():
+    with pytest.raises(KerasmemError, match="samples"):
+        advise("keras.applications:MobileNet", device="1GB", samples=0)
