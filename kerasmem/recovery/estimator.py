@@ -270,7 +270,7 @@ class StepEstimator:
         }
 
     def _data_bytes(self, found: Bytes, rows: int) -> int:
-        """Return the bytes of the copy of the data, its samples as large as those estimated; 0 where that is unknown."""
+        """Return the bytes of the copy of the data, of samples as large as these; 0 where that is unknown."""
         return 0 if self.samples is None or found.inputs is None else found.inputs * self.samples // rows
 
     def _widened(self, need: Bytes) -> Bytes:

@@ -63,8 +63,8 @@ def fit(
     shuffled batches of a `PyDataset` with `steps_per_epoch`, in one that depends on the epoch's number and a seed that
     is saved. Data of tf.data or a generator is read again up to the place, and must be the same. Not saved is what
     callbacks remember; see `ResumeTraining`. With deterministic operations the result is the same bit for bit.
-
     Under `kerasmem run` each call goes on after a kill in any case; with `checkpoint` it does so from this file.
+    Where data of unknown length ends no step is counted; Keras's graph counts one in `optimizer.iterations` there.
 
     Args:
         model: a compiled Keras model.

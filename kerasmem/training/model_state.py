@@ -14,6 +14,8 @@ from kerasmem.models.optimizers import optimizer_variables
 ModelState = dict[str, list[np.ndarray]]
 WEIGHTS = ("model", "optimizer")
 GROUPS = (*WEIGHTS, "metrics")
+_ALIGNMENT = 64  # bytes: what TensorFlow's kernels expect
+_SMALL = 4096  # bytes, for which there is always a place
 
 
 def variables(model: Any) -> dict[str, list[Any]]:
@@ -39,7 +41,26 @@ def load_state(model: Any, state: ModelState, groups: Sequence[str] = (*GROUPS, 
         if group not in groups or (group == "random" and len(arrays) != len(some)):
             continue
         for variable, array in zip(some, arrays, strict=True):
-            variable.assign(array)
+            _assign(variable, array)
+
+
+def _assign(variable: Any, array: np.ndarray) -> None:
+    """Write an array into a variable, on the host without memory of the allocator's.
+
+    `assign` has TensorFlow copy the array into the memory of its CPU allocator first. Where that has no room left, as
+    after a step that ran out, it waits ten seconds and ends the process.
+    """
+    import tensorflow as tf
+
+    if array.nbytes < _SMALL or array.dtype.kind != "f" or not isinstance(variable.value, tf.Variable):
+        variable.assign(array)
+        return
+    room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % _ALIGNMENT
+    placed = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    placed[...] = array
+    lent = tf.experimental.dlpack.from_dlpack(placed.__dlpack__())
+    variable.value[...].assign(lent)  # into its own buffer; a plain `assign` would take NumPy's in its place
 
 
 def describe(arrays: list[Any]) -> list[list[Any]]:

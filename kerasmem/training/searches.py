@@ -64,6 +64,10 @@ def require_fit(
             f"model {model.name!r}: its weights and its optimizer alone take {format_size(held)}, and there are "
             f"{format_size(room)}"
         )
+    if getattr(model, "jit_compile", None) is False:
+        # Asked for "auto", XLA would be, too: each compilation leaves memory behind, and may end a process whose CPU
+        # allocator has a limit.
+        options.setdefault("method", "graph")
     report = estimate(model, batch_size=batch_size, device=room if device is None else device, **options)
     found = report.device
     if found is not None and found.verdict == DOES_NOT_FIT:

@@ -11,7 +11,9 @@ import keras
 import numpy as np
 
 from kerasmem.compat.keras_fit import logs_from_steps, noted_epoch_iterator
+from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.errors import ModelError, UsageError
+from kerasmem.models.freeing import drop_frames
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.model_state import WEIGHTS, load_state, read_state
 from kerasmem.training.run_folder import Supervised
@@ -23,6 +25,7 @@ from kerasmem.training.steps.checks import uneven_layers
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
 from kerasmem.training.steps.remote import Engine, RemoteEngine
+from kerasmem.training.steps.ways_out import nothing_fits
 
 # Callbacks of Keras's that change nothing of a model but its learning rate, before training ends.
 _HARMLESS = (
@@ -199,6 +202,10 @@ class Trainer(keras.callbacks.Callback):
         try:
             build_step(model, batch)
         except Exception as error:
+            diagnosis = read_exception(error)
+            if diagnosis.out_of_memory:  # weights, and what the optimizer keeps
+                drop_frames(error)
+                raise ModelError(nothing_fits(diagnosis.summary, model, None, 0)) from None
             if not model.built:
                 raise UsageError(
                     f"model: it cannot be built from a batch's shapes ({error}); call it on a batch before fit"

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,12 @@ BAD_CUT = [
     "dense_2",
 ]  # three short segments at the front, and all the rest kept
 TIMEOUT = 600
+# Architectures that are compared with the curve of Chen et al.: of n layers that keep as much each, 2 √n are kept.
+CURVE = (
+    "dense", "resnet50", "transformer", "transfer", "deep_mlp", "very_deep", "vgg16", "mobilenet_v2", "efficientnet_b0",
+    "densenet121", "xception", "convnext_tiny", "unet", "wavenet", "conv3d", "decoder",
+)  # fmt: skip
+KERNELS = {"onednn": "1", "eigen": "0"}
 
 
 def design(quick: bool) -> list[dict[str, Any]]:
@@ -79,10 +87,11 @@ def key_of(row: dict[str, Any]) -> str:
     return f"{row['model']}/{row['mode']}/{row['policy']}/{row['way']}{segments}"
 
 
-def run(row: dict[str, Any]) -> dict[str, Any]:
+def run(row: dict[str, Any], **variables: str) -> dict[str, Any]:
     """Measure a row in a fresh process; a failure is a result too."""
     process = {
         **os.environ,
+        **variables,
         "TF_CPU_ALLOCATOR_USE_BFC": "true",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
@@ -141,19 +150,65 @@ def summarise(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
+def curve(kinds: list[str], rows: dict[str, Any], save: Callable[[], None]) -> None:
+    """Measure the peaks of the architectures on each kind of CPU kernels; what is there stays.
+
+    Args:
+        kinds: of kernels.
+        rows: to add to, by kind and architecture.
+        save: called after each.
+    """
+    for kind in kinds:
+        for model in CURVE:
+            policy = "mixed_bfloat16" if model == "decoder" else "float32"
+            common = {"model": model, "mode": "graph", "policy": policy, "steps": 3}
+            of_kind = rows.setdefault(kind, {})
+            if model in of_kind:
+                continue
+            variables = {"TF_ENABLE_ONEDNN_OPTS": KERNELS[kind]}
+            ways = [
+                run({**common, "way": way, "segments": segments}, **variables)
+                for way, segments in (("plain", None), ("kerasmem", "auto"))
+            ]
+            of_kind[model] = on_curve(*ways)
+            print(kind, model, of_kind[model], file=sys.stderr)
+            save()
+
+
+def on_curve(plain: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """Return how much of the activations' peak is left beside what the curve promises."""
+    if "error" in plain or "error" in ours:
+        return {"error": plain.get("error") or ours["error"]}
+    active = [each["median_peak_bytes"] - each["weight_bytes"] - each["gradient_bytes"] for each in (ours, plain)]
+    promised = min(1.0, 2 / math.sqrt(plain["predicted"]["layers"]))
+    return {
+        "layers": plain["predicted"]["layers"],
+        "segments": ours["predicted"]["segments"],
+        "plain_peak_bytes": plain["median_peak_bytes"],
+        "peak_bytes": ours["median_peak_bytes"],
+        "activations": round(active[0] / active[1], 3),
+        "curve": round(promised, 3),
+        "is_on_it": active[0] / active[1] <= promised,
+    }
+
+
 def main() -> None:
     """Measure what is missing and write the results after each row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two small rows")
     parser.add_argument("--only", default="", help="rows whose name begins so")
     parser.add_argument("--restart", action="store_true", help="measure again what is there")
+    parser.add_argument("--curve", nargs="+", choices=KERNELS, help="the peaks of many architectures on these kernels")
     parser.add_argument("--again", type=int, default=0, metavar="ROUNDS", help="more rounds of the main rows")
     options = parser.parse_args()
     name = "recompute_quick" if options.quick else "recompute"
     path = RESULTS / f"{name}.json"
-    rows: dict[str, dict[str, Any]] = {}
-    if path.exists():
-        rows = json.loads(path.read_text())["rows"]
+    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    if options.curve:
+        found = kept.setdefault("curve", {})
+        curve(options.curve, found, lambda: write_results(name, kept))
+        return
+    rows: dict[str, dict[str, Any]] = kept.get("rows", {})
     asked = [row for row in design(options.quick) if key_of(row).startswith(options.only)]
     first = [row for row in asked if options.restart or key_of(row) not in rows]
     again = [row for row in asked if row["way"] == "plain" or row["segments"] == "auto"]
@@ -162,7 +217,7 @@ def main() -> None:
         found = {**run(row), "load_average": round(os.getloadavg()[0], 1)}
         rows[key] = found if number < len(first) else pooled(rows[key], found)
         machine = environment("tensorflow", "keras", "numpy")
-        write_results(name, {"environment": machine, "summary": summarise(rows), "rows": rows})
+        write_results(name, {**kept, "environment": machine, "summary": summarise(rows), "rows": rows})
         print(key, summarise(rows).get(key, rows[key].get("error")), file=sys.stderr)
     print(json.dumps(summarise(rows), indent=1))
 

@@ -68,7 +68,41 @@ def small() -> tuple[Any, Any, Any, str]:
     return dense(8, 128, 512)
 
 
-MODELS = {each.__name__: each for each in (dense, resnet50, transformer, small)}
+def transfer(batch: int = 16) -> tuple[Any, Any, Any, str]:
+    """Return a backbone inside a model, all of it trained."""
+    import keras
+    import numpy as np
+
+    backbone = keras.applications.MobileNet(weights=None, include_top=False, input_shape=(96, 96, 3), pooling="avg")
+    inputs = keras.Input((96, 96, 3))
+    outputs = keras.layers.Dense(10, activation="softmax")(backbone(keras.layers.Rescaling(2.0, -1.0)(inputs)))
+    draw = np.random.default_rng(0)
+    x, y = draw.random((batch, 96, 96, 3), "float32"), draw.integers(0, 10, batch)
+    return keras.Model(inputs, outputs), x, y, "sparse_categorical_crossentropy"
+
+
+MODELS = {each.__name__: each for each in (dense, resnet50, transformer, transfer, small)}
+
+
+def of_zoo(name: str) -> tuple[Any, Any, Any, str]:
+    """Return a model of the benches' collection with a batch, and a loss that takes whatever it puts out."""
+    import numpy as np
+    import zoo
+
+    entry = zoo.ZOO[name]
+    model, batch, draw = entry.build(), entry.batches[-1], np.random.default_rng(0)
+    shape = (batch, *model.inputs[0].shape[1:])
+    is_index = "int" in str(model.inputs[0].dtype)
+    x = draw.integers(0, 100, shape, "int32") if is_index else draw.random(shape, "float32")
+    return model, x, np.zeros((batch, *model.outputs[0].shape[1:]), "float32"), "mse"
+
+
+def layer_count(model: Any) -> int:
+    """Return the layers that compute something, those of nested models too."""
+    import keras
+
+    inner = [each for each in model.layers if not isinstance(each, keras.layers.InputLayer)]
+    return sum(layer_count(each) if isinstance(each, keras.Model) else 1 for each in inner)
 
 
 def per_layer(model: Any) -> Any:
@@ -100,18 +134,19 @@ def prepared(row: dict[str, Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
     # Keras reads the scope where a layer is made.
     scope = keras.RematScope(mode="full") if row["way"] == "RematScope" else contextlib.nullcontext()
     with scope:
-        model, x, y, loss = MODELS[row["model"]]()
+        model, x, y, loss = MODELS[row["model"]]() if row["model"] in MODELS else of_zoo(row["model"])
+    layers = layer_count(model)
     if row["way"] == "recompute_grad":
         model = per_layer(model)
     model.compile("sgd", loss, jit_compile=row["mode"] == "xla")
-    predicted: dict[str, Any] = {}
+    predicted: dict[str, Any] = {"layers": layers}
     if row["way"].startswith("kerasmem"):
         asked = row["segments"]
         options = {"cuts": asked} if isinstance(asked, list) else {"segments": asked}
         begin = time.perf_counter()
         model = kerasmem.recompute(model, batch_size=len(x), **options)
         plan = model.plan
-        predicted = {
+        predicted |= {
             "segments": len(plan.segments),
             "activation_bytes": plan.activation_bytes,
             "plain_activation_bytes": plan.plain_activation_bytes,

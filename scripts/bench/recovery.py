@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `kerasmem.fit` costs and whether it keeps its word: overhead, time lost where it ran out, kills, peers.
 
-    python scripts/bench/recovery.py [--pairs 10] [--kills 20] [--only PART …] [--quick]
+    python scripts/bench/recovery.py [--pairs 10] [--kills 20] [--cases 200] [--only PART …] [--quick]
 
 On the CPU, under TensorFlow's BFC allocator and with TF_ENABLE_ONEDNN_OPTS=0 (with oneDNN a failed step ends the
 process). Each part runs in a process of its own (`recovery_child.py`); the kills are by `tests/training/fitted.py`.
@@ -15,12 +15,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from environment import RESULTS, ROOT, environment, write_results
 
 CHILD = Path(__file__).with_name("recovery_child.py")
+CASES = Path(__file__).with_name("recovery_cases.py")
 LIMIT = 150  # MB: a whole batch of the wide model takes more, half of it less
 FITTED = ROOT / "tests" / "training" / "fitted.py"
 
@@ -118,15 +120,35 @@ def lost(mode: str) -> dict[str, Any]:
     }
 
 
+def cases(count: int) -> dict[str, Any]:
+    """Seeded runs that run out, by what came of them; see `recovery_cases.py`."""
+    rows = ask(CASES, 0, count)
+    outcomes = Counter(row["outcome"] for row in rows)
+    tried = [row for row in rows if row.get("failures")]
+    exact = [row["difference"] for row in tried if row["outcome"] == "as the undisturbed run"]
+    return {
+        "cases": len(rows),
+        "outcomes": dict(outcomes.most_common()),
+        "failures": dict(sorted(Counter(row["failures"] for row in tried).items())),
+        "largest_difference_of_the_exact": max(exact, default=None),
+        "rows": rows,
+    }
+
+
+# The limit in MB under which nothing helps, by what does not fit.
+HOPELESS = {"activations": 64, "gradients": 56, "slots": 40}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="measure these, keep the others' results")
     parser.add_argument("--quick", action="store_true", help="few of each, to see that it runs")
     options = parser.parse_args()
     if options.quick:
-        options.pairs, options.kills = 2, 2
+        options.pairs, options.kills, options.cases = 2, 2, 2
     parts = {
         "overhead": lambda: ask(CHILD, "overhead", options.pairs),
         "kills": lambda: kills(options.kills),
@@ -135,6 +157,8 @@ def main() -> None:
         "peaks": lambda: [ask(CHILD, "peak", pieces) for pieces in (1, 2, 4, 8)],
         "differences": differences,
         "lost_where_it_ran_out": lambda: {mode: lost(mode) for mode in ("graph", "xla")},
+        "hopeless": lambda: {name: ask(CHILD, "hopeless", name, limit=limit) for name, limit in HOPELESS.items()},
+        "cases": lambda: cases(options.cases),
     }
     name = "recovery_quick" if options.quick else "recovery"
     if unknown := set(options.only) - set(parts):
@@ -144,7 +168,7 @@ def main() -> None:
     results["environment"] = {
         **environment("tensorflow", "keras", "numpy"), "load_average": round(os.getloadavg()[0], 1)
     }  # fmt: skip
-    results["settings"] = {"pairs": options.pairs, "kills": options.kills}
+    results["settings"] = {"pairs": options.pairs, "kills": options.kills, "cases": options.cases}
     for part, measure in parts.items():  # what was measured is kept, should a later part fail
         if not options.only or part in options.only:
             results[part] = measure()

@@ -92,6 +92,32 @@ def lost(mode: str, size: str = "") -> dict[str, Any]:
     return {"seconds": round(seconds, 2), "micro_batch_rows": rows[-1] if rows else None}
 
 
+def tall() -> Any:
+    """A model of few weights that takes 128 MB for each row."""
+    parts = [L.Reshape((1, 32)), L.UpSampling1D(1_000_000), L.GlobalAveragePooling1D(), L.Dense(10)]
+    model = keras.Sequential([keras.Input((32,)), *parts])
+    model.compile("adam", "mse", jit_compile=False)
+    return model
+
+
+def hopeless(name: str) -> dict[str, Any]:
+    """A run under a limit that not even one row fits: seconds until it says so, and the failures that it took."""
+    model = {"activations": tall, "gradients": wide, "slots": wide}[name]()
+    x, y = data(model, 512)
+    start = time.perf_counter()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            kerasmem.fit(model, x, y, batch_size=256, verbose=0)
+        except kerasmem.KerasmemError as error:
+            text = str(error)
+    return {
+        "seconds": round(time.perf_counter() - start, 1),
+        "failures": 1 + sum("it is repeated" in str(each.message) for each in said),
+        "said": text[:300],
+    }
+
+
 def checkpoint() -> dict[str, Any]:
     """What one writing takes."""
     from kerasmem.training.array_source import ArraySource

@@ -51,6 +51,7 @@ def outcomes(tmp_path_factory):
         {"name": "arrays, killed", **SMALL, "fit": saving("b"), "kill": 7},
         {"name": "arrays, killed", **SMALL, "seed": 9, "fit": saving("b"), "kill": 16},
         {"name": "arrays, killed", **SMALL, "seed": 8, "fit": saving("b")},
+        {"name": "no slots", "limit": 3, "rows": 8, "size": 4, "valid": False},
         {"name": "worker", **SMALL, "fit": saving("c", isolated=True), "data": "h5"},
         {"name": "worker, killed", **SMALL, "fit": saving("d", isolated=True), "data": "h5", "kill": 21},
     ]
@@ -94,7 +95,9 @@ def test_where_nothing_helps_the_message_says_why(outcomes):
     assert "kerasmem.recompute(model)" in error and "a smaller model" in error and "a larger card" in error
     assert "batch that fits" not in error and "smaller batches" not in error and "max_batch_size" not in error
     assert "SGD" not in error, "it has nothing to keep"
-    assert len(outcomes[2]["nothing fits"]["warnings"]) == 1, "one row is tried after the whole batch, no size between"
+    assert outcomes[2]["nothing fits"]["warnings"] == [], "not one row is tried: it holds too much"
+    error = outcomes[2]["no slots"]["error"]
+    assert error.startswith("ModelError: not even one row at a time fits: ") and "such as keras.optimizers.SGD" in error
 
 
 def test_a_killed_run_goes_on_with_the_very_next_batch(outcomes):
@@ -111,7 +114,7 @@ def test_a_killed_run_goes_on_with_the_very_next_batch(outcomes):
 
 def test_a_process_that_takes_the_steps_may_be_killed(outcomes):
     _, ended, found = outcomes
-    assert ended[9:] == [0, 0]
+    assert ended[10:] == [0, 0]
     whole, killed = found["worker"], found["worker, killed"]
     assert killed["digest"] == whole["digest"]
     assert killed["history"] == whole["history"]

@@ -81,6 +81,32 @@ def test_a_model_comes_back_and_its_peak_is_the_allocators():
     )
 
 
+def state_put_back():
+    """Weights that fill most of the device's memory are put back from a copy, into the buffers that they have."""
+    import keras
+    import tensorflow as tf
+
+    from kerasmem.training.model_state import load_state, read_state
+
+    model = keras.Sequential([keras.Input((2048,)), keras.layers.Dense(2048, kernel_initializer="zeros")])
+    state = read_state(model)
+    state["model"][0][:] = 3
+    held = tf.zeros(3 * 2**20)  # 12 MiB
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    load_state(model, state)
+    told = tf.config.experimental.get_memory_info("CPU:0")
+    del held
+    return told["peak"] - before, told["current"] - before, float(model.get_weights()[0].min())
+
+
+def test_a_copy_of_the_state_is_put_back_where_there_is_no_room_for_another():
+    """TensorFlow copies arrays into its own memory first, and a process without room for that ends."""
+    run = run_isolated(state_put_back, device_memory_limit="40MiB")
+    beyond, left, value = run.get()
+    assert beyond < 2**20 and left == 0 and value == 3
+
+
 def test_out_of_memory_is_a_value():
     run = run_isolated(train, WIDTH, device_memory_limit="64MB", output=False)
     assert run.out_of_memory and run.status == "out of memory" and run.value is None

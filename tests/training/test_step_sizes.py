@@ -92,6 +92,10 @@ def test_what_does_not_surely_fit_is_told_from_what_does():
         found = sizes.fitting("train", BATCH, ROWS, Room(room), accumulates=False)
         assert found.is_sure == is_sure and (found.rows == ROWS) == (room > outcomes[1].total)
         assert found.is_hopeless == (room == 10) and found.rows >= ROWS // 4, "not row by row for a doubt"
+        assert found.is_impossible == (room == 10)
+    held = Room(2 * outcomes[1].high, other=2 * outcomes[1].high)  # by something else, which may go
+    found = sizes.fitting("train", BATCH, ROWS, held, accumulates=False)
+    assert found.is_hopeless and not found.is_impossible
     added = sizes.fitting("train", BATCH, ROWS, Room(2 * outcomes[1].high), accumulates=True).added
     assert added == 4 * model.count_params()
     assert sizes.fitting("train", (np.array(["a"] * 4), None), 2, Room(10), accumulates=False) is None
@@ -144,6 +148,17 @@ def test_what_is_tried_after_a_failure(monkeypatch, needs, asks, fitting, tried)
     ):
         driver.step("train", BATCH)
     assert engine.tried == tried
+
+
+def test_nothing_is_tried_where_one_row_holds_more_than_there_is(monkeypatch, recwarn):
+    engine, model = Engine(lambda n: True, lambda n: n), dense()
+    driver = Driver(engine, model)
+    known = Fitting(1, False, True, live_outcome(model, BATCH, 1), Room(100), 0, is_impossible=True)
+    monkeypatch.setattr(driver, "_ask", lambda *_: known)
+    monkeypatch.setattr("kerasmem.training.steps.driver.allocator_limit", lambda: 100)
+    with pytest.raises(ModelError, match=r"(?s)not even one row at a time.*a step on one row takes"):
+        driver.step("train", BATCH)
+    assert engine.tried == [(64, 64)] and not [each for each in recwarn if "ran out" in str(each.message)]
 
 
 def test_an_estimate_that_takes_long_is_not_asked_again():

@@ -270,6 +270,8 @@ class Driver:
             limit = failure.diagnosis.limit_bytes or allocator_limit()
             self._fitting = None if limit is None else self._ask(kind, entry.batch, -(-now // 2), limit)
         found, how = self._fitting, ""
+        if found is not None and found.is_impossible:  # a trial would take the allocator's ten seconds to say the same
+            raise ModelError(nothing_fits(failure.diagnosis.summary, self._model, found, self._since()))
         if obstacle is not None and not self._may_differ:
             raise ModelError(cannot_divide(failure.diagnosis.summary, obstacle, self._since(), found))
         if len(failures) == 1 and found is not None and not found.is_hopeless:

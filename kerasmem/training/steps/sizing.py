@@ -50,6 +50,8 @@ class Fitting:
         one_row: the step on one row; None where it was not needed.
         room: what there is.
         added: bytes that a step in pieces takes beside the step itself: its accumulators.
+        is_impossible: whether one row cannot fit even on a device that holds nothing else and with kernels that take no
+            scratch; what the estimator does not know of another machine's kernels makes no difference then.
     """
 
     rows: int
@@ -58,6 +60,7 @@ class Fitting:
     one_row: Outcome | None
     room: Room
     added: int
+    is_impossible: bool = False
 
 
 class StepSizes:
@@ -95,7 +98,10 @@ class StepSizes:
                     break
         except Exception:  # a size is tried instead, as without an estimator
             return None
-        return Fitting(rows if is_sure else max(rows, -(-most // 4)), is_sure, is_hopeless, asked.get(1), room, added)
+        one = asked.get(1)
+        is_impossible = is_hopeless and one is not None and _least_held(one) + added > room.limit
+        rows = rows if is_sure else max(rows, -(-most // 4))
+        return Fitting(rows, is_sure, is_hopeless, one, room, added, is_impossible)
 
     def largest(self, batch: Any, most: int, room: Room) -> int | None:
         """Return the largest training batch that surely fits, to a sixteenth; None where the estimator has no answer.
@@ -130,6 +136,10 @@ class StepSizes:
 
 def _bounded(bound: Callable[[Outcome], int], ask: Callable[[int], Outcome], rows: int) -> int:
     return bound(ask(rows))
+
+
+def _least_held(found: Outcome) -> int:
+    return at_least(found) - (found.categories.get("workspace") or 0)
 
 
 def _total(found: Outcome) -> int:

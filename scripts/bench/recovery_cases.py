@@ -1,0 +1,253 @@
+"""Seeded runs under limits that they run out under, each beside the same run with memory enough.
+
+    recovery_cases.py FIRST COUNT
+
+Draws a model, optimizer, precision, loop, batch and limit for each seed. A run is a process forked before TensorFlow
+does anything; several go on beside one another, since what runs out mostly waits. Prints JSON, a row a case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", TF_ENABLE_ONEDNN_OPTS="0", TF_CPU_ALLOCATOR_USE_BFC="true"
+)
+
+import keras
+import numpy as np
+
+import kerasmem
+
+MIB = 1 << 20
+BESIDE = 4  # cases at once
+L = keras.layers
+LOOPS = ("arrays", "dataset", "pipeline", "generator", "super", "own step")
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda: keras.optimizers.SGD(0.01),
+    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.001),
+    "adamw": lambda: keras.optimizers.AdamW(0.001),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.001),
+}
+POLICIES = ("float32",) * 6 + ("mixed_bfloat16", "mixed_float16")
+Draw = np.random.Generator
+
+
+def mlp(draw: Draw) -> tuple[Any, list[Any]]:
+    width = int(draw.integers(128, 512))
+    return keras.Input((64,)), [L.Dense(width, "relu") for _ in range(int(draw.integers(3, 7)))]
+
+
+def convnet(draw: Draw) -> tuple[Any, list[Any]]:
+    filters = int(draw.integers(8, 24))
+    parts = [L.Conv2D(filters * step, 3, activation="relu", padding="same") for step in (1, 1, 2)]
+    return keras.Input((24, 24, 3)), [*parts, L.GlobalAveragePooling2D()]
+
+
+def normed(draw: Draw) -> tuple[Any, list[Any]]:
+    """Layers for which pieces are not the whole: the warning names them."""
+    shares = [each for _ in range(3) for each in (L.Dense(256), L.BatchNormalization(), L.ReLU())]
+    return keras.Input((64,)), [*shares, L.Dropout(0.2)]
+
+
+def text(draw: Draw) -> tuple[Any, list[Any]]:
+    """Gradients that are slices."""
+    parts = [L.Embedding(2000, 64), L.LayerNormalization(), L.Conv1D(64, 3, activation="gelu")]
+    return keras.Input((64,), dtype="int32"), [*parts, L.GlobalMaxPooling1D()]
+
+
+MODELS = {"mlp": mlp, "convnet": convnet, "normed": normed, "text": text}
+
+
+class Super(keras.Sequential):
+    """A step of its own that only calls Keras's."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+class Own(keras.Sequential):
+    """A step of its own that nothing is known of: it is refused where it runs out, and said why."""
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        return dict(logs)
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, x: Any, y: Any, size: int) -> None:
+        super().__init__()
+        self.x, self.y, self.size = x, y, size
+
+    def __len__(self) -> int:
+        return -(-len(self.x) // self.size)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        rows = slice(index * self.size, (index + 1) * self.size)
+        return self.x[rows], self.y[rows]
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """Return what a case is."""
+    draw = np.random.default_rng(seed)
+    return {
+        "seed": seed,
+        "model": str(draw.choice(list(MODELS))),
+        "optimizer": str(draw.choice(list(OPTIMIZERS))),
+        "policy": str(draw.choice(POLICIES)),
+        "loop": str(draw.choice(LOOPS)),
+        "share": round(float(draw.uniform(0.25, 0.9)), 3),  # of what a step takes beside what is held
+        "steps": int(draw.integers(2, 4)),
+    }
+
+
+def prepared(case: dict[str, Any]) -> tuple[Any, dict[str, Any], int]:
+    """Return the model, the arguments of `fit`, and the size of a batch."""
+    import tensorflow as tf
+
+    tf.config.experimental.enable_op_determinism()
+    keras.utils.set_random_seed(case["seed"])
+    keras.config.set_dtype_policy(case["policy"])
+    draw = np.random.default_rng((case["seed"], 1))
+    made, parts = MODELS[case["model"]](draw)
+    kind = {"super": Super, "own step": Own}.get(case["loop"], keras.Sequential)
+    model = kind([made, *parts, L.Dense(1, dtype="float32")])
+    model.compile(OPTIMIZERS[case["optimizer"]](), "mse", jit_compile=False)
+    size = {"mlp": 4096, "normed": 4096, "convnet": 192, "text": 512}[case["model"]]
+    rows = size * case["steps"] - size // 3  # the last batch is smaller
+    shape = (rows, *model.input_shape[1:])
+    x = draw.integers(0, 2000, shape, "int32") if case["model"] == "text" else draw.random(shape, "float32")
+    y = draw.random((rows, 1), "float32")
+    loop = case["loop"]
+    if loop == "dataset":
+        return model, {"x": Batches(x, y, size), "shuffle": False}, size
+    if loop == "pipeline":
+        return model, {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(size)}, size
+    if loop == "generator":
+        batches = ((x[at : at + size], y[at : at + size]) for at in range(0, rows, size))
+        return model, {"x": batches}, size
+    return model, {"x": x, "y": y, "batch_size": size, "shuffle": False}, size
+
+
+def state(model: Any) -> list[np.ndarray]:
+    return [np.asarray(each.value, "float64") for each in model.trainable_variables]
+
+
+def undisturbed(case: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Train with memory enough; tell the peak of a step, and what was held before it."""
+    import tensorflow as tf
+
+    model, arguments, _ = prepared(case)
+    model.optimizer.build(model.trainable_variables)
+    begin = state(model)
+    held = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    model.fit(**arguments, verbose=0)
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    np.savez(f"{folder}/{case['seed']}.npz", *begin, *state(model))
+    return {"held": held, "peak": peak}
+
+
+def limited(case: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Train under the limit; tell how it ended and how far the weights are from those of the undisturbed run."""
+    model, arguments, _ = prepared(case)
+    begin = time.monotonic()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            recoveries = [each.to_dict() for each in kerasmem.fit(model, **arguments, verbose=0).recoveries]
+        except kerasmem.KerasmemError as error:
+            first = str(error).splitlines()[0]
+            return {"outcome": _refusal(str(error)), "said": first[:300], "seconds": time.monotonic() - begin}
+    texts = [str(each.message) for each in said if each.category is RuntimeWarning]
+    failures = sum("ran out of memory" in each for each in texts)
+    with np.load(f"{folder}/{case['seed']}.npz") as kept:
+        arrays = [kept[name] for name in kept.files]
+    before, whole, found = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :], state(model)
+    apart = _norm([a - b for a, b in zip(found, whole, strict=True)])
+    difference = apart / _norm(whole)
+    is_warned = any("micro-batches are not the same" in each for each in texts)
+    is_half = case["policy"] != "float32"
+    outcome = (
+        "nothing ran out" if not failures
+        else "as the undisturbed run" if difference <= 1e-5
+        else "other, as a warning said" if is_warned
+        else "other, by rounding of half precision" if is_half
+        else "other"
+    )  # fmt: skip
+    return {
+        "outcome": outcome,
+        "failures": failures,
+        "micro_batch_rows": [each["micro_batch_rows"] for each in recoveries],
+        "difference": difference,
+        "difference_of_the_update": apart / max(_norm([a - b for a, b in zip(whole, before, strict=True)]), 1e-30),
+        "seconds": round(time.monotonic() - begin, 1),
+    }
+
+
+def _refusal(text: str) -> str:
+    if "The batch is not divided" in text:
+        return "refused, as documented"
+    return "one row does not fit, as said" if text.startswith("not even one row") else "another error"
+
+
+def _norm(arrays: list[np.ndarray]) -> float:
+    return float(np.sqrt(sum((array**2).sum() for array in arrays)))
+
+
+def in_a_fork(work: Any, case: dict[str, Any], folder: str, path: str) -> int:
+    """Begin a part of a case in a process of its own; return its number."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        found = work(case, folder)
+    except BaseException as error:
+        found = {"outcome": "crashed", "said": f"{type(error).__name__}: {error}"[:300]}
+    Path(path).write_text(json.dumps(found))
+    os._exit(0)
+
+
+def of_case(case: dict[str, Any], folder: str) -> None:
+    """Do both runs of a case; called in a process that has not started TensorFlow, which its runs inherit."""
+    path = f"{folder}/{case['seed']}"
+    os.waitpid(in_a_fork(undisturbed, case, folder, f"{path}.plain"), 0)
+    told = json.loads(Path(f"{path}.plain").read_text())
+    if "peak" in told:
+        limit = int(told["held"] + case["share"] * (told["peak"] - told["held"]))
+        told["limit_mib"] = limit // MIB
+        os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(told["limit_mib"])
+        status = os.waitpid(in_a_fork(limited, case, folder, f"{path}.limited"), 0)[1]
+        answer = Path(f"{path}.limited")
+        ended = {"outcome": "crashed", "said": f"wait status {status}"}
+        told |= json.loads(answer.read_text()) if answer.exists() else ended
+    Path(f"{path}.row").write_text(json.dumps({**case, **told}))
+
+
+def main(first: str, count: str) -> None:
+    seeds = list(range(int(first), int(first) + int(count)))
+    with tempfile.TemporaryDirectory() as folder:
+        waiting: set[int] = set()
+        for seed in seeds:
+            if len(waiting) == BESIDE:
+                waiting.discard(os.wait()[0])
+            child = os.fork()
+            if not child:
+                of_case(drawn(seed), folder)
+                os._exit(0)
+            waiting.add(child)
+        while waiting:
+            waiting.discard(os.wait()[0])
+        rows = [json.loads(Path(f"{folder}/{seed}.row").read_text()) for seed in seeds]
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
