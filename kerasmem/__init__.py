@@ -49,6 +49,7 @@ _PUBLIC = {
     "repack_data": "kerasmem.datatools.converting.repacking",
     "data_stats": "kerasmem.datatools.inspecting.statistics",
     "bench_data": "kerasmem.datatools.inspecting.benching",
+    "index_data": "kerasmem.datatools.inspecting.indexing",
     "KerasmemError": "kerasmem.errors",
 }
 
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from kerasmem.datatools.converting.conversion import convert_data as convert_data
     from kerasmem.datatools.converting.repacking import repack_data as repack_data
     from kerasmem.datatools.inspecting.benching import bench_data as bench_data
+    from kerasmem.datatools.inspecting.indexing import index_data as index_data
     from kerasmem.datatools.inspecting.inspection import inspect_data as inspect_data
     from kerasmem.datatools.inspecting.statistics import data_stats as data_stats
     from kerasmem.devices.growth import enable_memory_growth as enable_memory_growth

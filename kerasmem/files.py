@@ -273,7 +273,7 @@ def open_archive(file: BinaryIO) -> Iterator[Mapping[str, np.ndarray]]:
 
     try:
         with zipfile.ZipFile(file) as archive:
-            _check_entries(archive, os.fstat(file.fileno()).st_size)
+            _check_entries(archive, file.seek(0, os.SEEK_END))
     except Exception as error:  # NumPy parses headers as Python, whose tokenizer and parser have errors of their own
         raise ValueError(str(error) or type(error).__name__) from None
     file.seek(0)

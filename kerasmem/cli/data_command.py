@@ -33,6 +33,7 @@ COMMANDS = {
     "convert": ("data_command:convert", "Arrays, tables, images, records or HDF5 as HDF5 that streams well."),
     "repack": ("data_command:repack", "An HDF5 file in other chunks, compression or order."),
     "stats": ("data_command:stats", "Mean, variance, range and class weights, in one pass."),
+    "index": ("data_command:index", "One file that says of many where their rows lie."),
     "bench": ("data_command:bench", "What a file can deliver here, and what limits it."),
 }
 
@@ -211,6 +212,36 @@ def _read_scale(text: str) -> float:
         return float(above) / float(below or "1")
     except (ValueError, ZeroDivisionError):
         raise UsageError(f"--scale: {text!r} is no number; write for example 1/255 or 0.5") from None
+
+
+INDEX_EXAMPLES = """\b
+Examples:
+  kerasmem data index 'parts/part-*.h5' -o parts/train.index
+  kerasmem data index 's3://bucket/part-*.h5' -o train.index --checksums
+  kerasmem data index a.h5 b.h5 -o train.index --dataset x --dataset y"""
+
+
+@click.command("index", cls=GuardedCommand, seconds=None, epilog=INDEX_EXAMPLES)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("-o", "--output", required=True, metavar="FILE", help="The index to write, NAME.index.")
+@repeatable_option("--dataset", "names", metavar="NAME", help="Only this one; may be given several times.")
+@click.option(
+    "--checksums", is_flag=True, help="Note a checksum for each block, compared as it is read; reads all data."
+)
+@click.option("--allow-hdf5-filters", is_flag=True, help="Have HDF5 undo filters that kerasmem cannot, unchecked.")
+@json_option
+def index(files: tuple[str, ...], output: str, names: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Write an index of HDF5 files that are read as one, in the order given; of a pattern, part-2 before part-10.
+
+    H5ChunkSequence("NAME.index") then knows rows, types and chunks without opening a file. A file that is changed later
+    is an error that names it.
+    """
+    from kerasmem.datatools.inspecting.indexing import index_data
+    from kerasmem.rendering.data_tables import index_table
+
+    with progress_bar() as progress:
+        done = index_data(files, output, names=list(names) or None, progress=progress, **options)
+    show_result(done, as_json, index_table)
 
 
 BENCH_EXAMPLES = """\b

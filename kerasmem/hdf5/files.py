@@ -14,9 +14,10 @@ import numpy as np
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.delivery import Delivery, Places, RowRun, ScatterRead, Scratch, part_of
 from kerasmem.hdf5.direct.sources import Outputs
-from kerasmem.hdf5.grid import Grid
-from kerasmem.hdf5.layout import DataLayout, DatasetLayout, JoinedLayout
-from kerasmem.hdf5.opened import OpenFile
+from kerasmem.hdf5.grid import Grid, ranges
+from kerasmem.hdf5.index import IndexedData
+from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, JoinedLayout
+from kerasmem.hdf5.opened import IndexedFile, OpenFile
 from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
 from kerasmem.hdf5.remote.handle import Claim
 from kerasmem.hdf5.remote.urls import is_url
@@ -44,31 +45,27 @@ class OpenFiles:
     def __init__(self, layout: DataLayout, access: Access) -> None:
         self._access = access
         self._fetcher: RangeFetcher | None = None
-        self._files: list[OpenFile] = []
-        self._by_name: list[dict[str, OpenFile]] = []  # the files of each layout, by the datasets that lie in them
-        for file, start in zip(layout.files, layout.starts, strict=False):
-            by_name: dict[str, OpenFile] = {}
-            for part in file.parts if isinstance(file, JoinedLayout) else (file,):
-                fetcher = self._start_fetcher if is_url(part.path) else None
-                opened = OpenFile(part, access, start if len(layout.files) > 1 else None, fetcher)
-                self._files.append(opened)
-                by_name |= dict.fromkeys((dataset.name for dataset in part.datasets), opened)
-            self._by_name.append(by_name)
-        self.remote = any(file.is_remote for file in self._files)
+        self._layout = layout
+        self._by_name: dict[int, dict[str, OpenFile]] = {}  # the files used so far, by the datasets that lie in them
+        self.remote = any(is_url(path) for file in layout.files for path in _paths(file))
         self._most = most_open()
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
         self._open: OrderedDict[OpenFile, int] = OrderedDict()  # how many tasks read from each, the latest used last
 
     @property
+    def _used(self) -> list[OpenFile]:
+        return list(dict.fromkeys(file for by_name in list(self._by_name.values()) for file in by_name.values()))
+
+    @property
     def bytes_read(self) -> int:
         """Bytes taken from all files so far."""
-        return sum(file.bytes_read for file in self._files)
+        return sum(file.bytes_read for file in self._used)
 
     @property
     def traffic(self) -> Traffic:
         """What came of remote files so far."""
-        return sum((file.traffic for file in self._files), Traffic())
+        return sum((file.traffic for file in self._used), Traffic())
 
     @property
     def open_now(self) -> int:
@@ -86,7 +83,7 @@ class OpenFiles:
         Raises:
             DataError: it cannot be opened, or is not what it was.
         """
-        by_name = self._by_name[number]
+        by_name = self._by_name.get(number) or self._make(number)
         file = next(iter(by_name.values())) if name is None else by_name[name]
         with self._free:
             while file not in self._open and len(self._open) >= self._most and not self._rest_one():
@@ -119,9 +116,21 @@ class OpenFiles:
         """Close all files. No task may be running."""
         with self._lock:
             self._open.clear()
-            for file in self._files:
+            for file in self._used:
                 file.close()
         self.break_off()
+
+    def _make(self, number: int) -> dict[str, OpenFile]:
+        layout = self._layout
+        file, start = layout.files[number], layout.starts[number]
+        indexed = IndexedFile(layout.index, number) if isinstance(layout, IndexedData) else None
+        found: dict[str, OpenFile] = {}
+        for part in file.parts if isinstance(file, JoinedLayout) else (file,):
+            fetcher = self._start_fetcher if is_url(part.path) else None
+            opened = OpenFile(part, self._access, start if len(layout.files) > 1 else None, fetcher, indexed)
+            found |= dict.fromkeys((dataset.name for dataset in part.datasets), opened)
+        with self._lock:
+            return self._by_name.setdefault(number, found)
 
     def _start_fetcher(self) -> RangeFetcher:
         with self._lock:
@@ -137,6 +146,11 @@ class OpenFiles:
                 file.rest()
                 return True
         return False
+
+
+def _paths(file: FileLayout) -> Iterator[str]:
+    for part in file.parts if isinstance(file, JoinedLayout) else (file,):
+        yield part.path
 
 
 def most_open() -> int:
@@ -183,6 +197,10 @@ class DatasetRows:
                 found[number] = iter(file.claims(self._name, there))
         return [[next(found[number]) for number, _ in each] for each in parts]
 
+    def file_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return in which file each row lies."""
+        return np.searchsorted(self._starts, rows, side="right") - 1
+
     def _by_file(self, run: RowRun) -> Iterator[tuple[int, RowRun]]:
         number = int(np.searchsorted(self._starts, run.start, side="right")) - 1
         while run.start < run.stop:
@@ -201,7 +219,7 @@ class DatasetRows:
 
         None where the rows do not lie there as they are.
         """
-        files = np.searchsorted(self._starts, rows, side="right") - 1
+        files = self.file_of(rows)
         bounds = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(rows)]
         plans = []
         for first, last in itertools.pairwise(bounds):
@@ -237,15 +255,19 @@ class ResidentRows:
         """Read what is still missing of the cells in which the rows lie."""
         with self._loading:
             needed = np.unique(self._grid.cell(rows))
-            if self._rows.remote and len(needed):  # in one range: what lies between will be needed too
-                needed = np.arange(needed[0], needed[-1] + 1)
+            if self._rows.remote and len(needed):  # of each file in one range: what lies between will be needed too
+                files = self._rows.file_of(self._grid.bounds(needed)[0])
+                first = np.flatnonzero(np.r_[True, files[1:] != files[:-1]])
+                last = np.r_[first[1:], len(needed)] - 1
+                needed = ranges(needed[first], needed[last] - needed[first] + 1)
             missing = needed[~self._there[needed]]
-            breaks = np.flatnonzero(np.diff(missing) > 1) + 1
-            for cells in np.split(missing, breaks):
+            runs = []
+            for cells in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
                 if len(cells):
                     (start, _), (_, stop) = self._grid.bounds(int(cells[0])), self._grid.bounds(int(cells[-1]))
                     stop = min(stop, len(self.values))
-                    run = RowRun(start, stop, None, slice(start, stop))
-                    (claims,) = self._rows.claims([run]) if self._rows.remote else [()]
-                    self._rows.read(run, [(self._delivery, self.values)], scratch, claims)
-                    self._there[cells] = True
+                    runs.append(RowRun(start, stop, None, slice(start, stop)))
+            claims = self._rows.claims(runs) if self._rows.remote else [()] * len(runs)
+            for run, claim in zip(runs, claims, strict=True):
+                self._rows.read(run, [(self._delivery, self.values)], scratch, claim)
+            self._there[missing] = True

@@ -6,7 +6,9 @@ import functools
 import os
 import threading
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 import h5py
@@ -16,8 +18,9 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.codecs import DecodeError
 from kerasmem.hdf5.direct.delivery import RowRun
 from kerasmem.hdf5.direct.handle import FileHandle, Handle
-from kerasmem.hdf5.direct.opening import open_source
+from kerasmem.hdf5.direct.opening import indexed_source, open_source
 from kerasmem.hdf5.direct.sources import Hdf5Source, Refuse, Source
+from kerasmem.hdf5.index import DataIndex, Table
 from kerasmem.hdf5.layout import DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED
 from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
@@ -26,6 +29,43 @@ from kerasmem.hdf5.remote.handle import Claim, RemoteHandle
 from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.scan import close_file, find_dataset, open_file, rows_of
 from kerasmem.hdf5.settings import Access
+
+
+@dataclass(frozen=True)
+class IndexedFile:
+    """What an index of files says of one of them.
+
+    Args:
+        index: the index.
+        number: of the file in it.
+    """
+
+    index: DataIndex
+    number: int
+
+    def table(self, name: str) -> Table | None:
+        """Return where a dataset lies; None where the index does not know."""
+        return self.index.table(self.number, name)
+
+    def refuse_change(self, handle: Handle) -> None:
+        """Raise if a file of this machine is not what it was when the index was made.
+
+        Raises:
+            DataError: it is not. Of a remote file, each answer is of the version known, or an error.
+        """
+        time = self.index.time(self.number)
+        if not isinstance(handle, FileHandle):
+            return
+        if handle.length != handle.size:
+            what = f"it had {handle.size:,} bytes and has {handle.length:,}"
+        elif time and handle.seen.st_mtime_ns != time:
+            what = "it has another time of change"
+        else:
+            return
+        raise DataError(
+            f"{shown(handle.path)}: the file was changed after the index {shown(self.index.path)} was made ({what}); "
+            "make the index again with `kerasmem data index`, with --checksums if only the time is another"
+        )
 
 
 class OpenFile:
@@ -37,16 +77,23 @@ class OpenFile:
         access: what may be read.
         first: the number of its first row where it is one of several files, else None.
         fetcher: returns what fetches it where it is behind a URL; None for a file of this machine.
+        indexed: what an index says of it; None to look into the file.
     """
 
     def __init__(
-        self, layout: FileLayout, access: Access, first: int | None, fetcher: Callable[[], RangeFetcher] | None = None
+        self,
+        layout: FileLayout,
+        access: Access,
+        first: int | None,
+        fetcher: Callable[[], RangeFetcher] | None = None,
+        indexed: IndexedFile | None = None,
     ) -> None:
         self._layout = layout
         self._known = ObjectInfo(layout.size, layout.tag)  # of a remote file
         self._access = access
         self._first = first
         self._fetcher = fetcher
+        self._indexed = indexed
         self._lock = threading.RLock()
         self._file: h5py.File | None = None
         self._handle: Handle | None = None
@@ -71,6 +118,21 @@ class OpenFile:
             if self._fetcher is not None:
                 return self.traffic.received
             return self._bytes_before + through_hdf5 + (0 if self._handle is None else self._handle.bytes_read)
+
+    @property
+    def time(self) -> int:
+        """When the open file of this machine was changed last, in ns; 0 of a remote one."""
+        return self._handle.seen.st_mtime_ns if isinstance(self._handle, FileHandle) else 0
+
+    def checksums(self, offsets: Sequence[int], lengths: Sequence[int]) -> list[int]:
+        """Return the CRC-32 of some stretches of the open file."""
+        assert self._handle is not None
+        found = []
+        for offset, length in zip(offsets, lengths, strict=True):
+            data = bytearray(length)
+            self._handle.read([memoryview(data)], offset, length)
+            found.append(zlib.crc32(data))
+        return found
 
     def claims(self, name: str, runs: Sequence[RowRun]) -> Sequence[Claim | None]:
         """Have fetched what tasks will read of a dataset of the open file, in their order; return a claim for each."""
@@ -149,11 +211,18 @@ class OpenFile:
 
     def _open_first(self) -> Handle:
         try:
-            file = self._hdf5()
+            tables: dict[str, Table] = {}
+            if self._indexed is not None:
+                found = {layout.name: self._indexed.table(layout.name) for layout in self._layout.datasets}
+                tables = {name: table for name, table in found.items() if table is not None}
+            file = self._hdf5() if len(tables) < len(self._layout.datasets) else None
             handle = self._handle = self._open_handle()
-            self._refuse_other_file(file, handle)
+            if self._indexed is not None:
+                self._indexed.refuse_change(handle)
+            if file is not None:
+                self._refuse_other_file(file, handle)
             for layout in self._layout.datasets:
-                self._sources[layout.name] = self._open_source(file, layout, handle)
+                self._sources[layout.name] = self._open_source(file, layout, handle, tables.get(layout.name))
         except BaseException as error:
             opened = self._file
             self.close()
@@ -166,6 +235,8 @@ class OpenFile:
 
     def _open_handle(self) -> Handle:
         if self._fetcher is None:
+            if self._indexed is not None and not os.path.isfile(self._layout.path):  # a pipe would be waited for
+                raise DataError(f"{shown(self._layout.path)}: there is no such file, which an index names")
             return FileHandle(self._layout.path, self._layout.size)
         return RemoteHandle(self._layout.path, self._known, self._fetcher(), self._access.remote, self.traffic)
 
@@ -242,10 +313,14 @@ class OpenFile:
             self._lengths[layout.name] = shape[0]
             return dataset
 
-    def _open_source(self, file: h5py.File, layout: DatasetLayout, handle: Handle) -> Source:
+    def _open_source(
+        self, file: h5py.File | None, layout: DatasetLayout, handle: Handle, table: Table | None
+    ) -> Source:
         refuse = self._refuse(layout.name)
         find = functools.partial(self._dataset, layout)
         try:
+            if table is not None:
+                return indexed_source(table, layout, handle, refuse)
             return open_source(file, find, layout, handle, access=self._access, refuse=refuse)
         except DataError:
             raise

@@ -15,6 +15,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.direct.codecs import EXTRA, is_undone_here, register_filters
+from kerasmem.hdf5.index import DataIndex
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, JoinedLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded, open_dataset, points_of, shape_of, source_files, walk_objects
 from kerasmem.hdf5.remote.file import RemoteHdf5, ask_for_info, open_remote
@@ -85,9 +86,12 @@ def scan_files(paths: Sequence[str | Mapping[str, str]], names: list[str], acces
 
     Args:
         paths: the files; a mapping of dataset name to file where datasets lie beside one another in different files.
+            Files of an index are not opened.
         names: full dataset paths.
         access: what may be read.
     """
+    if isinstance(paths, DataIndex):
+        return paths.layout(names)
     remote = [path for path in all_files(paths) if is_url(path)]
     if remote and access.allow_external:
         raise UsageError(

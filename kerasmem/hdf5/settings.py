@@ -21,6 +21,9 @@ from kerasmem.hdf5.remote.access import RemoteAccess
 from kerasmem.hdf5.remote.urls import is_broken_url, is_url, local_path
 from kerasmem.units import parse_size
 
+INDEX_SUFFIX = ".index"
+"""By which an index of files is known."""
+
 
 @dataclass(frozen=True)
 class Access:
@@ -78,15 +81,22 @@ def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]
     return (one,)
 
 
-def read_files(path: Any, remote: RemoteAccess | None = None) -> tuple[str | dict[str, str], ...]:
+def read_files(path: Any, remote: RemoteAccess | None = None) -> Sequence[str | dict[str, str]]:
     """Return the files as `read_paths` does; for a dict of dataset name to files a dict of name to file for each.
+
+    Of an index, the files that it names.
 
     Raises:
         DataError: no file matches.
         UsageError: these are no paths, or datasets have different numbers of files.
     """
     if not isinstance(path, Mapping):
-        return read_paths(path, remote)
+        paths = read_paths(path, remote)
+        if len(paths) > 1 or not paths[0].split("?")[0].endswith(INDEX_SUFFIX):
+            return paths
+        from kerasmem.hdf5.index import DataIndex
+
+        return DataIndex(paths[0], remote or RemoteAccess())
     found = {plain_name(str(name)): read_paths(files, remote) for name, files in path.items()}
     counts = {name: len(files) for name, files in found.items()}
     if len(set(counts.values())) != 1:

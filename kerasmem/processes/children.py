@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from kerasmem.units import format_size
 GOES_ON = "KERASMEM_RUN_GOES_ON"  # set for a script that is run again, to go on from where it was
 _POLL_SECONDS = 0.1
 SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # on Windows, which ends a process by the other one
+_LOOK = 0.5  # seconds from one look at whether the parent is there to the next
 
 
 class ChildFailure(KerasmemError):
@@ -148,6 +150,21 @@ def die_with_parent() -> None:
     """Have the system end this process when its parent ends without having time to do so."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def end_after_parent() -> None:
+    """End this process soon after its parent has ended, however that ended.
+
+    Unlike `die_with_parent` this goes by the process: the thread that started this one may end without harm.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="kerasmem-parent", daemon=True).start()
 
 
 def exit_name(code: int) -> str:

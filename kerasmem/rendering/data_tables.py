@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.datatools.converting.results import Conversion, Reading, Repacking
-from kerasmem.datatools.inspecting.results import Bench, DatasetReport, DataStats, Inspection
+from kerasmem.datatools.inspecting.results import Bench, DataIndexed, DatasetReport, DataStats, Inspection
 from kerasmem.rendering.escape import printable, printable_lines, short_name
 from kerasmem.rendering.layout import known_size, note_lines, table
 from kerasmem.units import format_size
@@ -103,6 +103,17 @@ def bench_table(found: Bench, terminal: int | None = None) -> RenderableType:
     warm = "" if found.warm_limit == found.limit else f"; with the file in the cache: {found.warm_limit}"
     last = (Text(f"Limit: {found.limit}{warm}."), Text(f"To do: {printable(found.advice)}."))
     return Group(title, Text(printable(found.line)), "", epochs, "", steps, "", *last)
+
+
+def index_table(done: DataIndexed, terminal: int | None = None) -> RenderableType:
+    """Return what an index was made of, and the line that reads it."""
+    sums = ", a checksum for each block" if done.checksums else ""
+    title = Text(f"{printable(done.path, 200)}: ", style="bold").append(
+        f"{done.rows:,} rows of {done.files:,} files, {format_size(done.stored_bytes)}, in "
+        f"{format_size(done.index_bytes)}{sums}"
+    )
+    names = Text(f"Datasets: {', '.join(map(short_name, done.datasets[:_MOST_DATASETS]))}")
+    return Group(title, names, *note_lines(done.notes))
 
 
 def _data_table(columns: Sequence[str], terminal: int | None) -> Table:

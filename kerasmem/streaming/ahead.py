@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.hdf5.layout import one_line
+from kerasmem.processes.children import end_after_parent
 
 Batch = tuple[Any, ...]
 Transform = Callable[..., Any]
@@ -75,6 +76,7 @@ _in_worker: Transform | None = None  # in a worker process: the transform it was
 
 def _start_worker(transform: Transform) -> None:
     global _in_worker
+    end_after_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that trains ends the others
     _in_worker = transform
 

@@ -55,9 +55,10 @@ def plan_signature(plan: StreamPlan) -> Batch:
     """Return the signature of batches as they are read."""
     import tensorflow as tf
 
-    rows = plan.settings.batch_size if plan.all_full else None
+    rows = plan.batch_rows if plan.all_full else None
+    weights = (tf.TensorSpec((rows,), tf.float32),) if plan.adds_weights else ()
     specs = [tf.TensorSpec((rows, *column.row_shape), tf.as_dtype(column.dtype)) for column in plan.columns]
-    return plan.build(specs)
+    return (*plan.build(specs), *weights)
 
 
 def batches_signature(batches: Sequence[Batch]) -> Batch:

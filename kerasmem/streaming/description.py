@@ -24,7 +24,7 @@ def describe_plan(plan: StreamPlan, prepared_by: str = "") -> str:
     memory, batches = plan.memory, _many(plan.num_batches, "batch")
     layouts = {layout.name: layout for layout in plan.layout.datasets}
     rows = _many(plan.num_rows, "row")
-    lines = [f"{plan.layout.title}: {rows} in {batches} of {format_count(plan.settings.batch_size)}"]
+    lines = [f"{plan.layout.title}: {rows} in {batches} of {format_count(plan.batch_rows)}"]
     for part, used in zip(plan.parts, plan.part_columns, strict=True):
         for column in used:
             layout = layouts[column.name]
@@ -48,6 +48,13 @@ def _order(plan: StreamPlan) -> str:
     together = min(plan.memory.window_blocks, blocks)
     if plan.seed is None:
         return "file order"
+    if plan.dealt:
+        share = plan.dealt
+        batches = share.window_batches * share.batch_size
+        return (
+            f"the same for any number of workers: blocks dealt to {share.lanes:,} lanes, {_many(batches, 'row')} of "
+            f"all workers shuffled together, seed {plan.seed}"
+        )
     if together == blocks:
         return f"all rows shuffled together, seed {plan.seed}"
     return (

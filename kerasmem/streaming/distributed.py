@@ -63,13 +63,16 @@ def check_devices(plan: StreamPlan) -> None:
             stacklevel=3,
         )
     here = max(1, replicas // processes)
-    last = plan.num_rows - (plan.num_batches - 1) * settings.batch_size
-    full = settings.drop_remainder or plan.share.rows % (settings.batch_size * settings.shard[1]) == 0
-    if settings.batch_size % here or (not settings.drop_remainder and last % here) or (processes > 1 and not full):
+    rows = plan.batch_rows
+    even = settings.drop_remainder or settings.pad_remainder
+    last = plan.num_rows - (plan.num_batches - 1) * rows
+    together = settings.batch_size if settings.elastic else settings.batch_size * settings.shard[1]
+    full = even or plan.share.rows % together == 0
+    if rows % here or (not even and last % here) or (processes > 1 and not full):
         raise UsageError(
             f"batch_size: JAX lays out every batch evenly over {here:,} devices of each of {processes:,} processes, "
-            f"which batches of {settings.batch_size:,} with a last one of other size do not allow; take a multiple of "
-            f"{here:,}, and drop_remainder=True"
+            f"which batches of {rows:,} with a last one of other size do not allow; take a multiple of "
+            f"{here:,}, and drop_remainder=True or pad_remainder=True"
         )
 
 

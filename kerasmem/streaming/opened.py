@@ -12,7 +12,7 @@ from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.ahead import Batch, BatchesAhead, Preparation, TransformFailure, TransformPool, apply_transform
 from kerasmem.streaming.cursor import Cursor, Position
 from kerasmem.streaming.description import name_batch
-from kerasmem.streaming.order import EpochOrder
+from kerasmem.streaming.elastic import Order
 from kerasmem.streaming.plan import StreamPlan
 from kerasmem.streaming.reader import RowReader
 from kerasmem.streaming.window import WindowStore
@@ -50,7 +50,7 @@ class OpenStream:
         self._plan = plan
         self._preparation = preparation
         self._process = _process
-        self._order: EpochOrder | None = None
+        self._order: Order | None = None
         self.reader = RowReader(
             plan.layout, plan.columns, resident=memory.cache_bytes, check_finite=check_finite, access=access
         )
@@ -59,7 +59,7 @@ class OpenStream:
             plan.columns,
             count=memory.windows,
             rows=memory.window_rows,
-            batch_rows=plan.settings.batch_size,
+            batch_rows=plan.batch_rows,
             batches=memory.queued_batches,
             threads=memory.threads,
         )
@@ -92,7 +92,7 @@ class OpenStream:
             return self.ahead.get(cursor, *position)
         return self._finish(*position, self._gather(*position, own=cursor is not None))
 
-    def order(self, epoch: int) -> EpochOrder:
+    def order(self, epoch: int) -> Order:
         """Return the order of an epoch."""
         order = self._order
         if order is None or order.epoch != epoch:
@@ -118,13 +118,26 @@ class OpenStream:
 
     def _gather(self, epoch: int, batch: int, own: bool = True) -> Batch:
         """Return the batch as read, before `transform`; `own` is as in `WindowStore.batch`."""
-        arrays = self.windows.batch(self.order(epoch), *self._plan.bounds(batch), own=own)
+        start, stop = self._plan.bounds(batch)
+        if start == stop:  # of the last batch this worker may have none
+            arrays = [np.empty((0, *column.row_shape), column.dtype) for column in self._plan.columns]
+        else:
+            arrays = self.windows.batch(self.order(epoch), start, stop, own=own)
+        if self._plan.settings.pad_remainder:
+            arrays = self._plan.padded(arrays)
         return self._plan.build(arrays, again=np.copy)  # a transform may write to one of two
 
     def _finish(self, epoch: int, batch: int, values: Batch) -> Batch:
         transform = self._preparation.transform
-        if transform is None:
-            return values
+        if self._plan.adds_weights:
+            start, stop = self._plan.bounds(batch)
+            weights = (np.arange(self._plan.batch_rows) < stop - start).astype(np.float32)
+            return (*self._transformed(epoch, batch, values), weights) if transform else (*values, weights)
+        return self._transformed(epoch, batch, values) if transform else values
+
+    def _transformed(self, epoch: int, batch: int, values: Batch) -> Batch:
+        transform = self._preparation.transform
+        assert transform is not None
         try:
             return apply_transform(transform, values) if self._pool is None else self._pool.run(values)
         except TransformFailure as failure:

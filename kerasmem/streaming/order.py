@@ -18,7 +18,7 @@ import numpy as np
 
 from kerasmem.hdf5.grid import Grid, as_grid, ranges
 
-_BLOCKS, _ROWS = 0, 1  # which of an epoch's random streams
+BLOCKS, ROWS = 0, 1  # which of an epoch's random streams
 
 
 class Blocks:
@@ -82,28 +82,36 @@ class Blocks:
 
 
 class ShardBlocks:
-    """Some of the blocks, in file order, the first and last of those dealt perhaps cut; has the face of `Blocks`.
+    """Some of the blocks, each whole or cut; has the face of `Blocks`.
 
     Args:
         blocks: all blocks.
-        order: their numbers in the order in which they were dealt.
-        start: first row of the shard, counted along that order.
-        stop: the row after its last.
+        numbers: which of them.
+        low: the first row of each that counts.
+        high: the row after the last of each that counts.
     """
 
-    def __init__(self, blocks: Blocks, order: np.ndarray, start: int, stop: int) -> None:
+    def __init__(self, blocks: Blocks, numbers: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
         self.grid = blocks.grid
-        self.total = stop - start
-        ends = np.r_[0, np.cumsum(blocks.sizes(order))]
-        first = int(np.searchsorted(ends, start, side="right")) - 1
-        last = int(np.searchsorted(ends, stop, side="left"))
-        self.count = last - first
-        dealt = order[first:last]
-        low, high = np.zeros_like(dealt), blocks.sizes(dealt)
-        low[0], high[-1] = start - ends[first], stop - ends[last - 1]
+        self.count = len(numbers)
+        self.total = int((high - low).sum())
+        self.numbers = numbers
+        self._whole, self._low, self._high = blocks, low, high
+
+    @classmethod
+    def between(cls, blocks: Blocks, order: np.ndarray, ends: np.ndarray, start: int, stop: int) -> ShardBlocks:
+        """Return the blocks in which a run of rows lies, in file order, the first and last of those dealt perhaps cut.
+
+        Args:
+            blocks: all blocks.
+            order: their numbers in the order in which they were dealt.
+            ends: rows of all blocks up to and with each, along that order.
+            start: first row of the run, counted along that order.
+            stop: the row after its last.
+        """
+        dealt, low, high = cut_run(order, ends, start, stop)
         rising = np.argsort(dealt)
-        self._whole = blocks
-        self._numbers, self._low, self._high = dealt[rising], low[rising], high[rising]
+        return cls(blocks, dealt[rising], low[rising], high[rising])
 
     def sizes(self, blocks: np.ndarray) -> np.ndarray:
         """Return how many rows of the shard each block has."""
@@ -111,14 +119,34 @@ class ShardBlocks:
 
     def run(self, block: int) -> tuple[int, int, np.ndarray | None]:
         """Return the run of file rows, start and stop, that covers a block, and which of them are in the shard."""
-        number = self._numbers[block : block + 1]
+        number = self.numbers[block : block + 1]
         if self._low[block] == 0 and self._high[block] == self._whole.sizes(number)[0]:
             return self._whole.run(int(number[0]))
         return _run_of(self.rows(np.array([block])))
 
     def rows(self, blocks: np.ndarray) -> np.ndarray:
         """Return the file rows of blocks, rising in each, int64."""
-        return self._whole.rows(self._numbers[blocks], self._low[blocks], self._high[blocks])
+        return self._whole.rows(self.numbers[blocks], self._low[blocks], self._high[blocks])
+
+
+def cut_run(order: np.ndarray, ends: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the blocks in which a run of rows lies, and of each the first row in it and the one after the last.
+
+    Args:
+        order: blocks in some order.
+        ends: rows of all blocks up to and with each.
+        start: first row, counted along the order.
+        stop: the row after the last.
+    """
+    first, last = int(np.searchsorted(ends, start, side="right")), int(np.searchsorted(ends, stop, side="left"))
+    if stop <= start:
+        return order[:0], ends[:0], ends[:0]
+    before = int(ends[first - 1]) if first else 0
+    high = np.diff(ends[first : last + 1], prepend=before)
+    low = np.zeros_like(high)
+    low[0] = start - before
+    high[-1] -= int(ends[last]) - stop
+    return order[first : last + 1], low, high
 
 
 def _run_of(rows: np.ndarray) -> tuple[int, int, np.ndarray | None]:
@@ -162,7 +190,7 @@ class EpochOrder:
         self.windows = -(-count // self.window_blocks)
         # With a single window the shuffle of its rows is already uniform, and reading stays in file order.
         if self.seed is not None and self.windows > 1:
-            self._order, held = _deal(count, self.windows, self._random(_BLOCKS))
+            self._order, held = deal(count, self.windows, self._random(BLOCKS))
             self._firsts = np.r_[0, np.cumsum(held)]
         else:
             self._order = np.arange(count)
@@ -194,9 +222,17 @@ class EpochOrder:
             if window == segment.window:
                 return places[segment.start : segment.stop]
         places = np.arange(self.window_rows(segment.window), dtype=np.int32)
-        self._random(_ROWS, segment.window).shuffle(places)
+        self._random(ROWS, segment.window).shuffle(places)
         self._shuffled = (*self._shuffled[-1:], (segment.window, places))  # replaced whole: threads read it
         return places[segment.start : segment.stop]
+
+    def straight_to(self, segment: Segment) -> int:
+        """Return up to which delivered row those of a segment's window follow one another."""
+        return int(self._starts[segment.window + 1])
+
+    def due_next(self, segments: list[Segment]) -> int:
+        """Return the window to be read when these rows were delivered."""
+        return segments[-1].window + 1
 
     def segments(self, start: int, stop: int) -> list[Segment]:
         """Return the windows that delivered rows `start` to `stop` of the epoch come from."""
@@ -222,7 +258,7 @@ class EpochOrder:
         return np.random.default_rng([self.seed, self.epoch, *stream])
 
 
-def _deal(count: int, windows: int, random: Any) -> tuple[np.ndarray, np.ndarray]:
+def deal(count: int, windows: int, random: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the blocks window by window, in file order within each, and how many each window has."""
     places = -(-count // windows)
     table = np.arange(places * windows).reshape(places, windows)

@@ -18,6 +18,7 @@ from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DataLayout
 from kerasmem.hdf5.settings import read_rows
 from kerasmem.streaming.budget import MemoryPlan, check_order, is_plain, plan_memory
+from kerasmem.streaming.elastic import ElasticOrder, GlobalBatches, Order, own_memory, plan_lanes
 from kerasmem.streaming.order import Blocks, EpochOrder, ShardBlocks
 from kerasmem.streaming.sharding import Share
 
@@ -32,7 +33,9 @@ class StreamSettings:
         seed: of the order.
         seed_drawn: whether the seed was drawn and not given.
         drop_remainder: whether a last batch that is not full is left out.
+        pad_remainder: whether it is filled up with rows of weight 0.
         shard: (index, count).
+        elastic: whether workers share each batch; the most lanes, or 0.
         dtype: types by dataset name; "" has that of other features.
         scale: (factor, offset) by dataset name; "" has that of other features.
         rows: as given.
@@ -46,7 +49,9 @@ class StreamSettings:
     seed: int = 0
     seed_drawn: bool = False
     drop_remainder: bool = False
+    pad_remainder: bool = False
     shard: tuple[int, int] = (0, 1)
+    elastic: int = 0
     dtype: Mapping[str, str] = field(default_factory=lambda: {"": "float32"})
     scale: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     rows: Any = None
@@ -55,6 +60,8 @@ class StreamSettings:
     workers: int = 1
 
     def __post_init__(self) -> None:
+        if self.drop_remainder and self.pad_remainder:
+            raise UsageError("pad_remainder: drop_remainder leaves out the batch that it would fill; take one of them")
         if self.shard[1] > 1 and self.seed_drawn and self.shuffle:
             raise UsageError("seed: None draws another seed in every worker; give a number along with shard")
 
@@ -78,20 +85,32 @@ class StreamPlan:
     parts: tuple[Part, ...]
     columns: tuple[Column, ...]
     uses: tuple[tuple[int, ...], ...]
-    share: Share
+    share: Share | GlobalBatches
     selection: range | np.ndarray
 
     @cached_property
     def memory(self) -> MemoryPlan:
-        """Sizes of blocks, windows and buffers.
+        """Sizes of blocks, windows and buffers, of this worker.
 
         Raises:
             UsageError: the memory budget is too small.
         """
+        return own_memory(self._memory, self.dealt) if self.dealt else self._memory
+
+    @cached_property
+    def dealt(self) -> GlobalBatches | None:
+        """Which rows of each batch are this worker's, where workers share them."""
+        if isinstance(self.share, Share):
+            return None
+        return plan_lanes(self.share, self._memory, self.settings.elastic if self.settings.shuffle else 1)
+
+    @cached_property
+    def _memory(self) -> MemoryPlan:
+        share = self.share
         return plan_memory(
             self.layout.datasets,
             self.columns,
-            selection=self.share.plan_for(self.selection),
+            selection=share.plan_for(self.selection) if isinstance(share, Share) else self.selection,
             batch_size=self.settings.batch_size,
             ahead=self.settings.ahead,
             workers=self.settings.workers,
@@ -102,9 +121,11 @@ class StreamPlan:
 
     @cached_property
     def blocks(self) -> Blocks | ShardBlocks:
-        """The blocks, of this worker."""
-        blocks = Blocks(self.selection, self.layout.block_grid(self.memory.block_rows))
-        return self.share.deal(blocks, self.settings.seed) if self.settings.shuffle else blocks
+        """The blocks: of this worker, or of all where they share each batch."""
+        blocks = Blocks(self.selection, self.layout.block_grid(self._memory.block_rows))
+        if isinstance(self.share, Share) and self.settings.shuffle:
+            return self.share.deal(blocks, self.settings.seed)
+        return blocks
 
     @property
     def num_batches(self) -> int:
@@ -114,7 +135,14 @@ class StreamPlan:
     @property
     def num_rows(self) -> int:
         """Rows of this worker."""
-        return self.blocks.total
+        return self.share.own_rows if isinstance(self.share, GlobalBatches) else self.blocks.total
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a full batch of this worker, those that fill it up included."""
+        if isinstance(self.share, Share):
+            return self.settings.batch_size
+        return -(-self.share.batch_size // self.share.count) if self.settings.pad_remainder else self.share.batch_rows
 
     @property
     def seed(self) -> int | None:
@@ -128,15 +156,40 @@ class StreamPlan:
 
     @property
     def all_full(self) -> bool:
-        """Whether every batch has `batch_size` rows."""
-        return self.settings.drop_remainder or self.num_rows == self.num_batches * self.settings.batch_size
+        """Whether every batch has `batch_rows` rows."""
+        even = self.settings.drop_remainder or self.settings.pad_remainder
+        return even or self.num_rows == self.num_batches * self.batch_rows
+
+    @property
+    def adds_weights(self) -> bool:
+        """Whether batches get weights that the data has not, 0 for the rows that fill a batch up."""
+        return self.settings.pad_remainder and all(part.role != "sample_weight" for part in self.parts)
+
+    def padded(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the arrays of a batch, one a column, with as many rows as every batch has.
+
+        The rows that are added repeat the batch's last one, for values that a model knows, and have the weight 0.
+        """
+        rows, wanted = len(arrays[0]), self.batch_rows
+        if rows == wanted:
+            return list(arrays)
+        used = zip(self.parts, self.uses, strict=True)
+        weights = {use for part, uses in used if part.role == "sample_weight" for use in uses}
+        filled = []
+        for number, array in enumerate(arrays):
+            last = array[-1:] if rows and number not in weights else np.zeros((1, *array.shape[1:]), array.dtype)
+            filled.append(np.concatenate([array, np.repeat(last, wanted - rows, axis=0)]))
+        return filled
 
     def bounds(self, batch: int) -> tuple[int, int]:
         """Return the rows of an epoch, start and stop, that make up a batch."""
         return self.share.bounds(batch, self.num_rows)
 
-    def order(self, epoch: int) -> EpochOrder:
+    def order(self, epoch: int) -> Order:
         """Return the order of an epoch."""
+        if self.dealt:
+            assert isinstance(self.blocks, Blocks)
+            return ElasticOrder(self.dealt, self.blocks, self.seed, epoch)
         return EpochOrder(self.blocks, self.memory.window_blocks, self.seed, epoch)
 
     def build(self, arrays: Sequence[Any], again: Callable[[Any], Any] = lambda array: array) -> tuple[Any, ...]:
@@ -159,6 +212,7 @@ class StreamPlan:
     def bytes_per_epoch(self) -> tuple[int, int]:
         """Return the bytes that an epoch needs, and those that it reads at most."""
         needed = read = 0.0
+        mine = len(self.dealt.own_lanes) / self.dealt.lanes if self.dealt else 1.0  # of the blocks
         for layout in self.layout.datasets:
             runs = map(self.blocks.run, range(self.blocks.count))  # made one by one: together they are large
             row = layout.stored_bytes / layout.rows if layout.rows else 0.0
@@ -166,9 +220,9 @@ class StreamPlan:
             if layout.name in self.memory.cache_bytes:  # read once and kept
                 read += max(self.num_rows * row, layout.stored_bytes)
             elif layout.chunks is None or is_plain(layout):  # a part of a chunk is read without the rest of it
-                read += sum(stop - start for start, stop, _ in runs) * row
+                read += sum(stop - start for start, stop, _ in runs) * row * mine
             else:
-                read += _chunks_touched(runs, self.layout.chunk_grid(layout.name), layout.rows) * row
+                read += _chunks_touched(runs, self.layout.chunk_grid(layout.name), layout.rows) * row * mine
         return round(needed), round(read)
 
     def with_budget(self, budget: int) -> StreamPlan:
@@ -197,13 +251,16 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
     columns = tuple(dict.fromkeys(column for some in wanted for column in some))
     rows = read_rows(settings.rows, layout.datasets[0].rows, ordered=not settings.shuffle)
     heaviest = max(layout.datasets, key=lambda dataset: dataset.row_bytes)
-    share = Share(
-        *settings.shard,
-        rows=len(rows),
-        batch_size=settings.batch_size,
-        drop_remainder=settings.drop_remainder,
-        chunks=layout.chunk_grid(heaviest.name),
-    )
+    if settings.pad_remainder and all(part.role != "y" for part in parts):
+        raise UsageError(
+            "pad_remainder: rows that fill a batch up weigh 0, and Keras takes weights only together with y"
+        )
+    asked = *settings.shard, len(rows), settings.batch_size, settings.drop_remainder
+    share: Share | GlobalBatches
+    if settings.elastic:
+        share = GlobalBatches(*asked, may_be_empty=settings.pad_remainder)
+    else:
+        share = Share(*asked, chunks=layout.chunk_grid(heaviest.name))
     plan = StreamPlan(
         settings=settings,
         layout=layout,
@@ -211,7 +268,7 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
         columns=columns,
         uses=tuple(tuple(columns.index(column) for column in some) for some in wanted),
         share=share,
-        selection=share.select(rows, shuffle=settings.shuffle),
+        selection=rows if isinstance(share, GlobalBatches) else share.select(rows, shuffle=settings.shuffle),
     )
     check_order(plan.blocks.count, plan.num_batches)
     return plan

@@ -12,7 +12,7 @@ from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import Access
 from kerasmem.records import Record
-from kerasmem.streaming.order import EpochOrder
+from kerasmem.streaming.elastic import Order
 from kerasmem.streaming.plan import StreamPlan
 
 FORMAT_VERSION = 1
@@ -208,7 +208,7 @@ def _enough_memory(plan: StreamPlan, labels: str, read: ReadLabels) -> int | Non
     return None
 
 
-def _mix(plan: StreamPlan, order: EpochOrder, labels: str, read: ReadLabels) -> _Mixing:
+def _mix(plan: StreamPlan, order: Order, labels: str, read: ReadLabels) -> _Mixing:
     widest = max(order.window_rows(window) for window in range(order.windows))
     runs = choose_runs(
         plan.num_batches, plan.num_rows, _MOST_ROWS, max(_LEAST_RUNS, min(_RUNS, _MOST_PLACED // widest))

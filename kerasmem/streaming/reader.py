@@ -16,7 +16,8 @@ from kerasmem.hdf5.files import Claims, DatasetRows, OpenFiles, ResidentRows
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DataLayout, shown
 from kerasmem.hdf5.settings import Access
-from kerasmem.streaming.order import EpochOrder, Segment
+from kerasmem.streaming.elastic import Order
+from kerasmem.streaming.order import Segment
 
 _CELL_BYTES = 64 * 1024  # of a dataset without chunks that is kept in memory, read at a time
 
@@ -59,7 +60,7 @@ class RowReader:
         """Bytes taken from the files so far; for what HDF5 itself reads, the bytes of the rows."""
         return self.files.bytes_read
 
-    def tasks(self, order: EpochOrder, window: int, arrays: Sequence[np.ndarray], *, in_file_order: bool) -> list[Task]:
+    def tasks(self, order: Order, window: int, arrays: Sequence[np.ndarray], *, in_file_order: bool) -> list[Task]:
         """Return what has to be done to fill a window; the tasks may run in any order and all at once.
 
         Args:
@@ -72,7 +73,7 @@ class RowReader:
             DataError: the file has gone or has changed.
         """
         self.check()
-        self._make_resident()
+        self._make_resident(order.blocks.run(int(order.window_order(window)[0]))[0])
         rows = order.window_rows(window)
         places = slice(0, rows) if in_file_order else _places(order, window)
         self.rows_read += rows
@@ -110,8 +111,9 @@ class RowReader:
         self._next = None
         self.files.close()
 
-    def _make_resident(self) -> None:
-        with self.files.use(0):  # so that a file that has gone or changed is found before anything is read
+    def _make_resident(self, row: int) -> None:
+        number = int(np.searchsorted(self.layout.starts, row, side="right")) - 1
+        with self.files.use(number):  # so that a file that has gone or changed is found before anything is read
             pass
         for layout in self.layout.datasets:
             if layout.name in self.resident and layout.name not in self._resident:
@@ -125,7 +127,7 @@ class RowReader:
     # ---- tasks
 
     def _straight(
-        self, name: str, order: EpochOrder, window: int, places: Places, arrays: Sequence[np.ndarray]
+        self, name: str, order: Order, window: int, places: Places, arrays: Sequence[np.ndarray]
     ) -> list[Task] | None:
         """Return the tasks for a dataset whose rows are delivered as they lie in the files; None for others."""
         number, *others = self._by_dataset[name]
@@ -148,7 +150,7 @@ class RowReader:
 
         return task
 
-    def _announce(self, names: Sequence[str], order: EpochOrder, window: int, runs: Sequence[RowRun]) -> list[Claims]:
+    def _announce(self, names: Sequence[str], order: Order, window: int, runs: Sequence[RowRun]) -> list[Claims]:
         """Have fetched what the tasks of a window will read, and after it what those of the next one will.
 
         The link is idle neither while the last rows of a window are put into place nor while they are waited for.
@@ -185,7 +187,7 @@ class RowReader:
         return task
 
     def _from_resident(
-        self, name: str, order: EpochOrder, window: int, places: Places, arrays: Sequence[np.ndarray]
+        self, name: str, order: Order, window: int, places: Places, arrays: Sequence[np.ndarray]
     ) -> Task:
         resident = self._resident[name]
         numbers = self._by_dataset[name]
@@ -216,7 +218,7 @@ class RowReader:
         )
 
 
-def _runs(order: EpochOrder, window: int, places: Places) -> Iterator[RowRun]:
+def _runs(order: Order, window: int, places: Places) -> Iterator[RowRun]:
     """Return the runs of rows that a window's blocks are."""
     done = 0
     for block in order.window_order(window).tolist():
@@ -226,7 +228,7 @@ def _runs(order: EpochOrder, window: int, places: Places) -> Iterator[RowRun]:
         done += count
 
 
-def _places(order: EpochOrder, window: int) -> Places:
+def _places(order: Order, window: int) -> Places:
     """Return where each row goes, in the order in which the window's blocks have them."""
     rows = order.window_rows(window)
     delivered = order.places(Segment(window, 0, rows))

@@ -30,6 +30,7 @@ from kerasmem.streaming.cursor import Cursor, Position, Progress
 from kerasmem.streaming.dataset import batches_signature, make_dataset, make_graph_dataset, plan_signature
 from kerasmem.streaming.description import advise, advise_blocks, describe_plan, describe_quality
 from kerasmem.streaming.distributed import check_devices, check_reader, for_strategy
+from kerasmem.streaming.elastic import LANES
 from kerasmem.streaming.opened import OpenStream, opening
 from kerasmem.streaming.plan import StreamSettings, dataset_names, make_plan
 from kerasmem.streaming.quality import ShuffleQuality, examine
@@ -93,6 +94,9 @@ class H5ChunkSequence(keras.utils.PyDataset):
         rows: which rows to use: a slice, a range, a (start, stop) tuple or an array of row numbers; for
             train/validation splits.
         drop_remainder: leave out a last batch that is not full (with `shuffle`, other rows each epoch).
+        pad_remainder: fill up a last batch that is not full, with rows whose `sample_weight` is 0; every batch then
+            has weights. Workers whose ends are uneven then add up to what one process trains on: each divides by
+            equally many rows.
         shard: (index, count), the part of the rows for worker `index` of `count`, or "auto" to take both from
             `keras.distribution`, the open scope of a `tf.distribute` strategy, JAX's or PyTorch's processes,
             `TF_CONFIG`, or the launcher (torchrun, Horovod, MPI, Slurm). The parts are disjoint, complete, of
@@ -100,6 +104,13 @@ class H5ChunkSequence(keras.utils.PyDataset):
             `count` - 1 on the borders. `batch_size` is then each worker's, in `fit` and `evaluate` under such a
             distribution too. On JAX, make it with `auto_shard_dataset=False`. Without shard every worker reads all
             rows, and a warning says so.
+        elastic: with True the workers of `shard` have no rows of their own: they share each batch, and `batch_size`
+            and `memory_budget` are those of all of them together. Batches then depend on `seed`, epoch and position
+            alone, so 1, 2 or 8 workers train on the same ones, and a run that was stopped goes on with another number
+            of workers. Rows are dealt to workers in another way each epoch. The order is another one than without
+            elastic. A number says among how many workers rows can be shared out without any being read by two: 24 by
+            True, enough for 1, 2, 3, 4, 6, 8, 12 and 24. Fewer where `memory_budget` holds few blocks or a batch few
+            rows; with shuffle=False it is 1, so all workers read what is packed in chunks.
         scale: factor, or (factor, offset), applied to all features as they are read, such as 1/255; or a
             dict by dataset name. `value * factor + offset`.
         transform: called with each batch's arrays, `transform(x)`, `transform(x, y)` or
@@ -165,7 +176,9 @@ class H5ChunkSequence(keras.utils.PyDataset):
         dtype: Any = "float32",
         rows: Any = None,
         drop_remainder: bool = False,
+        pad_remainder: bool = False,
         shard: tuple[int, int] | str | None = None,
+        elastic: bool | int = False,
         scale: Any = None,
         transform: Callable[..., Any] | None = None,
         memory_budget: int | str | None = None,
@@ -200,7 +213,9 @@ class H5ChunkSequence(keras.utils.PyDataset):
             seed=secrets.randbits(32) if seed is None else checks.whole("seed", seed, 0),
             seed_drawn=seed is None,
             drop_remainder=checks.flag("drop_remainder", drop_remainder),
+            pad_remainder=checks.flag("pad_remainder", pad_remainder),
             shard=read_shard(shard),
+            elastic=LANES * elastic if isinstance(elastic, bool) else checks.whole("elastic", elastic, 1),
             dtype=read_dtype(dtype, names),
             scale=read_scale(scale, names),
             rows=rows,
@@ -249,7 +264,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     @property
     def batch_size(self) -> int:
-        """Rows a batch."""
+        """Rows a batch; of all workers together with `elastic`."""
         return self.stream_plan.settings.batch_size
 
     @property
@@ -494,6 +509,9 @@ class H5ChunkSequence(keras.utils.PyDataset):
             raise UsageError(
                 f"{which}: another process has no Python to do that; leave it out here, and map the data set"
             )
+        for which in ("elastic", "pad_remainder"):
+            if getattr(self.stream_plan.settings, which):
+                raise UsageError(f"{which}: the tf.data service shares rows out itself; leave it out here")
         return make_graph_dataset(self.stream_plan, self.opened().reader.files, checks.whole("epochs", epochs, 1))
 
     # ---- where training stands

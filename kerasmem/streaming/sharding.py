@@ -90,7 +90,8 @@ class Share:
         if self.count == 1 or shuffle:
             return selection
         blocks = Blocks(selection, as_grid(self.chunks).coarser(_GRID))
-        cuts = self._cut(blocks, np.arange(blocks.count))
+        order = np.arange(blocks.count)
+        cuts = self._cut(blocks, order, np.cumsum(blocks.sizes(order)))
         return selection[cuts[self.index] : cuts[self.index + 1]]
 
     def plan_for(self, selection: range | np.ndarray) -> range | np.ndarray:
@@ -105,8 +106,9 @@ class Share:
             return blocks
         order = np.arange(blocks.count)
         np.random.default_rng([seed, _DEAL]).shuffle(order)
-        cuts = self._cut(blocks, order)
-        return ShardBlocks(blocks, order, cuts[self.index], cuts[self.index + 1])
+        ends = np.cumsum(blocks.sizes(np.arange(blocks.count))[order])
+        cuts = self._cut(blocks, order, ends)
+        return ShardBlocks.between(blocks, order, ends, cuts[self.index], cuts[self.index + 1])
 
     def bounds(self, place: int, rows: int) -> tuple[int, int]:
         """Return which of this worker's `rows` rows, start and stop, make up batch `place`.
@@ -130,9 +132,9 @@ class Share:
             return self.steps * self.batch_size
         return min((self.steps - 1) * self.batch_size + 1, self.rows // self.count)
 
-    def _cut(self, blocks: Blocks, order: np.ndarray) -> list[int]:
+    def _cut(self, blocks: Blocks, order: np.ndarray, ends: np.ndarray) -> list[int]:
         """Return the `count` + 1 rows, counted along `order`, between which the shards lie."""
-        ends = np.r_[0, np.cumsum(blocks.sizes(order))]
+        ends = np.r_[0, ends]
         least, most = self._least, self._most
         cuts = [0]
         for done in range(1, self.count):

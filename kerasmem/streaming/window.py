@@ -13,7 +13,8 @@ import numpy as np
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.delivery import Scratch
 from kerasmem.hdf5.memory import Arena
-from kerasmem.streaming.order import EpochOrder, Segment
+from kerasmem.streaming.elastic import Order
+from kerasmem.streaming.order import Segment
 from kerasmem.streaming.reader import RowReader, Task
 
 _mine = threading.local()  # each thread's buffers
@@ -113,7 +114,7 @@ class _Slot:
 class _Delivered:
     """How far an epoch has been given away: `at` is the next row, `first` to `stop` those of the window."""
 
-    order: EpochOrder
+    order: Order
     window: int
     slot: _Slot
     first: int
@@ -164,7 +165,7 @@ class WindowStore:
         """Bytes the windows occupy."""
         return self._windows.nbytes
 
-    def batch(self, order: EpochOrder, start: int, stop: int, *, own: bool) -> list[np.ndarray]:
+    def batch(self, order: Order, start: int, stop: int, *, own: bool) -> list[np.ndarray]:
         """Return the rows delivered as rows `start` to `stop` of an epoch, an array a column.
 
         Args:
@@ -187,7 +188,7 @@ class WindowStore:
                     return arrays
         return self._any_batch(order, start, stop, own)
 
-    def _any_batch(self, order: EpochOrder, start: int, stop: int, own: bool) -> list[np.ndarray]:
+    def _any_batch(self, order: Order, start: int, stop: int, own: bool) -> list[np.ndarray]:
         segments = order.segments(start, stop)
         arrays: list[np.ndarray] | None = None
         done = 0
@@ -197,8 +198,8 @@ class WindowStore:
                 if own and len(segments) == 1 and self._may_give(order, segment.window):
                     with self._changed:
                         arrays = slot.give(segment.start, segment.stop)
-                        first, rows = start - segment.start, order.window_rows(segment.window)
-                        self._delivered = _Delivered(order, segment.window, slot, first, first + rows, stop)
+                        first, last = start - segment.start, order.straight_to(segment)
+                        self._delivered = _Delivered(order, segment.window, slot, first, last, stop)
                 else:
                     arrays = self._batch_arrays(stop - start) if arrays is None else arrays
                     self._copy(order, slot, segment, [array[done:] for array in arrays])
@@ -207,7 +208,7 @@ class WindowStore:
                 self._leave(slot)
         assert arrays is not None
         with self._changed:
-            self._read_ahead(order, segments[-1].window + 1)
+            self._read_ahead(order, order.due_next(segments))
         return arrays
 
     def close(self) -> None:
@@ -229,7 +230,7 @@ class WindowStore:
         self._windows = Arena(self._shapes, self.rows, self.count)
         self._single = Arena(self._shapes, self.batch_rows, self.batches)
 
-    def _may_give(self, order: EpochOrder, window: int) -> bool:
+    def _may_give(self, order: Order, window: int) -> bool:
         return order.windows > 1 and self._shared != order.key(window)
 
     def _batch_arrays(self, rows: int) -> list[np.ndarray]:
@@ -237,7 +238,7 @@ class WindowStore:
             return self._single.take(rows)
         return [np.empty((rows, *shape), dtype) for shape, dtype in self._shapes]
 
-    def _copy(self, order: EpochOrder, slot: _Slot, segment: Segment, into: Sequence[np.ndarray]) -> None:
+    def _copy(self, order: Order, slot: _Slot, segment: Segment, into: Sequence[np.ndarray]) -> None:
         rows = segment.stop - segment.start
         # A window that stays from epoch to epoch has its rows in file order.
         places = order.places(segment) if order.windows == 1 else None
@@ -250,7 +251,7 @@ class WindowStore:
 
     # ---- which windows there are
 
-    def _use(self, order: EpochOrder, segment: Segment) -> _Slot:
+    def _use(self, order: Order, segment: Segment) -> _Slot:
         """Return the window of a segment once it is filled; it stays until `_leave`."""
         key = order.key(segment.window)
         with self._changed:
@@ -304,12 +305,13 @@ class WindowStore:
         if self._delivered is not None and self._delivered.slot is slot:
             self._delivered = None
 
-    def _read_ahead(self, order: EpochOrder, window: int) -> None:
+    def _read_ahead(self, order: Order, window: int) -> None:
         """Have the window to come read, unless that takes more memory than there is."""
-        if window < order.windows and self.count > 1 and order.key(window) not in self._slots:
+        wanted = window < order.windows and self.count > 1 and order.key(window) not in self._slots
+        if wanted and order.window_rows(window):
             self._begin(order, window, ahead=True)
 
-    def _begin(self, order: EpochOrder, window: int, *, ahead: bool) -> _Slot | None:
+    def _begin(self, order: Order, window: int, *, ahead: bool) -> _Slot | None:
         """Begin to read a window in the place of the one longest out of use; None when all are in use."""
         keep = order.key(window - 1) if ahead else None
         while len(self._slots) >= self.count:

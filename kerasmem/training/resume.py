@@ -10,11 +10,12 @@ from typing import Any
 import keras
 
 from kerasmem import checks
-from kerasmem.cluster import find_worker, own_path, worker_of
+from kerasmem.cluster import ALONE, find_worker, own_path, paths_of_all, rank_of, worker_of
 from kerasmem.compat.keras_fit import initial_epoch, set_initial_epoch
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.errors import UsageError
 from kerasmem.streaming.sequence import H5ChunkSequence
+from kerasmem.streaming.state import read_state as read_position
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.common_point import find_common_point
 from kerasmem.training.dataset_sources import SequenceSource
@@ -42,7 +43,8 @@ class ResumeTraining(SavingCallback):
     unless `path` has it: `run.rank1.resume` for `run.resume`. Under `tf.distribute.MultiWorkerMirroredStrategy` it
     keeps the one before as well (`PATH.before`): a worker may die before it has saved what another one has. Started
     again, all of them go on from the last point that every one has, so all have to be started again, as TensorFlow
-    wants it anyhow.
+    wants it anyhow. With `H5ChunkSequence(elastic=True)` there may be more or fewer of them then, and a worker without
+    a file of its own takes another one's, where they share a folder.
 
     Args:
         path: where to save. Workers may be given the same.
@@ -103,7 +105,9 @@ class ResumeTraining(SavingCallback):
         own = str(own_path(Path(self.path), find_worker(strategy)))
         self.source = source = SequenceSource(self.sequence)
         self.checkpoint = Checkpoint(own, source, keeps_before=several)
-        self.run = self._restored(source, self._common_file() if several else own) or RunState()
+        self._others = self._files_of_others() if self.sequence.stream_plan.settings.elastic else []
+        path = self._common_file() if several else (self._latest_file() if self._others else own)
+        self.run = self._restored(source, path) or RunState()
         super().on_train_begin(logs)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -116,14 +120,26 @@ class ResumeTraining(SavingCallback):
         set_initial_epoch(self.model, self._initial_epoch)
         if not self.keep:
             self.checkpoint.remove()
+            worker = find_worker(self.model.distribute_strategy) or ALONE
+            for path in self._others:
+                if worker.rank == 0 and not 0 <= (rank_of(path)[1] or 0) < worker.size:  # left by more workers
+                    Checkpoint(path, self.source).remove()
 
     def save(self) -> None:
         """Write where the run stands."""
         self.checkpoint.write(self.run, read_state(self.model))
 
+    def _files_of_others(self) -> list[str]:
+        """Return the files of all workers that there are and were: what one saved will do for any, in any number."""
+        return [str(path) for path in paths_of_all(Path(self.path)) if str(path) != self.checkpoint.path]
+
+    def _latest_file(self) -> str | None:
+        points = self.checkpoint.points(self._others)
+        return points[max(points)] if points else None
+
     def _common_file(self) -> str | None:
         """Return the file that says the last point that all workers have."""
-        points = self.checkpoint.points()
+        points = self.checkpoint.points(self._others)
         return points.get(find_common_point(self.model.distribute_strategy, list(points), self.checkpoint.path))
 
     def _restored(self, source: SequenceSource, path: str | None) -> RunState | None:
@@ -132,6 +148,8 @@ class ResumeTraining(SavingCallback):
         if saved is None:
             return None
         run, at_once = saved.run, self.model.steps_per_execution
+        if saved.data == source.kind:
+            read_position(saved.position, self.sequence.stream_plan)  # first of all: other data has other steps
         self.checkpoint.check(steps=(self.params or {}).get("steps"), at_once=at_once)
         run.resume()
         if run.batch:

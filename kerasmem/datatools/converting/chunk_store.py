@@ -20,7 +20,7 @@ from kerasmem.datatools.converting.fields import Target
 from kerasmem.datatools.converting.job import open_log, read_into, sync
 from kerasmem.datatools.inspecting.listing import CLASS_NAMES
 from kerasmem.files import open_plain
-from kerasmem.hdf5.direct.chunks import ChunkIndex
+from kerasmem.hdf5.direct.chunks import read_index
 from kerasmem.hdf5.direct.codecs import DecodeError
 from kerasmem.hdf5.direct.indexes import refuse_endless_index
 from kerasmem.hdf5.direct.raw import raw_file
@@ -173,7 +173,7 @@ def _places(path: str, target: Target) -> np.ndarray:
     with h5py.File(path, "r") as file:
         dataset = file[target.name]
         refuse_endless_index(raw_file(file), h5py.h5o.get_info(dataset.id).addr)
-        index = ChunkIndex(dataset, dataset.shape, os.path.getsize(path))
+        index = read_index(dataset, dataset.shape, os.path.getsize(path))
         size = prod(dataset.chunks) * dataset.dtype.itemsize
         places = index.offsets(np.arange(-(-target.rows // target.chunk_rows)), size)
     if places is None:

@@ -218,3 +218,27 @@ class Bench(Record, what="measurement of a file", version=1, rows="stages"):
         seconds, limit = (self.warm_seconds, self.warm_limit) if cold is None else (cold, self.limit)
         rate = format_size(round(self.delivered_bytes / max(seconds, 1e-9)))
         return f"{self.path}: {rate} a second delivered, limited by {limit}"
+
+@dataclass(frozen=True)
+class DataIndexed(Record, what="account of an index", version=1):
+    """What an index was made of.
+
+    Args:
+        path: the index.
+        files: how many it names.
+        rows: of all files.
+        datasets: their names.
+        stored_bytes: bytes that the datasets take in the files.
+        index_bytes: bytes of the index.
+        checksums: whether blocks have checksums.
+        notes: what the index cannot do for this data.
+    """
+
+    path: str
+    files: int
+    rows: int
+    datasets: tuple[str, ...]
+    stored_bytes: int
+    index_bytes: int
+    checksums: bool
+    notes: tuple[str, ...] = ()

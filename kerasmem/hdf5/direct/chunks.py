@@ -27,6 +27,7 @@ class Chunk:
         offset: place in the file; None where it was never written.
         size: bytes in the file.
         mask: which filters were left out.
+        sum: CRC-32 of its bytes in the file; None where nobody knows it.
         edge: whether a part of it lies outside the dataset.
     """
 
@@ -35,49 +36,45 @@ class Chunk:
     size: int = 0
     mask: int = 0
     edge: bool = False
+    sum: int | None = None
 
 
 class ChunkIndex:
     """The chunks of a dataset by the rows they hold.
 
     Args:
-        dataset: the dataset; its index is read now.
-        shape: its shape as far as it is of interest; it may have more rows.
+        chunks: shape of a chunk.
+        shape: the dataset's, as far as it is of interest.
+        stored_rows: rows that it has; the last chunk of those of interest may be full by now.
         file_size: bytes of the file.
-        base: added to every place that HDF5 tells.
+        places: offset, size and mask of each chunk, an array each.
+        cells: row of chunks and number in it of each, rising; by default there are all chunks, one after another.
+        sums: CRC-32 of the bytes of each; None where nobody knows them.
 
     Raises:
         DecodeError: the index is damaged: two chunks lie in one place, or one lies outside the file.
     """
 
-    def __init__(self, dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, base: int = 0) -> None:
-        self._chunks = tuple(int(extent) for extent in dataset.chunks)
-        self._shape = shape
-        self._stored_rows = int(dataset.shape[0])  # the last chunk of rows that were known may be full by now
-        self._grid = tuple(-(-extent // chunk) for extent, chunk in zip(self._shape, self._chunks, strict=True))
+    def __init__(
+        self,
+        chunks: tuple[int, ...],
+        shape: tuple[int, ...],
+        stored_rows: int,
+        file_size: int,
+        places: tuple[np.ndarray, np.ndarray, np.ndarray],
+        cells: tuple[np.ndarray, np.ndarray] | None = None,
+        sums: np.ndarray | None = None,
+    ) -> None:
+        self._chunks, self._shape, self._stored_rows = chunks, shape, stored_rows
+        self._grid = grid_of(chunks, shape)
         self._per_row = prod(self._grid[1:])
-        # A chunk's number may exceed 64 bits in a hostile file, so rows and the rest are kept apart.
-        places = array("q")  # five numbers a chunk; as objects they would take six times the room
-
-        def note(info: Any) -> None:
-            cell = [at // chunk for at, chunk in zip(info.chunk_offset, self._chunks, strict=True)]
-            if any(at % chunk for at, chunk in zip(info.chunk_offset, self._chunks, strict=True)):
-                raise DecodeError(f"its chunk index is damaged: no chunk begins at {info.chunk_offset}")
-            if any(at >= count for at, count in zip(cell, self._grid, strict=True)):
-                return
-            number = 0
-            for at, count in zip(cell[1:], self._grid[1:], strict=True):
-                number = number * count + at
-            places.extend((cell[0], number, info.byte_offset, info.size, info.filter_mask))
-
-        walk_chunks(dataset, note)
-        table = np.array(places, np.int64).reshape(-1, 5)
-        table = table[np.lexsort((table[:, 1], table[:, 0]))]
-        self._rows = table[:, 0].copy()
-        self._numbers = table[:, 1].copy()
-        self._offsets = table[:, 2] + base
-        self._sizes = table[:, 3].astype(np.uint32)
-        self._masks = table[:, 4].astype(np.uint32)
+        self._offsets, self._sizes, self._masks = places
+        self._sums = sums
+        if cells is None:
+            if len(self._offsets) != prod(self._grid):
+                raise DecodeError(f"its index has {len(self._offsets):,} chunks, and there are {prod(self._grid):,}")
+            cells = np.divmod(np.arange(len(self._offsets)), self._per_row)
+        self._rows, self._numbers = cells
         self._refuse_overlaps(file_size)
 
     def _refuse_overlaps(self, file_size: int) -> None:
@@ -89,6 +86,17 @@ class ChunkIndex:
         twice = (self._rows[1:] == self._rows[:-1]) & (self._numbers[1:] == self._numbers[:-1])
         if twice.any() or (starts[1:] < ends[:-1]).any():
             raise DecodeError("its chunk index is damaged: two chunks lie in one place")
+
+    def table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Return what `ChunkIndex` takes as places; None where not every chunk was written."""
+        if len(self._offsets) != prod(self._grid):
+            return None
+        return self._offsets, self._sizes, self._masks
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether it is known what each chunk's checksum is."""
+        return self._sums is not None
 
     def row_of_chunks(self, number: int) -> Iterator[Chunk]:
         """Return the chunks that hold the rows from `number` × chunk rows onwards."""
@@ -135,7 +143,8 @@ class ChunkIndex:
 
     def _stored(self, at: int, inner: tuple[slice, ...], edge: bool) -> Chunk:
         edge = edge or any(part.stop - part.start < chunk for part, chunk in zip(inner, self._chunks[1:], strict=False))
-        return Chunk(inner, int(self._offsets[at]), int(self._sizes[at]), int(self._masks[at]), edge)
+        known = None if self._sums is None else int(self._sums[at])
+        return Chunk(inner, int(self._offsets[at]), int(self._sizes[at]), int(self._masks[at]), edge, known)
 
     def _inner(self, cell: int) -> tuple[slice, ...]:
         if self._chunks[1:] == self._shape[1:]:
@@ -147,6 +156,47 @@ class ChunkIndex:
             cell, at = divmod(cell, count)
             parts.append(slice(at * chunk, min((at + 1) * chunk, extent)))
         return tuple(reversed(parts))
+
+
+def grid_of(chunks: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how many chunks there are along each axis."""
+    return tuple(-(-extent // chunk) for extent, chunk in zip(shape, chunks, strict=True))
+
+
+def read_index(dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, base: int = 0) -> ChunkIndex:
+    """Return where the chunks of a dataset lie.
+
+    Args:
+        dataset: the dataset; its index is read now.
+        shape: its shape as far as it is of interest; it may have more rows.
+        file_size: bytes of the file.
+        base: added to every place that HDF5 tells.
+
+    Raises:
+        DecodeError: the index is damaged.
+    """
+    chunks = tuple(int(extent) for extent in dataset.chunks)
+    grid = grid_of(chunks, shape)
+    # A chunk's number may exceed 64 bits in a hostile file, so rows and the rest are kept apart.
+    places = array("q")  # five numbers a chunk; as objects they would take six times the room
+
+    def note(info: Any) -> None:
+        cell = [at // chunk for at, chunk in zip(info.chunk_offset, chunks, strict=True)]
+        if any(at % chunk for at, chunk in zip(info.chunk_offset, chunks, strict=True)):
+            raise DecodeError(f"its chunk index is damaged: no chunk begins at {info.chunk_offset}")
+        if any(at >= count for at, count in zip(cell, grid, strict=True)):
+            return
+        number = 0
+        for at, count in zip(cell[1:], grid[1:], strict=True):
+            number = number * count + at
+        places.extend((cell[0], number, info.byte_offset, info.size, info.filter_mask))
+
+    walk_chunks(dataset, note)
+    table = np.array(places, np.int64).reshape(-1, 5)
+    table = table[np.lexsort((table[:, 1], table[:, 0]))]
+    found = table[:, 2] + base, table[:, 3].astype(np.uint32), table[:, 4].astype(np.uint32)
+    cells = table[:, 0].copy(), table[:, 1].copy()
+    return ChunkIndex(chunks, shape, int(dataset.shape[0]), file_size, found, cells)
 
 
 def walk_chunks(dataset: h5py.Dataset, note: Callable[[Any], None]) -> None:

@@ -19,13 +19,14 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex, walk_chunks
+from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex, read_index, walk_chunks
 from kerasmem.hdf5.direct.codecs import EXTRA, DecodeError, Pipeline, register_filters
 from kerasmem.hdf5.direct.delivery import PIECE_BYTES, Delivery, RowRun, Scratch
 from kerasmem.hdf5.direct.handle import Handle
 from kerasmem.hdf5.direct.raw import RawError, raw_file
 from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, Source
 from kerasmem.hdf5.direct.virtual import SegmentedSource, find_segments
+from kerasmem.hdf5.index import Table
 from kerasmem.hdf5.layout import DatasetLayout, shown
 from kerasmem.hdf5.links import encoded
 from kerasmem.hdf5.settings import Access
@@ -68,6 +69,38 @@ def open_source(
         register_filters()
     cell = chunks[0] if chunks else max(1, PIECE_BYTES // max(1, layout.row_bytes))
     return Hdf5Source(shape, dtype, refuse, find, cell)
+
+
+def indexed_source(table: Table, layout: DatasetLayout, handle: Handle, refuse: Refuse) -> Source:
+    """Return what reads a dataset whose places an index knows; the file is not looked into.
+
+    Args:
+        table: the places.
+        layout: shape and type.
+        handle: the file.
+        refuse: raises the error for rows that cannot be read.
+
+    Raises:
+        DecodeError: the index says what cannot be.
+    """
+    shape, dtype, kind = layout.shape, np.dtype(layout.dtype), table.kind
+    if kind.chunks is None:
+        if table.begin < 0 or table.begin + prod(shape) * dtype.itemsize > handle.length:
+            raise DecodeError("the index says that it lies outside the file")
+        return ContiguousSource(shape, dtype, refuse, handle, table.begin)
+    if len(kind.chunks) > len(shape):
+        raise DecodeError(f"the index says that its chunks are {kind.chunks}")
+    chunk = kind.chunks + shape[len(kind.chunks) :]
+    pipeline = Pipeline(kind.pipeline, prod(chunk) * dtype.itemsize)
+    places = table.offsets, table.lengths, table.masks
+    index = ChunkIndex(kind.chunks, shape[: len(kind.chunks)], shape[0], handle.length, places, sums=table.sums)
+    cut = kind.storage == "contiguous"
+    if cut:
+        row_bytes = prod(shape[1:]) * dtype.itemsize
+        rows = np.minimum(chunk[0], shape[0] - np.arange(len(table.offsets)) * chunk[0])
+        if not np.array_equal(table.lengths, rows * row_bytes):
+            raise DecodeError("the index says that its blocks are of other sizes than its rows")
+    return ChunkedSource(shape, dtype, refuse, handle, index, chunk, pipeline, None, kind.plain_edges, cut)
 
 
 def read_elements(
@@ -156,7 +189,7 @@ class _Opening:
         except DecodeError:
             return None
         base = _base(self.file, chunked=True)
-        index = ChunkIndex(dataset, shape[: len(chunks)], self.handle.length, base)
+        index = read_index(dataset, shape[: len(chunks)], self.handle.length, base)
         fill = _fill_value(dataset, dtype) if self.access.allow_missing else None
         plain = bool(pipeline.filters) and index.has_edges(pipeline.chunk_bytes) and self._plain_edges(dataset)
         return ChunkedSource(shape, dtype, self.refuse, self.handle, index, chunk, pipeline, fill, plain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -214,6 +215,7 @@ class ChunkedSource(DirectSource):
         pipeline: the filters.
         fill: value of what was never written; None where that is an error.
         plain_edges: whether chunks that reach beyond the dataset's edge are stored without the filters.
+        cut: whether the last chunk ends with the rows: blocks of data that HDF5 does not store in chunks.
     """
 
     index: ChunkIndex
@@ -221,6 +223,11 @@ class ChunkedSource(DirectSource):
     pipeline: Pipeline
     fill: np.ndarray | None
     plain_edges: bool = False
+    cut: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._whole = bool(self.pipeline.filters) or self.index.has_sums  # whether chunks are read as a whole
 
     def lies_where(self, other: Source) -> bool:
         """Return whether the data known to `other`, made earlier, still lies where it did."""
@@ -228,7 +235,7 @@ class ChunkedSource(DirectSource):
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
         """Return where in the file each row begins; None where not all lie there as they are."""
-        if self.pipeline.filters or not isinstance(self.handle, FileHandle):
+        if self._whole or not isinstance(self.handle, FileHandle):
             return None
         cells, inside = np.divmod(rows, self.chunk[0])
         chunks = self.index.offsets(cells, self.pipeline.chunk_bytes)
@@ -240,7 +247,7 @@ class ChunkedSource(DirectSource):
             for chunk in self.index.row_of_chunks(part.start // self.chunk[0]):
                 if chunk.offset is None:
                     continue
-                if self.pipeline.filters or chunk.inner:
+                if self._whole or chunk.inner:
                     yield chunk.offset, chunk.size
                 else:
                     yield from self.extents_from(chunk.offset + part.start % self.chunk[0] * self.row_bytes, part)
@@ -263,7 +270,7 @@ class ChunkedSource(DirectSource):
                 raise DecodeError("a chunk is missing there")
             rest = tuple(part.stop - part.start for part in chunk.inner) + self.shape[1 + len(chunk.inner) :]
             rows = np.broadcast_to(self.fill, (run.stop - run.start, *rest))
-        elif not self.pipeline.filters and not chunk.inner:
+        elif not self._whole and not chunk.inner:
             self._check_size(chunk)
             self.read_from(chunk.offset + skipped * self.row_bytes, run, outputs, scratch)
             return
@@ -279,6 +286,11 @@ class ChunkedSource(DirectSource):
         assert chunk.offset is not None
         stored = scratch.take("stored", chunk.size)
         self.handle.read([view_of(stored)], chunk.offset, chunk.size)
+        if chunk.sum is not None and zlib.crc32(stored) != chunk.sum:
+            raise DecodeError("its checksum is another than the index has: the file was changed, or came changed")
+        if self.cut:
+            rows = chunk.size // self.row_bytes
+            return stored[: rows * self.row_bytes].view(self.dtype).reshape(rows, *self.chunk[1:])
         if self.plain_edges and chunk.edge:
             if chunk.size != self.pipeline.chunk_bytes:
                 raise DecodeError(f"a chunk of {self.pipeline.chunk_bytes:,} bytes takes {chunk.size:,} in the file")
@@ -288,5 +300,7 @@ class ChunkedSource(DirectSource):
 
     def _check_size(self, chunk: Chunk) -> None:
         most = self.pipeline.most_stored()
+        if self.cut and chunk.size <= most:
+            return  # the index says where blocks lie, and `_decode` how many rows are needed of them
         if chunk.size > most or (not self.pipeline.filters and chunk.size != self.pipeline.chunk_bytes):
             raise DecodeError(f"a chunk of {self.pipeline.chunk_bytes:,} bytes takes {chunk.size:,} in the file")

@@ -64,7 +64,10 @@ class ChangedError(PermanentError):
     """
 
     def __init__(self, difference: str) -> None:
-        super().__init__(f"the file was replaced or rewritten while in use ({difference}); make the sequence again")
+        super().__init__(
+            f"the file was replaced or rewritten while in use ({difference}); make the sequence again, and its index "
+            "where it has one"
+        )
 
 
 async def retry(

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.compat.file_systems import call_file_system, get_s3_object
-from kerasmem.hdf5.remote.failures import ChangedError, PermanentError, TransientError, classify, of_status
+from kerasmem.hdf5.remote.failures import ChangedError, PermanentError, TransientError, of_status
 from kerasmem.units import KIB, MIB
 
 HEAD = 64 * KIB
 """Bytes at the beginning of an object that come along with its version: an HDF5 file's header lies there."""
 _READ_BYTES = MIB // 4
+_LEAST_RATE = KIB  # bytes a second: a store that brings fewer is asked again
 _CONNECT, _SILENCE = 15.0, 30.0  # seconds until a connection stands, and that a store may be silent
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _NO_RANGES = (
@@ -66,17 +67,30 @@ class PartialRange:
         try:
             async for data in _without_silence(parts):
                 self.put(data)
+        except TransientError:
+            raise
         except Exception as error:
-            failure = classify(error)
-            raise TransientError(str(failure)) from None if isinstance(failure, PermanentError) else failure
+            # aiohttp calls a body that is too short a "400", which no server has answered.
+            kind = type(error).__name__
+            raise TransientError(
+                f"the answer broke off after {self.done:,} of {len(self.view):,} bytes ({kind})"
+            ) from None
         self.check()
 
 
 async def _without_silence(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield what comes; aiohttp's own limit does not hold where a server breaks its chunked coding off."""
+    """Yield what comes, as long as enough does; aiohttp's own limit does not hold where a chunked coding breaks off."""
+    clock = asyncio.get_running_loop().time
+    since, came = clock(), 0
     try:
         while True:
-            yield await asyncio.wait_for(anext(parts), _SILENCE)
+            data = await asyncio.wait_for(anext(parts), _SILENCE)
+            yield data
+            came += len(data)
+            if clock() - since >= _SILENCE:
+                if came < _LEAST_RATE * _SILENCE:
+                    raise TransientError(f"only {came:,} bytes came in {_SILENCE:g} s")
+                since, came = clock(), 0
     except StopAsyncIteration:
         return
     except asyncio.TimeoutError:

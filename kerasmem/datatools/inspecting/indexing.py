@@ -1,0 +1,235 @@
+"""`index_data`: one small file that says of many where their rows lie, so that training opens none to find out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import h5py
+import numpy as np
+
+from kerasmem import checks
+from kerasmem.datatools.inspecting.results import DataIndexed
+from kerasmem.datatools.progress import Progress
+from kerasmem.errors import DataError, UsageError
+from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Source
+from kerasmem.hdf5.index import CHECKSUM, IndexWriter, StoredAs, Table
+from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, plain_name, shown
+from kerasmem.hdf5.links import walk_objects
+from kerasmem.hdf5.opened import OpenFile
+from kerasmem.hdf5.remote.access import REQUESTS, RemoteAccess, read_remote
+from kerasmem.hdf5.remote.fetcher import RangeFetcher
+from kerasmem.hdf5.remote.file import ask_for_info, open_remote
+from kerasmem.hdf5.remote.urls import is_url
+from kerasmem.hdf5.scan import close_file, look_at, open_file, scan_file
+from kerasmem.hdf5.settings import INDEX_SUFFIX, Access, read_path, read_paths
+from kerasmem.units import MIB
+
+_GROUP = 128  # remote files whose first bytes are asked for at once, and stay in memory until they are looked at
+_BLOCK = MIB // 4  # of data without chunks that gets one checksum
+_TASK = 4 * MIB  # read by a thread to find checksums
+_LOOKED_AT = 2000  # objects of the first file
+
+
+def index_data(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    names: Sequence[str] | None = None,
+    checksums: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    allow_hdf5_filters: bool = False,
+    progress: Progress | None = None,
+) -> DataIndexed:
+    """Write an index of HDF5 files that are read as one: `H5ChunkSequence("train.index")` then opens none of them.
+
+    The index has of each file its rows, its size and version (an ETag, or its time of change), and where the chunks of
+    each dataset lie. A worker opens only files whose rows it delivers, and no file to find out what is in it. A file
+    that was changed after the index was made is an error that names it.
+
+    Args:
+        paths: the files as for `H5ChunkSequence`: a list, a pattern, or URLs.
+        output: the index to write, a name that ends with ".index". Files beside and below it are named relative to it,
+            so that both can be moved together.
+        names: the datasets; by default all that have as many rows as the largest one of the first file.
+        checksums: read all data, and note a CRC-32 of each chunk, or of each quarter of a MiB of data without chunks.
+            They are compared whenever these bytes are read, so that a byte that changed on disk or on its way is an
+            error.
+        storage_options: for URLs, as for `H5ChunkSequence`.
+        allow_hdf5_filters: as for `H5ChunkSequence`.
+        progress: called with what goes on, how many files are done, and of how many.
+
+    Returns:
+        What was indexed.
+
+    Raises:
+        DataError: a file cannot be read, or differs from the first in names, shapes or types.
+        UsageError: a setting is wrong.
+
+    Examples:
+        >>> import h5py, numpy as np
+        >>> for number in range(3):
+        ...     with h5py.File(f"/tmp/indexed-{number}.h5", "w") as f:
+        ...         f["x"], f["y"] = np.zeros((100, 8)), np.arange(100)
+        >>> from kerasmem import H5ChunkSequence, index_data
+        >>> index_data("/tmp/indexed-*.h5", "/tmp/indexed.index").files
+        3
+        >>> H5ChunkSequence("/tmp/indexed.index").num_rows
+        300
+    """
+    target = read_path(output)
+    if not target.endswith(INDEX_SUFFIX):
+        raise UsageError(f"output: {shown(target)} does not end with {INDEX_SUFFIX!r}, by which an index is known")
+    several = isinstance(paths, Sequence) and not isinstance(paths, str) and len(paths) == 1
+    remote = read_remote(storage_options, None, None)
+    files = read_paths(paths[0] if several else paths, remote)
+    access = Access(remote=remote, allow_hdf5_filters=allow_hdf5_filters)
+    wanted = [plain_name(name) for name in names] if names else _choose(files[0], access)
+    with_sums = checks.flag("checksums", checksums)
+    writer: IndexWriter | None = None
+    first: FileLayout | None = None
+    hidden: set[str] = set()
+    fetcher = _Fetcher(remote)
+    rows = stored = 0
+    try:
+        for done, layout in enumerate(_layouts(files, wanted, access)):
+            first = first or layout
+            DataLayout((first, layout))  # refuses one that differs
+            if writer is None:
+                datasets = [(each.dtype, each.row_shape) for each in layout.datasets]
+                writer = IndexWriter(target, wanted, *zip(*datasets, strict=True), checksums=with_sums)
+            time, tables = _look_into(layout, access, fetcher, with_sums)
+            writer.add(layout, time, tables)
+            hidden |= {name for name, table in zip(wanted, tables, strict=True) if not table.kind.direct}
+            rows += layout.datasets[0].rows
+            stored += sum(each.stored_bytes for each in layout.datasets)
+            if progress is not None:
+                progress("indexing", done + 1, len(files))
+        assert writer is not None
+        writer.write()
+    except OSError as error:
+        raise DataError(f"{shown(target)}: the index cannot be written: {error.strerror or error}") from error
+    finally:
+        fetcher.close()
+    notes = [
+        f"{shown(name)} is stored so that HDF5 itself has to look where it lies; its files are opened for it, and it "
+        "has no checksums"
+        for name in sorted(hidden)
+    ]
+    return DataIndexed(
+        target, len(files), rows, tuple(wanted), stored, os.path.getsize(target), with_sums, tuple(notes)
+    )
+
+
+def _choose(path: str, access: Access) -> list[str]:
+    """Return the datasets of a file that can be trained from and have as many rows as the largest one."""
+    file: h5py.File = open_remote(path, access.remote) if is_url(path) else open_file(path)
+    try:
+        objects, _ = walk_objects(file, _LOOKED_AT)
+        found, problem = [], None
+        for name, item in objects.items():
+            if isinstance(item, h5py.Dataset):
+                try:
+                    found.append(look_at(file, path, name, access))
+                except DataError as error:
+                    problem = error
+    finally:
+        close_file(file)
+    if not found:
+        raise problem or DataError(f"{shown(path)}: holds no datasets")
+    largest = max(found, key=lambda layout: layout.rows * layout.row_bytes)
+    return [layout.name for layout in found if layout.rows == largest.rows]
+
+
+def _layouts(files: Sequence[str], names: list[str], access: Access) -> Iterator[FileLayout]:
+    for start in range(0, len(files), _GROUP):
+        group = files[start : start + _GROUP]
+        known = ask_for_info([path for path in group if is_url(path)], access.remote)
+        for path in group:
+            yield scan_file(path, names, access, known.get(path))
+
+
+class _Fetcher:
+    """Fetches ranges of remote files, from the first time on that any is asked for."""
+
+    def __init__(self, access: RemoteAccess) -> None:
+        self._access, self._lock = access, threading.Lock()
+        self._made: RangeFetcher | None = None
+
+    def __call__(self) -> RangeFetcher:
+        with self._lock:
+            self._made = self._made or RangeFetcher(self._access)
+            return self._made
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+
+def _look_into(
+    layout: FileLayout, access: Access, fetcher: Callable[[], RangeFetcher], checksums: bool
+) -> tuple[int, list[Table]]:
+    """Return when a file was changed, and where each of its datasets lies."""
+    file = OpenFile(layout, access, None, fetcher if is_url(layout.path) else None)
+    file.open()
+    try:
+        tables = [_table(dataset, file.source(dataset.name)) for dataset in layout.datasets]
+        if checksums:
+            with ThreadPoolExecutor(REQUESTS if file.is_remote else 1, "kerasmem-index") as pool:
+                tables = [
+                    _with_sums(table, dataset, file, pool)
+                    for table, dataset in zip(tables, layout.datasets, strict=True)
+                ]
+        file.check()
+        return file.time, tables
+    finally:
+        file.close()
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def _table(layout: DatasetLayout, source: Source) -> Table:
+    kind = StoredAs(layout.storage, layout.chunks, layout.filters)
+    if isinstance(source, ContiguousSource):
+        return Table(kind, source.offset, _NONE, _NONE, _NONE, None)
+    places = source.index.table() if isinstance(source, ChunkedSource) else None
+    if not isinstance(source, ChunkedSource) or places is None:
+        return Table(
+            StoredAs(layout.storage, layout.chunks, layout.filters, direct=False), -1, _NONE, _NONE, _NONE, None
+        )
+    pipeline = tuple((int(code), tuple(map(int, numbers))) for code, numbers in source.pipeline.filters)
+    kind = StoredAs(layout.storage, layout.chunks, layout.filters, pipeline, source.plain_edges)
+    return Table(kind, -1, *places, None)
+
+
+def _with_sums(table: Table, layout: DatasetLayout, file: OpenFile, pool: ThreadPoolExecutor) -> Table:
+    """Return the table with a checksum of each chunk, or of each block of data that has none."""
+    kind = table.kind
+    if not kind.direct:
+        return table
+    offsets, lengths, chunks = table.offsets, table.lengths, kind.chunks
+    if chunks is None:
+        whole = 1 << (layout.rows - 1).bit_length()  # so that files of about as many rows are stored alike
+        rows = min(max(1, _BLOCK // max(1, layout.row_bytes)), whole)
+        first = np.arange(0, layout.rows, rows)
+        offsets = table.begin + first * layout.row_bytes
+        lengths = np.minimum(rows, layout.rows - first) * layout.row_bytes
+        chunks = (rows, *layout.row_shape)
+    filters = kind.filters or (CHECKSUM,)
+    sums = np.fromiter(
+        itertools.chain.from_iterable(pool.map(file.checksums, *_batches(offsets, lengths))), np.uint32, len(offsets)
+    )
+    masks = table.masks if len(table.masks) else np.zeros(len(offsets), np.uint32)
+    known = StoredAs(kind.storage, chunks, filters, kind.pipeline, kind.plain_edges)
+    return Table(known, table.begin, offsets, lengths, masks, sums)
+
+
+def _batches(offsets: np.ndarray, lengths: np.ndarray) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the chunks in runs of some MiB, for a thread each."""
+    cuts = np.searchsorted(np.cumsum(lengths), np.arange(_TASK, int(lengths.sum()), _TASK)) + 1
+    return [part.tolist() for part in np.split(offsets, cuts)], [part.tolist() for part in np.split(lengths, cuts)]

@@ -1,0 +1,277 @@
+"""An index of many files: made by a command, read in place of the files, held against them, safe from strangers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import tracemalloc
+
+import h5py
+import numpy as np
+import pytest
+from remote_servers import FileServer
+
+from kerasmem import H5ChunkSequence, index_data
+from kerasmem.errors import DataError, UsageError
+from kerasmem.hdf5.index import IndexWriter, StoredAs, Table
+from kerasmem.hdf5.layout import DatasetLayout, FileLayout
+from kerasmem.hdf5.remote.access import RemoteAccess
+
+LOCAL = RemoteAccess()
+
+
+def write_parts(folder, count=3):
+    random = np.random.default_rng(0)
+    for part in range(count):
+        rows = 100 + part
+        x = random.normal(size=(rows, 8)).astype("f4")
+        with h5py.File(folder / f"part-{part}.h5", "w") as file:
+            file["x"], file["y"] = x, np.arange(rows) + 1000 * part
+            file.create_dataset("packed", data=x.astype("f8"), chunks=(16, 8), compression="gzip", shuffle=True)
+            file.create_dataset("tiles", data=x, chunks=(16, 3))
+            file.create_dataset("plain", data=x, chunks=(16, 8))
+            file["vocabulary"] = np.arange(5)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("indexed")
+    write_parts(folder)
+    return folder
+
+
+@pytest.fixture
+def parts(made, tmp_path):
+    for path in made.iterdir():
+        shutil.copy2(path, tmp_path)
+    return tmp_path
+
+
+def batches(path, **settings):
+    with H5ChunkSequence(path, **{"batch_size": 32, "memory_budget": "1MiB", **settings}) as sequence:
+        return list(sequence.next_epoch())
+
+
+def equal(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        for array, wanted in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(array, wanted)
+
+
+def flip(path, name, row):
+    """Change a byte of a row, and nothing that the system says of the file."""
+    with h5py.File(path) as file:
+        found = file[name].id
+        at = found.get_chunk_info_by_coord((row // 16 * 16, 0)).byte_offset if file[name].chunks else found.get_offset()
+        at += 20 if file[name].chunks else row * 32
+    whole, before = path.read_bytes(), path.stat()
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("name", ["x", "packed", "tiles", "plain"])
+def test_batches_are_those_of_the_files_and_no_other_file_is_opened(parts, name):
+    done = index_data(parts / "part-*.h5", parts / "train.index")
+    assert (done.files, done.rows, done.notes) == (3, 303, ())
+    assert set(done.datasets) == {"x", "y", "packed", "tiles", "plain"}, "of as many rows as the largest"
+    equal(batches(parts / "train.index", x=name), batches(parts / "part-*.h5", x=name))
+    with H5ChunkSequence(parts / "train.index", x=name, rows=(100, 201)) as sequence:
+        (parts / "part-0.h5").unlink()
+        (parts / "part-2.h5").unlink()
+        assert sum(len(y) for _, y in pickle.loads(pickle.dumps(sequence)).next_epoch()) == 101
+        assert sorted(number for _, y in sequence.next_epoch() for number in y) == list(range(1000, 1101))
+
+
+@pytest.mark.parametrize("name", ["x", "packed", "tiles", "plain"])
+def test_checksums_are_compared_as_data_is_read(parts, name):
+    index_data(parts / "part-*.h5", parts / "train.index", checksums=True)
+    equal(batches(parts / "train.index", x=name, shuffle=False), batches(parts / "part-*.h5", x=name, shuffle=False))
+    flip(parts / "part-1.h5", name, 50)
+    with pytest.raises(DataError, match=r"part-1\.h5.*its checksum is another"):
+        batches(parts / "train.index", x=name)
+    assert batches(parts / "train.index", x=name, rows=(0, 100))
+
+
+def test_a_file_that_was_changed_is_an_error_that_names_it(parts):
+    index_data(parts / "part-*.h5", parts / "train.index")
+    os.utime(parts / "part-2.h5")
+    with pytest.raises(DataError, match=r"part-2\.h5.*changed after the index.*another time of change"):
+        batches(parts / "train.index")
+    assert batches(parts / "train.index", rows=(0, 201)), "the other files are as they were"
+    index_data(parts / "part-*.h5", parts / "train.index", checksums=True)
+    os.utime(parts / "part-2.h5")
+    assert batches(parts / "train.index"), "checksums tell more than a time"
+    with h5py.File(parts / "part-2.h5", "a") as file:
+        file["more"] = np.zeros(1000)
+    with pytest.raises(DataError, match=r"part-2\.h5.*it had [\d,]+ bytes and has"):
+        batches(parts / "train.index")
+
+
+def test_data_that_only_hdf5_finds_is_read_through_the_file(parts):
+    for part in range(3):
+        with h5py.File(parts / f"part-{part}.h5", "a") as file:
+            source = h5py.VirtualSource(file["x"])
+            layout = h5py.VirtualLayout(file["x"].shape, "f4")
+            layout[:, :4], layout[:, 4:] = source[:, 4:], source[:, :4]
+            file.create_virtual_dataset("swapped", layout)
+    done = index_data(parts / "part-*.h5", parts / "train.index", names=["swapped", "y"], checksums=True)
+    assert "swapped" in done.notes[0]
+    equal(batches(parts / "train.index", x="swapped"), batches(parts / "part-*.h5", x="swapped"))
+
+
+def test_refusals(parts):
+    with pytest.raises(UsageError, match=r"does not end with '\.index'"):
+        index_data(parts / "part-*.h5", parts / "train.h5")
+    with h5py.File(parts / "part-9.h5", "w") as file:
+        file["x"], file["y"] = np.zeros((10, 9), "f4"), np.zeros(10)
+    with pytest.raises(DataError, match=r"part-9\.h5.*rows of shape \(9,\)"):
+        index_data(parts / "part-*.h5", parts / "train.index", names=["x", "y"])
+    assert not list(parts.glob("train.index*")), "nothing half done is left"
+    (parts / "part-9.h5").unlink()
+    index_data(parts / "part-*.h5", parts / "train.index", names=["x", "y"])
+    with pytest.raises(DataError, match="no dataset 'packed'; it has 'x', 'y'"):
+        H5ChunkSequence(parts / "train.index", x="packed")
+
+
+def test_the_command(parts, cli):
+    done = cli("data", "index", f"{parts}/part-*.h5", "-o", f"{parts}/t.index", "--json")
+    assert (done.code, json.loads(done.out)["rows"]) == (0, 303), done.err
+    assert "303 rows of 3 files" in cli("data", "index", f"{parts}/part-*.h5", "-o", f"{parts}/t.index").out
+    done = cli("data", "index", f"{parts}/none-*.h5", "-o", f"{parts}/t.index")
+    assert done.code == 2
+    assert "no file matches" in done.err
+
+
+def test_index_and_files_can_be_moved_together(parts, tmp_path_factory):
+    index_data(parts / "part-*.h5", parts / "train.index")
+    there = tmp_path_factory.mktemp("moved")
+    for path in list(parts.iterdir()):
+        shutil.move(path, there)
+    assert batches(there / "train.index")
+
+
+def test_damaged_indexes_are_refused_before_memory_is_taken(parts):
+    path = parts / "train.index"
+    index_data(parts / "part-*.h5", path, checksums=True)
+    whole = path.read_bytes()
+    random = np.random.default_rng(0)
+    cases = [b"", b"PK", whole[:-30], whole[:2000], whole[:500] + whole[520:]]
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for at in random.integers(0, len(whole), 3):
+            damaged[at] = random.integers(0, 256)
+        cases.append(bytes(damaged))
+    tracemalloc.start()
+    for case in cases:
+        path.write_bytes(case)
+        try:
+            found = batches(path, x="packed", rows=(0, 101))
+        except (DataError, UsageError):
+            continue
+        assert sum(len(x) for x, _ in found) == 101
+    assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    tracemalloc.stop()
+
+
+def craft(path, **changes):
+    """Write an index that says what none should."""
+    kind = StoredAs("contiguous", None, ())
+    values = {
+        "name": "part-0.h5",
+        "rows": 100,
+        "begin": 0,
+        "size": (path.parent / "part-0.h5").stat().st_size,
+        **changes,
+    }
+    writer = IndexWriter(str(path), ["x"], ["<f4"], [(8,)], False)
+    layout = FileLayout(str(path), values["size"], (DatasetLayout("x", (values["rows"], 8), "<f4", "contiguous"),))
+    none = np.zeros(0, np.int64)
+    writer.add(layout, 0, [Table(values.get("kind", kind), values["begin"], none, none, none, None)])
+    writer._numbers["paths"] = [values["name"]]
+    writer.write()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"begin": -5}, "outside the file"),
+        ({"begin": 1 << 60}, "outside the file"),
+        ({"rows": 1 << 40}, "the most allowed"),
+        ({"rows": 1 << 20}, "outside the file"),
+        ({"rows": 0}, "no rows"),
+        ({"kind": StoredAs("chunked", (0, 8), ())}, "it has chunks of"),
+        ({"kind": StoredAs("chunked", (1 << 40, 1 << 40), ())}, "it has chunks of"),
+        ({"kind": StoredAs("chunked", (1 << 30, 1 << 30), ())}, "too small"),
+        ({"kind": StoredAs("chunked", (16, 8), (), ((40000, ()),))}, "cannot be read"),
+        ({"name": "/dev/zero"}, "no such file"),
+        ({"name": ""}, "without a name"),
+    ],
+)
+def test_an_index_of_a_stranger_cannot_do_harm(parts, changes, words):
+    with pytest.raises((DataError, UsageError), match=words):
+        batches(craft(parts / "bad.index", **changes), y=None, shuffle=False)
+
+
+def test_a_remote_index_names_files_of_its_own_server_only(parts):
+    for name, words in (("http://example.org/a.h5", "lies elsewhere"), ("/etc/passwd", "cannot be read|no such")):
+        server = FileServer({"bad.index": craft(parts / "bad.index", name=name).read_bytes()})
+        with pytest.raises(DataError, match=words):
+            batches(server.url("bad.index"), y=None, shuffle=False)
+        server.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fetched by a request of its own")
+def test_workers_of_many_remote_files_ask_for_their_own_rows_alone(tmp_path):
+    pytest.importorskip("aiohttp")
+    server = FileServer()
+    for part in range(40):
+        with h5py.File(tmp_path / "part.h5", "w") as file:
+            file.create_dataset("x", data=np.full((64, 16), part, "f4"), chunks=(32, 16), compression="gzip")
+            file["y"] = np.arange(64) + 64 * part
+        server.put(f"part-{part}.h5", (tmp_path / "part.h5").read_bytes())
+    urls = [server.url(f"part-{part}.h5") for part in range(40)]
+    index_data(urls, tmp_path / "train.index", checksums=True)
+    server.log.clear()
+    with H5ChunkSequence(tmp_path / "train.index", shard=(0, 10), batch_size=32) as sequence:
+        assert not server.requests, "nothing is asked for until rows are due"
+        assert sum(len(y) for _, y in sequence.next_epoch()) == 256
+    assert len(server.requests) <= 8 + 8, "a request a block, and one for its labels"
+    server.put("train.index", (tmp_path / "train.index").read_bytes())
+    server.log.clear()
+    with H5ChunkSequence(server.url("train.index"), shard=(1, 10), batch_size=32) as sequence:
+        assert 0 < len(server.requests) <= 5
+        assert sum(len(y) for _, y in sequence.next_epoch()) == 256
+    for part in range(40):
+        server.put(f"part-{part}.h5", server.files[f"part-{part}.h5"] + b" ")
+    with pytest.raises(DataError, match=r"part-\d+\.h5.*replaced or rewritten"):
+        batches(tmp_path / "train.index")
+    server.close()
+
+
+def test_an_index_of_many_files_opens_in_little_memory(tmp_path):
+    """A tenth of 50,000 files and 10,000,000,000 rows; scripts/bench/cluster_plan.py takes all of them."""
+    files, rows, chunk = 5000, 200_000, 8192
+    chunks = -(-rows // chunk)
+    shapes = (chunk, 32), (chunk,)
+    kinds = [StoredAs("chunked", shape, ("gzip",), ((1, (4,)),)) for shape in shapes]
+    datasets = (
+        DatasetLayout("x", (rows, 32), "<f4", "chunked", shapes[0], ("gzip",), chunks * 900_000),
+        DatasetLayout("y", (rows,), "<i8", "chunked", shapes[1], ("gzip",), chunks * 9_000),
+    )
+    places = np.arange(chunks) * 1_000_000, np.full(chunks, 900_000, np.uint32), np.zeros(chunks, np.uint32)
+    writer = IndexWriter(str(tmp_path / "train.index"), ["x", "y"], ["<f4", "<i8"], [(32,), ()], False)
+    tables = [Table(kind, -1, *places, None) for kind in kinds]
+    for number in range(files):
+        url = f"http://127.0.0.1:9/bucket/some/folder/part-{number:05}.h5"
+        writer.add(FileLayout(url, 40_000_000, datasets, f'"{number:032x}"'), 0, tables)
+    writer.write()
+    tracemalloc.start()
+    try:
+        made = H5ChunkSequence(tmp_path / "train.index", shard=(7, 100), batch_size=1024)
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()
+    assert abs(made.num_rows - files * rows // 100) <= 1024

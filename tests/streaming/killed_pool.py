@@ -1,0 +1,30 @@
+"""Run by `test_transform_processes.py`: start worker processes, say which, and wait to be killed.
+
+killed_pool.py fork|spawn
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+
+
+def note_process(x):
+    time.sleep(0.2)
+    return (os.getpid(),)
+
+
+if __name__ == "__main__":
+    from concurrent.futures import ThreadPoolExecutor
+
+    from kerasmem.streaming.ahead import TransformPool
+
+    multiprocessing.set_start_method(sys.argv[1])
+    pool = TransformPool(note_process, 2)
+    with ThreadPoolExecutor(4) as threads:  # which end, and their processes do not
+        found = list(threads.map(pool.run, [(number,) for number in range(8)]))
+    found += [pool.run((0,))]
+    print(*sorted({process for (process,) in found}), flush=True)
+    time.sleep(600)
