@@ -43,6 +43,7 @@ _PUBLIC = {
     "release": "kerasmem.models.freeing",
     "enable_memory_growth": "kerasmem.devices.growth",
     "H5ChunkSequence": "kerasmem.streaming.sequence",
+    "H5DataSource": "kerasmem.streaming.data_source",
     "ResumeTraining": "kerasmem.training.resume",
     "inspect_data": "kerasmem.datatools.inspecting.inspection",
     "convert_data": "kerasmem.datatools.converting.conversion",
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from kerasmem.monitoring.timeline import Timeline as Timeline
     from kerasmem.recovery.advice import Advice as Advice
     from kerasmem.recovery.facade import advise as advise
+    from kerasmem.streaming.data_source import H5DataSource as H5DataSource
     from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence
     from kerasmem.training.batch_size import find_executable_batch_size as find_executable_batch_size
     from kerasmem.training.best_weights import BestWeights as BestWeights

@@ -46,6 +46,19 @@ class Access:
     allow_hdf5_filters: bool = False
 
 
+def read_access(
+    allow_external: Any, allow_missing_chunks: Any, locking: Any, remote: RemoteAccess, allow_hdf5_filters: Any
+) -> Access:
+    """Return what of files may be read, for settings as the user gave them."""
+    return Access(
+        checks.flag("allow_external", allow_external),
+        checks.flag("allow_missing_chunks", allow_missing_chunks),
+        checks.choice("locking", locking, (None, True, False, "best-effort")),
+        remote,
+        checks.flag("allow_hdf5_filters", allow_hdf5_filters),
+    )
+
+
 def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]:
     """Return absolute paths: of one file, of those in a list, or of all that match a pattern, part-2 before part-10.
 

@@ -252,10 +252,10 @@ class ElasticOrder:
             windows.append(np.full(high - low, window))
             places.append(np.arange(low, high))
         rising = np.argsort(np.concatenate(numbers), kind="stable")
-        window, place = np.concatenate(windows)[rising], np.concatenate(places)[rising]
-        breaks = np.flatnonzero((np.diff(window) != 0) | (np.diff(place) != 1)) + 1
-        for low, high in zip([0, *breaks.tolist()], [*breaks.tolist(), len(window)], strict=True):
-            found.append(Segment(int(window[low]), int(place[low]), int(place[high - 1]) + 1))
+        of, at = np.concatenate(windows)[rising], np.concatenate(places)[rising]
+        breaks = (np.flatnonzero((np.diff(of) != 0) | (np.diff(at) != 1)) + 1).tolist()
+        for low, high in zip([0, *breaks], [*breaks, len(of)], strict=True):
+            found.append(Segment(int(of[low]), int(at[low]), int(at[high - 1]) + 1))
         return found
 
     def rows(self, start: int, stop: int) -> np.ndarray:
@@ -316,6 +316,7 @@ class ElasticOrder:
         return found
 
     def _random(self, *stream: int) -> Any:
+        assert self._seed is not None
         return np.random.default_rng([self._seed, self.epoch, *stream])
 
 

@@ -84,7 +84,7 @@ class StreamPlan:
     layout: DataLayout
     parts: tuple[Part, ...]
     columns: tuple[Column, ...]
-    uses: tuple[tuple[int, ...], ...]
+    uses: Uses
     share: Share | GlobalBatches
     selection: range | np.ndarray
 
@@ -199,15 +199,7 @@ class StreamPlan:
             arrays: an array a column.
             again: what a column is passed through that comes in the batch for a second time, as an autoencoder's does.
         """
-        taken: set[int] = set()
-        built = []
-        for part, uses in zip(self.parts, self.uses, strict=True):
-            values = []
-            for use in uses:
-                values.append(again(arrays[use]) if use in taken else arrays[use])
-                taken.add(use)
-            built.append(part.build(values))
-        return tuple(built)
+        return build_batch(self.parts, self.uses, arrays, again)
 
     def bytes_per_epoch(self) -> tuple[int, int]:
         """Return the bytes that an epoch needs, and those that it reads at most."""
@@ -234,6 +226,35 @@ class StreamPlan:
         return replace(self, settings=replace(self.settings, seed=seed))
 
 
+Uses = tuple[tuple[int, ...], ...]
+"""For each part the columns that it is made of, by number."""
+
+
+def build_batch(
+    parts: Sequence[Part], uses: Uses, arrays: Sequence[Any], again: Callable[[Any], Any] = lambda array: array
+) -> tuple[Any, ...]:
+    """Return one array a column in the structure that was asked for; see `StreamPlan.build`."""
+    taken: set[int] = set()
+    built = []
+    for part, some in zip(parts, uses, strict=True):
+        values = []
+        for use in some:
+            values.append(again(arrays[use]) if use in taken else arrays[use])
+            taken.add(use)
+        built.append(part.build(values))
+    return tuple(built)
+
+
+def choose_columns(
+    layout: DataLayout, parts: Sequence[Part], dtype: Mapping[str, str], scale: Mapping[str, tuple[float, float]]
+) -> tuple[tuple[Column, ...], Uses]:
+    """Return the arrays that are read, each once, and for each part those that it is made of."""
+    by_name = {dataset.name: dataset for dataset in layout.datasets}
+    wanted = [make_columns(part, by_name, dtype, scale) for part in parts]
+    columns = tuple(dict.fromkeys(column for some in wanted for column in some))
+    return columns, tuple(tuple(columns.index(column) for column in some) for some in wanted)
+
+
 def dataset_names(parts: Sequence[Part]) -> list[str]:
     """Return the datasets that parts are made of, each once."""
     return list(dict.fromkeys(name for part in parts for name in part.names))
@@ -246,9 +267,7 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
         DataError: rows are asked for that do not exist, or there are too many blocks.
         UsageError: a setting is wrong, or the memory budget is too small.
     """
-    by_name = {dataset.name: dataset for dataset in layout.datasets}
-    wanted = [make_columns(part, by_name, settings.dtype, settings.scale) for part in parts]
-    columns = tuple(dict.fromkeys(column for some in wanted for column in some))
+    columns, uses = choose_columns(layout, parts, settings.dtype, settings.scale)
     rows = read_rows(settings.rows, layout.datasets[0].rows, ordered=not settings.shuffle)
     heaviest = max(layout.datasets, key=lambda dataset: dataset.row_bytes)
     if settings.pad_remainder and all(part.role != "y" for part in parts):
@@ -266,7 +285,7 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
         layout=layout,
         parts=parts,
         columns=columns,
-        uses=tuple(tuple(columns.index(column) for column in some) for some in wanted),
+        uses=uses,
         share=share,
         selection=rows if isinstance(share, GlobalBatches) else share.select(rows, shuffle=settings.shuffle),
     )

@@ -23,7 +23,14 @@ from kerasmem.hdf5.layout import DataLayout, shown
 from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
 from kerasmem.hdf5.remote.urls import is_url, name_of
 from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import Access, all_files, check_transform, read_budget, read_files, read_parts
+from kerasmem.hdf5.settings import (
+    all_files,
+    check_transform,
+    read_access,
+    read_budget,
+    read_files,
+    read_parts,
+)
 from kerasmem.streaming.ahead import Batch, Preparation
 from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.cursor import Cursor, Position, Progress
@@ -223,13 +230,8 @@ class H5ChunkSequence(keras.utils.PyDataset):
             ahead=self._preparation.depth,
             workers=self._preparation.workers,
         )
-        access = Access(
-            checks.flag("allow_external", allow_external),
-            checks.flag("allow_missing_chunks", allow_missing_chunks),
-            checks.choice("locking", locking, (None, True, False, "best-effort")),
-            read_remote(storage_options, cache, cache_size, remote=any(map(is_url, self.paths))),
-            checks.flag("allow_hdf5_filters", allow_hdf5_filters),
-        )
+        remote = read_remote(storage_options, cache, cache_size, remote=any(map(is_url, self.paths)))
+        access = read_access(allow_external, allow_missing_chunks, locking, remote, allow_hdf5_filters)
         self._check_finite = checks.choice("nan_policy", nan_policy, ("ignore", "error")) == "error"
         check_transform(transform, flag)
         if y is None and settings.shuffle:

@@ -123,7 +123,7 @@ class ResumeTraining(SavingCallback):
             worker = find_worker(self.model.distribute_strategy) or ALONE
             for path in self._others:
                 if worker.rank == 0 and not 0 <= (rank_of(path)[1] or 0) < worker.size:  # left by more workers
-                    Checkpoint(path, self.source).remove()
+                    Checkpoint(path, self.checkpoint.source).remove()
 
     def save(self) -> None:
         """Write where the run stands."""

@@ -84,9 +84,9 @@ def index_data(
     target = read_path(output)
     if not target.endswith(INDEX_SUFFIX):
         raise UsageError(f"output: {shown(target)} does not end with {INDEX_SUFFIX!r}, by which an index is known")
-    several = isinstance(paths, Sequence) and not isinstance(paths, str) and len(paths) == 1
     remote = read_remote(storage_options, None, None)
-    files = read_paths(paths[0] if several else paths, remote)
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    files = read_paths(given[0] if len(given) == 1 else given, remote)
     access = Access(remote=remote, allow_hdf5_filters=allow_hdf5_filters)
     wanted = [plain_name(name) for name in names] if names else _choose(files[0], access)
     with_sums = checks.flag("checksums", checksums)
@@ -100,8 +100,8 @@ def index_data(
             first = first or layout
             DataLayout((first, layout))  # refuses one that differs
             if writer is None:
-                datasets = [(each.dtype, each.row_shape) for each in layout.datasets]
-                writer = IndexWriter(target, wanted, *zip(*datasets, strict=True), checksums=with_sums)
+                dtypes, shapes = [each.dtype for each in layout.datasets], [each.row_shape for each in layout.datasets]
+                writer = IndexWriter(target, wanted, dtypes, shapes, with_sums)
             time, tables = _look_into(layout, access, fetcher, with_sums)
             writer.add(layout, time, tables)
             hidden |= {name for name, table in zip(wanted, tables, strict=True) if not table.kind.direct}

@@ -286,7 +286,7 @@ class ChunkedSource(DirectSource):
         assert chunk.offset is not None
         stored = scratch.take("stored", chunk.size)
         self.handle.read([view_of(stored)], chunk.offset, chunk.size)
-        if chunk.sum is not None and zlib.crc32(stored) != chunk.sum:
+        if chunk.sum is not None and zlib.crc32(view_of(stored)) != chunk.sum:
             raise DecodeError("its checksum is another than the index has: the file was changed, or came changed")
         if self.cut:
             rows = chunk.size // self.row_bytes

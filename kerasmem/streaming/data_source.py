@@ -1,0 +1,190 @@
+"""H5DataSource: rows of HDF5 files by their numbers, for loaders that choose the order themselves."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kerasmem.hdf5.columns import read_dtype, read_scale
+from kerasmem.hdf5.direct.delivery import Scratch
+from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.remote.access import read_remote
+from kerasmem.hdf5.remote.urls import is_url, name_of
+from kerasmem.hdf5.scan import scan_files
+from kerasmem.hdf5.settings import all_files, read_access, read_files, read_parts, read_rows
+from kerasmem.streaming.order import Blocks, EpochOrder
+from kerasmem.streaming.plan import build_batch, choose_columns, dataset_names
+from kerasmem.streaming.reader import RowReader
+from kerasmem.units import MIB
+
+_KEPT = 64 * MIB  # of datasets that stay in memory, such as labels; not the heaviest one
+
+
+class H5DataSource:
+    """The rows of HDF5 files as a sequence: `source[i]` is row `i`, and `len(source)` how many there are.
+
+    For loaders that draw the order of rows themselves and want any of them: PyTorch's `DataLoader` with a
+    `DistributedSampler`, Grain's `MapDataset.source` and `DataLoader`, Ray Data. It can be pickled, and each process
+    opens the files for itself when it is first asked. Rows asked for together, `source[[3, 1, 2]]`, are read together:
+    each chunk that holds some of them once. A row on its own out of packed chunks costs its whole chunk; where a loader
+    asks so, store the data in small chunks or uncompressed, or let `H5ChunkSequence` choose the order.
+
+    Args:
+        path: files, a pattern, URLs or an index, as for `H5ChunkSequence`.
+        x: dataset name of the features, or a list or dict of names, as for `H5ChunkSequence`.
+        y: the same for the targets; None for none.
+        sample_weight: the same for weights.
+        rows: which rows to use, as for `H5ChunkSequence`; row 0 is then the first of them.
+        dtype: type of the features, as for `H5ChunkSequence`.
+        scale: factor, or (factor, offset), as for `H5ChunkSequence`.
+        allow_external: as for `H5ChunkSequence`.
+        allow_hdf5_filters: as for `H5ChunkSequence`.
+        allow_missing_chunks: as for `H5ChunkSequence`.
+        locking: as for `H5ChunkSequence`.
+        storage_options: as for `H5ChunkSequence`.
+        cache: as for `H5ChunkSequence`.
+        cache_size: as for `H5ChunkSequence`.
+
+    Raises:
+        DataError: the files or their data cannot be used.
+        UsageError: a setting is wrong.
+
+    Examples:
+        >>> import h5py, numpy as np
+        >>> with h5py.File("/tmp/rows.h5", "w") as f:
+        ...     f["x"], f["y"] = np.arange(20.0).reshape(10, 2), np.arange(10)
+        >>> from kerasmem import H5DataSource
+        >>> source = H5DataSource("/tmp/rows.h5")
+        >>> x, y = source[3]
+        >>> len(source), x.tolist(), int(y), [int(y) for x, y in source[[7, 2]]]
+        (10, [6.0, 7.0], 3, [7, 2])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, Any],
+        x: Any = "x",
+        y: Any = "y",
+        *,
+        sample_weight: Any = None,
+        rows: Any = None,
+        dtype: Any = "float32",
+        scale: Any = None,
+        allow_external: bool = False,
+        allow_hdf5_filters: bool = False,
+        allow_missing_chunks: bool = False,
+        locking: bool | str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_size: int | str | None = None,
+    ) -> None:
+        files = read_files(path, read_remote(storage_options, cache, cache_size))
+        self._name = name_of(all_files(files)[0])
+        self._parts = read_parts(x, y, sample_weight)
+        names = dataset_names(self._parts)
+        remote = read_remote(storage_options, cache, cache_size, remote=any(map(is_url, all_files(files))))
+        self._access = read_access(allow_external, allow_missing_chunks, locking, remote, allow_hdf5_filters)
+        self._layout = scan_files(files, names, self._access)
+        dtypes, scales = read_dtype(dtype, names), read_scale(scale, names)
+        self._columns, self._uses = choose_columns(self._layout, self._parts, dtypes, scales)
+        self._rows = read_rows(rows, self._layout.datasets[0].rows, ordered=True)
+        self._reader: tuple[int, RowReader] | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a row, or a list of those that a slice or some numbers name, in their order.
+
+        Returns:
+            x, or (x, y) or (x, y, sample_weight), each of one row, in the structure of names that was given.
+        """
+        if isinstance(index, slice):
+            return self.__getitems__(range(*index.indices(len(self))))
+        if isinstance(index, (list, tuple, np.ndarray)):
+            return self.__getitems__(index)
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return some rows, in the order of their numbers here; PyTorch's `DataLoader` asks for a batch so."""
+        arrays = self._read(np.array([self._checked(index) for index in indices], np.int64))
+        return [self._built([array[at] for array in arrays]) for at in range(len(indices))]
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        """Return some rows as arrays with a first axis, in the order of their numbers here.
+
+        Examples:
+            >>> import h5py, numpy as np
+            >>> with h5py.File("/tmp/batch.h5", "w") as f:
+            ...     f["x"], f["y"] = np.arange(20.0).reshape(10, 2), np.arange(10)
+            >>> from kerasmem import H5DataSource
+            >>> H5DataSource("/tmp/batch.h5").batch([5, 1])[1].tolist()
+            [5, 1]
+        """
+        return self._built(self._read(np.array([self._checked(index) for index in indices], np.int64)))
+
+    def close(self) -> None:
+        """Close the files; the next row opens them again. No other thread may be reading."""
+        with self._lock:
+            reader, self._reader = self._reader, None
+        if reader is not None and reader[0] == os.getpid():
+            reader[1].close()
+
+    def __repr__(self) -> str:
+        more = f" and {len(self._layout.files) - 1:,} more" if len(self._layout.files) > 1 else ""
+        return f"<H5DataSource {shown(self._name)}{more}: {len(self):,} rows>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = {**state, "_lock": threading.Lock()}
+
+    def _checked(self, index: Any) -> int:
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"row {number} does not exist; there are {len(self):,}, 0 to {len(self) - 1:,}")
+        return number % len(self)
+
+    def _built(self, arrays: Sequence[Any]) -> Any:
+        built = build_batch(self._parts, self._uses, arrays)
+        return built if len(built) > 1 else built[0]
+
+    def _read(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Return one array a column, of the rows with these numbers in their order."""
+        chosen = self._rows.start + numbers if isinstance(self._rows, range) else self._rows[numbers]
+        rows, back = np.unique(chosen, return_inverse=True)
+        arrays = [np.empty((len(rows), *column.row_shape), column.dtype) for column in self._columns]
+        if len(rows):
+            heaviest = max(self._layout.datasets, key=lambda dataset: dataset.row_bytes)
+            blocks = Blocks(rows, self._layout.block_grid(heaviest.chunk_rows))
+            order = EpochOrder(blocks, blocks.count, None, 0)
+            scratch = Scratch()
+            for task in self._opened().tasks(order, 0, arrays, in_file_order=True):
+                task(scratch)
+        if np.array_equal(back, np.arange(len(numbers))):
+            return arrays
+        return [array[back] for array in arrays]
+
+    def _opened(self) -> RowReader:
+        with self._lock:
+            if self._reader is None or self._reader[0] != os.getpid():
+                datasets = self._layout.datasets
+                heaviest = max(datasets, key=lambda dataset: dataset.row_bytes)
+                small = [each for each in datasets if each.rows * each.row_bytes <= _KEPT and each is not heaviest]
+                reader = RowReader(
+                    self._layout,
+                    self._columns,
+                    resident=[each.name for each in small],
+                    check_finite=False,
+                    access=self._access,
+                )
+                self._reader = os.getpid(), reader
+            return self._reader[1]

@@ -1,0 +1,201 @@
+"""What a worker plans where no machine here is large enough: 1,000 of them, 50,000 files, 10,000,000,000 rows.
+
+    python scripts/bench/cluster_plan.py [--quick] [--write]
+
+Plans are made by the functions that training uses, from an index; no data file exists. Of each way of sharing rows out
+(`shard` alone, and with `elastic`) it says what a worker's plan takes in time and memory, how many requests an epoch
+needs, how many bytes come twice, how evenly rows are shared out, and how far rows travel against a uniform shuffle. A
+smaller plan is checked row for row over all workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from environment import environment, write_results
+
+from kerasmem.hdf5.grid import ranges
+from kerasmem.hdf5.index import IndexWriter, StoredAs, Table
+from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout
+from kerasmem.hdf5.scan import scan_files
+from kerasmem.hdf5.settings import Access, read_files, read_parts
+from kerasmem.streaming.plan import StreamPlan, StreamSettings, make_plan
+
+FEATURES = 32
+LOOKED_AT = 12  # ranks of the large plan that are made
+SAMPLE = 200_000  # rows looked at for how far they travel
+
+
+class Scale(NamedTuple):
+    """How large: files and rows of each, workers, rows of a chunk and of a worker's batch, and a worker's memory."""
+
+    files: int
+    rows: int
+    ranks: int
+    chunk: int = 8192
+    budget: int = 256 << 20
+    batch: int = 64
+
+    @property
+    def total(self) -> int:
+        return self.files * self.rows
+
+
+LARGE = Scale(50_000, 200_000, 1000)
+SMALL = Scale(500, 20_000, 64, chunk=512, budget=4 << 20)
+QUICK = Scale(1000, 20_000, 20, chunk=512, budget=8 << 20), Scale(50, 20_000, 8, chunk=512, budget=4 << 20)
+
+
+def write_index(path: Path, scale: Scale) -> None:
+    """Write the index of files that do not exist, each of gzip chunks."""
+    chunks = -(-scale.rows // scale.chunk)
+    kind = StoredAs("chunked", (scale.chunk, FEATURES), ("gzip",), ((1, (4,)),))
+    places = np.arange(chunks) * 1_000_000, np.full(chunks, 900_000, np.uint32), np.zeros(chunks, np.uint32)
+    dataset = DatasetLayout("x", (scale.rows, FEATURES), "<f4", "chunked", kind.chunks, ("gzip",), chunks * 900_000)
+    writer = IndexWriter(str(path), ["x"], ["<f4"], [(FEATURES,)], checksums=False)
+    for number in range(scale.files):
+        url = f"https://127.0.0.1/bucket/part-{number:05}.h5"
+        writer.add(
+            FileLayout(url, chunks * 1_000_000, (dataset,), f'"{number:032x}"'), 0, [Table(kind, -1, *places, None)]
+        )
+    writer.write()
+
+
+def open_index(path: Path) -> DataLayout:
+    """Return what a sequence knows once it has read its index."""
+    return scan_files(read_files(str(path)), ["x"], Access())
+
+
+def plan_of(layout: DataLayout, scale: Scale, rank: int, ranks: int, elastic: bool) -> StreamPlan:
+    """Return the plan of a worker; `elastic` has batch and budget of all workers together."""
+    share = scale.ranks if elastic else scale.ranks // ranks  # so that another number has the same batches
+    settings = StreamSettings(
+        batch_size=scale.batch * share,
+        shard=(rank, ranks),
+        elastic=scale.ranks if elastic else 0,
+        memory_budget=scale.budget * share,
+        drop_remainder=True,
+    )
+    return make_plan(layout, read_parts("x", None, None), settings)
+
+
+def look_at(layout: DataLayout, scale: Scale, elastic: bool) -> dict[str, Any]:
+    """Return the figures of some ranks of a plan that is too large to be made as a whole."""
+    ranks = np.linspace(0, scale.ranks - 1, min(LOOKED_AT, scale.ranks)).astype(int).tolist()
+    seconds, rows, read, requests, files, travel, blocks = [], [], [], [], [], [], 0
+    for rank in ranks:
+        start = time.perf_counter()
+        plan = plan_of(layout, scale, rank, scale.ranks, elastic)
+        order = plan.order(0)
+        seconds.append(time.perf_counter() - start)
+        blocks = plan.layout.block_grid(plan.memory.block_rows).cell(scale.total - 1) + 1
+        runs = np.array([order.blocks.run(block)[:2] for block in range(order.blocks.count)])
+        number, first = np.divmod(runs[:, 0], scale.rows)
+        last = (runs[:, 1] - 1) % scale.rows // scale.chunk
+        first //= scale.chunk
+        chunks = np.unique(np.repeat(number << 32 | first, last - first + 1) + ranges(first * 0, last - first + 1))
+        read.append(int(np.minimum(scale.chunk, scale.rows - (chunks & 0xFFFFFFFF) * scale.chunk).sum()))
+        requests.append(len(runs))
+        rows.append(plan.num_rows)
+        files.append(len(np.unique(number)))
+        travel.append(travelled(order, scale.total))
+    needed = np.array(rows)
+    return {
+        "elastic": elastic,
+        "ranks_looked_at": len(ranks),
+        "blocks": int(blocks),
+        "plan_seconds": round(float(np.median(seconds)), 3),
+        "rows_of_a_rank": [int(needed.min()), int(needed.max())],
+        "requests_of_a_rank": [min(requests), max(requests)],
+        "files_of_a_rank": [min(files), max(files)],
+        "rows_read_for_one_needed": round(float(np.mean(np.array(read) / needed)), 4),
+        "travel_of_uniform": round(float(np.mean(travel)), 3),
+    }
+
+
+def travelled(order: Any, total: int) -> float:
+    """Return how far rows lie from their place in the files, the mean against that of a uniform shuffle (a third)."""
+    step = max(1, order.windows // 8)
+    far = []
+    for window in range(0, order.windows, step):
+        rows = order.blocks.rows(order.window_order(window))[:: max(1, order.window_rows(window) // (SAMPLE // 8))]
+        far.append(np.abs(rows / total - (window + 0.5) / order.windows))
+    return float(np.concatenate(far).mean() * 3)
+
+
+def batches(layout: DataLayout, scale: Scale, ranks: int, elastic: bool) -> Iterator[np.ndarray]:
+    """Yield, of each worker, the rows of its epoch, a batch a line."""
+    for rank in range(ranks):
+        plan = plan_of(layout, scale, rank, ranks, elastic)
+        order = plan.order(0)
+        yield order.rows(0, plan.bounds(plan.num_batches - 1)[1]).reshape(plan.num_batches, -1)
+
+
+def check(layout: DataLayout, scale: Scale) -> dict[str, Any]:
+    """Make a plan for all workers, and for one and three, and compare each row.
+
+    Raises:
+        AssertionError: a row comes twice, or other batches.
+    """
+    found: dict[str, Any] = {"rows": scale.total, "ranks": scale.ranks}
+    seen = np.zeros(scale.total, np.uint8)
+    for rows in batches(layout, scale, scale.ranks, elastic=False):
+        np.add.at(seen, rows.reshape(-1), 1)
+    assert seen.max() == 1
+    found["own_rows_left_out"] = int((seen == 0).sum())
+    steps = scale.total // (scale.batch * scale.ranks)
+    together = np.concatenate(list(batches(layout, scale, scale.ranks, elastic=True)), axis=1)
+    assert together.shape == (steps, scale.batch * scale.ranks)
+    assert len(np.unique(together)) == together.size
+    for ranks in (1, 3):
+        other = np.concatenate(list(batches(layout, scale, ranks, elastic=True)), axis=1)
+        assert np.array_equal(other, together), f"{ranks} workers train on other batches"
+    found["elastic_left_out"] = int(scale.total - together.size)
+    places = np.empty(scale.total, np.int64)
+    places[together.reshape(-1)] = np.arange(together.size)
+    far = np.abs(np.diff(places)) / together.size  # neighbours in the files, apart in the epoch
+    found["neighbours_apart_of_uniform"] = round(float(far.mean() * 3), 3)
+    return found
+
+
+def main() -> None:
+    """Plan, check, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="smaller plans")
+    parser.add_argument("--write", action="store_true", help="write results/cluster_plan.json")
+    options = parser.parse_args()
+    large, small = QUICK if options.quick else (LARGE, SMALL)
+    results: dict[str, Any] = {"environment": environment("numpy"), "scale": large._asdict(), "plans": []}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "large.index"
+        write_index(path, large)
+        before, start = _peak(), time.perf_counter()
+        layout = open_index(path)
+        results["open_index_seconds"] = round(time.perf_counter() - start, 2)
+        results["index_bytes"] = path.stat().st_size
+        for elastic in (False, True):
+            results["plans"].append(look_at(layout, large, elastic))
+        results["peak_bytes_of_index_and_plans"] = _peak() - before
+        path = Path(folder) / "small.index"
+        write_index(path, small)
+        results["checked_row_for_row"] = check(open_index(path), small)
+    for name, value in results.items():
+        for line in value if isinstance(value, list) else [value]:
+            print(f"{name}: {line}")
+    if options.write:
+        write_results("cluster_plan", results)
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()
