@@ -54,18 +54,18 @@ class OpenFiles:
         self._open: OrderedDict[OpenFile, int] = OrderedDict()  # how many tasks read from each, the latest used last
 
     @property
-    def _used(self) -> list[OpenFile]:
+    def _files(self) -> list[OpenFile]:
         return list(dict.fromkeys(file for by_name in list(self._by_name.values()) for file in by_name.values()))
 
     @property
     def bytes_read(self) -> int:
         """Bytes taken from all files so far."""
-        return sum(file.bytes_read for file in self._used)
+        return sum(file.bytes_read for file in self._files)
 
     @property
     def traffic(self) -> Traffic:
         """What came of remote files so far."""
-        return sum((file.traffic for file in self._used), Traffic())
+        return sum((file.traffic for file in self._files), Traffic())
 
     @property
     def open_now(self) -> int:
@@ -116,7 +116,7 @@ class OpenFiles:
         """Close all files. No task may be running."""
         with self._lock:
             self._open.clear()
-            for file in self._used:
+            for file in self._files:
                 file.close()
         self.break_off()
 
