@@ -305,6 +305,41 @@ def remote() -> str:
 
 
 @part
+def cluster_plan() -> str:
+    data = results("cluster_plan")
+    scale, small = data["scale"], data["checked_row_for_row"]
+    rows = []
+    for plan in data["plans"]:
+        ranges = plan["requests_of_a_rank"], plan["files_of_a_rank"]
+        requests, files = (f"{low:,} to {high:,}" for low, high in ranges)
+        rows.append(
+            [
+                "each batch shared" if plan["elastic"] else "own rows",
+                f"{plan['plan_seconds']:.2f} s",
+                requests,
+                files,
+                f"{plan['rows_read_for_one_needed']:.3f}",
+                f"{plan['rows_of_a_rank'][1] / plan['rows_of_a_rank'][0]:.5f}",
+                f"{plan['travel_of_uniform']:.2f}",
+            ]
+        )
+    index, opened = data["index_bytes"] / 1e6, data["open_index_seconds"]
+    first = prose(
+        f"What {scale['ranks']:,} workers would do with {scale['files']:,} files of {scale['rows']:,} rows each "
+        "(`scripts/bench/cluster_plan.py`: plans alone, by the functions that training uses; no such files exist). The "
+        f"index has {index:.0f} MB and is read in {opened:.1f} s; it and the plans take "
+        f"{data['peak_bytes_of_index_and_plans'] / 1e6:.0f} MB:"
+    )
+    last = prose(
+        "The last column says how far rows lie from their place in the files, against a uniform shuffle. Plans of "
+        f"{small['ranks']} workers and {small['rows']:,} rows were compared row by row: each comes once, but for the "
+        f"{small['elastic_left_out']:,} of the last batch, and 1, 3 and {small['ranks']} workers have the same batches."
+    )
+    columns = "rows|>plan of a worker|>requests an epoch|>files|>rows read / needed|>most / fewest rows|>shuffled"
+    return f"{first}\n\n{table(columns, rows)}\n\n{last}"
+
+
+@part
 def scale() -> str:
     found = results("scale")
     sizes, workers = {}, []

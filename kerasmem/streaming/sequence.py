@@ -34,7 +34,7 @@ from kerasmem.hdf5.settings import (
 from kerasmem.streaming.ahead import Batch, Preparation
 from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.cursor import Cursor, Position, Progress
-from kerasmem.streaming.dataset import batches_signature, make_dataset, make_graph_dataset, plan_signature
+from kerasmem.streaming.dataset import batches_signature, make_dataset, make_graph_dataset, plan_signature, served
 from kerasmem.streaming.description import advise, advise_blocks, describe_plan, describe_quality
 from kerasmem.streaming.distributed import check_devices, check_reader, for_strategy
 from kerasmem.streaming.elastic import LANES
@@ -474,26 +474,29 @@ class H5ChunkSequence(keras.utils.PyDataset):
         whole = self.progress.position.batch == 0 and self.shard[1] == 1
         return make_dataset(self.next_epoch, signature, batches=len(self) if whole else None, prefetch=prefetch)
 
-    def as_service_dataset(self, *, epochs: int = 1) -> Any:
+    def as_service_dataset(self, *, epochs: int = 1, service: str | None = None, timeout: float = 600) -> Any:
         """Return a `tf.data.Dataset` of the same rows that workers of the tf.data service can run, wherever they are.
 
         It reads the file with TensorFlow's own operations alone, so that a worker needs neither this process nor
-        kerasmem, only the file at the same path. The data must lie in the file as it is: contiguous or in chunks, not
-        compressed. The order is another than the sequence's own: pieces of the file in an order drawn from `seed`,
-        and rows shuffled within a worker's window, which holds as many rows as the sequence's.
+        kerasmem, only the file at the same path. The data must lie in the file as it is, contiguous or in chunks, or be
+        compressed by gzip. The order is another than the sequence's own: pieces of the file in an order drawn from
+        `seed`, and rows shuffled within a worker's window, which holds as many rows as the sequence's.
 
         With `ShardingPolicy.DYNAMIC` the service hands out each piece once: every row comes exactly once an epoch. A
         piece that a worker was reading when it died is lost, with what lay in its window and its buffers: rows then
-        come at most once, none twice. Whoever reads waits, however long, until a worker is started at the address of
-        the dead one, as TensorFlow's client does not give it up by itself.
+        come at most once, none twice. TensorFlow's client does not give a dead worker up: it waits, however long, until
+        one is started at the same address. With `service` that ends after `timeout` seconds, with an error.
 
-        A worker's last batch may be short: `rebatch` makes even ones of all.
+        A worker's last batch may be short: `rebatch` makes even ones of all, as `service` does.
 
         Args:
             epochs: how often each row comes; each time in another order of pieces.
+            service: the dispatcher's address, "grpc://host:port"; what is returned then is what its workers send.
+            timeout: seconds that a batch is waited for, with `service`.
 
         Raises:
-            DataError: a dataset is compressed, or stored in another way that TensorFlow cannot read.
+            DataError: a dataset is compressed otherwise, or stored in another way that TensorFlow cannot read; or no
+                batch came in time.
             UsageError: the sequence has a `transform` or checks for NaN, which takes Python.
 
         Examples:
@@ -514,7 +517,9 @@ class H5ChunkSequence(keras.utils.PyDataset):
         for which in ("elastic", "pad_remainder"):
             if getattr(self.stream_plan.settings, which):
                 raise UsageError(f"{which}: the tf.data service shares rows out itself; leave it out here")
-        return make_graph_dataset(self.stream_plan, self.opened().reader.files, checks.whole("epochs", epochs, 1))
+        epochs, timeout = checks.whole("epochs", epochs, 1), checks.number("timeout", timeout, least=0)
+        data = make_graph_dataset(self.stream_plan, self.opened().reader.files, epochs)
+        return data if service is None else served(data, service, self.batch_size, timeout)
 
     # ---- where training stands
 

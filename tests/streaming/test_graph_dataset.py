@@ -63,6 +63,45 @@ def test_several_files_and_drop_remainder(tmp_path):
     assert len({row for y in batches for row in y.tolist()}) == 48
 
 
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_data_packed_by_gzip_is_unpacked_chunk_by_chunk(tmp_path, shuffled):
+    values = np.arange(300 * 6).reshape(300, 2, 3) % 251
+    with h5py.File(tmp_path / "packed.h5", "w") as file:
+        for number, kind in enumerate(TYPES):
+            options = {"chunks": (7 + number % 2, 2, 3), "compression": "gzip", "shuffle": shuffled}
+            file.create_dataset(f"a{number}", data=values.astype(kind), **options)
+        file.create_dataset("y", data=np.arange(300), chunks=(64,), compression="gzip", shuffle=shuffled)
+    names = [f"a{number}" for number in range(len(TYPES))]
+    for settings in ({}, {"rows": (3, 290)}):
+        sequence = H5ChunkSequence(
+            tmp_path / "packed.h5", x=names, batch_size=300, shuffle=False, memory_budget="1MiB", **settings
+        )
+        ((wanted, rows),) = sequence
+        ((found, ours),) = sequence.as_service_dataset().as_numpy_iterator()
+        assert ours.tolist() == rows.tolist()
+        for one, other in zip(wanted, found, strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_allclose(other, one, rtol=1e-6)
+    mixed = H5ChunkSequence(tmp_path / "packed.h5", x=names[0], batch_size=32, memory_budget="1MiB")
+    assert sorted(all_rows(mixed.as_service_dataset(epochs=2))) == sorted([*range(300), *range(300)])
+
+
+def test_a_dead_reader_is_waited_for_only_so_long(numbered):
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer()
+    address = dispatcher.target.split("://")[1]
+    reader = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
+    sequence = H5ChunkSequence(numbered(rows=4000), batch_size=16, memory_budget="6kB")
+    data = sequence.as_service_dataset(service=dispatcher.target, timeout=60)
+    assert len(set(all_rows(data))) == 4000
+    batches = iter(sequence.as_service_dataset(service=dispatcher.target, timeout=0.3, epochs=100))
+    next(batches)
+    reader._stop()
+    with pytest.raises(tf.errors.OpError, match=r"no batch came from the readers.*start a reader again"):
+        collections.deque(batches, maxlen=0)
+    dispatcher._stop()
+
+
 def test_the_graph_holds_no_python(numbered):
     graph = H5ChunkSequence(numbered()).as_service_dataset()._as_serialized_graph()
     text = tf.compat.v1.GraphDef.FromString(graph.numpy())
@@ -72,8 +111,8 @@ def test_the_graph_holds_no_python(numbered):
 
 
 def test_what_cannot_be_served_is_refused(numbered):
-    packed = numbered(name="packed.h5", options={"x": {"compression": "gzip"}})
-    with pytest.raises(DataError, match=r"'x' is compressed.*kerasmem data repack --compression none"):
+    packed = numbered(name="packed.h5", options={"x": {"compression": "lzf"}})
+    with pytest.raises(DataError, match=r"'x' is compressed by another.*kerasmem data repack --compression none"):
         H5ChunkSequence(packed).as_service_dataset()
     with pytest.raises(UsageError, match="transform: another process has no Python"):
         H5ChunkSequence(numbered(), transform=slow_double).as_service_dataset()

@@ -8,14 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.chunks import Chunk, ChunkIndex
-from kerasmem.hdf5.direct.codecs import DecodeError, Pipeline
+from kerasmem.hdf5.direct.codecs import GZIP, SHUFFLE, DecodeError, Pipeline
 from kerasmem.hdf5.direct.delivery import PIECE_BYTES, SCATTER_BYTES, Delivery, RowRun, ScatterRead, Scratch
 from kerasmem.hdf5.direct.handle import FileHandle, Handle, view_of
 from kerasmem.hdf5.layout import one_line
@@ -205,6 +205,22 @@ class ContiguousSource(DirectSource):
             self.refuse(run.start, run.stop, str(error), error)
 
 
+class Packed(NamedTuple):
+    """Rows in chunks packed by gzip.
+
+    Attributes:
+        offsets: where in the file the chunk of each row begins.
+        sizes: bytes of that chunk there.
+        places: which of the chunk's rows each is.
+        element: bytes of an element where chunks were shuffled byte by byte, else 0.
+    """
+
+    offsets: np.ndarray
+    sizes: np.ndarray
+    places: np.ndarray
+    element: int
+
+
 @dataclass(eq=False)
 class ChunkedSource(DirectSource):
     """A dataset in chunks whose filters are known here.
@@ -240,6 +256,15 @@ class ChunkedSource(DirectSource):
         cells, inside = np.divmod(rows, self.chunk[0])
         chunks = self.index.offsets(cells, self.pipeline.chunk_bytes)
         return None if chunks is None else chunks + inside * self.row_bytes
+
+    def packed(self, rows: np.ndarray) -> Packed | None:
+        """Return where the chunks of rows lie that are packed by gzip, shuffled or not; None for other ones."""
+        codes = [code for code, _ in self.pipeline.filters]
+        found = self.index.stored(rows // self.chunk[0])
+        if codes not in ([GZIP], [SHUFFLE, GZIP]) or found is None or self.plain_edges:
+            return None
+        element = self.pipeline.filters[0][1][0] if codes[0] == SHUFFLE else 0
+        return Packed(found[0], found[1].astype(np.int64), rows % self.chunk[0], element)
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return where the chunks lie, or of those without filters the rows."""
