@@ -24,7 +24,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.direct.sources import ChunkedSource, Packed
+from kerasmem.hdf5.direct.delivery import Packed
 from kerasmem.hdf5.layout import JoinedLayout, shown
 from kerasmem.streaming.plan import StreamPlan, dataset_names
 
@@ -259,7 +259,8 @@ def _places(source: Any, rows: np.ndarray) -> Packed | None:
     offsets = source.offsets(rows)
     if offsets is not None:
         return Packed(np.asarray(offsets), np.zeros(len(rows), np.int64), np.arange(len(rows)), -1)
-    return source.packed(rows) if isinstance(source, ChunkedSource) else None
+    found: Packed | None = source.packed(rows)
+    return found
 
 
 def _cut(number: int, rows: np.ndarray, places: Mapping[str, Any], row_bytes: Mapping[str, int]) -> Pieces:

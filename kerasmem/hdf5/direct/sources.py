@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import h5py
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.chunks import Chunk, ChunkIndex
 from kerasmem.hdf5.direct.codecs import GZIP, SHUFFLE, DecodeError, Pipeline
-from kerasmem.hdf5.direct.delivery import PIECE_BYTES, SCATTER_BYTES, Delivery, RowRun, ScatterRead, Scratch
+from kerasmem.hdf5.direct.delivery import PIECE_BYTES, SCATTER_BYTES, Delivery, Packed, RowRun, ScatterRead, Scratch
 from kerasmem.hdf5.direct.handle import FileHandle, Handle, view_of
 from kerasmem.hdf5.layout import one_line
 from kerasmem.hdf5.links import DAMAGED
@@ -56,6 +56,10 @@ class Source(ABC):
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
         """Return where in the file each row begins; None where not all lie there as they are."""
+        return None
+
+    def packed(self, rows: np.ndarray) -> Packed | None:
+        """Return where the chunks of rows lie that are packed by gzip, shuffled or not; None for other ones."""
         return None
 
     def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
@@ -203,22 +207,6 @@ class ContiguousSource(DirectSource):
             self.read_from(self.offset + run.start * self.row_bytes, run, outputs, scratch)
         except (EOFError, OSError) as error:
             self.refuse(run.start, run.stop, str(error), error)
-
-
-class Packed(NamedTuple):
-    """Rows in chunks packed by gzip.
-
-    Attributes:
-        offsets: where in the file the chunk of each row begins.
-        sizes: bytes of that chunk there.
-        places: which of the chunk's rows each is.
-        element: bytes of an element where chunks were shuffled byte by byte, else 0.
-    """
-
-    offsets: np.ndarray
-    sizes: np.ndarray
-    places: np.ndarray
-    element: int
 
 
 @dataclass(eq=False)
