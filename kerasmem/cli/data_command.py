@@ -223,14 +223,18 @@ Examples:
 
 @click.command("index", cls=GuardedCommand, seconds=None, epilog=INDEX_EXAMPLES)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("-o", "--output", required=True, metavar="FILE", help="The index to write, NAME.index.")
-@repeatable_option("--dataset", "names", metavar="NAME", help="Only this one; may be given several times.")
-@click.option(
-    "--checksums", is_flag=True, help="Note a checksum for each block, compared as it is read; reads all data."
+@option("-o", "--output", required=True, metavar="FILE", help="Write this index, NAME.index.")
+@repeatable_option(
+    "--dataset",
+    "datasets",
+    metavar="NAME",
+    show_default="all that go with the largest",
+    help="Index this dataset alone; repeatable.",
 )
-@click.option("--allow-hdf5-filters", is_flag=True, help="Have HDF5 undo filters that kerasmem cannot, unchecked.")
+@option("--checksums", is_flag=True, help="Note a checksum for each block, to compare when it is read; reads all data.")
+@all_of(*TRUST[1:])
 @json_option
-def index(files: tuple[str, ...], output: str, names: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write an index of HDF5 files that are read as one, in the order given; of a pattern, part-2 before part-10.
 
     H5ChunkSequence("NAME.index") then knows rows, types and chunks without opening a file. A file that is changed later
@@ -240,7 +244,7 @@ def index(files: tuple[str, ...], output: str, names: tuple[str, ...], as_json: 
     from kerasmem.rendering.data_tables import index_table
 
     with progress_bar() as progress:
-        done = index_data(files, output, names=list(names) or None, progress=progress, **options)
+        done = index_data(files, output, datasets=list(datasets) or None, progress=progress, **options)
     show_result(done, as_json, index_table)
 
 

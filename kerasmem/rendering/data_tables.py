@@ -106,14 +106,9 @@ def bench_table(found: Bench, terminal: int | None = None) -> RenderableType:
 
 
 def index_table(done: DataIndexed, terminal: int | None = None) -> RenderableType:
-    """Return what an index was made of, and the line that reads it."""
-    sums = ", a checksum for each block" if done.checksums else ""
-    title = Text(f"{printable(done.path, 200)}: ", style="bold").append(
-        f"{done.rows:,} rows of {done.files:,} files, {format_size(done.stored_bytes)}, in "
-        f"{format_size(done.index_bytes)}{sums}"
-    )
+    """Return what an index was made of."""
     names = Text(f"Datasets: {', '.join(map(short_name, done.datasets[:_MOST_DATASETS]))}")
-    return Group(title, names, *note_lines(done.notes))
+    return Group(Text(printable(done.answer), style="bold"), names, *note_lines(done.notes))
 
 
 def _data_table(columns: Sequence[str], terminal: int | None) -> Table:

@@ -116,7 +116,7 @@ def test_data_that_only_hdf5_finds_is_read_through_the_file(parts):
             layout = h5py.VirtualLayout(file["x"].shape, "f4")
             layout[:, :4], layout[:, 4:] = source[:, 4:], source[:, :4]
             file.create_virtual_dataset("swapped", layout)
-    done = index_data(parts / "part-*.h5", parts / "train.index", names=["swapped", "y"], checksums=True)
+    done = index_data(parts / "part-*.h5", parts / "train.index", datasets=["swapped", "y"], checksums=True)
     assert "swapped" in done.notes[0]
     equal(batches(parts / "train.index", x="swapped"), batches(parts / "part-*.h5", x="swapped"))
 
@@ -127,10 +127,10 @@ def test_refusals(parts):
     with h5py.File(parts / "part-9.h5", "w") as file:
         file["x"], file["y"] = np.zeros((10, 9), "f4"), np.zeros(10)
     with pytest.raises(DataError, match=r"part-9\.h5.*rows of shape \(9,\)"):
-        index_data(parts / "part-*.h5", parts / "train.index", names=["x", "y"])
+        index_data(parts / "part-*.h5", parts / "train.index", datasets=["x", "y"])
     assert not list(parts.glob("train.index*")), "nothing half done is left"
     (parts / "part-9.h5").unlink()
-    index_data(parts / "part-*.h5", parts / "train.index", names=["x", "y"])
+    index_data(parts / "part-*.h5", parts / "train.index", datasets=["x", "y"])
     with pytest.raises(DataError, match="no dataset 'packed'; it has 'x', 'y'"):
         H5ChunkSequence(parts / "train.index", x="packed")
 

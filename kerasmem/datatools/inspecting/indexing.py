@@ -39,7 +39,7 @@ def index_data(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     *,
-    names: Sequence[str] | None = None,
+    datasets: Sequence[str] | None = None,
     checksums: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     allow_hdf5_filters: bool = False,
@@ -55,7 +55,7 @@ def index_data(
         paths: the files as for `H5ChunkSequence`: a list, a pattern, or URLs.
         output: the index to write, a name that ends with ".index". Files beside and below it are named relative to it,
             so that both can be moved together.
-        names: the datasets; by default all that have as many rows as the largest one of the first file.
+        datasets: their names; by default all that have as many rows as the largest one of the first file.
         checksums: read all data, and note a CRC-32 of each chunk, or of each quarter of a MiB of data without chunks.
             They are compared whenever these bytes are read, so that a byte that changed on disk or on its way is an
             error.
@@ -88,41 +88,49 @@ def index_data(
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     files = read_paths(given[0] if len(given) == 1 else given, remote)
     access = Access(remote=remote, allow_hdf5_filters=allow_hdf5_filters)
-    wanted = [plain_name(name) for name in names] if names else _choose(files[0], access)
+    wanted = [plain_name(name) for name in datasets] if datasets else _choose(files[0], access)
     with_sums = checks.flag("checksums", checksums)
+    try:
+        rows, stored, hidden = _write(target, files, wanted, access, with_sums, progress)
+    except OSError as error:
+        raise DataError(f"{shown(target)}: the index cannot be written: {error.strerror or error}") from error
+    notes = [
+        f"{shown(name)} is stored so that HDF5 itself has to look where it lies; its files are opened for it, and it "
+        "has no checksums"
+        for name in sorted(hidden)
+    ]
+    size = os.path.getsize(target)
+    return DataIndexed(target, len(files), rows, tuple(wanted), stored, size, with_sums, tuple(notes))
+
+
+def _write(
+    path: str, files: Sequence[str], names: list[str], access: Access, checksums: bool, progress: Progress | None
+) -> tuple[int, int, set[str]]:
+    """Write an index; return the rows, the bytes that the datasets take, and those that HDF5 alone finds."""
     writer: IndexWriter | None = None
     first: FileLayout | None = None
     hidden: set[str] = set()
-    fetcher = _Fetcher(remote)
+    fetcher = _Fetcher(access.remote)
     rows = stored = 0
     try:
-        for done, layout in enumerate(_layouts(files, wanted, access)):
+        for done, layout in enumerate(_layouts(files, names, access)):
             first = first or layout
             DataLayout((first, layout))  # refuses one that differs
             if writer is None:
                 dtypes, shapes = [each.dtype for each in layout.datasets], [each.row_shape for each in layout.datasets]
-                writer = IndexWriter(target, wanted, dtypes, shapes, with_sums)
-            time, tables = _look_into(layout, access, fetcher, with_sums)
+                writer = IndexWriter(path, names, dtypes, shapes, checksums)
+            time, tables = _look_into(layout, access, fetcher, checksums)
             writer.add(layout, time, tables)
-            hidden |= {name for name, table in zip(wanted, tables, strict=True) if not table.kind.direct}
+            hidden |= {name for name, table in zip(names, tables, strict=True) if not table.kind.direct}
             rows += layout.datasets[0].rows
             stored += sum(each.stored_bytes for each in layout.datasets)
             if progress is not None:
                 progress("indexing", done + 1, len(files))
         assert writer is not None
         writer.write()
-    except OSError as error:
-        raise DataError(f"{shown(target)}: the index cannot be written: {error.strerror or error}") from error
     finally:
         fetcher.close()
-    notes = [
-        f"{shown(name)} is stored so that HDF5 itself has to look where it lies; its files are opened for it, and it "
-        "has no checksums"
-        for name in sorted(hidden)
-    ]
-    return DataIndexed(
-        target, len(files), rows, tuple(wanted), stored, os.path.getsize(target), with_sums, tuple(notes)
-    )
+    return rows, stored, hidden
 
 
 def _choose(path: str, access: Access) -> list[str]:

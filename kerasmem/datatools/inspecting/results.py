@@ -242,3 +242,12 @@ class DataIndexed(Record, what="account of an index", version=1):
     index_bytes: int
     checksums: bool
     notes: tuple[str, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """What the index is of, and how large it is."""
+        sums = ", a checksum for each block" if self.checksums else ""
+        return (
+            f"{self.path}: {self.rows:,} rows of {self.files:,} files, {format_size(self.stored_bytes)}, in "
+            f"{format_size(self.index_bytes)}{sums}"
+        )
