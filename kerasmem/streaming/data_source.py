@@ -112,12 +112,12 @@ class H5DataSource:
             return self.__getitems__(index)
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
         """Return some rows, in the order of their numbers here; PyTorch's `DataLoader` asks for a batch so."""
         arrays = self._read(np.array([self._checked(index) for index in indices], np.int64))
         return [self._built([array[at] for array in arrays]) for at in range(len(indices))]
 
-    def batch(self, indices: Sequence[int]) -> Any:
+    def batch(self, indices: Sequence[int] | np.ndarray) -> Any:
         """Return some rows as arrays with a first axis, in the order of their numbers here.
 
         Examples:

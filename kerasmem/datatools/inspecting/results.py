@@ -219,6 +219,7 @@ class Bench(Record, what="measurement of a file", version=1, rows="stages"):
         rate = format_size(round(self.delivered_bytes / max(seconds, 1e-9)))
         return f"{self.path}: {rate} a second delivered, limited by {limit}"
 
+
 @dataclass(frozen=True)
 class DataIndexed(Record, what="account of an index", version=1):
     """What an index was made of.
