@@ -71,11 +71,26 @@ def pooling(draw, dtype):
     yield raw.MaxPoolGrad, {"orig_input": x, "orig_output": y, "grad": y}, more
 
 
+def normalisation(draw, dtype):
+    """Yield a batch normalisation and its gradient."""
+    x = tf.zeros((draw.choice((2, 9)), draw.randint(20, 40), 33, draw.choice((8, 50))), dtype)
+    each = tf.ones(x.shape[-1])
+    none = tf.zeros(0)
+    made = raw.FusedBatchNormV3(x=x, scale=each, offset=each, mean=none, variance=none)
+    yield raw.FusedBatchNormV3, {"x": x, "scale": each, "offset": each, "mean": none, "variance": none}, {}
+    reserved = {f"reserve_space_{number}": made[2 + number] for number in (1, 2, 3)}
+    yield raw.FusedBatchNormGradV3, {"y_backprop": x, "x": x, "scale": each, **reserved}, {}
+
+
 def product(draw, dtype):
     """Yield a matrix product."""
     rows, inner, columns = (draw.randint(8, 300) for _ in range(3))
     a, b = tf.zeros((rows, inner), dtype), tf.zeros((columns, inner), dtype)
     yield raw.MatMul, {"a": a, "b": b}, {"transpose_b": True}
+    several = tf.zeros((3, rows, inner), dtype)
+    yield raw.BatchMatMulV2, {"x": several, "y": b}, {"adj_y": True}
+    small = tf.zeros((400, inner), "int8"), tf.zeros((inner, 300), "int8")
+    yield raw.BatchMatMulV3, {"x": small[0], "y": small[1]}, {"Tout": "int32"}
 
 
 def cases(seed):
@@ -83,7 +98,7 @@ def cases(seed):
     draw = random.Random(seed)
     for times in range(TIMES):
         for dtype in ("float32", "float32", "bfloat16", "float16")[times % 4 : times % 4 + 1]:
-            for made in (convolution, volumes, depthwise, pooling, product):
+            for made in (convolution, volumes, depthwise, pooling, normalisation, product):
                 for operation, tensors, more in made(draw, dtype):
                     yield operation, tensors, more, dtype
 
@@ -110,8 +125,9 @@ def main():
         runs.append((traced, given))
         found.append(
             {
-                "name": name, "type": made.type, "dtype": dtype,
-                "inputs": [list(each.shape) for each in flat.values()], "output": list(result.shape),
+                "name": name, "type": made.type, "dtype": made.outputs[0].dtype.name,
+                "inputs": [(list(each.shape), each.dtype.name) for each in flat.values()],
+                "output": list(result[0].shape if isinstance(result, tuple) else result.shape),
             }
         )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -120,10 +136,13 @@ def main():
             traced(given)
         tf.profiler.experimental.stop()
         events = of_device(read_recording(folder, "none")[0], "CPU:0")
+    requests, running = {each["name"]: [] for each in found}, ""
+    for event in events:
+        if event.kind == ALLOCATE:
+            running = event.op.partition(":")[0] or running  # a kernel's own tensors come without its name
+            requests.get(running, []).append(event.requested)
     for each in found:
-        each["requests"] = sorted(
-            event.requested for event in events if event.kind == ALLOCATE and event.op.partition(":")[0] == each["name"]
-        )
+        each["requests"] = sorted(requests[each["name"]])
     print(json.dumps({"kernels": asdict(cpu_kernels()), "operations": found}))
 
 

@@ -62,6 +62,7 @@ class Cores:
 Inputs = tuple[Tensor, ...]
 Scratch = Callable[[Node, Inputs, Cores], tuple[Need, ...]]
 
+_HALVES = ("float16", "bfloat16")
 REPLICAS = "replicas"  # the attribute with how many take part in an exchange
 
 
@@ -90,10 +91,14 @@ def exchange(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
 
 
 def product(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
-    """A product of 16-bit numbers is computed on float32 copies of both factors (matmul_op_impl.h)."""
-    if not node.outputs or node.outputs[0].dtype not in ("float16", "bfloat16"):
+    """Factors of other dtypes than the result are copied; 16-bit ones, and their result, to float32 (matmul_op_impl.h)."""
+    if not node.outputs:
         return ()
-    return tuple(Need(2 * (each.bytes or 0)) for each in (*inputs[:2], node.outputs[0]))
+    made = node.outputs[0]
+    if made.dtype in _HALVES:
+        return tuple(Need(2 * (each.bytes or 0)) for each in (*inputs[:2], made))
+    others = (each for each in inputs[:2] if each.dtype != made.dtype)
+    return tuple(Need((each.bytes or 0) // element_bytes(each.dtype) * element_bytes(made.dtype)) for each in others)
 
 
 # A convolution's gradient works on patches: every place of the result has a copy of what the filter sees there. It
@@ -156,6 +161,15 @@ def _patches(node: Node, inputs: Inputs, rank: int) -> _Patches | None:
     return _Patches(work, places * patch * element, element) if work else None
 
 
+def batch_norm(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """Copies with the channels last where they come first; of 16-bit numbers the gradient's products in float32."""
+    size, dtype = (inputs[0].bytes or 0, inputs[0].dtype) if inputs else (0, "")
+    is_first = node.attributes.get("data_format") in (b"NCHW", "NCHW")
+    copies = (3 if "Grad" in node.type else 2) * is_first
+    products = (Need(2 * size),) if "Grad" in node.type and dtype in _HALVES else ()
+    return (*(Need(size),) * copies, *products)
+
+
 def pooling_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     """Where each maximum was is found again: the pooled values, and a 64-bit number for each (maxpooling_op.cc)."""
     if len(inputs) < 2 or inputs[1].shape is None:
@@ -190,6 +204,6 @@ FUNCTIONS: dict[str, Scratch] = {
     each.__name__: each
     for each in (
         reduction, labels, exchange, product, filter_gradient, input_gradient, volume_gradient,
-        pooling_gradient, depthwise, depthwise_filter,
+        pooling_gradient, batch_norm, depthwise, depthwise_filter,
     )
 }  # fmt: skip
