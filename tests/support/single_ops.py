@@ -94,20 +94,19 @@ def product(draw, dtype):
 
 
 def cases(seed):
-    """Yield (function that runs an operation, its tensors, its attributes, dtype)."""
+    """Yield (function that runs an operation, its tensors, its attributes)."""
     draw = random.Random(seed)
     for times in range(TIMES):
         for dtype in ("float32", "float32", "bfloat16", "float16")[times % 4 : times % 4 + 1]:
             for made in (convolution, volumes, depthwise, pooling, normalisation, product):
-                for operation, tensors, more in made(draw, dtype):
-                    yield operation, tensors, more, dtype
+                yield from made(draw, dtype)
 
 
 def main():
     if len(sys.argv) > 2:
         tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[2]))
     found, runs = [], []
-    for number, (operation, tensors, more, dtype) in enumerate(cases(int(sys.argv[1]))):
+    for number, (operation, tensors, more) in enumerate(cases(int(sys.argv[1]))):
         name = f"single_{number}"
         flat = {
             key: tf.constant(value) if isinstance(value, tf.TensorShape) else value for key, value in tensors.items()

@@ -91,7 +91,7 @@ def exchange(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
 
 
 def product(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
-    """Factors of other dtypes than the result are copied; 16-bit ones, and their result, to float32 (matmul_op_impl.h)."""
+    """Factors are copied to the dtype of the result; 16-bit ones, and the result, to float32 (matmul_op_impl.h)."""
     if not node.outputs:
         return ()
     made = node.outputs[0]
