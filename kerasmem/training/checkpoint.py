@@ -231,9 +231,9 @@ def _refuse_absurd(run: RunState) -> None:
 
 
 def _decoded(data: np.ndarray, name: str, shape: list[int]) -> np.ndarray:
-    import tensorflow as tf
+    import ml_dtypes  # noqa: F401 - Keras's; with it NumPy knows bfloat16
 
-    return np.frombuffer(data.tobytes(), tf.as_dtype(name).as_numpy_dtype).reshape([int(extent) for extent in shape])
+    return np.frombuffer(data.tobytes(), np.dtype(name)).reshape([int(extent) for extent in shape])
 
 
 def _difference(path: str, group: str, own: list[Any], here: list[Any], saved: list[Any]) -> str:

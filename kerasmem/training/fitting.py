@@ -13,10 +13,12 @@ import keras
 from kerasmem import checks
 from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.errors import UsageError
+from kerasmem.models.backend import runs_on_jax
 from kerasmem.training.batch_size import MAX, largest_batch_size
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.dataset_sources import make_source
 from kerasmem.training.model_state import read_state
+from kerasmem.training.on_jax import fit_on_jax
 from kerasmem.training.run_state import RunState, plain
 from kerasmem.training.saving import SAVE_FREQ, read_save_freq
 from kerasmem.training.steps.checks import check_model
@@ -98,8 +100,11 @@ def fit(
     """
     arguments = {name: value for name, value in locals().items() if name not in _OWN}
     refuse_in_worker()
-    check_model(model)
     options = _read_options(micro_batches, checkpoint, save_freq, keep, isolated)
+    if runs_on_jax():
+        divided = micro_batches is not None or bool(isolated) or batch_size == MAX
+        return fit_on_jax(model, arguments, divided, options.checkpoint, options.save_freq, options.keep)
+    check_model(model)
     arguments["batch_size"] = _largest(model, arguments, options) if batch_size == MAX else batch_size
     script = sys.modules.get("kerasmem.training.script")
     if script is not None and script.SESSION is not None:  # `kerasmem run` has begun this process

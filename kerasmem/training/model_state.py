@@ -31,6 +31,8 @@ def variables(model: Any) -> dict[str, list[Any]]:
 
 def read_state(model: Any) -> ModelState:
     """Return a copy of everything a step may change."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()  # within `fit` on JAX variables have no value of their own
     return {group: [as_array(variable) for variable in some] for group, some in variables(model).items()}
 
 
@@ -77,4 +79,5 @@ def byte_count(state: ModelState) -> int:
 
 def as_array(variable: Any) -> np.ndarray:
     """Return a variable's value as an array of its own."""
-    return np.asarray(getattr(variable, "value", variable).numpy())
+    value = getattr(variable, "value", variable)
+    return np.asarray(value.numpy()) if hasattr(value, "numpy") else np.array(value)  # JAX gives a view of its own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from kerasmem.cluster import ALONE, find_worker, own_path, paths_of_all, rank_of
 from kerasmem.compat.keras_fit import initial_epoch, set_initial_epoch
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.errors import UsageError
+from kerasmem.models.backend import runs_on_jax
 from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.streaming.state import read_state as read_position
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.common_point import find_common_point
 from kerasmem.training.dataset_sources import SequenceSource
-from kerasmem.training.model_state import WEIGHTS, load_state, read_state
+from kerasmem.training.model_state import WEIGHTS, ModelState, load_state, read_state
 from kerasmem.training.run_state import RunState
 from kerasmem.training.saving import SavingCallback, read_save_freq
 
@@ -56,7 +57,7 @@ class ResumeTraining(SavingCallback):
 
     Raises:
         UsageError: settings, `steps_per_epoch` or the model differ from what was saved, the model is not built,
-            workers have no point in common, or another backend than TensorFlow is in use.
+            workers have no point in common, or several processes train on JAX.
         DataError: the file cannot be read.
 
     Examples:
@@ -89,8 +90,8 @@ class ResumeTraining(SavingCallback):
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restore what was saved, if anything was."""
-        if keras.backend.backend() != "tensorflow":
-            raise UsageError("ResumeTraining: only the TensorFlow backend reads batches in a way it can follow")
+        if runs_on_jax() and find_worker() is not None:
+            raise UsageError("ResumeTraining: on JAX it saves a training of one process, and here are several")
         if not self.model.built:
             raise UsageError(
                 "ResumeTraining: the model is not built, so nothing can be restored into it; begin it with "
@@ -100,7 +101,7 @@ class ResumeTraining(SavingCallback):
             self.model.optimizer.build(self.model.trainable_variables)
         self._initial_epoch = initial_epoch(self.model)
         _SkippedSteps.remove(self.model)
-        strategy = self.model.distribute_strategy
+        strategy = getattr(self.model, "distribute_strategy", None)  # TensorFlow's
         several = worker_of(strategy).size > 1
         own = str(own_path(Path(self.path), find_worker(strategy)))
         self.source = source = SequenceSource(self.sequence)
@@ -159,24 +160,30 @@ class ResumeTraining(SavingCallback):
         load_state(self.model, state, (*WEIGHTS, "random"))
         set_initial_epoch(self.model, run.epoch)
         if run.batch:  # not sooner than the first batch: Keras resets its metrics when an epoch begins
-            _SkippedSteps(self.model, run.batch, at_once, run.logs, lambda: load_state(self.model, state, ("metrics",)))
+            _SkippedSteps(self.model, run.batch, at_once, run.logs, state)
         return run
 
 
 class _SkippedSteps:
     """Stands in for a model's training step until `count` batches were counted; asks for none."""
 
-    def __init__(self, model: Any, count: int, at_once: int, logs: dict[str, float], after: Callable[[], None]) -> None:
-        self._model, self._left, self._at_once, self._logs, self._after = model, count, at_once, logs, after
+    def __init__(self, model: Any, count: int, at_once: int, logs: dict[str, float], state: ModelState) -> None:
+        self._model, self._left, self._at_once, self._logs, self._state = model, count, at_once, logs, state
         self.train_function = model.train_function
         model.train_function = self
 
-    def __call__(self, iterator: Any) -> dict[str, float]:
+    def __call__(self, *given: Any) -> Any:
         self._left -= self._at_once
-        if self._left <= 0:
+        is_last, logs = self._left <= 0, dict(self._logs)
+        if is_last:
             self.remove(self._model)
-            self._after()
-        return dict(self._logs)
+        if len(given) == 1:  # the iterator alone
+            if is_last:
+                load_state(self._model, self._state, ("metrics",))
+            return logs
+        state, _ = given  # on JAX a step is given the state and returns the next one
+        metrics = [keras.ops.convert_to_tensor(each) for each in self._state["metrics"]] if is_last else state[-1]
+        return logs, (*state[:-1], metrics)
 
     @staticmethod
     def remove(model: Any) -> None:
