@@ -157,7 +157,7 @@ def _choose_backend(ctx: click.Context, parameter: click.Parameter, value: str |
 
 
 _MODEL: tuple[Decorator, ...] = (
-    of_step(
+    option(
         "--backend", type=Choice(["tensorflow", "jax"]), callback=_choose_backend, expose_value=False, is_eager=True,
         show_default="as KERAS_BACKEND or keras.json says", help="Have Keras run on TensorFlow or on JAX.",
     ),

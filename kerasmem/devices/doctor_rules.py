@@ -223,7 +223,15 @@ def _about_variables(said: SelfReport, environ: Mapping[str, str]) -> Iterator[F
     if jax and said.backend != "jax":
         what = f"{', '.join(jax)}: JAX's; TensorFlow does not read {'it' if len(jax) == 1 else 'them'}"
         yield Finding("note", what, "for TensorFlow, TF_FORCE_GPU_ALLOW_GROWTH=true")
-    if said.backend not in (None, "tensorflow"):
+    if said.backend == "jax":
+        taken = environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ".75")
+        what = f"Keras runs on jax, not on TensorFlow; JAX takes {taken} of a card at once"
+        if environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0"):
+            what = "Keras runs on jax, not on TensorFlow; JAX takes memory as it needs it, in regions that grow"
+        if "JAX_COMPILATION_CACHE_DIR" in environ:
+            what += "; compiled steps are kept in JAX_COMPILATION_CACHE_DIR"
+        yield Finding("note", what, "XLA_PYTHON_CLIENT_PREALLOCATE=false, or XLA_PYTHON_CLIENT_MEM_FRACTION=.9")
+    elif said.backend not in (None, "tensorflow"):
         yield Finding("note", f"Keras runs on {said.backend}, not on TensorFlow", "KERAS_BACKEND=tensorflow")
 
 

@@ -12,7 +12,6 @@ from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.outcome import SPREAD
 from kerasmem.estimation.report import Bytes
 from kerasmem.estimation.verdict import FITS
-from kerasmem.models.backend import require_tensorflow
 from kerasmem.models.targets import given_targets
 from kerasmem.recovery.advice import Advice, Considered, Remedy, ranked
 from kerasmem.recovery.building import Origin
@@ -83,7 +82,6 @@ def advise(
         >>> advice = kerasmem.advise("keras.applications:ResNet50", device="4GB", batch_size=64)  # doctest: +SKIP
         >>> print(advice.plans[0].code)  # doctest: +SKIP
     """
-    require_tensorflow("advise", "estimate, max-batch and recompute work on it")
     if budget_seconds is not None:
         number("budget_seconds", budget_seconds)
     if samples is not None:

@@ -12,6 +12,7 @@ from kerasmem.estimation.outcome import SPREAD
 from kerasmem.estimation.report import Bytes, lower_end
 from kerasmem.estimation.sizing import max_batch_size
 from kerasmem.estimation.verdict import FITS
+from kerasmem.models.backend import runs_on_jax
 from kerasmem.recovery.advice import Considered, Remedy
 from kerasmem.recovery.changes import OPTIMIZERS, Change, ordered, worst_result
 from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
@@ -27,6 +28,7 @@ _EXACT = ("xla", "gpu-target")
 _ESTIMATES_OF_A_SEARCH = 5  # about as many sizes are asked for the largest batch
 _SLOW_FLOAT16 = (7, 0)  # the first compute capability with Tensor Cores
 _HAS_BFLOAT16 = (8, 0)
+_ON_TENSORFLOW = ("jit_compile", "micro_batches", "replicas")
 _NOT_REBUILT = "Keras cannot rebuild this model from its layers"
 _ON_HOST = "the estimate is of one device; what crosses between host and card in a step is not modelled"
 _GPU_KERNELS = (
@@ -226,6 +228,9 @@ class RemedySearch:
 
     def _try(self, change: Change, is_last: bool = True) -> Need | None:
         """Estimate a change; offer it where it saves something and, of several sizes of it, is the one that counts."""
+        if change.kind in _ON_TENSORFLOW and runs_on_jax():
+            self._reject(change.name, "estimated and written for TensorFlow alone, and Keras runs on JAX")
+            return None
         try:
             need = self.estimator.estimate([change])
             before = self.estimator.baseline([change])

@@ -76,7 +76,7 @@ def fit(
             batch_size="max": the largest that surely fits by the estimate; `history.params["batch_size"]` tells it.
         micro_batches: pieces of a batch from the start; None for whole batches until one runs out; "inexact" for that,
             and where a batch cannot be divided with the same result its pieces are batches of their own.
-        checkpoint: file in which to save where training stands; removed when training is over.
+        checkpoint: file in which to save where training stands; removed at its end. On JAX for an `H5ChunkSequence`.
         save_freq: batches from one saving to the next, 100 by default; each epoch's end is saved too.
         keep: leave the file where it is at the end.
         isolated: run steps in a process of their own; None: where XLA compiles them, except under `kerasmem run`.
@@ -102,13 +102,11 @@ def fit(
     refuse_in_worker()
     options = _read_options(micro_batches, checkpoint, save_freq, keep, isolated)
     if runs_on_jax():
-        divided = micro_batches is not None or bool(isolated) or batch_size == MAX
-        return fit_on_jax(model, arguments, divided, options.checkpoint, options.save_freq, options.keep)
+        return fit_on_jax(model, arguments, vars(options))
     check_model(model)
     arguments["batch_size"] = _largest(model, arguments, options) if batch_size == MAX else batch_size
-    script = sys.modules.get("kerasmem.training.script")
-    if script is not None and script.SESSION is not None:  # `kerasmem run` has begun this process
-        return script.SESSION.fit(model, arguments, options)
+    if (script := sys.modules.get("kerasmem.training.script")) is not None and script.SESSION is not None:
+        return script.SESSION.fit(model, arguments, options)  # `kerasmem run` has begun this process
     return train(model, arguments, _isolating(model, options, isolated))
 
 

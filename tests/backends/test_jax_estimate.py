@@ -178,3 +178,16 @@ def test_commands(cli, model_file):
         assert json.loads(result.out)["format_version"] == 1
     result = cli("compare", model_file, model_file, "--json")
     assert result.code == 0, result.err
+
+
+def test_advice_leaves_out_what_only_tensorflow_has():
+    advice = kerasmem.advise(small, device="2MB", batch_size=1024, optimizer="adam", loss="mse", budget_seconds=None)
+    assert {each.method for each in advice} == {"xla"}
+    assert any("smaller batch" in each.name or "batches of" in each.name for each in advice)
+    refused = [each.name for each in advice.considered if "Keras runs on JAX" in each.why]
+    assert len(refused) == 3, advice.considered
+    assert not any("defect" in each.why for each in advice.considered)
+
+
+def small():
+    return dense(128, 1)

@@ -30,7 +30,19 @@ FUNCTIONS = {
     "data bench": kerasmem.bench_data,
 }  # fmt: skip
 # of the process or of what is printed, not of the call
-OWN = {"as_json", "as_csv", "verbose", "sort", "top", "time_limit", "memory_limit", "code", "cache", "output"}
+OWN = {
+    "backend",
+    "as_json",
+    "as_csv",
+    "verbose",
+    "sort",
+    "top",
+    "time_limit",
+    "memory_limit",
+    "code",
+    "cache",
+    "output",
+}
 FORMER = {
     "estimate": ["--trust-model", "--xla", "--no-xla"], "max-batch": ["--min", "--max", "--verify"],
     "data convert": ["--memory"], "run": ["--every", "--keep", "-m"], "watch": ["--every"],
