@@ -118,6 +118,7 @@ def test_the_upper_end_of_the_workspace_is_the_largest_algorithm_s():
         ("TopKV2", tensor(2, 5), tensor(2, 2), {}, [40, 40, 40, 80]),
         ("TopKV2", tensor(2, 5), tensor(2, 5), {}, [40, 80]),
         ("TopKV2", tensor(1, 2000), tensor(1, 10), {}, []),
+        ("CollectiveReduceV2", tensor(80), tensor(80), {"replicas": 4}, []),
         ("FusedBatchNormV3", tensor(2, 4, 4, 8), tensor(2, 4, 4, 8), {"data_format": b"NHWC"}, [1024, 1024]),
         ("FusedBatchNormGradV3", tensor(2, 4, 4, 8), tensor(2, 4, 4, 8), {"data_format": b"NHWC"}, [1024] * 3),
         ("FusedBatchNormV3", tensor(2, 8, 4, 4), tensor(2, 8, 4, 4), {"data_format": b"NCHW"}, []),

@@ -304,7 +304,12 @@ def rnn(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     return _needs([inputs[3].bytes or 0]) if len(inputs) > 3 else ()
 
 
+def in_place(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """NCCL adds up in the result itself (collective_nccl_reducer.cc)."""
+    return ()
+
+
 CUDA_FUNCTIONS: dict[str, Scratch] = {
     each.__name__: each
-    for each in (convolution, input_gradient, filter_gradient, depthwise, batch_norm, softmax, top_k, rnn)
+    for each in (convolution, input_gradient, filter_gradient, depthwise, batch_norm, softmax, top_k, rnn, in_place)
 }

@@ -48,9 +48,6 @@ INEXPENSIVE = frozenset(_OPERATIONS["inexpensive"])
 # What depends on whose kernels they are; `data/kernels.json` is where a kind is described.
 _KINDS = table("kernels")
 
-# Those for which cuDNN chooses an algorithm on the card, and with it how much it works in.
-CHOSEN_BY_CUDNN = frozenset(name for name in _KINDS[CUDA]["scratch"] if "Conv" in name)
-
 
 @dataclass(frozen=True)
 class Rates:

@@ -13,13 +13,15 @@ from kerasmem.estimation.graph.heap import Buffer, Heap, Peak
 from kerasmem.estimation.graph.memory import Memory
 from kerasmem.estimation.graph.placement import host_bytes
 from kerasmem.estimation.graph.program import COPY, Node, Program
-from kerasmem.estimation.graph.rules import CHOSEN_BY_CUDNN, KernelRules, is_known
+from kerasmem.estimation.graph.rules import KernelRules, is_known
 from kerasmem.estimation.outcome import SPREAD, Outcome, Shares
 from kerasmem.estimation.report import Pool, Unmodelled
+from kerasmem.estimation.tables import table
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.processes.guarding import note_stage
 
 WARM_UP_STEPS, STEPS, OTHER_STEPS, FEWEST_STEPS = 3, 15, 5, 3
+_BEYOND = table("kernels")["cuda"]["missing"]  # what a step on a card takes beyond the total, where such operations are
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
 
 
@@ -67,7 +69,9 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
         unmodelled=tuple(
             Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")
             for name, count in unknown.items()
-        ) + (() if is_on_cpu else _not_on_card(program, most - total)),
+        ) + (
+            () if is_on_cpu else _not_on_card(program, workspace=max(most - total, 0), host=host_bytes(program))
+        ),
         notes=(
             f"{len(peaks)} simulated steps of {len(program.nodes):,} operations, {rules.workers} at once, "
             f"on {rules.title}",
@@ -75,48 +79,14 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     )  # fmt: skip
 
 
-def _not_on_card(program: Program, workspace: int) -> tuple[Unmodelled, ...]:
-    """Return what a step on a card takes beyond the total.
-
-    Args:
-        program: the step.
-        workspace: what the step takes more where cuDNN's algorithms work in as much as they may.
-    """
+def _not_on_card(program: Program, **figures: int) -> tuple[Unmodelled, ...]:
+    """Return what a step on a card takes beyond the total, with the bytes that are known of it."""
     kinds = {node.type for node in program.nodes}
-    compiled = sum("compiled_function" in node.attributes for node in program.nodes)
-    missing = []
-    if kinds & CHOSEN_BY_CUDNN:
-        missing += [
-            Unmodelled(
-                "workspace of cuDNN's convolutions",
-                "which algorithm is fastest is known on the card alone: the total is of those that need none, the "
-                "upper end of the one that holds most, within TF_CUDNN_WORKSPACE_LIMIT_IN_MB (8 GiB unless set)",
-                max(workspace, 0),
-            ),
-            Unmodelled(
-                "algorithms tried in the first step",
-                "each convolution's are run one after another, between guard zones; what has no room is passed over",
-            ),
-        ]
-    if any("FusedBatchNorm" in name for name in kinds):
-        why = "cuDNN says on the card how much it wants; it is counted as a number"
-        missing.append(Unmodelled("reserve of cuDNN's batch normalisation", why))
-    if "CudnnRNNV3" in kinds:
-        why = "by what cuDNN 7 told of such layers; another version may keep more or less"
-        missing.append(Unmodelled("differences in what cuDNN keeps of recurrent layers", why))
-    missing += [
-        Unmodelled(
-            "host memory", "the batch, and numbers that kernels keep beside the card, at most", host_bytes(program)
-        ),
-        Unmodelled(
-            "CUDA context and libraries", "the driver, cuDNN and cuBLAS, with its own workspace, ask the driver itself"
-        ),
-        Unmodelled("Grappler's memory optimizer", "near the card's limit it may compute sums in place, and swap"),
-    ]
-    if compiled:
-        why = f"XLA compiles {compiled} functions of the step; their buffers are those of its plan for a CPU"
-        missing.append(Unmodelled("functions compiled by XLA", why))
-    return tuple(missing)
+    return tuple(
+        Unmodelled(row["what"], row["why"], figures.get(row.get("figure")))
+        for row in _BEYOND
+        if any(row["where"] in kind for kind in kinds)
+    )
 
 
 def _simulate(
