@@ -19,6 +19,7 @@ from kerasmem.cli.options import (
     choice_option,
     json_option,
     memory_budget_option,
+    output_option,
     read_columns,
     repeatable_option,
     verify_option,
@@ -223,19 +224,19 @@ Examples:
 
 @click.command("index", cls=GuardedCommand, seconds=None, epilog=INDEX_EXAMPLES)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@option("-o", "--output", required=True, metavar="FILE", help="Write this index, NAME.index.")
+@output_option(required=True)
 @repeatable_option(
     "--dataset",
     "datasets",
     metavar="NAME",
     show_default="all that go with the largest",
-    help="Index this dataset alone; repeatable.",
+    help="Look at this dataset alone; repeatable.",
 )
-@option("--checksums", is_flag=True, help="Note a checksum for each block, to compare when it is read; reads all data.")
+@option("--checksums", is_flag=True, help="Keep a checksum of each block, compared whenever it is read; reads all data.")
 @all_of(*TRUST[1:])
 @json_option
 def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Write an index of HDF5 files that are read as one, in the order given; of a pattern, part-2 before part-10.
+    """Write an index, NAME.index, of HDF5 files read as one, in the order given; of a pattern, part-2 before part-10.
 
     H5ChunkSequence("NAME.index") then knows rows, types and chunks without opening a file. A file that is changed later
     is an error that names it.

@@ -27,7 +27,7 @@ FUNCTIONS = {
     "estimate": kerasmem.estimate, "max-batch": kerasmem.max_batch_size, "cards": kerasmem.rank_cards,
     "measure": kerasmem.measure, "advise": kerasmem.advise, "data inspect": kerasmem.inspect_data,
     "data convert": kerasmem.convert_data, "data repack": kerasmem.repack_data, "data stats": kerasmem.data_stats,
-    "data bench": kerasmem.bench_data,
+    "data index": kerasmem.index_data, "data bench": kerasmem.bench_data,
 }  # fmt: skip
 # of the process or of what is printed, not of the call
 OWN = {
@@ -181,7 +181,7 @@ def completed(*words):
 
 def test_completion(cli):
     assert completed("e") == ["estimate", "explain"]
-    assert completed("data", "") == ["inspect", "convert", "repack", "stats", "bench"]
+    assert completed("data", "") == ["inspect", "convert", "repack", "stats", "index", "bench"]
     assert completed("estimate", "--device", "a100") == ["a100-40", "a100-80"]
     assert completed("max-batch", "-m", "g") == ["graph", "gpu-target"]
     assert set(completed("estimate", "--optimizer", "")) == optimizer_names() > {"adam", "lion"}
