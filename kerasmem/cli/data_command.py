@@ -232,7 +232,7 @@ Examples:
     show_default="all that go with the largest",
     help="Look at this dataset alone; repeatable.",
 )
-@option("--checksums", is_flag=True, help="Keep a checksum of each block, compared whenever it is read; reads all data.")
+@option("--checksums", is_flag=True, help="Keep a checksum of each block, compared when it is read; reads all data.")
 @all_of(*TRUST[1:])
 @json_option
 def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:

@@ -34,6 +34,7 @@ CHECKSUM = "checksum"  # among the filters of data without others whose blocks h
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip archive's entry: the lengths of its name and of what comes after
 _PAGE = MIB  # read at a time of what has a number a chunk
 _ALIKE = 1024
+_WHOLE = 64 * MIB  # a remote index up to this size is fetched at once
 _MOST_ABOUT = 64 * MIB
 _PER_FILE = {"rows": "<i8", "sizes": "<i8", "times": "<i8", "path_ends": "<i8", "tag_ends": "<i8"}
 _PER_DATASET = {"kinds": "<u4", "stored": "<i8", "begins": "<i8", "chunk_ends": "<i8"}
@@ -119,7 +120,7 @@ class _Archive:
         large = set(_PER_CHUNK)
         with self._lock:
             file = self._open()
-            buffered = io.BufferedReader(file, _PAGE * 8) if is_url(self._path) else file
+            buffered = io.BufferedReader(file, _PAGE * 8) if isinstance(file, RemoteFile) else file
             with open_archive(buffered) as content:
                 names = set(content)
                 small = {name: content[name] for name in names if name.rstrip("0123456789") not in large}
@@ -144,9 +145,10 @@ class _Archive:
         first, size = begin + start * dtype.itemsize, (stop - start) * dtype.itemsize
         with self._lock:
             file = self._open()
-            low = first // _PAGE * _PAGE if is_url(self._path) else first  # neighbours will be asked for too
+            page = _PAGE if isinstance(file, RemoteFile) else 1
+            low = first // page * page  # neighbours will be asked for too
             file.seek(low)
-            data = file.read(max(first + size - low, _PAGE if is_url(self._path) else 0))
+            data = file.read(max(first + size - low, page))
         data = data[first - low : first - low + size]
         if len(data) < size:
             raise DataError(f"{shown(self._path)}: the index was cut since it was opened; make the sequence again")
@@ -155,8 +157,10 @@ class _Archive:
     def _open(self) -> Any:
         if self._file is None or self._process != os.getpid():
             self._process = os.getpid()
-            here = not is_url(self._path)
-            self._file = io.FileIO(self._path) if here else RemoteFile(self._path, self._access)
+            self._file = RemoteFile(self._path, self._access) if is_url(self._path) else io.FileIO(self._path)
+            if isinstance(self._file, RemoteFile) and self._file.known.size <= _WHOLE:
+                with self._file as remote:
+                    self._file = io.BytesIO(remote.read(remote.known.size))
         return self._file
 
     def __getstate__(self) -> dict[str, Any]:

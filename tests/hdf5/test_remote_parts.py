@@ -155,6 +155,35 @@ def test_an_object_of_s3_without_a_server(monkeypatch):
     assert asyncio.run(found.info()).size == 0
 
 
+async def body(*parts, error=None, pause=0.0):
+    for part in parts:
+        await asyncio.sleep(pause)
+        yield part
+    if error is not None:
+        raise error
+
+
+def test_a_body_that_is_cut_is_called_that():
+    pytest.importorskip("aiohttp")
+    from aiohttp import ClientPayloadError
+    from aiohttp.http_exceptions import ContentLengthError
+
+    error = ClientPayloadError("Response payload is not completed")
+    error.__cause__ = ContentLengthError("Not enough data to satisfy content length header.")
+    assert error.__cause__.code == 400
+    into = PartialRange(memoryview(bytearray(1000)))
+    with pytest.raises(TransientError, match=r"^the answer broke off after 10 of 1,000 bytes \(ClientPayloadError\)$"):
+        asyncio.run(into.fill(body(b"0123456789", error=error)))
+
+
+def test_a_body_that_comes_too_slowly_is_asked_for_again(monkeypatch):
+    monkeypatch.setattr("kerasmem.hdf5.remote.objects._SILENCE", 0.2)
+    into = PartialRange(memoryview(bytearray(1000)))
+    with pytest.raises(TransientError, match=r"only \d+ bytes came in 0.2 s"):
+        asyncio.run(into.fill(body(*[b"x"] * 1000, pause=0.01)))
+    assert 0 < into.done < 100
+
+
 class TestRanges:
     def test_chunks_side_by_side_are_one_range(self):
         assert join_extents([[(100, 50), (150, 50)], [(200, 50)]]) == [(100, 250, 0)]
