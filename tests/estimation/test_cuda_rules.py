@@ -18,7 +18,9 @@ from kerasmem.estimation.graph.placement import Place, host_bytes, on_card, plac
 from kerasmem.estimation.graph.program import COPY, Node, Program, Tensor
 from kerasmem.estimation.graph.rules import rules_of
 from kerasmem.estimation.graph.scratch import Chosen, Cores
+from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.estimation.tables import table
+from kerasmem.models.op_names import Attribution
 
 BYTES = {"float32": 4, "float16": 2, "int32": 4}
 BESIDE = CpuKernels(EIGEN, (), 2, 2)
@@ -224,3 +226,22 @@ def test_what_a_recurrent_layer_keeps_is_what_cudnn_told_of_four(mode, told):
     )
     reserve = rnn_reserve(layer)[3]
     assert 4 * reserve.bytes + 3 * made.bytes == told
+
+
+def test_the_upper_end_is_no_more_than_the_card_has():
+    """Where there is no room to work in, TensorFlow takes an algorithm that needs none."""
+    image, filters = tensor(64, 8, 64, 64), tensor(3, 3, 8, 8)
+    made = Node("made", "Conv2D", ((0, 0), (1, 0)), (), (image,), {"data_format": b"NCHW", "padding": b"SAME"})
+    program = Program(
+        (node("image", "Fill", (), image), node("filters", "Const", (), filters), made), (), (), ((2, 0),)
+    )
+
+    def upper(available):
+        rules = rules_of(CardKernels((7, 5), available, BESIDE))
+        return graph_outcome(program, {}, Attribution({}, (), ()), rules)
+
+    roomy, tight = upper(1 << 40), upper(48 << 20)
+    assert roomy.total == tight.total >= 2 * image.bytes
+    matrix = 64 * 64 * 64 * 9 * 8 * 4
+    assert roomy.high >= 2 * image.bytes + matrix > 80 << 20 > tight.high >= 48 << 20
+    assert [each.bytes for each in roomy.unmodelled if each.what.startswith("workspace")] == [roomy.high - roomy.total]

@@ -8,7 +8,6 @@ import keras
 import pytest
 
 from kerasmem.compat.graphs import gpu_kernels, optimise
-from kerasmem.devices.catalogue import resolve_device
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.graph import build
 from kerasmem.estimation.graph.program import COPY, ON_HOST
@@ -81,7 +80,6 @@ def test_channels_come_first_but_for_half_precision(program):
     assert layouts(first) == {"NCHW"}
     assert any(node.type == "Transpose" and node.outputs[0].shape == (16, 3, 32, 32) for node in first.nodes)
     assert layouts(program(convnet(), dtype_policy="mixed_float16")) == {"NHWC"}
-    assert layouts(program(convnet(), dtype_policy="mixed_float16", device="p100-16")) == {"NCHW"}
 
 
 def test_the_batch_comes_from_the_host_and_small_numbers_stay_there(program):
@@ -105,17 +103,23 @@ def test_what_tensorflow_has_registered_is_what_the_rules_expect():
     assert {"shape"} <= {name for each in gpu_kernels("Reshape") for name in each.host}
 
 
-def test_grappler_takes_a_card_for_granted_that_is_not_here():
+@pytest.mark.parametrize(
+    ("capability", "dtype", "wanted"),
+    [
+        (None, "float32", b"NHWC"), ((7, 5), "float32", b"NCHW"),
+        ((7, 5), "float16", b"NHWC"), ((6, 0), "float16", b"NCHW"),
+    ],
+)  # fmt: skip
+def test_grappler_takes_a_card_for_granted_that_is_not_here(capability, dtype, wanted):
     """A canary of the virtual cluster: the layout optimizer runs for it, and for it alone."""
     import tensorflow as tf
 
     with tf.Graph().as_default() as graph, tf.device("/device:GPU:0"):
-        image = tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 3), name="image")
-        made = tf.nn.conv2d(image, tf.ones((3, 3, 3, 4)), 1, "SAME", name="made")
+        image = tf.compat.v1.placeholder(dtype, (2, 8, 8, 3), name="image")
+        made = tf.nn.conv2d(image, tf.ones((3, 3, 3, 4), dtype), 1, "SAME", name="made")
         tf.identity(tf.nn.relu(made), name="result")
-    for capability, wanted in ((None, {b"NHWC"}), ((7, 5), {b"NCHW"})):
-        found = optimise(graph.as_graph_def(), ["result"], capability=capability)
-        assert {node.attr["data_format"].s for node in found.node if "Conv2D" in node.op} == wanted
+    found = optimise(graph.as_graph_def(), ["result"], capability=capability)
+    assert {node.attr["data_format"].s for node in found.node if "Conv2D" in node.op} == {wanted}
 
 
 @pytest.fixture(scope="module")
@@ -144,16 +148,11 @@ def test_the_total_is_at_least_what_must_live_at_once(report):
     )
 
 
-def test_memory_grows_with_the_batch():
-    sizes = [on_card(convnet(), batch).bytes for batch in (4, 16, 64)]
+def test_memory_grows_with_the_batch(report):
+    sizes = [on_card(convnet(), 4).bytes, report.bytes, on_card(convnet(), 64).bytes]
     for name in ("low", "total", "high"):
         found = [getattr(each, name) for each in sizes]
         assert found == sorted(found), (name, found)
-
-
-def test_a_limit_for_the_workspace_is_the_cards_own_memory():
-    small = resolve_device("t4").available_bytes
-    assert on_card(convnet(), 4096).bytes.high <= max(small, 2 * on_card(convnet(), 4096).bytes.total)
 
 
 def test_dense_layers_take_what_they_take_on_the_cpu():
