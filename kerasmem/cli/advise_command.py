@@ -8,20 +8,7 @@ from typing import Any
 import click
 
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import (
-    COUNT,
-    EXIT_CODES,
-    cache_option,
-    call_arguments,
-    check_options,
-    json_option,
-    method_option,
-    model_options,
-    of_limits,
-    of_output,
-    require_device,
-    verbose_option,
-)
+from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, require_device
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError
 
@@ -39,28 +26,7 @@ Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
 
 @click.command("advise", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
 @model_options(
-    method_option,
-    of_limits(
-        "--budget-seconds",
-        type=click.FloatRange(min=0),
-        default=300,
-        metavar="SECONDS",
-        help="Begin no further estimate after so many seconds, and list what was left out.",
-    ),
-    click.option("--samples", type=COUNT, help="Samples of arrays that fit is given whole: counts their copy."),
-    click.option("--confirm", is_flag=True, help="Run three real steps of the first plan there; else of the next."),
-    cache_option,
-    output=(
-        of_output(
-            "--code",
-            metavar="LABEL",
-            show_default="none",
-            help="Print the script of remedy 1, 2, … or plan A, B, … alone.",
-        ),
-        verbose_option,
-        json_option,
-    ),
-)
+    "--method", "--confirm", "--samples", "--budget-seconds", "--cache", output=("--code", "--verbose", "--json"))
 def command(model: str | None, cache: bool, budget_seconds: float, code: str | None, **options: Any) -> int:
     """Say what to do so that training MODEL fits a device, or takes less.
 

@@ -8,17 +8,8 @@ from typing import Any
 import click
 
 from kerasmem.checks import Method
-from kerasmem.cli.command import option
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import (
-    EXIT_CODES,
-    cache_option,
-    call_arguments,
-    check_options,
-    json_option,
-    method_option,
-    model_options,
-)
+from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError
 
@@ -33,19 +24,7 @@ input · 3 no card fits · 4 too close to call"""
 
 
 @click.command("cards", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
-@model_options(
-    option("--max-batch", is_flag=True, help="Look for the largest batch on each card too."),
-    option(
-        "--prices",
-        type=click.Path(),
-        metavar="FILE",
-        show_default="none",
-        help="Rank by the prices an hour in this CSV file of rows such as t4,0.35.",
-    ),
-    method_option,
-    cache_option,
-    output=(json_option,),
-)
+@model_options("--max-batch", "--prices", "--method", "--cache", output=("--json",))
 def command(model: str | None, method: Method, cache: bool, max_batch: bool, prices: str | None, **options: Any) -> int:
     """Say which cards of the catalogue are enough to train MODEL.
 

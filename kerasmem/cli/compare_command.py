@@ -8,21 +8,11 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.command import option
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import (
-    cache_option,
-    call_arguments,
-    check_options,
-    json_option,
-    method_option,
-    model_options,
-    of_output,
-    top_option,
-    worst,
-)
+from kerasmem.cli.options import call_arguments, check_options, model_options, worst
 from kerasmem.cli.saved_files import json_object
 from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_result, spinner
+from kerasmem.cli.vocabulary import option
 from kerasmem.errors import InputError, UsageError
 
 EXAMPLES = """\b
@@ -42,27 +32,10 @@ _SAME = ("batch_size", "method", "mode")  # settings of a saved report that the 
 
 @click.command("compare", cls=GuardedCommand, epilog=EXAMPLES)
 @model_options(
-    option("--budget", metavar="SIZE", show_default="none", help="Fail where B needs more than this, such as 14GiB."),
-    option(
-        "--max-increase",
-        metavar="SIZE|PERCENT",
-        show_default="none",
-        help="Fail where B needs so much more than A, such as 200MB or 5%.",
-    ),
-    option(
-        "--allow-different-settings",
-        is_flag=True,
-        help="Compare estimates of another batch size, mode or method too.",
-    ),
-    method_option,
-    cache_option,
+    "--budget", "--max-increase", "--allow-different-settings", "--method", "--cache",
     arguments=(click.argument("a", metavar="A"), click.argument("b", metavar="B")),
-    output=(
-        top_option(f"{_MOST_ON_A_SCREEN} on a terminal, else all"),
-        of_output("--markdown", is_flag=True, help="Print Markdown tables, for a comment on a pull request."),
-        json_option,
-    ),
-)
+    output=(option("--top", show_default=f"{_MOST_ON_A_SCREEN} on a terminal, else all"), "--markdown", "--json"),
+)  # fmt: skip
 @click.pass_context
 def command(
     context: click.Context, a: str, b: str, budget: str | None, max_increase: str | None, cache: bool, **options: Any

@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from kerasmem.cli.command import Command
-from kerasmem.cli.options import Choice
+from kerasmem.cli.vocabulary import Choice
 
 EXAMPLES = """\b
 Examples:

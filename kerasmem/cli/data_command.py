@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import click
 
-from kerasmem.checks import Color, SplitAs
-from kerasmem.cli.command import option
 from kerasmem.cli.guarded_command import GuardedCommand
 from kerasmem.cli.lazy_group import LazyGroup
-from kerasmem.cli.options import (
-    FILE,
-    TRUST,
-    WRITING,
-    all_of,
-    choice_option,
-    json_option,
-    memory_budget_option,
-    output_option,
-    read_columns,
-    repeatable_option,
-    verify_option,
-)
+from kerasmem.cli.options import FILE, TRUST, WRITING, read_columns
 from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result
-
-of_split, of_images, of_csv = (partial(option, panel=panel) for panel in ("Parts", "Images", "CSV"))
+from kerasmem.cli.vocabulary import all_of, option
 
 # command -> (this module and the function in it, the line that `kerasmem data --help` shows)
 COMMANDS = {
@@ -58,13 +42,7 @@ Examples:
 
 
 @click.command("inspect", cls=GuardedCommand, epilog=INSPECT_EXAMPLES)
-@all_of(
-    *FILE,
-    option("--nan", is_flag=True, help="Count NaN and infinity, which reads all floating-point datasets."),
-    verify_option,
-    *TRUST,
-    json_option,
-)
+@all_of(*FILE, "--nan", "--verify", *TRUST, "--json")
 def inspect(file: str, as_json: bool, **options: Any) -> int:
     """Say what is in an HDF5 FILE, what it comes to in memory, and how well H5ChunkSequence streams it.
 
@@ -95,40 +73,10 @@ Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'"""
 
 @click.command("convert", cls=GuardedCommand, seconds=None, epilog=CONVERT_EXAMPLES)
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
-@all_of(*WRITING)
-@of_split(
-    "--split",
-    metavar="SHARES",
-    show_default="none",
-    help="Draw parts at random: 0.8,0.2 or 0.8,0.1,0.1 or train=0.9,dev=0.1.",
-)
-@choice_option(
-    "--split-as",
-    choices=SplitAs,
-    panel="Parts",
-    help="Write a file for each part (out-train.h5), or groups of one (train/x).",
-)
-@of_split(
-    "--stratify", metavar="COLUMN", show_default="none", help="Give every part its share of each class in COLUMN."
-)
-@of_split("--group", metavar="COLUMN", show_default="none", help="Keep rows with the same value in COLUMN in one part.")
-@option("--keep-float64", is_flag=True, help="Write float64 as it is, not as float32.")
-@option("--narrow-integers", is_flag=True, help="Write whole numbers in as few bytes as their values allow.")
-@of_images("--image-size", metavar="WxH", show_default="the one that all have", help="Resize images to this size.")
-@choice_option("--color", choices=Color, panel="Images", help="Read images as these channels.")
-@of_images("--accept-mislabelled", is_flag=True, help="Accept images of another format than their names say.")
-@of_images("--follow-links", is_flag=True, help="Follow links in folders of images.")
-@of_csv("--header/--no-header", default=True, help="Take the first row for the names of columns, or for data.")
-@of_csv(
-    "--delimiter",
-    metavar="CHARACTER",
-    show_default="comma, semicolon where the first line has no comma, tab in .tsv",
-    help="Split lines at this character.",
-)
-@of_csv("--encoding", default="utf-8", metavar="NAME", help="Read text in this encoding, such as latin-1.")
-@repeatable_option(
-    "--text", metavar="COLUMN", panel="CSV", help="Read a column as text, also where it looks like numbers."
-)
+@all_of(
+    *WRITING, "--split", "--split-as", "--stratify", "--group", "--keep-float64", "--narrow-integers", "--image-size",
+    "--color", "--accept-mislabelled", "--follow-links", "--header", "--delimiter", "--encoding", "--text",
+)  # fmt: skip
 def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write SRC as HDF5 that H5ChunkSequence streams, in bounded memory, whatever its size.
 
@@ -156,8 +104,7 @@ Examples:
 
 @click.command("repack", cls=GuardedCommand, seconds=None, epilog=REPACK_EXAMPLES)
 @click.argument("file", type=click.Path())
-@all_of(*WRITING)
-@option("--float32", is_flag=True, help="Write float64 as float32.")
+@all_of(*WRITING, "--float32")
 def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Rewrite an HDF5 FILE: whole rows, chunks of about 1 MiB, other compression, another order.
 
@@ -181,16 +128,7 @@ Examples:
 
 @click.command("stats", cls=GuardedCommand, seconds=None, epilog=STATS_EXAMPLES)
 @click.argument("file", type=click.Path())
-@repeatable_option(
-    "--dataset",
-    "datasets",
-    metavar="NAME",
-    show_default="all that go with the largest",
-    help="Look at this dataset alone; repeatable.",
-)
-@option("--scale", default="1", metavar="NUMBER", help="Multiply the features by this number, such as 1/255.")
-@all_of(*TRUST)
-@json_option
+@all_of("--dataset", "--scale", *TRUST, "--json")
 def stats(file: str, datasets: tuple[str, ...], scale: str, as_json: bool, **options: Any) -> None:
     """Print mean, variance, range and class weights of the datasets of FILE, and the lines that put them to use.
 
@@ -257,12 +195,7 @@ Examples:
 
 
 @click.command("bench", cls=GuardedCommand, seconds=None, epilog=BENCH_EXAMPLES)
-@all_of(
-    *FILE,
-    option("--sample", default="256MiB", metavar="SIZE", help="Read so much of FILE."),
-    memory_budget_option(show_default="as H5ChunkSequence chooses"),
-    json_option,
-)
+@all_of(*FILE, "--sample", option("--memory-budget", show_default="as H5ChunkSequence chooses"), "--json")
 def bench(file: str, memory_budget: str | None, as_json: bool, **options: Any) -> None:
     """Time what H5ChunkSequence delivers from FILE on this machine, and say which step limits it.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from kerasmem.cli.command import Command, option
-from kerasmem.cli.options import json_option
+from kerasmem.cli.command import Command
 from kerasmem.cli.terminal import show_json, show_text
+from kerasmem.cli.vocabulary import all_of
 
 EXAMPLES = """\b
 Examples:
@@ -16,8 +16,7 @@ Examples:
 
 
 @click.command("devices", cls=Command, epilog=EXAMPLES)
-@option("--sources", is_flag=True, help="Show where each card's memory figure comes from.")
-@json_option
+@all_of("--sources", "--json")
 def command(sources: bool, as_json: bool) -> None:
     """List the cards that --device knows, and the GPUs and memory of this machine."""
     from kerasmem.devices.cards import all_cards

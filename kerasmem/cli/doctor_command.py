@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from kerasmem.cli.command import Command
-from kerasmem.cli.options import json_option, timeout_option
 from kerasmem.cli.terminal import show_result, spinner
+from kerasmem.cli.vocabulary import all_of, option
 
 EXAMPLES = """\b
 Examples:
@@ -16,8 +16,7 @@ Examples:
 
 
 @click.command("doctor", cls=Command, epilog=EXAMPLES)
-@timeout_option(default=120.0)
-@json_option
+@all_of(option("--timeout", default=120.0), "--json")
 def command(timeout: float, as_json: bool) -> int:
     """Say whether TensorFlow sees the GPU, and why not; what decides about memory here.
 

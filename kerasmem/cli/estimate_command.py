@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import click
 
 from kerasmem.checks import Method, Parallel
-from kerasmem.cli.command import option
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import (
-    COUNT,
-    EXIT_CODES,
-    cache_option,
-    call_arguments,
-    check_options,
-    choice_option,
-    method_option,
-    model_options,
-    repeatable_option,
-)
+from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options
 from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_json, show_text, spinner
 
 EXAMPLES = """\b
@@ -37,34 +25,12 @@ Examples:
 Exit codes: 0 done (and fits) · 1 the model failed · 2 wrong usage or unreadable
 input · 3 does not fit · 4 too close to call"""
 
-of_devices = partial(option, panel="Several devices")
-
 _ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
 _LARGEST = 25
 
 
 @click.command("estimate", cls=GuardedCommand, epilog=EXAMPLES)
-@model_options(
-    method_option,
-    cache_option,
-    of_devices(
-        "--replicas", type=COUNT, default=1, metavar="N", help="Train on N devices together; the answer is for one."
-    ),
-    choice_option(
-        "--parallel",
-        choices=Parallel,
-        panel="Several devices",
-        help="Divide each batch among the devices, or the weights (Keras on JAX).",
-    ),
-    of_devices("--shard-optimizer", is_flag=True, help="Divide the optimizer's slots too (Keras on JAX)."),
-    repeatable_option(
-        "--layout",
-        metavar="REGEX=,model",
-        panel="Several devices",
-        show_default="the largest that comes out even",
-        help="Divide this dimension of variables with such a path, with --parallel model; repeatable.",
-    ),
-)
+@model_options("--method", "--cache", "--replicas", "--parallel", "--shard-optimizer", "--layout")
 def command(
     model: str | None, method: Method, cache: bool, replicas: int, parallel: Parallel, shard_optimizer: bool,
     layout: tuple[str, ...], **options: Any,

@@ -7,8 +7,8 @@ import sys
 import click
 
 from kerasmem.cli.command import Command
-from kerasmem.cli.options import json_option
 from kerasmem.cli.terminal import show_result
+from kerasmem.cli.vocabulary import option
 
 EXAMPLES = """\b
 Examples:
@@ -19,7 +19,7 @@ Examples:
 
 @click.command("explain", cls=Command, epilog=EXAMPLES)
 @click.argument("log", type=click.Path())
-@json_option
+@option("--json")
 def command(log: str, as_json: bool) -> None:
     """Say what ran out of memory in LOG (- for standard input), why, where, and what to do.
 

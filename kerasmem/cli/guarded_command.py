@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.command import Command, Option
+from kerasmem.cli.command import Command
+from kerasmem.cli.vocabulary import make_option
 from kerasmem.errors import KerasmemError
 
 
@@ -26,22 +27,8 @@ class GuardedCommand(Command):
     def __init__(self, *names: Any, seconds: float | None = 1800, **options: Any) -> None:
         super().__init__(*names, **options)
         self.params += [
-            Option(
-                ["--time-limit"],
-                panel="Limits",
-                type=click.FloatRange(min=0, min_open=True),
-                default=seconds,
-                show_default="none" if seconds is None else None,
-                metavar="SECONDS",
-                help="Give up after so many seconds.",
-            ),
-            Option(
-                ["--memory-limit"],
-                panel="Limits",
-                metavar="SIZE",
-                show_default="80 % of what this job may have",
-                help="Give up when the host's memory in use passes this size, such as 8GB.",
-            ),
+            make_option("--time-limit", default=seconds),
+            make_option("--memory-limit"),
         ]
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -8,8 +8,9 @@ import click
 
 from kerasmem.cli.estimate_command import show_report
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import call_arguments, check_options, model_options, steps_option, timeout_option
+from kerasmem.cli.options import call_arguments, check_options, model_options
 from kerasmem.cli.terminal import quiet_tensorflow, spinner
+from kerasmem.cli.vocabulary import option
 
 EXAMPLES = """\b
 Examples:
@@ -23,7 +24,7 @@ Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or tim
 
 
 @click.command("measure", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
-@model_options(steps_option(default=10), timeout_option())
+@model_options(option("--steps", default=10), "--timeout")
 def command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
     """Train MODEL for some steps in a process of its own and say what memory they took.
 

@@ -8,22 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kerasmem.cli.command import option
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import (
-    EXIT_CODES,
-    cache_option,
-    call_arguments,
-    check_options,
-    json_option,
-    model_options,
-    output_option,
-    sort_option,
-    steps_option,
-    timeout_option,
-    top_option,
-)
+from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options
 from kerasmem.cli.terminal import quiet_tensorflow, show_json, show_text, spinner
+from kerasmem.cli.vocabulary import option
 from kerasmem.errors import UsageError
 from kerasmem.files import write_named
 
@@ -46,17 +34,12 @@ _LARGEST = 25  # layers that are listed, where no other number is asked for
 
 @click.command("profile", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
 @model_options(
-    steps_option(default=5),
-    option("--compare/--no-compare", default=True, help="Show the estimate beside it, or not."),
-    timeout_option(),
-    cache_option,
+    option("--steps", default=5), "--compare", "--timeout", "--cache",
     output=(
-        output_option(show_default="none"),
-        sort_option("size"),
-        top_option(str(_LARGEST)),
-        json_option,
+        "--output", option("--sort", default="size", show_default=None), option("--top", show_default=str(_LARGEST)),
+        "--json",
     ),
-)
+)  # fmt: skip
 def command(
     model: str | None, steps: int, timeout: float, compare: bool, cache: bool, output: str | None, **options: Any
 ) -> int:

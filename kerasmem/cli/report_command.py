@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kerasmem.cli.command import option
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import json_option, of_output, output_option
 from kerasmem.cli.saved_files import json_object
 from kerasmem.cli.terminal import show_json, show_text
+from kerasmem.cli.vocabulary import all_of
 from kerasmem.errors import InputError, UsageError
 from kerasmem.files import write_named
 
@@ -35,12 +34,7 @@ _LARGEST_LOG = 2 * 2**30
 
 @click.command("report", cls=GuardedCommand, epilog=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@output_option(show_default="none")
-@of_output("--plot", metavar="PICTURE", show_default="none", help="Write a picture, .png or .svg.")
-@of_output("--prometheus", metavar="FILE|-", show_default="none", help="Write Prometheus text; - is standard output.")
-@option("--ranks", is_flag=True, help="Merge all logs as ranks of one training, whatever their names.")
-@option("--title", default="Memory report", metavar="TEXT", help="Give the page this heading.")
-@json_option
+@all_of("--output", "--plot", "--prometheus", "--ranks", "--title", "--json")
 def command(
     files: tuple[str, ...], output: str | None, plot: str | None, prometheus: str | None, ranks: bool, title: str,
     as_json: bool,

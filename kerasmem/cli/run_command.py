@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.command import Command, is_quiet, option
-from kerasmem.cli.options import COUNT, WHOLE
+from kerasmem.cli.command import Command
+from kerasmem.cli.vocabulary import all_of, is_quiet, option
 
 EXAMPLES = """\b
 Examples:
@@ -27,32 +27,10 @@ The exit code is the script's own; 1 where it ran out of memory with one row at 
     epilog=EXAMPLES,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@option(
-    "--module",
-    "is_module",
-    is_flag=True,
-    former="-m",
-    help="Take SCRIPT for the name of a module, as `python -m` does.",
-)
+@option("--module")
 @click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@option(
-    "--micro-batches",
-    type=COUNT,
-    metavar="N",
-    show_default="1, more where it runs out",
-    help="Train in N pieces a batch from the start.",
-)
-@option("--save-freq", type=COUNT, metavar="N", default=100, former="--every", help="Save every N batches.")
-@option("--restarts", type=WHOLE, metavar="N", default=50, help="Restart N times at most.")
-@option(
-    "--checkpoint",
-    type=click.Path(file_okay=False),
-    metavar="FOLDER",
-    former="--keep",
-    show_default="none",
-    help="Keep the checkpoints in FOLDER, from which a later run goes on.",
-)
+@all_of("--micro-batches", "--save-freq", "--restarts", "--checkpoint")
 def command(checkpoint: str | None, **options: Any) -> int:
     """Run SCRIPT with its ARGUMENTS, and go on where it runs out of memory or is killed.
 

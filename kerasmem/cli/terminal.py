@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kerasmem.cli.command import is_quiet
+from kerasmem.cli.vocabulary import is_quiet
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

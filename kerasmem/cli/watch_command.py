@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kerasmem.cli.command import Command, option
-from kerasmem.cli.options import json_option
+from kerasmem.cli.command import Command
 from kerasmem.cli.terminal import console, is_terminal, show_result
+from kerasmem.cli.vocabulary import all_of
 from kerasmem.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,16 +29,7 @@ _MINUTES = 3  # of the course that is shown
 
 @click.command("watch", cls=Command, epilog=EXAMPLES)
 @click.argument("pid", required=False, type=click.IntRange(min=1))
-@option(
-    "--log",
-    type=click.Path(),
-    metavar="FILE",
-    show_default="those that are open",
-    help="Follow this log of MemoryLogger.",
-)
-@option("--interval", default=1.0, metavar="SECONDS", former="--every", help="Look again after so many seconds.")
-@option("--once", is_flag=True, help="Look once and end.")
-@json_option
+@all_of("--log", "--interval", "--once", "--json")
 def command(pid: int | None, log: str | None, interval: float, once: bool, as_json: bool) -> None:
     """Watch cards, host, a process (or all that train) and how far its training has come, until Ctrl-C.
 

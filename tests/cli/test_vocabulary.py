@@ -11,8 +11,8 @@ import pytest
 
 import kerasmem
 from kerasmem.cli import cli as whole
-from kerasmem.cli.command import Option
 from kerasmem.cli.options import EXIT_CODES
+from kerasmem.cli.vocabulary import Option
 from kerasmem.estimation.arguments import METHODS
 from kerasmem.models.names import optimizer_names
 
@@ -59,6 +59,7 @@ def walk(group, path=""):
 
 
 COMMANDS = dict(walk(whole))
+ABOVE = click.Context(whole, **{**whole.context_settings, "terminal_width": 80, "color": True})
 OPTIONS = [
     (name, option)
     for name, command in [("", whole), *COMMANDS.items()]
@@ -100,7 +101,7 @@ def test_help_is_a_sentence_and_shows_the_default(command, option):
     assert option.help, option.name
     assert option.help.split()[0] in VERBS and option.help.endswith("."), option.help
     assert len(option.help.split()) > 3
-    with click.Context(COMMANDS.get(command, whole), show_default=True) as context:
+    with click.Context(COMMANDS.get(command, whole), parent=ABOVE) as context:
         shown = option.get_help_record(context)[1]
     assert option.is_flag or option.required or "[default: " in shown, shown
 
@@ -154,20 +155,20 @@ def test_former_names_go_on_working_with_a_warning(cli, command, names, capfd):
     for name in names:
         value = {"--min": ["3"], "--max": ["3"], "--every": ["3"], "--memory": ["3MiB"], "--keep": ["x"]}.get(name, [])
         more = ["a", "-o", "b"] if command == "data convert" else ["x.py"] if command == "run" else []
-        with parsed.make_context(command, [name, *value, *more]) as context:
+        with parsed.make_context(command, [name, *value, *more], parent=ABOVE) as context:
             given = {key for key in context.params if context.get_parameter_source(key).name == "COMMANDLINE"}
         said = capfd.readouterr().err
         assert re.fullmatch(rf"Warning: {name} is called --[a-z-]+ now\n", said)
         new = said.split()[4]
-        with parsed.make_context(command, [new, *value, *more]) as again:
+        with parsed.make_context(command, [new, *value, *more], parent=ABOVE) as again:
             assert again.params == context.params
         assert capfd.readouterr().err == "" and given
-        parsed.make_context(command, [name, *value, "-q", *more])
+        parsed.make_context(command, [name, *value, "-q", *more], parent=ABOVE)
         assert capfd.readouterr().err == ""
 
 
 def test_a_script_keeps_its_own_options():
-    with COMMANDS["run"].make_context("run", ["train.py", "--every", "3", "-m", "-q"]) as context:
+    with COMMANDS["run"].make_context("run", ["train.py", "--every", "3", "-m", "-q"], parent=ABOVE) as context:
         assert context.params["arguments"] == ("--every", "3", "-m", "-q")
         assert (context.params["save_freq"], context.params["is_module"]) == (100, False)
 
@@ -195,7 +196,7 @@ def test_completion(cli):
 def test_help_in_frames_on_a_terminal(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    context = click.Context(COMMANDS["estimate"], terminal_width=80, show_default=True)
+    context = click.Context(COMMANDS["estimate"], parent=ABOVE)
     framed = COMMANDS["estimate"].get_help(context)
     lines = click.unstyle(framed).splitlines()
     panels = [line.split()[1:-1] for line in lines if line.startswith("╭")]
