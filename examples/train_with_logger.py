@@ -46,7 +46,7 @@ model = keras.Sequential(
 model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 
 folder = Path(tempfile.mkdtemp())
-logger = kerasmem.MemoryLogger(folder / "memory.csv", verbose=1)
+logger = kerasmem.MemoryLogger(folder / "memory.csv", verbose=1, epoch_logs="bytes")
 history = model.fit(
     images,
     labels,

@@ -40,12 +40,12 @@ def command(model: str | None, cache: bool, budget_seconds: float, code: str | N
         raise UsageError("--code and --json: choose one")
     from kerasmem.rendering.advice_table import advice_table, labelled
 
-    with quiet_tensorflow(), spinner("estimating remedies", options["method"]):
+    with quiet_tensorflow(), spinner("estimating remedies", options["method"]) as say:
         from kerasmem.recovery.facade import advise
 
         more = {name: options[name] for name in ("method", "samples", "confirm")}
         more |= {"cache": cache, "budget_seconds": budget_seconds}
-        result = advise(model, **more, **call_arguments(options))
+        result = advise(model, progress=say, **more, **call_arguments(options))
     if code is not None:
         chosen = labelled(result)
         if code.upper() not in chosen:

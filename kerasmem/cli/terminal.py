@@ -99,7 +99,7 @@ def quiet_tensorflow() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def spinner(text: str, method: str = "") -> Iterator[None]:
+def spinner(text: str, method: str = "") -> Iterator[Callable[[str], None]]:
     """Show on standard error, where that is a terminal, what goes on, in which stage it is, and for how long.
 
     Use it inside `quiet_tensorflow`, which keeps a way to the terminal in `sys.stderr`.
@@ -107,9 +107,13 @@ def spinner(text: str, method: str = "") -> Iterator[None]:
     Args:
         text: what goes on; it may come from a file name.
         method: of the estimate; the formula is instant and shows nothing.
+
+    Yields:
+        A function that says in other words what goes on.
     """
+    doing = text
     if method == "formula" or not _is_watched():
-        yield
+        yield lambda _: None
         return
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -119,11 +123,16 @@ def spinner(text: str, method: str = "") -> Iterator[None]:
     with _progress(SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()) as progress:
         task = progress.add_task(printable(text, 60), total=None)
 
+        def say(text: str) -> None:
+            nonlocal doing
+            doing = text
+            progress.update(task, description=printable(text, 60))
+
         def show(stage: str) -> None:
-            progress.update(task, description=f"{printable(text, 60)}: {printable(stage, 60)}")
+            progress.update(task, description=f"{printable(doing, 60)}: {printable(stage, 60)}")
 
         with told_of_stages(show):
-            yield
+            yield say
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -106,7 +107,8 @@ def open_step(arguments: EstimateArguments) -> Iterator[OpenedStep]:
         ModelFileError: the file cannot be opened.
         NotRebuiltError: a method was named that needs a copy of a live model, which cannot be made.
     """
-    note_stage(f"opening {arguments.model or arguments.factory}")
+    source = arguments.model or arguments.factory
+    note_stage(f"opening {source if isinstance(source, (str, os.PathLike)) else 'the model'}")
     looks_at_step, reason = arguments.method != "formula", None
     with contextlib.ExitStack() as stack:
         try:

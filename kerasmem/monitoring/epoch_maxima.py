@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from kerasmem.monitoring.device_reader import DeviceReading
 from kerasmem.monitoring.phases import largest_known
 from kerasmem.monitoring.timeline import Sample
-from kerasmem.units import format_size
+from kerasmem.units import MIB, format_size
 
 LOG_SIZES = (
     "peak_bytes", "in_use_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes", "tree_bytes", "swap_bytes",
@@ -72,9 +72,17 @@ class EpochMaxima:
             for row in self._rows
         ]
 
-    def logs(self, known: Collection[str]) -> dict[str, float]:
-        """Return what goes into Keras's `logs`: the sizes `known` at the start, NaN if one failed since."""
+    def logs(self, known: Collection[str], *, in_bytes: bool) -> dict[str, float]:
+        """Return what goes into Keras's `logs`, NaN for what failed since the start.
+
+        Args:
+            known: the sizes that could be read at the start.
+            in_bytes: all of them; otherwise one short figure: MiB of the device's peak, or of this process.
+        """
         values = {size: self.largest(size) for size in LOG_SIZES if size in known}
+        if not in_bytes:
+            first = next((values[size] for size in ("peak_bytes", "rss_bytes") if size in values), None)
+            return {"memory_mib": math.nan if first is None else round(first / MIB, 1)} if values else {}
         return {f"memory_{size}": math.nan if value is None else float(value) for size, value in values.items()}
 
     def line(self) -> str:

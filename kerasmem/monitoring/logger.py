@@ -34,7 +34,8 @@ class MemoryLogger(keras.callbacks.Callback):
     """Log the memory that `fit`, `evaluate` and `predict` use, batch by batch.
 
     For each batch and device: what the allocator has in use, its true peak during that batch, what the driver
-    sees, and the host's side. For each epoch the largest of these go into `logs`, as
+    sees, and the host's side. For each epoch `memory_mib` goes into `logs`: the largest device's peak, or this
+    process's memory where no device tells, in MiB. With `epoch_logs="bytes"` all sizes go there, as
     `memory_peak_bytes`, `memory_in_use_bytes`, `memory_driver_used_bytes`, `memory_rss_bytes`,
     `memory_tree_bytes` (this process and its workers) and `memory_swap_bytes` (those that can be read here; the
     same every epoch), so that `History` and callbacks placed after this one, such as `CSVLogger`, have them. Put
@@ -79,7 +80,8 @@ class MemoryLogger(keras.callbacks.Callback):
             `tf.config.experimental.get_memory_info` then tells the peak since the last batch only (`run_peak`
             and `process_peak` have the largest). False leaves it alone; a batch's peak is then known only
             where it rose above all before it.
-        epoch_logs: False keeps `logs` (and the progress bar) as they were.
+        epoch_logs: True puts one short key into `logs`, and so into Keras's progress line; "bytes" puts every size
+            there, in bytes; False nothing.
         sampling: background readings a second; 0 reads the driver and the processes under this one at the
             beginning and end of epochs only.
         health: True asks each allocator at every epoch's end how whole its free memory is (some milliseconds, by
@@ -104,7 +106,7 @@ class MemoryLogger(keras.callbacks.Callback):
         >>> import keras, numpy as np
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", "mse")
-        >>> logger = MemoryLogger()
+        >>> logger = MemoryLogger(epoch_logs="bytes")
         >>> history = model.fit(np.ones((64, 8)), np.ones((64, 1)), verbose=0, callbacks=[logger])
         >>> history.history["memory_rss_bytes"][0] > 0, len(logger.timeline)
         (True, 3)
@@ -124,7 +126,7 @@ class MemoryLogger(keras.callbacks.Callback):
         verbose: int = 0,
         devices: Sequence[str] | None = None,
         reset_peaks: bool = True,
-        epoch_logs: bool = True,
+        epoch_logs: bool | Literal["bytes"] = True,
         sampling: float = 20.0,
         health: bool = False,
         leaks: bool = False,
@@ -234,7 +236,7 @@ class MemoryLogger(keras.callbacks.Callback):
         self.growth = enable_memory_growth()
         if self.growth.refused:
             self._recorder.note(f"memory growth: {self.growth.message}")
-            warnings.warn(f"MemoryLogger: {self.growth.message}", stacklevel=3)
+            warnings.warn(f"MemoryLogger: {self.growth.message}", stacklevel=4)  # past the wrapper of __init__
 
     # ---------------------------------------------------------- Keras's hooks
 

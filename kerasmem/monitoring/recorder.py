@@ -274,7 +274,7 @@ class Recorder:
             self._read_health(self._reader)
         if self.leak_watch is not None:
             self.leak_watch.sample(self._rows.held_bytes)
-        return maxima.logs(self._known), maxima.line()
+        return maxima.logs(self._known, in_bytes=self.settings.epoch_logs == "bytes"), maxima.line()
 
     def _read_health(self, reader: DeviceReader) -> None:
         for found in reader.health():

@@ -34,7 +34,7 @@ class LoggerSettings:
     verbose: int
     devices: Sequence[str] | None
     reset_peaks: bool
-    epoch_logs: bool
+    epoch_logs: bool | str
     sampling: float
     health: bool
     leaks: bool
@@ -50,6 +50,7 @@ class LoggerSettings:
         self.update_freq = whole("update_freq", self.update_freq)
         if not isinstance(self.nvml, Nvml):
             choice("nvml", self.nvml, ("auto", True, False))
+        choice("epoch_logs", self.epoch_logs, (True, False, "bytes"))
         choice("verbose", self.verbose, (0, 1, False, True))
         if isinstance(self.devices, str) or not isinstance(self.devices, (Sequence, type(None))):
             raise UsageError(f"devices: {self.devices!r} is no list of devices; write for example ['GPU:0']")

@@ -258,5 +258,5 @@ def _check_callbacks(callbacks: list[Any]) -> None:
                 "ModelCheckpoint(save_freq=…) within an epoch saves the weights of the epoch's begin: steps run in "
                 "another process, and weights come back at the ends of epochs; kerasmem.fit(checkpoint=…) saves them",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )

@@ -10,10 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from kerasmem.cli.estimate_command import command as estimate_command
-from kerasmem.cli.terminal import spinner
+from kerasmem.cli.terminal import progress_bar, spinner
 from kerasmem.estimation import arguments
 
 MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
@@ -47,11 +48,33 @@ def errors_on_a_terminal(*arguments):
 def test_a_spinner_on_a_terminal_only(program):
     shown, out = errors_on_a_terminal("estimate", f"{MODELS}:perceptron", "--method", "graph", "--json")
     assert "estimating" in shown
+    assert any(f": {stage}" in shown for stage in ("opening", "tracing", "optimising", "simulating step"))
     assert "0:00:0" in shown
     assert json.loads(out)["settings"]["method"] == "graph"  # nothing of it in the result
     assert shown.rstrip().endswith("\x1b[2K")  # and it is wiped
     arguments = ("estimate", f"{MODELS}:perceptron", "--method", "graph", "--json")
     assert program("-m", "kerasmem", *arguments, env={"KERASMEM_CACHE": "off"}).err == ""
+
+
+def test_stages_are_named_and_quiet_is_silent(monkeypatch):
+    from kerasmem.cli import cli as whole
+    from kerasmem.cli.vocabulary import QUIET
+    from kerasmem.processes.guarding import note_stage
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Screen())
+    with spinner("advising") as say:
+        say("half precision\x1b[2J")
+        note_stage("simulating step 3 of 5")
+    note_stage("nobody listens any more")
+    assert "half precision\\x1b[2J: simulating step 3 of 5" in sys.stderr.getvalue()
+    assert "nobody" not in sys.stderr.getvalue()
+    monkeypatch.setattr(sys, "stderr", Screen())
+    with click.Context(whole) as context:
+        context.meta[QUIET] = True
+        with spinner("advising") as say, progress_bar() as progress:
+            say("more")
+        assert progress is None and sys.stderr.getvalue() == ""
 
 
 class Screen(io.StringIO):

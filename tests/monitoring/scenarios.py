@@ -27,10 +27,12 @@ import tensorflow as tf
 from loaded_python import NEW_PYTHON
 from recorded_nvml import RecordedNvml
 
-from kerasmem import MemoryLogger
+import kerasmem
 from kerasmem.devices.allocator import AllocatorReading, TrackedDevice
 from kerasmem.devices.nvml import Nvml
 from kerasmem.monitoring import Timeline, device_reader, read_timeline
+
+MemoryLogger = functools.partial(kerasmem.MemoryLogger, epoch_logs="bytes")  # every size in History
 
 WIDTH = 2048
 SCENARIOS = []
@@ -166,6 +168,7 @@ def history_and_csv():
     types = {key: sorted({type(value).__name__ for value in values}) for key, values in history.history.items()}
     rated = keras.callbacks.LearningRateScheduler(lambda epoch: 0.01)  # it adds a name between the two
     fit(small_model(), MemoryLogger(), rated, keras.callbacks.CSVLogger("again.csv", append=True), epochs=2)
+    short = fit(small_model(), kerasmem.MemoryLogger(), epochs=2)
     off = MemoryLogger(epoch_logs=False)
     without = fit(small_model(), off)
     return {
@@ -176,6 +179,7 @@ def history_and_csv():
         "rows": rows(logger),
         "file": Path("log.jsonl").read_text(),
         "without": sorted(without.history),
+        "short": short.history,
         "notes": logger.notes,
         "growth": logger.growth.state,
         "cost": logger.overhead.to_dict(),

@@ -110,6 +110,8 @@ def test_history_and_csv_logger_have_the_epochs_maxima(scenario):
     table = list(csv.DictReader(io.StringIO(found["csv"])))
     assert [float(row["memory_peak_bytes"]) for row in table] == found["history"]["memory_peak_bytes"]
     assert found["without"] == ["loss"]
+    assert sorted(found["short"]) == ["loss", "memory_mib"]
+    assert all(0 < size < 10**5 for size in found["short"]["memory_mib"])
     assert list(table[0]) == ["epoch", "loss", *keys, "val_loss"], "memory is no metric of validation"
     table = list(csv.DictReader(io.StringIO(found["without_validation"])))
     assert list(table[0]) == ["epoch", "learning_rate", "loss", *keys, "val_learning_rate", "val_loss"]

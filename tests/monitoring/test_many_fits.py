@@ -109,7 +109,7 @@ import gc, sys, time
 from kerasmem.monitoring import recorder as module
 rec = module.Recorder(module.LoggerSettings(
     filename=None, format=None, append=False, update_freq=1, tensorboard=None, nvml=False, verbose=0, devices=[],
-    reset_peaks=True, epoch_logs=True, sampling=20.0, health=False, leaks=False, keep=None, clock=time.perf_counter,
+    reset_peaks=True, epoch_logs="bytes", sampling=20.0, health=False, leaks=False, keep=None, clock=time.perf_counter,
 ))
 rec.begin_run()
 class Last:  # is taken apart with its module, after the recorder's own

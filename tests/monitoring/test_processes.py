@@ -50,7 +50,7 @@ model().fit(*data(800), batch_size=8, epochs=100_000, verbose=0, callbacks=[logg
 """
 
 NOTHING_TO_TELL = """
-logger = MemoryLogger("log.csv")
+logger = MemoryLogger("log.csv", epoch_logs="bytes")
 history = model().fit(*data(16), batch_size=8, verbose=0, callbacks=[logger])
 print("RESULT", json.dumps([[list(s) for s in logger.timeline], logger.notes, sorted(history.history),
                             logger.run_peak, logger.process_peak]))

@@ -59,7 +59,7 @@ def ledger(monkeypatch):
 def recorder(**changes):
     settings = {
         "filename": None, "format": None, "append": False, "update_freq": 1, "tensorboard": None, "nvml": False,
-        "verbose": 0, "devices": None, "reset_peaks": True, "epoch_logs": True, "sampling": 0.0, "health": False,
+        "verbose": 0, "devices": None, "reset_peaks": True, "epoch_logs": "bytes", "sampling": 0.0, "health": False,
         "leaks": False, "keep": None, "clock": Clock(),
     }  # fmt: skip
     return Recorder(LoggerSettings(**{**settings, **changes}))

@@ -269,7 +269,7 @@ def test_formats():
 
 GOOD = {
     "filename": "a.csv", "update_freq": 1, "nvml": "auto", "verbose": 0, "devices": None, "keep": None, "sampling": 20,
-    **dict.fromkeys(("format", "append", "tensorboard", "reset_peaks", "epoch_logs", "health", "leaks", "clock")),
+    **dict.fromkeys(("format", "append", "tensorboard", "reset_peaks", "health", "leaks", "clock")), "epoch_logs": True,
 }  # fmt: skip
 
 
@@ -277,7 +277,7 @@ GOOD = {
     "wrong",
     [
         {"filename": 3}, {"filename": "/tmp"}, {"update_freq": 0}, {"update_freq": True}, {"update_freq": 1.5},
-        {"nvml": "yes"},
+        {"nvml": "yes"}, {"epoch_logs": "byte"},
         {"nvml": None}, {"verbose": 2}, {"verbose": "auto"}, {"devices": "GPU:0"}, {"devices": [0]},
         {"devices": ["GPU:0,1"]}, {"devices": ["gpu"]}, {"keep": -1}, {"keep": 1.0}, {"keep": np.bool_(True)},
         {"update_freq": np.float32(2)}, {"update_freq": np.int64(0)}, {"filename": "a\0.csv"},
