@@ -26,7 +26,8 @@ Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
 
 @click.command("advise", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
 @model_options(
-    "--method", "--confirm", "--samples", "--budget-seconds", "--cache", output=("--code", "--verbose", "--json"))
+    "--method", "--confirm", "--samples", "--budget-seconds", "--cache", output=("--code", "--verbose", "--json")
+)
 def command(model: str | None, cache: bool, budget_seconds: float, code: str | None, **options: Any) -> int:
     """Say what to do so that training MODEL fits a device, or takes less.
 

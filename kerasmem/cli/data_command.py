@@ -162,17 +162,7 @@ Examples:
 
 @click.command("index", cls=GuardedCommand, seconds=None, epilog=INDEX_EXAMPLES)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@output_option(required=True)
-@repeatable_option(
-    "--dataset",
-    "datasets",
-    metavar="NAME",
-    show_default="all that go with the largest",
-    help="Look at this dataset alone; repeatable.",
-)
-@option("--checksums", is_flag=True, help="Keep a checksum of each block, compared when it is read; reads all data.")
-@all_of(*TRUST[1:])
-@json_option
+@all_of(option("--output", required=True), "--dataset", "--checksums", *TRUST[1:], "--json")
 def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write an index, NAME.index, of HDF5 files read as one, in the order given; of a pattern, part-2 before part-10.
 

@@ -18,9 +18,9 @@ from kerasmem.models.names import optimizer_names
 
 VERBS = {
     "Accept", "Allow", "Ask", "Begin", "Build", "Compare", "Compress", "Compute", "Count", "Divide", "Draw",
-    "Estimate", "Fail", "Follow", "Give", "Have", "Judge", "Keep", "Leave", "Let", "List", "Look", "Merge", "Multiply",
-    "Overwrite", "Print", "Rank", "Read", "Resize", "Restart", "Run", "Save", "Search", "Set", "Show", "Split", "Take",
-    "Train", "Try", "Use", "Work", "Write",
+    "Estimate", "Fail", "Follow", "Give", "Have", "Judge", "Keep", "Leave", "Let", "List", "Look", "Merge",
+    "Multiply", "Note", "Overwrite", "Print", "Rank", "Read", "Resize", "Restart", "Run", "Save", "Search", "Set",
+    "Show", "Split", "Take", "Train", "Try", "Use", "Work", "Write",
 }  # fmt: skip
 # command → what it is in Python
 FUNCTIONS = {
@@ -31,18 +31,8 @@ FUNCTIONS = {
 }  # fmt: skip
 # of the process or of what is printed, not of the call
 OWN = {
-    "backend",
-    "as_json",
-    "as_csv",
-    "verbose",
-    "sort",
-    "top",
-    "time_limit",
-    "memory_limit",
-    "code",
-    "cache",
-    "output",
-}
+    "as_csv", "as_json", "backend", "cache", "code", "memory_limit", "output", "sort", "time_limit", "top", "verbose",
+}  # fmt: skip
 FORMER = {
     "estimate": ["--trust-model", "--xla", "--no-xla"], "max-batch": ["--min", "--max", "--verify"],
     "data convert": ["--memory"], "run": ["--every", "--keep", "-m"], "watch": ["--every"],
