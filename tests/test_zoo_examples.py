@@ -18,13 +18,16 @@ def examples(monkeypatch):
     import example_answers
 
     yield example_answers
-    for name in ("example_answers", "zoo_vision", "zoo_language", "zoo_steps"):
+    for name in ("example_answers", "zoo_vision", "zoo_language", "zoo_steps", "zoo_loops"):
         sys.modules.pop(name, None)
 
 
 def test_the_results_are_of_these_examples_and_add_up(examples):
     kept = json.loads((BENCH / "results" / "example_answers.json").read_text())
-    assert len(kept["rows"]) >= 40
+    assert len(kept["rows"]) >= 150
+    assert kept["kinds"]["examples"] >= 40
+    assert kept["kinds"]["hub"] >= 25
+    assert kept["kinds"]["applications"] >= 38
     assert set(kept["rows"]) <= set(examples.EXAMPLES)
     assert examples.summary(kept["rows"]) == {key: value for key, value in kept.items() if key != "rows"}
     assert kept["share"] >= 0.97
@@ -34,6 +37,6 @@ def test_the_results_are_of_these_examples_and_add_up(examples):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_the_examples_get_an_answer(examples, part):
-    names = [name for name, each in examples.EXAMPLES.items() if not each.module.startswith("keras.")]
+    names = [name for name, each in examples.EXAMPLES.items() if each.kind in ("examples", "loops")]
     rows = {name: examples.answer(name) for name in names[part::4]}
     assert examples.summary(rows)["share"] >= 0.97, examples.summary(rows)["unanswered"]

@@ -100,11 +100,17 @@ def _loop_class() -> Any:
 
 def _called(step: Callable[..., Any], arguments: tuple[str, ...], data: Any) -> Any:
     """Call a step function: by the names of its arguments, one by one, or with all in one where it takes one."""
-    if isinstance(data, Mapping) and set(data) <= {*inspect.signature(step).parameters}:
-        return step(**data)
-    if isinstance(data, tuple) and len(data) == 1:  # several inputs without targets
-        data = data[0]
-    return step(*data) if isinstance(data, (tuple, list)) and len(arguments) > 1 else step(data)
+    known = {*inspect.signature(step).parameters}
+    named: dict[str, Any] = {}
+    others: list[Any] = []
+    for part in data if isinstance(data, tuple) else (data,):
+        if isinstance(part, Mapping) and set(part) <= known:
+            named.update(part)
+        else:
+            others.append(part)
+    if len(others) == 1 and isinstance(others[0], (tuple, list)) and len(arguments) > 1:  # inputs without names
+        others = [*others[0]]
+    return step(tuple(others), **named) if len(others) > 1 == len(arguments) else step(*others, **named)
 
 
 def _required(step: Callable[..., Any]) -> Iterator[str]:

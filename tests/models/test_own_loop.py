@@ -158,6 +158,20 @@ def test_what_is_missing_is_said(made, given, error, words):
         kerasmem.estimate(made, method="graph", **given)
 
 
+def test_how_the_batch_reaches_the_step():
+    def seen(function, data):
+        return keras.tree.map_structure(lambda each: each.shape, list(as_loop(function).train_step(data).values()))
+
+    x, y = tf.zeros((8, 3)), tf.zeros((8,))
+    assert seen(lambda x: x, x) == [(8, 3)]
+    assert seen(lambda x, y: [y, x], (x, y)) == seen(lambda x, y: [y, x], ((x, y),)) == [(8,), (8, 3)]
+    assert seen(lambda batch: [batch[1], batch[0]], (x, y)) == seen(lambda x, y: [y, x], {"x": x, "y": y})
+    assert (
+        seen(lambda x, y: [y, x], (x, {"y": y})) == seen(lambda x, y=0, z=1: [y, x], {"y": y, "x": x}) == [(8,), (8, 3)]
+    )
+    assert seen(lambda batch: batch["b"], {"a": x, "b": y}) == [(8,)]
+
+
 def test_what_a_function_refers_to_through_others_and_globals():
     def inner(x):
         return hidden(x)
