@@ -71,7 +71,7 @@ _IMAGE: dict[str, Any] = {"image_shape": (SIDE, SIDE, 3)}
 
 def _resnet(**options: Any) -> Any:
     settings: dict[str, Any] = {
-        "input_conv_filters": [32], "input_conv_kernel_sizes": [7], "stackwise_num_filters": [64, 64, 128, 256],
+        "input_conv_filters": [64], "input_conv_kernel_sizes": [7], "stackwise_num_filters": [64, 64, 128, 256],
         "stackwise_num_blocks": [1, 1, 1, 1], "stackwise_num_strides": [1, 2, 2, 2], "block_type": "bottleneck_block",
     }  # fmt: skip
     return hub.ResNetBackbone(**{**settings, **_IMAGE, **options})
@@ -188,7 +188,7 @@ HUB: dict[str, Callable[[], Any]] = {
     "cspnet": lambda: classifier(
         hub.CSPNetBackbone(
             stem_filters=32, stem_kernel_size=3, stem_strides=1, stackwise_depth=[1, 1, 2],
-            stackwise_strides=[2, 2, 2], stackwise_num_filters=[32, 64, 128], block_type="dark", **_IMAGE,
+            stackwise_strides=[2, 2, 2], stackwise_num_filters=[32, 64, 128], block_type="dark_block", stage_type="csp", **_IMAGE,
         )
     ),
     "deit": lambda: classifier(hub.DeiTBackbone(patch_size=8, intermediate_dim=128, **_VIT)),
