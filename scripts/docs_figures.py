@@ -123,21 +123,15 @@ def kernels() -> str:
 
 @part
 def examples() -> str:
-    answers, truth = results("example_answers"), results("example_truth")["summary"]
-    kinds = answers["kinds"]
-    asked = prose(f"""
-{answers["answered"]} of {answers["examples"]} models get an answer by `auto`, no step being run
-({answers["share"]:.1%}): {kinds["examples"]} of Keras's published examples, rebuilt at small size with the same layers; {kinds["loops"]} loops
-without `fit`; {kinds["hub"]} models on backbones of keras-hub; all {kinds["applications"]} of `keras.applications`.
-{"".join(f" None for `{name}`: {why}." for name, why in answers["unanswered"].items())}""")
-    rows = [
-        (kind, each["models"], f"{each['median_absolute_error_percent']} %", f"{each['p95_absolute_error_percent']} %",
-         f"{each['most_covered_by_high']} of {each['models']}",
-         ", ".join(f"{name} {error:+.0f} %" for name, error in list(each["worst"].items())[:3]))
-        for kind, each in (("oneDNN's", truth["onednn"]), ("TensorFlow's own", truth["eigen"]))
-    ]  # fmt: skip
-    columns = "CPU kernels|>models|>median error|>95th percentile|>largest step ≤ `high`|worst"
-    return f"{asked}\n\n{table(columns, rows)}"
+    found = results("example_answers")
+    kinds = found["kinds"]
+    without = "".join(f" None for `{name}`: {why}." for name, why in found["unanswered"].items())
+    not_asked = f" Not asked yet: {', '.join(found['not_asked'])}." if found["not_asked"] else ""
+    return prose(f"""
+{found["answered"]} of {found["examples"]} models get an answer by `auto`, no step being run ({found["share"]:.1%}):
+{kinds["examples"]} of Keras's published examples, rebuilt at small size with the same layers; {kinds["loops"]} loops
+without `fit`; {kinds["hub"]} models on backbones of keras-hub; {kinds["applications"]} of
+`keras.applications`.{without}{not_asked}""")
 
 
 @part

@@ -104,7 +104,7 @@ _LOOPS: dict[str, dict[str, Any]] = {
 _HUB = (
     "albert", "bert", "deberta_v3", "distil_bert", "electra", "esm", "f_net", "roberta", "roformer_v2", "xlm_roberta",
     "xlnet", "bloom", "falcon", "gemma", "gemma3", "gpt2", "gpt_neo_x", "gpt_oss", "llama", "mistral", "mixtral", "opt",
-    "phi3", "qwen", "qwen3", "qwen_moe", "qwen3_moe", "smollm3", "rwkv7", "bart", "t5", "whisper", "cspnet", "deit",
+    "phi3", "qwen", "qwen3", "qwen_moe", "qwen3_moe", "smollm3", "rwkv7", "bart", "t5", "whisper", "deit",
     "densenet", "dinov2", "efficientnet", "hgnet_v2", "mit", "mobilenet", "resnet", "resnet_v2", "swin", "vgg", "vit",
     "vit_det", "xception", "deeplab_v3", "segformer", "retinanet", "depth_anything", "clip", "siglip",
     "pali_gemma",

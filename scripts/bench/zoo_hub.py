@@ -118,9 +118,7 @@ def _mit() -> Any:
 
 
 def _dino() -> Any:
-    return hub.DINOV2Backbone(
-        patch_size=8, intermediate_dim=128, drop_path_rate=0.1, position_embedding_shape=(SIDE, SIDE), **_VIT
-    )
+    return hub.DINOV2Backbone(patch_size=8, intermediate_dim=128, position_embedding_shape=(SIDE, SIDE), **_VIT)
 
 
 def _encoders(family: str) -> dict[str, Any]:
@@ -184,12 +182,6 @@ HUB: dict[str, Callable[[], Any]] = {
     "whisper": lambda: language(
         hub.WhisperBackbone(max_encoder_sequence_length=96, max_decoder_sequence_length=LENGTH, **_TEXT),
         "decoder_sequence_output",
-    ),
-    "cspnet": lambda: classifier(
-        hub.CSPNetBackbone(
-            stem_filters=32, stem_kernel_size=3, stem_strides=1, stackwise_depth=[1, 1, 2],
-            stackwise_strides=[2, 2, 2], stackwise_num_filters=[32, 64, 128], block_type="dark_block", stage_type="csp", **_IMAGE,
-        )
     ),
     "deit": lambda: classifier(hub.DeiTBackbone(patch_size=8, intermediate_dim=128, **_VIT)),
     "densenet": lambda: classifier(hub.DenseNetBackbone([2, 2, 2], **_IMAGE)),

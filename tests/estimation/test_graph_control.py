@@ -245,3 +245,24 @@ def test_a_real_while_loop():
     inputs = keras.Input((3,))
     program, _ = program_of(keras.Model(inputs, Power()(inputs)), 4, "inference")
     assert products(program) == 5
+
+
+def test_a_loop_that_a_kernel_runs_as_a_whole():
+    import tensorflow as tf
+
+    class Scores(layers.Layer):  # the loop of TensorFlow's CTC loss is not made to be spelled out
+        def call(self, x):
+            labels, lengths = tf.ones((4, 2), tf.int32), tf.fill((4,), 2)
+            return tf.nn.ctc_loss(labels, x, lengths, tf.fill((4,), 6), logits_time_major=False)
+
+    inputs = keras.Input((6, 5))
+    program, notes = program_of(keras.Model(inputs, Scores()(inputs)), 4, "inference")
+    assert "run as one operation" in notes[0]
+    assert not {node.type for node in program.nodes} & {"While", "StatelessWhile", *CONTROL}
+
+
+def test_a_size_between_two_ends_that_are_the_same():
+    kinds = keras.Input((3,), dtype="int32")
+    model = keras.Model(kinds, layers.CategoryEncoding(7, output_mode="multi_hot")(kinds))
+    program, _ = program_of(model, 4, "inference")
+    assert [node.outputs[0].shape for node in program.nodes if node.type == "DenseBincount"] == [(4, 7)]

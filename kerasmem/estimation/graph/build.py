@@ -27,6 +27,7 @@ FOLDED = "_kerasmem_folded"
 # Grappler makes a tensor of zeros for each placeholder, as large as the batch; beyond so many elements it is given
 # another source of a known shape, for which it makes no zeros.
 LARGEST_FED, _UNFED = 16 * 2**20, "InfeedDequeue"
+_FUNCTIONAL = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
     "strides", "padding", "explicit_paddings", "dilations", "data_format", "ksize", "fused_ops", "is_training",
@@ -58,6 +59,7 @@ def build_program(traced: TracedStep, rules: KernelRules) -> tuple[Program, tupl
     """
     graph = traced.function.graph
     definition = _runnable(traced, rules.card is not None)
+    lowered = _lowered(definition)
     fetches = list(dict.fromkeys([each.name for each in graph.outputs] + [each.name for each in graph.control_outputs]))
     if len(definition.node) > DEEP:
         _fold_large(graph, definition)
@@ -76,7 +78,22 @@ def build_program(traced: TracedStep, rules: KernelRules) -> tuple[Program, tupl
     program = resolve_lists(program, *_asked_of_tensorflow(by_name, optimised.versions))
     if rules.card is not None:
         program = on_card(program, {each.name: place(each, by_name[each.name]) for each in imported.get_operations()})
-    return program, notes
+    return program, (*lowered, *notes)
+
+
+def _lowered(definition: Any) -> tuple[str, ...]:
+    """Let loops and branches that a kernel runs as a whole, as in TensorFlow's CTC loss, be spelled out as others are.
+
+    Returns a note where there are such.
+    """
+    inside = (node for function in definition.library.function for node in function.node_def)
+    found = [node for node in (*definition.node, *inside) if node.op in _FUNCTIONAL]
+    whole = [node for node in found if not node.attr["_lower_using_switch_merge"].b]
+    for node in whole:
+        node.attr["_lower_using_switch_merge"].b = True
+    if not whole:
+        return ()
+    return (f"{len(whole)} loops or branches ({whole[0].name}, …) run as one operation, and are counted as several",)
 
 
 def _fold_large(graph: Any, definition: Any) -> None:

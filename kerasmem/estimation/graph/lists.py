@@ -255,7 +255,17 @@ class _Values:
             shape = inputs[output].shape
             return None if shape is None else np.array(shape, made.dtype)
         values = [self.of(each, depth + 1) for each in node.inputs]
+        if node.type == "Minimum" and len(known := [each for each in values if each is not None]) == 1:
+            other = node.inputs[0 if values[0] is None else 1]
+            least = self._least(other, depth + 1)  # both ends of `tf.math.bincount` may be the same
+            return known[0] if least is not None and np.all(least >= known[0]) else None
         return None if any(each is None for each in values) else self._evaluate(node, output, inputs, values)
+
+    def _least(self, source: _Source, depth: int) -> Any:
+        """Return what an output that depends on the data is never below, where it is a maximum of it."""
+        node = self._nodes[source[0]]
+        values = [self.of(each, depth + 1) for each in node.inputs] if node.type == "Maximum" else []
+        return next((each for each in values if each is not None), None)
 
 
 def _with_shapes(node: Node, inputs: Sequence[Tensor], values: _Values, infer: Infer) -> Node:
