@@ -99,7 +99,7 @@ def main() -> int:
         try:
             found = row(*each, arguments.steps)
         except KerasmemError as error:
-            failed.append({"model": each[0], "reason": str(error)})
+            failed.append({"model": each[0], "reason": str(error).replace(f"{HERE}/", "")})
             print(each[0], error, file=sys.stderr, flush=True)
             continue
         rows.append(found)
