@@ -39,6 +39,14 @@ def room_for_training() -> int:
     return host_memory().available_bytes if limit is None else limit
 
 
+def cpu_allocator_room() -> int | None:
+    """Return the bytes that TensorFlow's allocator for the CPU has left; None where the environment sets no limit."""
+    text = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "")
+    if not (text.isdecimal() and cpu_uses_bfc()):
+        return None
+    return int(text) * MIB - (TensorFlowAllocator("CPU:0").read().in_use_bytes or 0)
+
+
 def bytes_in_use() -> int | None:
     """Return what the allocator of the first GPU, or of the CPU, has handed out; None where it is not known."""
     import tensorflow as tf

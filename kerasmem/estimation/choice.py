@@ -19,9 +19,11 @@ from kerasmem.estimation.report import Alternative
 from kerasmem.estimation.tracing import Step
 from kerasmem.models.backend import require_tensorflow, runs_on_jax
 from kerasmem.models.op_names import Attribution
+from kerasmem.models.opening import OpenedModel
 from kerasmem.models.own_loop import loop_is_compiled
-from kerasmem.models.sizes import spec_bytes
+from kerasmem.models.sizes import spec_bytes, variable_bytes
 from kerasmem.models.step import prepare_step, trace_step
+from kerasmem.models.training import optimizer_slot_bytes
 from kerasmem.processes.guarding import note_stage
 
 # `auto` runs a step for real only where the formula's figure is no more than this share of the memory that is free.
@@ -232,6 +234,13 @@ def _on_one_device(method: str, step: Step, target: DeviceTarget | None, jit_com
         return gpu_target_outcome(gpu_target_plan(request, card), step.rows, step.weights())
 
 
+def _check_room(opened: OpenedModel) -> None:
+    from kerasmem.estimation.xla import check_room
+
+    slots = optimizer_slot_bytes(opened.training, opened.model.trainable_variables) or 0
+    check_room(slots + sum(variable_bytes(each) for each in opened.model.variables))
+
+
 def step_outcome(method: str, step: Step, target: DeviceTarget | None = None) -> Outcome:
     """Trace the step of a model without weights and return what "graph" or "xla" finds.
 
@@ -249,6 +258,8 @@ def step_outcome(method: str, step: Step, target: DeviceTarget | None = None) ->
         return jax_outcome(step)
     is_xla = method == "xla"
     opened, shapes = step.opened, step.shapes
+    if is_xla:
+        _check_room(opened)
     note_stage("tracing the step")
     prepared = prepare_step(
         opened.model, opened.training, shapes.structure, shapes.inputs, shapes.batch_size, step.arguments.mode,

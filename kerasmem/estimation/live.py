@@ -11,11 +11,12 @@ from kerasmem.estimation.graph.build import build_program, variables_of
 from kerasmem.estimation.graph.rules import rules_of
 from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.estimation.outcome import Outcome
-from kerasmem.estimation.xla import compile_plan
+from kerasmem.estimation.xla import check_room, compile_plan
 from kerasmem.estimation.xla import outcome as xla_outcome
 from kerasmem.models.backend import import_keras
 from kerasmem.models.op_names import Attribution
-from kerasmem.models.sizes import spec_bytes
+from kerasmem.models.optimizers import optimizer_variables
+from kerasmem.models.sizes import spec_bytes, variable_bytes
 from kerasmem.models.step import PreparedStep, trace_step
 
 
@@ -45,6 +46,8 @@ def live_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> O
 
     x, y, weight = keras.utils.unpack_x_y_sample_weight(keras.tree.map_structure(spec, batch))
     is_xla = bool(model.jit_compile)
+    if is_xla:
+        check_room(sum(variable_bytes(each) for each in [*model.variables, *optimizer_variables(model)]))
     keep_alive: list[Any] | None = [] if is_xla else None
     traced = trace_step(PreparedStep(model, x, y, mode, is_xla, sample_weight=weight), keep_alive)
     names = [layer.name for layer in flatten_layers(model, include_self=False)]

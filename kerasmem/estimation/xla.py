@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.compat import xla
+from kerasmem.devices.room import cpu_allocator_room
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.graph.heap import Heap, make_variables
@@ -18,6 +19,7 @@ from kerasmem.estimation.outcome import SPREAD, Outcome, Shares
 from kerasmem.estimation.report import Pool
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.models.step import TracedStep
+from kerasmem.units import format_size
 
 
 class XlaRefused(KerasmemError):
@@ -44,6 +46,26 @@ class Plan:
     def requested(self) -> int:
         """The bytes that TensorFlow asks its allocator for in one step."""
         return self.temporary + sum(self.outputs)
+
+
+def check_room(held_bytes: int) -> None:
+    """Refuse a plan where TensorFlow's allocator for the CPU has a limit that may be too small for the variables.
+
+    XLA's compiler wants variables that exist, so their addresses are reserved. A chunk may take nearly twice what is
+    asked for, and where nothing is left TensorFlow ends the process.
+
+    Args:
+        held_bytes: of the model's variables and the optimizer's.
+
+    Raises:
+        XlaRefused: it may be too small.
+    """
+    room = cpu_allocator_room()
+    if room is not None and 2 * held_bytes > room:
+        raise XlaRefused(
+            f"XLA's plan reserves the addresses of {format_size(held_bytes)} of variables, twice that at most, and "
+            f"TensorFlow's allocator for the CPU has {format_size(room)} left of its limit (TF_CPU_BFC_MEM_LIMIT_IN_MB)"
+        )
 
 
 def compile_plan(traced: TracedStep) -> Plan:
