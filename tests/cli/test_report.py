@@ -36,7 +36,7 @@ def test_runs_are_printed_as_a_table(cli, log, tmp_path):
 
 
 def test_everything_is_written_at_once(cli, log, tmp_path):
-    for library in ("plotly", "matplotlib", "prometheus_client"):
+    for library in ("matplotlib", "prometheus_client"):
         pytest.importorskip(library)
     page, picture, metrics = (tmp_path / name for name in ("page.html", "p.svg", "m.prom"))
     done = cli("report", log(), "-o", page, "--plot", picture, "--prometheus", metrics, "--title", "<mine>")
