@@ -157,7 +157,8 @@ def kernels() -> str:
 def examples() -> str:
     found = results("example_answers")
     kinds = found["kinds"]
-    without = "".join(f" None for `{name}`: {why}." for name, why in found["unanswered"].items())
+    short = {name: re.sub(r"\S+/(?=\w+)", "…/", why.partition(";")[0]) for name, why in found["unanswered"].items()}
+    without = "".join(f" None for `{name}`: {why}." for name, why in short.items())
     not_asked = f" Not asked yet: {', '.join(found['not_asked'])}." if found["not_asked"] else ""
     return prose(f"""
 {found["answered"]} of {found["examples"]} models get an answer by `auto`, no step being run ({found["share"]:.1%}):

@@ -117,6 +117,7 @@ _APPLICATIONS = (
     "MobileNet", "MobileNetV2", "MobileNetV3Large", "MobileNetV3Small", "NASNetLarge", "NASNetMobile", "ResNet101",
     "ResNet101V2", "ResNet152", "ResNet152V2", "ResNet50", "ResNet50V2", "VGG16", "VGG19", "Xception",
 )  # fmt: skip
+_OPEN = {name: _shaped((224, 224, 3)) for name in ("MobileNetV3Large", "MobileNetV3Small")}
 
 
 def _of_hub(name: str) -> Example:
@@ -129,7 +130,7 @@ EXAMPLES: dict[str, Example] = {
     **{name: Example("zoo_steps.py", name, options=options) for name, options in _STEPS.items()},
     **{f"loop/{name}": Example("zoo_loops.py", name, options=options) for name, options in _LOOPS.items()},
     **{f"hub/{name}": _of_hub(name) for name in _HUB},
-    **{name: Example("keras.applications", name, 2) for name in _APPLICATIONS},
+    **{name: Example("keras.applications", name, 2, _OPEN.get(name, {})) for name in _APPLICATIONS},
 }
 
 
