@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 
 import h5py
 import numpy as np
@@ -12,6 +13,7 @@ from streams import slow_double
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, UsageError
+from kerasmem.streaming.dataset import within
 
 TYPES = ("u1", "i2", ">i4", "u4", "u8", "f4", ">f8", "f2", "?")
 
@@ -86,20 +88,31 @@ def test_data_packed_by_gzip_is_unpacked_chunk_by_chunk(tmp_path, shuffled):
     assert sorted(all_rows(mixed.as_service_dataset(epochs=2))) == sorted([*range(300), *range(300)])
 
 
-def test_a_dead_reader_is_waited_for_only_so_long(numbered):
+def test_the_service_sends_each_row_in_even_batches(numbered):
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer()
     address = dispatcher.target.split("://")[1]
     reader = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
-    sequence = H5ChunkSequence(numbered(rows=4000), batch_size=16, memory_budget="6kB")
-    data = sequence.as_service_dataset(service=dispatcher.target, timeout=60)
-    assert len(set(all_rows(data))) == 4000
-    batches = iter(sequence.as_service_dataset(service=dispatcher.target, timeout=0.3, epochs=100))
-    next(batches)
-    reader._stop()
-    with pytest.raises(tf.errors.OpError, match=r"no batch came from the readers.*start a reader again"):
-        collections.deque(batches, maxlen=0)
-    dispatcher._stop()
+    sequence = H5ChunkSequence(numbered(rows=400), batch_size=16, memory_budget="6kB")
+    batches = [y.tolist() for _, y in sequence.as_service_dataset(service=dispatcher.target).as_numpy_iterator()]
+    assert [len(batch) for batch in batches] == [16] * 25
+    assert sorted(row for batch in batches for row in batch) == list(range(400))
+    del reader
+
+
+def test_a_dead_reader_is_waited_for_only_so_long():
+    asleep = threading.Event()
+
+    def sent():
+        yield from range(3)
+        asleep.wait(60)
+
+    data = tf.data.Dataset.from_generator(sent, output_signature=tf.TensorSpec((), tf.int64))
+    batches = within(data, 3.0, "the readers")
+    seen = []
+    with pytest.raises(tf.errors.OpError, match=r"no batch came from the readers for 3 s.*start a reader again"):
+        seen.extend(int(batch) for batch in batches)
+    asleep.set()
 
 
 def test_the_graph_holds_no_python(numbered):
