@@ -19,6 +19,7 @@ from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.keras_compile import compute_loss, loss_and_metrics_built
 from kerasmem.compat.keras_layers import flatten_layers, symbolic_build
 from kerasmem.compat.keras_variables import handle_only, raw_value
+from kerasmem.compat.repeated_updates import updates_played_back
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
 from kerasmem.models.batch import output_spec, pack_inputs, step_targets
@@ -111,6 +112,7 @@ def prepare_step(
     batch_size: int,
     mode: str = "train",
     jit_compile: bool = False,
+    known: PreparedStep | None = None,
 ) -> PreparedStep:
     """Compile the model and find the shapes of one batch, targets included.
 
@@ -122,6 +124,7 @@ def prepare_step(
         batch_size: samples.
         mode: "train", "evaluate" or "inference".
         jit_compile: whether XLA compiles the step.
+        known: the model's step for another batch size, prepared with the same settings: it stays compiled.
 
     Raises:
         ModelError: Keras cannot compile or build it.
@@ -142,13 +145,13 @@ def prepare_step(
             if has_call(model):
                 outputs()
             return PreparedStep(model, x, None, mode, jit_compile)
-        notes = compile_model(model, training, outputs, jit_compile)
+        notes = compile_model(model, training, outputs, jit_compile) if known is None else known.notes
         labels = step_targets(model, training.targets, outputs, batch_size)
         y = None
         if labels is not None:
             y = keras.tree.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), labels)
         prepared = PreparedStep(model, x, y, mode, jit_compile, notes)
-        if not has_own_step(model):  # which makes what it needs when it is traced
+        if known is None and not has_own_step(model):  # which makes what it needs when it is traced
             _build(prepared, outputs())
     except KerasmemError:
         raise
@@ -200,7 +203,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
     def step(*tensors: Any) -> Any:
         return run(keras.tree.pack_sequence_as(prepared.data, list(tensors)))
 
-    with with_stand_ins(make), scopes_noted() as noted:
+    with with_stand_ins(make), updates_played_back(), scopes_noted() as noted:
         for variable in _own_variables(prepared.model, prepared.mode):
             if (value := raw_value(variable)) is not None:
                 stand_ins.setdefault(id(value.handle), variable)
