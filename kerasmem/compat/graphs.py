@@ -30,6 +30,7 @@ _IN_XLA = Borrowed(
     "tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext", feature=_RECOMPUTE, parameters=("graph",)
 )
 _LOOP_GRAPH = Borrowed("tensorflow.python.ops.while_v2", "_get_graph", feature=_RECOMPUTE, parameters=("while_op",))
+_CONTROL = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch", "Stack", "StackV2"})
 
 
 class GpuKernel(NamedTuple):
@@ -81,12 +82,18 @@ def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability
     rewriting = config.graph_options.rewrite_options
     rewriting.min_graph_nodes = -1
     # Passes that leave a graph on the CPU as it is: they choose layouts and swap tensors for GPUs (and note with
-    # assignments what the executor does not read), and move operations into branches, which are functions.
+    # assignments what the executor does not read); move operations into branches, choose among functions and put the
+    # graph into MLIR and back to look into them; and go through loops and branches.
     if capability is None:
         rewriting.layout_optimizer = rewriting.OFF
     rewriting.memory_optimization = rewriting.NO_MEM_OPT
     if not definition.library.function:
         rewriting.experimental_conditional_code_motion = rewriting.OFF
+        if capability is None:
+            rewriting.implementation_selector = rewriting.OFF
+            rewriting.disable_tfg_optimizer = True
+        if not any(node.op in _CONTROL for node in definition.node):
+            rewriting.loop_optimization = rewriting.OFF
     if not fuses:
         rewriting.remapping = rewriting.OFF
     if capability is None:

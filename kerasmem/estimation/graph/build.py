@@ -66,11 +66,11 @@ def build_program(traced: TracedStep, rules: KernelRules) -> tuple[Program, tupl
     capability = None if rules.card is None else rules.card.capability
     optimised = _optimise(definition, fetches, capability)
     try:
-        imported = _imported(optimised)
+        imported = _imported(optimised, rules.card is not None)
     except ValueError:  # fused operations of dtypes that they are not registered for (bfloat16 convolutions)
         optimised = _optimise(definition, fetches, capability, fuses=False)
         try:
-            imported = _imported(optimised)
+            imported = _imported(optimised, rules.card is not None)
         except ValueError as error:
             raise NotModelled(f"the optimised graph cannot be read: {str(error).splitlines()[0][:200]}") from error
     program, notes = unroll(_plain(imported, traced, [each.name for each in graph.outputs], rules))
@@ -240,9 +240,12 @@ def _is_large(shape: Any) -> bool:
     return math.prod(each.size for each in shape.dim) > LARGEST_FED
 
 
-def _imported(definition: Any) -> Any:
+def _imported(definition: Any, is_on_card: bool) -> Any:
     import tensorflow as tf
 
+    if not is_on_card:
+        for node in definition.node:
+            node.device = ""  # all are on one; TensorFlow would look at each
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(definition, name="")
     return graph

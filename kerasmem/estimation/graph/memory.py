@@ -7,6 +7,7 @@ operation may take over an input's buffer where it is the only holder.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -28,31 +29,34 @@ class _Kind(enum.IntEnum):
 
 
 class _Recipe(NamedTuple):
-    """What a node does, looked up once for all steps.
+    """What a node does, looked up once for all steps. A place is that of an output among the outputs of all nodes.
 
     Attributes:
         kind: what it does when it starts.
-        inputs: for each input the node that makes it, and which of its outputs it is.
-        outputs: how many it makes.
-        held: of a node that holds what comes in: (output, input).
-        made: of one that computes: (output, bytes, inputs whose buffer it may take over).
+        inputs: the places of its inputs.
+        held: of a node that holds what comes in: (place, that of the input).
+        made: of one that computes: (place, bytes, inputs whose buffer it may take over).
         needs: its scratch.
-        handed: (output, how many more will hold it when the node has run); none are for those that nobody takes.
+        handed: (place, how many more will hold it when the node has run); none are for those that nobody takes.
         dropped: those.
         returned: the outputs that the caller takes, as often as it does.
         assigns: whether a variable takes its second input over when it has run.
     """
 
     kind: _Kind
-    inputs: tuple[tuple[int, int], ...]
-    outputs: int
+    inputs: tuple[int, ...]
     held: tuple[tuple[int, int], ...]
-    made: tuple[tuple[int, int | None, tuple[int, ...]], ...]
+    made: tuple[tuple[int, int, tuple[int, ...]], ...]
     needs: tuple[Need, ...]
     handed: tuple[tuple[int, int], ...]
     dropped: tuple[int, ...]
     returned: tuple[int, ...]
     assigns: bool
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it touches no buffer, neither when it starts nor when it ends."""
+        return self.kind is _Kind.NOTHING and not (self.inputs or self.needs or self.assigns)
 
 
 class Memory:
@@ -80,15 +84,18 @@ class Memory:
             if not program.nodes[number].outputs[0].on_host:
                 heap.allocate(program.nodes[number].outputs[0].bytes or 0, number)
         self._recipes: list[_Recipe | None] = [None] * len(program.nodes)
-        self.made: list[list[Buffer | None]] = [[]] * len(program.nodes)
-        self._taken: list[list[Buffer | None]] = [[]] * len(program.nodes)
+        self._is_idle = [False] * len(program.nodes)
+        self._first = [0, *itertools.accumulate(len(node.outputs) for node in program.nodes)]
+        self._made: list[Buffer | None] = [None] * self._first[-1]
         self._scratch: dict[int, list[Buffer]] = {}
         self._returned: list[Buffer] = []
 
     def run(self, order: list[tuple[int, bool]]) -> None:
         """Run one step in an order from `Executor.order`; what it returned is dropped."""
-        start, end = self.start, self.end
+        start, end, is_idle = self.start, self.end, self._is_idle
         for number, is_end in order:
+            if is_idle[number]:
+                continue
             if is_end:
                 end(number)
             else:
@@ -101,27 +108,26 @@ class Memory:
         recipe = self._recipes[number]
         if recipe is None:
             recipe = self._recipes[number] = self._recipe(number)
-        kind, made = recipe.kind, self.made
-        inputs = [made[source][output] for source, output in recipe.inputs]
-        outputs: list[Buffer | None] = [None] * recipe.outputs
+            self._is_idle[number] = recipe.is_idle
+        kind, buffers = recipe.kind, self._made
         if kind is _Kind.COMPUTES:
-            self._compute(number, recipe, inputs, outputs)
+            self._compute(number, recipe)
         elif kind is _Kind.HOLDS:
             for place, source in recipe.held:
-                outputs[place] = _hold(inputs[source])
+                buffers[place] = _hold(buffers[source])
         elif kind is _Kind.READS:
-            outputs[0] = _hold(self.variables[self._variable(number)])
+            buffers[self._first[number]] = _hold(self.variables[self._variable(number)])
         elif kind is _Kind.UPDATES:
             self._update(number)
         if recipe.needs:
+            inputs = [buffers[source] for source in recipe.inputs]
             needs = [need for need in recipe.needs if not _is_served(need, inputs)]
             self._scratch[number] = [self._heap.allocate(need.bytes, number, is_scratch=True) for need in needs]
-        made[number] = outputs
-        self._taken[number] = inputs
 
     def _recipe(self, number: int) -> _Recipe:
         node = self._program.nodes[number]
         kind, count, held = node.type, len(node.outputs), []
+        first, inputs = self._first[number], tuple(self._first[source] + output for source, output in node.inputs)
         if kind in ALIASES:
             held = [(place, place if kind == "IdentityN" else 0) for place in range(count)]
         elif kind in TAKEN_FROM_LIST and len(node.inputs) > TAKEN_FROM_LIST[kind]:
@@ -136,25 +142,26 @@ class Memory:
         wanted = [self._held[number, place] for place in range(count)]
         return _Recipe(
             kind=does,
-            inputs=node.inputs,
-            outputs=count,
-            held=tuple(held),
-            made=tuple(self._outputs(node)) if does is _Kind.COMPUTES else (),
+            inputs=inputs,
+            held=tuple((first + place, inputs[source]) for place, source in held),
+            made=tuple(self._outputs(node, first, inputs)) if does is _Kind.COMPUTES else (),
             needs=self._needs(node),
-            handed=tuple((place, holders - 1) for place, holders in enumerate(wanted) if holders),
-            dropped=tuple(place for place, holders in enumerate(wanted) if not holders),
-            returned=tuple(place for place in range(count) for _ in range(self._kept[number, place])),
+            handed=tuple((first + place, holders - 1) for place, holders in enumerate(wanted) if holders),
+            dropped=tuple(first + place for place, holders in enumerate(wanted) if not holders),
+            returned=tuple(first + place for place in range(count) for _ in range(self._kept[number, place])),
             assigns=kind == "AssignVariableOp",
         )
 
-    def _outputs(self, node: Node) -> Iterator[tuple[int, int | None, tuple[int, ...]]]:
+    def _outputs(self, node: Node, first: int, inputs: tuple[int, ...]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         for place, tensor in enumerate(node.outputs):
             if tensor.dtype in ("resource", "variant") or tensor.on_host:
                 continue
+            if tensor.bytes is None:
+                raise NotModelled(f"the size of {node.name} ({node.type}) depends on the data")
             candidates: tuple[int, ...] | None = self._rules.candidates(node) if place == 0 else ()
             if place == 1 and node.type == "SparseSoftmaxCrossEntropyWithLogits":
                 candidates = (0,)
-            yield place, tensor.bytes, tuple(self._alike(node, tensor, candidates))
+            yield first + place, tensor.bytes, tuple(inputs[each] for each in self._alike(node, tensor, candidates))
 
     def _alike(self, node: Node, output: Tensor, candidates: tuple[int, ...] | None) -> Iterator[int]:
         """Yield those among the candidates, or among all inputs (None), whose buffer could hold the output."""
@@ -175,19 +182,17 @@ class Memory:
         inputs = tuple(self._program.nodes[source].outputs[output] for source, output in node.inputs)
         return scratch(node, inputs, rules.cores)
 
-    def _compute(self, number: int, recipe: _Recipe, inputs: list[Buffer | None], outputs: list[Buffer | None]) -> None:
+    def _compute(self, number: int, recipe: _Recipe) -> None:
+        buffers = self._made
         for place, size, candidates in recipe.made:
-            if size is None:
-                node = self._program.nodes[number]
-                raise NotModelled(f"the size of {node.name} ({node.type}) depends on the data")
             for candidate in candidates:
-                buffer = inputs[candidate]
+                buffer = buffers[candidate]
                 if buffer is not None and buffer.holders == 1 and buffer.bytes == size:
-                    buffer.holders += 1
-                    outputs[place] = buffer
+                    buffer.holders = 2
+                    buffers[place] = buffer
                     break
             else:
-                outputs[place] = self._heap.allocate(size, number)
+                buffers[place] = self._heap.allocate(size, number)
 
     def _variable(self, number: int) -> int:
         node = self._program.nodes[number]
@@ -213,22 +218,23 @@ class Memory:
 
     def end(self, number: int) -> None:
         """Release what the node held, and hand its outputs on."""
-        recipe, inputs, outputs = self._recipes[number], self._taken[number], self.made[number]
+        recipe, buffers = self._recipes[number], self._made
         assert recipe is not None  # it has started
         if recipe.needs:
             self._release(self._scratch.pop(number))
-        if recipe.assigns and inputs[1] is not None:
-            inputs[1].holders += 1
-            self._replace(self._variable(number), inputs[1])
+        if recipe.assigns and (value := buffers[recipe.inputs[1]]) is not None:
+            value.holders += 1
+            self._replace(self._variable(number), value)
         for place, more in recipe.handed:
-            made = outputs[place]
+            made = buffers[place]
             if made is not None:
                 made.holders += more
         if recipe.returned:
-            self._returned += [made for made in map(outputs.__getitem__, recipe.returned) if made is not None]
-        self._release(inputs)
+            self._returned += [made for made in map(buffers.__getitem__, recipe.returned) if made is not None]
+        if recipe.inputs:
+            self._release(map(buffers.__getitem__, recipe.inputs))
         if recipe.dropped:
-            self._release(map(outputs.__getitem__, recipe.dropped))
+            self._release(map(buffers.__getitem__, recipe.dropped))
 
     def _release(self, buffers: Iterable[Buffer | None]) -> None:
         """Take a holder away from each, and free those that nobody holds any more."""
