@@ -169,15 +169,19 @@ without `fit`; {kinds["hub"]} models on backbones of keras-hub; {kinds["applicat
 
 @part
 def estimate_cost() -> str:
-    names = {
-        "graph": ("graph", "≤ 15 s, ≤ 2 GB"), "xla": ("xla", "≤ 40 s, ≤ 2 GB"),
-        "gpu-target": ("gpu-target (A100)", "≤ 60 s, ≤ 2 GB"), "decoder": ("graph, the decoder", "≤ 4 GB"),
-    }  # fmt: skip
     rows = []
     for row in results("estimate_cost")["rows"]:
-        key = "decoder" if "ResNet50" not in row["model"] else row["asked"]
-        rows.append((names[key][0], f"{row['seconds']:.0f}", f"{row['host_bytes'] / 1e9:.2f} GB", names[key][1]))
-    return table("method|>seconds|>host memory|goal", rows)
+        if "seconds" not in row:
+            continue
+        goal = f"≤ {row['goal']:g}" if row.get("goal") else ""
+        if "estimates" in row:
+            goal = f"{row['estimates']:.1f} of one estimate, ≤ {row['estimates_goal']:g}"
+        times = f"{row['imports']:.1f}" if "imports" in row else "not known"
+        rows.append(
+            (row["model"].split(",")[0], row["asked"], times, goal, f"{row['seconds']:.0f}",
+             f"{row['host_bytes'] / 1e9:.2f} GB")
+        )  # fmt: skip
+    return table("model|asked|>× import keras|goal|>seconds|>host memory", rows)
 
 
 @part
