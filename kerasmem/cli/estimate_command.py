@@ -30,10 +30,10 @@ _LARGEST = 25
 
 
 @click.command("estimate", cls=GuardedCommand, epilog=EXAMPLES)
-@model_options("--method", "--cache", "--replicas", "--parallel", "--shard-optimizer", "--layout")
+@model_options("--method", "--cache", "--all-methods", "--replicas", "--parallel", "--shard-optimizer", "--layout")
 def command(
-    model: str | None, method: Method, cache: bool, replicas: int, parallel: Parallel, shard_optimizer: bool,
-    layout: tuple[str, ...], **options: Any,
+    model: str | None, method: Method, cache: bool, all_methods: bool, replicas: int, parallel: Parallel,
+    shard_optimizer: bool, layout: tuple[str, ...], **options: Any,
 ) -> int:  # fmt: skip
     """Say how much memory training MODEL needs, before it runs and without its weights.
 
@@ -50,8 +50,8 @@ def command(
 
         ask = cached_estimate if cache else estimate
         report = ask(
-            model, method=method, replicas=replicas, parallel=parallel, shard_optimizer=shard_optimizer,
-            layout=list(layout) or None, **call_arguments(options),
+            model, method=method, all_methods=all_methods, replicas=replicas, parallel=parallel,
+            shard_optimizer=shard_optimizer, layout=list(layout) or None, **call_arguments(options),
         )  # fmt: skip
     return show_report(report, options)
 

@@ -32,6 +32,7 @@ class EstimateArguments:
     dtype_policy: str | None = None
     device: str | int | None = None
     jit_compile: bool | str = "auto"
+    all_methods: bool = False
     mode: str = "train"
     replicas: int = 1
     parallel: str = "data"
@@ -49,6 +50,7 @@ class EstimateArguments:
         checks.choice("method", self.method, METHODS)
         checks.choice("mode", self.mode, MODES)
         checks.choice("jit_compile", self.jit_compile, (True, False, "auto"))
+        checks.flag("all_methods", self.all_methods)
         checks.whole("batch_size", self.batch_size, most=checks.MOST_SAMPLES)
 
     def targets(self) -> GivenTargets:

@@ -16,7 +16,7 @@ from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import available_bytes, find_card
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.facade import estimate, kept_open
 from kerasmem.estimation.graph.cuda import channels_last
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, MemoryReport
 from kerasmem.estimation.search import search
@@ -135,6 +135,19 @@ def rank_cards(
         raise UsageError("device: rank_cards asks about all cards; kerasmem.estimate takes a device")
     checks.whole("batch_size", batch_size, 1)
     priced = {find_card(name).key: price for name, price in (prices or {}).items()}
+    with kept_open():
+        return _ranked(model, batch_size, method, max_batch, priced, ask, options)
+
+
+def _ranked(
+    model: Any,
+    batch_size: int,
+    method: str,
+    max_batch: bool,
+    priced: Mapping[str, float],
+    ask: Callable[..., MemoryReport],
+    options: Mapping[str, Any],
+) -> CardRanking:
     first = ask(model, batch_size=batch_size, method=method, device=_FIRST, **options)
     kind_of = _KINDS.get(first.settings.method, lambda capability: None)
     kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}  # with a card of each

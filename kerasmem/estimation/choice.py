@@ -1,6 +1,6 @@
 """The third step of an estimate: which method answers, and what the others say.
 
-Where no method is named, those are asked that match how Keras would run the step.
+Where no method is named, those are asked that match how Keras would run the step. Others are asked only on request.
 """
 
 from __future__ import annotations
@@ -57,11 +57,16 @@ def ask(step: Step, target: DeviceTarget | None) -> Answer:
     Raises:
         KerasmemError: a method was named and cannot answer; "auto" goes on to the next and says why.
     """
+    if step.opened.only_formula is not None:
+        return Answer(None, notes=(f"the formula, since {step.opened.only_formula}",))
+    return _with_others(_asked(step, target), step, target)
+
+
+def _asked(step: Step, target: DeviceTarget | None) -> Answer:
+    """Return what the method says that was named or chosen."""
     method, split = step.arguments.method, step.shapes.split
     if method == "formula":
         return Answer(None)
-    if step.opened.only_formula is not None:
-        return Answer(None, notes=(f"the formula, since {step.opened.only_formula}",))
     if method != "auto":
         return Answer(outcome_of(method, step, target, step.arguments.jit_compile))
     if split is not None and split.is_sharded:
@@ -74,8 +79,7 @@ def ask(step: Step, target: DeviceTarget | None) -> Answer:
         return replace(first, notes=(*first.notes, "the formula answers in their place"))
     if runs_on_jax():
         return first
-    other = _other(first.outcome, step, target)
-    return replace(other, outcome=first.outcome, notes=first.notes, failed=(*first.failed, *other.failed))
+    return replace(first, alternatives=(_unasked(first.outcome),))
 
 
 def _methods(execution: str, target: DeviceTarget | None) -> tuple[str, ...]:
@@ -127,18 +131,32 @@ def _too_large(formula_bytes: int) -> str | None:
     )
 
 
-def _other(outcome: Outcome, step: Step, target: DeviceTarget | None) -> Answer:
-    """Return what the other way of running the step would need; only offered where no device is named."""
+def _with_others(first: Answer, step: Step, target: DeviceTarget | None) -> Answer:
+    """Return the answer with what other methods say, where they are wanted."""
+    arguments, own = step.arguments, None if first.outcome is None else first.outcome.method
+    if not arguments.all_methods:
+        return first
+    is_card = target is not None and target.source == "catalogue"
+    found, failed = [], list(first.failed)
+    for method in ("graph", "xla", *(("gpu-target",) if is_card else ())):
+        if method == own or method in first.failed:
+            continue
+        execution = "graph" if method == "graph" else "xla"
+        try:
+            said = outcome_of(method, step, target)
+        except Exception as error:  # what is only beside the answer must not stand in its way
+            found.append(Alternative(method, execution, None, None, None, str(error)))
+            failed.append(method)
+        else:
+            when = f"with jit_compile={execution == 'xla'}"
+            found.append(Alternative(method, execution, said.total, said.low, said.high, when))
+    return replace(first, alternatives=tuple(found), failed=tuple(failed))
+
+
+def _unasked(outcome: Outcome) -> Alternative:
+    """Return the other way to run the step, which nobody asked about."""
     other = "xla" if outcome.execution == "graph" else "graph"
-    unknown = Alternative(other, other, None, None, None, f"ask for it with --method {other}")
-    if target is None or step.shapes.split is not None:
-        return Answer(None, (unknown,))
-    try:
-        found = outcome_of(other, step, target)
-    except Exception as error:  # what is only offered must not stand in the way
-        return Answer(None, (replace(unknown, why=str(error)),), failed=(other,))
-    when = f"with jit_compile={other == 'xla'}"
-    return Answer(None, (Alternative(other, other, found.total, found.low, found.high, when),))
+    return Alternative(other, other, None, None, None, f"ask for it with --method {other}")
 
 
 def _as_keras_would(
@@ -261,10 +279,12 @@ def step_outcome(method: str, step: Step, target: DeviceTarget | None = None) ->
     if is_xla:
         _check_room(opened)
     note_stage("tracing the step")
+    mode = step.arguments.mode
+    known = next((each for each in opened.prepared if (each.mode, each.jit_compile) == (mode, is_xla)), None)
     prepared = prepare_step(
-        opened.model, opened.training, shapes.structure, shapes.inputs, shapes.batch_size, step.arguments.mode,
-        jit_compile=is_xla,
-    )  # fmt: skip
+        opened.model, opened.training, shapes.structure, shapes.inputs, shapes.batch_size, mode, is_xla, known
+    )
+    opened.prepared[:] = [prepared]
     keep_alive: list[Any] = []
     card = None if is_xla or target is None or target.source != "catalogue" else target
     with gpu_assumed() if card is not None else contextlib.nullcontext():

@@ -12,10 +12,12 @@ import os
 import random
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from kerasmem.checks import Method, Mode, Parallel
-from kerasmem.devices.catalogue import resolve_device
+from kerasmem.devices.catalogue import DeviceTarget, find_card, resolve_device
 from kerasmem.devices.limits import default_memory_limit
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
@@ -23,7 +25,7 @@ from kerasmem.estimation.assembling import assemble
 from kerasmem.estimation.choice import ask
 from kerasmem.estimation.parallel.parallelism import check_method, parallelism
 from kerasmem.estimation.report import MemoryReport
-from kerasmem.estimation.tracing import Step, open_step, trace_shapes
+from kerasmem.estimation.tracing import OpenedStep, Step, open_step, trace_shapes
 from kerasmem.processes.children import Limits, exit_reason
 from kerasmem.processes.forking import ForkedCall
 
@@ -42,6 +44,7 @@ def estimate(
     dtype_policy: str | None = None,
     device: str | int | None = None,
     jit_compile: bool | Literal["auto"] = "auto",
+    all_methods: bool = False,
     mode: Mode = "train",
     replicas: int = 1,
     parallel: Parallel = "data",
@@ -71,6 +74,7 @@ def estimate(
         dtype_policy: a Keras dtype policy ("mixed_float16") in place of the model's float32.
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes): adds a verdict.
         jit_compile: for "auto": whether XLA compiles the step; "auto" as Keras decides.
+        all_methods: ask "graph", "xla" and, for a card, "gpu-target" as well, for `report.alternatives`.
         mode: "train", "evaluate" (a forward pass with loss and metrics) or "inference".
         replicas: devices that train together: the report is of one of them.
         parallel: "data" (each has the whole model and its share of the batch: `tf.distribute`, or with method "xla"
@@ -110,6 +114,56 @@ def estimate(
     return _in_child(arguments) if isolated else estimated(arguments).report
 
 
+class _Keeper:
+    """Keeps the model that was estimated last open, for the next estimate of the same one."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._kept: tuple[EstimateArguments, OpenedStep] | None = None
+
+    @contextlib.contextmanager
+    def opened(self, arguments: EstimateArguments) -> Iterator[OpenedStep]:
+        """Open the model for one estimate, or go on with the one that is open."""
+        looks_at_step = arguments.method != "formula"
+        question = replace(arguments, batch_size=1, device=None, method="auto" if looks_at_step else "formula")
+        kept, self._kept = self._kept, None
+        if kept is None or kept[0] != question:
+            self.close()
+            opened = self._stack.enter_context(open_step(arguments))
+            kept = question, opened
+        try:
+            yield kept[1]
+        except BaseException:
+            self.close()
+            raise
+        if kept[1].serves_again:
+            self._kept = kept
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Let the model go."""
+        self._stack.close()
+        self._kept = None
+
+
+_keepers: list[_Keeper] = []
+
+
+@contextlib.contextmanager
+def kept_open() -> Iterator[None]:
+    """Open a model once for estimates inside that differ in batch size, device or method alone.
+
+    Other threads wait with theirs until the scope ends.
+    """
+    with _ONE_AT_A_TIME:
+        _keepers.append(_Keeper())
+        try:
+            yield
+        finally:
+            _keepers.pop().close()
+
+
 class Estimated(NamedTuple):
     """A report, and the methods that were asked for it and had no answer, which they may have another time."""
 
@@ -126,10 +180,23 @@ def estimated(arguments: EstimateArguments) -> Estimated:
     split = parallelism(arguments.replicas, arguments.parallel, arguments.shard_optimizer, arguments.layout)
     check_method(arguments.method, split)
     target = None if arguments.device is None else resolve_device(str(arguments.device))
-    with _ONE_AT_A_TIME, _random_state_kept(), _collection_paused(), open_step(arguments) as opened:
+    with (
+        _ONE_AT_A_TIME, _random_state_kept(), _collection_paused(), _compiler_ahead(arguments, target),
+        (_keepers[-1].opened(arguments) if _keepers else open_step(arguments)) as opened,
+    ):  # fmt: skip
         step = Step(arguments, opened, trace_shapes(arguments, opened, split))
         answer = ask(step, target)
         return Estimated(assemble(step, answer, target), answer.failed)
+
+
+def _compiler_ahead(arguments: EstimateArguments, target: DeviceTarget | None) -> AbstractContextManager[None]:
+    """Return a scope in which the compiler for the card is on its way, where it will be asked."""
+    is_meant = arguments.method == "auto" and arguments.jit_compile is not False and arguments.replicas == 1
+    if target is None or target.source != "catalogue" or not (is_meant or arguments.method == "gpu-target"):
+        return contextlib.nullcontext()
+    from kerasmem.estimation.gpu_target.plan import compiler_ahead
+
+    return compiler_ahead(find_card(target.name))
 
 
 def _in_child(arguments: EstimateArguments) -> MemoryReport:

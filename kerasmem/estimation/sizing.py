@@ -15,7 +15,7 @@ from kerasmem.devices.live import list_devices, read_machine
 from kerasmem.errors import UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
 from kerasmem.estimation.cache import cached_estimate
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.facade import estimate, kept_open
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
 from kerasmem.estimation.search import MOST_EVALUATIONS, TOLERANCE, Found, SearchResult, search
@@ -106,10 +106,11 @@ def max_batch_size(
     if confirm and vary != BATCH:
         raise UsageError(f"confirm: real steps are run for the batch size only, not for {vary!r}")
     asked = _Asked(_asker(model, vary, batch_size, str(device), cache, options), vary, method)
-    found = search(
-        asked.need, target.available_bytes, **sizes, guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1,
-        tolerance=0 if exact else TOLERANCE,
-    )  # fmt: skip
+    with kept_open():
+        found = search(
+            asked.need, target.available_bytes, **sizes, guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1,
+            tolerance=0 if exact else TOLERANCE,
+        )  # fmt: skip
     tries = {"steps": steps, "samples": samples, "timeout": timeout}
     verified = _verified(model, target, found, sizes, options, **tries) if confirm else None
     return _result(asked, target, found, maximum, verified)

@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from kerasmem.compat.keras_functional import is_functional
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
 from kerasmem.estimation.formula import formula, share_out
 from kerasmem.estimation.layers import Inferred, infer_layers
 from kerasmem.estimation.parallel.parallelism import Parallelism
 from kerasmem.estimation.report import Formula, LayerMemory
-from kerasmem.models.backend import runs_on_jax
+from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
 from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel, open_model
 from kerasmem.models.optimizers import keeps_optimizers, optimizer_variables, optimizers_of
 from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.models.sizes import variable_bytes
-from kerasmem.models.step import TracedStep, check_mode, prepare_step, trace_step
+from kerasmem.models.step import PreparedStep, TracedStep, check_mode, prepare_step, trace_step
 from kerasmem.models.training import TrainingSettings, optimizer_slot_bytes, with_replaced
 from kerasmem.processes.guarding import note_stage
 
@@ -34,9 +35,18 @@ class OpenedStep(OpenedModel):
 
     Attributes:
         only_formula: why no method can look at its step; None where they can.
+        prepared: the step that was prepared last, for another batch size to begin from.
     """
 
     only_formula: str | None = None
+    prepared: list[PreparedStep] = field(default_factory=list, compare=False)
+
+    @property
+    def serves_again(self) -> bool:
+        """Whether a further estimate of the model finds it as the first one did: it is a graph of layers, and built."""
+        model = self.model
+        is_graph = is_functional(model) or (isinstance(model, import_keras().Sequential) and model.built)
+        return is_graph and not has_own_step(model)
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,7 @@ def open_step(arguments: EstimateArguments) -> Iterator[OpenedStep]:
     """
     source = arguments.model or arguments.factory
     note_stage(f"opening {source if isinstance(source, (str, os.PathLike)) else 'the model'}")
-    looks_at_step, reason = arguments.method != "formula", None
+    looks_at_step, reason = arguments.method != "formula" or arguments.all_methods, None
     with contextlib.ExitStack() as stack:
         try:
             found = stack.enter_context(open_model(arguments.model, **arguments.opening(), shapes_only=looks_at_step))

@@ -7,13 +7,14 @@ is a `ChildFailure` with a reason that fits into one line.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kerasmem import errors
@@ -24,12 +25,38 @@ from kerasmem.processes.children import (
     child_environment,
     communicate,
     die_with_parent,
+    end_group,
     exit_reason,
     start_module,
 )
 
 # Lines of a log that say nothing of what went wrong: I0000, W0000, "2026-01-01 10:00:00.1: I …", "WARNING:…".
 _NOISE = re.compile(r"\s*([IW]\d{4} |WARNING\b|INFO\b|\d{4}-\d\d-\d\d [\d:.]+: [IW] |\^|File \"|Traceback|[~^]+$)")
+
+_waiting: dict[str, subprocess.Popen[bytes]] = {}  # children that were started ahead, by their module
+
+
+@contextlib.contextmanager
+def started_ahead(module: str, env: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Have the first `run_child` inside find its child started, which loads its libraries meanwhile.
+
+    Args:
+        module: the child's module.
+        env: environment variables for the child, as `run_child` is given them.
+    """
+    process = _waiting[module] = _started(module, env)
+    try:
+        yield
+    finally:
+        if _waiting.get(module) is process:  # nobody asked it
+            del _waiting[module]
+            end_group(process.pid)
+            process.communicate()
+
+
+def _started(module: str, env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return start_module(module, environ=child_environment(**(env or {})), stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 def run_child(
@@ -56,20 +83,26 @@ def run_child(
         ChildFailure: the child gave no answer; the reason says why.
         KerasmemError: the child raised it.
     """
-    pipe = subprocess.PIPE
-    process = start_module(module, environ=child_environment(**(env or {})), stdin=pipe, stdout=pipe, stderr=pipe)
+    process = _waiting.pop(module, None) or _started(module, env)
     out, err = communicate(process, json.dumps(request).encode(), Limits(timeout, memory_limit))
     return _answer(process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
 
-def serve(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def serve(function: Callable[[dict[str, Any]], dict[str, Any]], load: Callable[[], object] | None = None) -> None:
     """Read a request from standard input, call `function`, and write its answer as the last line of standard output.
 
     What `function` and the libraries that it uses print goes to standard error.
+
+    Args:
+        function: from the request to the answer.
+        load: imports what `function` will need, before the request is there; what fails then fails in `function` too.
     """
     die_with_parent()
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    if load is not None:
+        with contextlib.suppress(Exception):
+            load()
     try:
         data: dict[str, Any] = {"result": function(json.load(sys.stdin))}
         text = json.dumps(data)

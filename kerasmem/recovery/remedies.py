@@ -84,9 +84,6 @@ class RemedySearch:
         time that is too short leaves out few.
         """
         traits, is_training = self.traits, self.estimator.mode == "train"
-        other, is_known = self._execution()
-        if is_known:
-            yield other
         if traits.is_double:
             yield from self._rebuilt("float32", "float32 in place of float64")
         yield from self._half_precision()
@@ -107,26 +104,13 @@ class RemedySearch:
             else:
                 self._reject("recomputation", "the model is not a graph of layers that can be cut into segments")
             self._replicas()
-        if not is_known:
-            yield other
+        yield traits.change("jit_compile", self.estimator.current.settings.execution != "xla")
 
     def _rebuilt(self, kind: str, name: str) -> Iterator[Change]:
         if self.traits.is_graph:
             yield self.traits.change(kind, True)
         else:
             self._reject(name, _NOT_REBUILT)
-
-    def _execution(self) -> tuple[Change, bool]:
-        """Return the other way to run the step, and whether its need is known without a further estimate."""
-        current = self.estimator.current
-        other = self.traits.change("jit_compile", current.settings.execution != "xla")
-        is_known = False
-        for each in current.alternatives:
-            if each.execution != current.settings.execution and each.total is not None:  # came with the step as it is
-                need = Bytes(each.total, each.low, each.high, *[None] * 7)
-                self.estimator.add([other], need, self.estimator.method_for([other]))
-                is_known = True
-        return other, is_known
 
     def _half_precision(self) -> Iterator[Change]:
         """Yield the policy that suits the card: bfloat16 needs no loss scaling, where the card has it."""

@@ -7,7 +7,7 @@ import pytest
 
 import kerasmem
 from kerasmem.errors import UsageError
-from kerasmem.estimation import sizing
+from kerasmem.estimation import facade, sizing
 from kerasmem.estimation.search import SearchResult
 from kerasmem.rendering.layout import plain_text
 from kerasmem.rendering.search_table import search_table
@@ -80,6 +80,43 @@ def test_the_smallest_does_not_fit_and_no_upper_end():
     result = kerasmem.max_batch_size(recurrent, device="2MB", method="formula")
     assert (result.largest, result.device.verdict) == (None, "too close to call")
     assert any("no upper end" in note for note in result.notes)
+
+
+def test_a_model_that_stays_the_same_is_opened_once(monkeypatch):
+    opened = []
+
+    def build():
+        opened.append(1)
+        model = deep(width=8)
+        model.add(layers.Dropout(0.5, name="dropout"))
+        model.compile("adam", "mse", metrics=["mae"])
+        return model
+
+    apart = {size: kerasmem.estimate(build, device="2MB", method="graph", batch_size=size) for size in (3, 9)}
+    opened.clear()
+    with facade.kept_open():
+        kept = {size: kerasmem.estimate(build, device="2MB", method="graph", batch_size=size) for size in (3, 9)}
+        assert len(opened) == 1
+        kerasmem.estimate(build, method="formula")
+        assert len(opened) == 2
+    assert kept == apart
+
+
+def test_a_model_with_a_step_of_its_own_is_opened_for_each_size():
+    opened = []
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    def build():
+        opened.append(1)
+        inputs = keras.Input((4,))
+        return Own(inputs, layers.Dense(2)(inputs))
+
+    with facade.kept_open():
+        assert [kerasmem.estimate(build, method="formula", batch_size=size).bytes.total for size in (1, 2)]
+    assert len(opened) == 2
 
 
 def test_the_maximum_is_said():

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from kerasmem.errors import KerasmemError, MissingExtraError, ModelFileError, UsageError
-from kerasmem.processes.task import ChildFailure, run_child
+from kerasmem.processes import task
+from kerasmem.processes.task import ChildFailure, run_child, started_ahead
 
 WORKER = """
 import json, os, signal, subprocess, sys, time
@@ -28,7 +29,7 @@ def work(request):
         exec(request["code"])
     return {"echo": request.get("value"), "keras": "keras" in sys.modules, "extra": os.environ.get("EXTRA")}
 
-serve(work)
+serve(work, load=lambda: os.environ.get("EXTRA") == "load" and __import__("colorsys"))
 if os.environ.get("EXTRA") == "crash at exit":
     os._exit(3)
 """
@@ -48,6 +49,18 @@ def run(tmp_path, monkeypatch):
 def test_an_answer_comes_back_beside_noise(run):
     answer = run("os.write(1, b'more noise')", env={"EXTRA": "given"})
     assert answer == {"echo": "é\n", "keras": False, "extra": "given"}
+
+
+def test_a_child_that_was_started_ahead_has_loaded_what_it_needs(run):
+    env, code = {"EXTRA": "load"}, "request['value'] = [os.getpid(), 'colorsys' in sys.modules]"
+    with started_ahead("child_worker", env):
+        waiting = task._waiting["child_worker"]
+        assert run(code, env=env)["echo"] == [waiting.pid, True]
+        assert run(code)["echo"][1] is False  # the next one is another
+    with started_ahead("child_worker", env):
+        waiting = task._waiting["child_worker"]
+    assert waiting.poll() is not None
+    assert not task._waiting
 
 
 def test_an_answer_counts_where_the_process_then_ends_badly(run):

@@ -7,9 +7,11 @@ what has no rule is named without bytes.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from kerasmem.devices.cards import Card
+from kerasmem.devices.gpu_specs import has_spec
 from kerasmem.errors import MissingExtraError
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.compiled import planned
@@ -18,7 +20,7 @@ from kerasmem.estimation.gpu_target.worker import EXTRA, FEATURE, missing_parts
 from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.report import Pool, Unmodelled
 from kerasmem.models.request import ModelRequest
-from kerasmem.processes.task import run_child
+from kerasmem.processes.task import run_child, started_ahead
 from kerasmem.units import GIB
 
 WORKER = "kerasmem.estimation.gpu_target.worker"
@@ -70,6 +72,11 @@ class GpuPlan(planned.CompiledPlan, what="GPU plan"):
     def likely(self) -> Variant:
         """The plan that XLA makes by itself for this card."""
         return self.variants[0]
+
+
+def compiler_ahead(card: Card) -> AbstractContextManager[None]:
+    """Return a scope in which the process that will compile for a card loads its libraries, beside this one."""
+    return nullcontext() if missing_parts() or not has_spec(card) else started_ahead(WORKER, planned.ENVIRONMENT)
 
 
 def gpu_target_plan(

@@ -66,6 +66,12 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def load_libraries() -> None:
+    """Import what takes seconds."""
+    import_keras()
+    importlib.import_module("jax.experimental.topologies")
+
+
 def missing_parts() -> bool:
     """Return whether a package that the compiler needs is not installed; nothing is imported."""
     try:
@@ -136,4 +142,4 @@ def _compile_all(lowered: Any, options: dict[str, Any], has_triton: bool, step: 
 
 
 if __name__ == "__main__":
-    serve(compile_request)
+    serve(compile_request, load_libraries)
