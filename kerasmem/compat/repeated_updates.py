@@ -12,6 +12,7 @@ the very shape, were the same.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -149,7 +150,7 @@ def updates_played_back() -> Iterator[None]:
         if threading.get_ident() != owner or not _is_uniform(optimizer):
             return update(optimizer, distribution, grads_and_vars, learning_rate)
         for pair in grads_and_vars:
-            _update(optimizer, pair, kinds, lambda pair=pair: update(optimizer, distribution, [pair], learning_rate))
+            _update(optimizer, pair, kinds, functools.partial(update, optimizer, distribution, [pair], learning_rate))
         return None
 
     with mock.patch.object(_OPTIMIZER.get(), "_distributed_tf_update_step", update_all):

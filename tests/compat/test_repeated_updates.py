@@ -36,19 +36,21 @@ def model_with(optimizer):
 
 
 def graph_of(build):
-    """The operations of the traced step, and its variables in the order in which it captures them."""
+    """The operations of the traced step and of its branches, and its variables in the order in which they are taken."""
     with open_model(build) as opened:
         structure, inputs = model_inputs(opened.model, {})
         traced = step.trace_step(step.prepare_step(opened.model, opened.training, structure, inputs, 4))
     definition = traced.function.graph.as_graph_def()
-    operations = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    for node in operations:
+    bodies = [_plain(function.node_def) for function in definition.library.function]  # in no order
+    return _plain(definition.node), sorted(bodies), [(name, each.path) for name, each in traced.captures.items()]
+
+
+def _plain(nodes):
+    for node in nodes:
         for name, value in list(node.attr.items()):
             if name == "_gradient_op_type" or value.HasField("func"):  # with a number that counts on in the process
                 del node.attr[name]
-    return [node.SerializeToString(deterministic=True) for node in operations], [
-        (name, each.path) for name, each in traced.captures.items()
-    ]
+    return [node.SerializeToString(deterministic=True) for node in nodes]
 
 
 @pytest.fixture
