@@ -10,9 +10,9 @@ from kerasmem.cli.vocabulary import Choice
 
 EXAMPLES = """\b
 Examples:
-  eval "$(kerasmem completion bash)"                                  # in ~/.bashrc
-  eval "$(kerasmem completion zsh)"                                   # in ~/.zshrc
-  kerasmem completion fish > ~/.config/fish/completions/kerasmem.fish"""
+  eval "$(kerasmem completion bash)"   # in ~/.bashrc
+  eval "$(kerasmem completion zsh)"    # in ~/.zshrc
+  kerasmem completion fish | source    # in ~/.config/fish/config.fish"""
 _VARIABLE = "_KERASMEM_COMPLETE"  # by which the shell asks for words
 
 

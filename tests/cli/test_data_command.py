@@ -107,7 +107,7 @@ def test_repack_stats_bench(cli, file, tmp_path):
         (["convert", "evil.csv"], "Missing option '-o'"),
         (["convert", "-o", "o.h5"], "Missing argument 'SRC...'"),
         (["stats", "evil.csv", "--scale", "one"], "--scale: 'one' is no number"),
-        (["nope"], "no command 'nope'; there are: inspect, convert, repack, stats, bench"),
+        (["nope"], "no command 'nope'; there are: inspect, convert, repack, stats, index, bench"),
     ],
 )
 def test_what_is_wrong_is_told(cli, tmp_path, monkeypatch, arguments, told):
