@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, cast
 from kerasmem.errors import UsageError
 
 T = TypeVar("T")
-MOST_SAMPLES = 2**31 - 1  # of a batch: TensorFlow counts them in 32 bits
+_MOST_SAMPLES = 2**31 - 1  # of a batch: TensorFlow counts them in 32 bits
 Called = TypeVar("Called", bound=Callable[..., Any])
 
 # The words that arguments of several rooms and options take; `typing.get_args` gives them.
@@ -74,6 +74,11 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int
         size = "small" if plain < least else "large"
         raise UsageError(f"{name}: {plain:,} is too {size}; it must be {_range(least, most)}")
     return plain
+
+
+def batch_size(name: str, value: Any, method: str | None) -> int:
+    """Return how many samples a batch has: as many as TensorFlow can count, or any number for the formula."""
+    return whole(name, value, most=None if method == "formula" else _MOST_SAMPLES)
 
 
 def number(name: str, value: Any, least: float = 0.0, most: float | None = None) -> float:

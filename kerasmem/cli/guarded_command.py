@@ -41,16 +41,19 @@ class GuardedCommand(Command):
         # `main` called from Python stays in its process, which may have loaded TensorFlow and have threads.
         if not ctx.find_root().obj or threading.active_count() > 1 or not hasattr(os, "fork"):
             return super().invoke(ctx)
+        file = _input(ctx.params)
         try:
-            code = go_on_in_child(f"reading {_input(ctx.params)}", limits)
+            code = go_on_in_child(f"reading {file}", limits)
         except KeyboardInterrupt:
             _show_cursor()
             raise
         except GuardedFailure as failure:
             _show_cursor()
+            named = file in failure.stage
+            said = str(failure) if named else f"while {failure.stage} of {file}: {failure.reason}"
             way_out = "--time-limit" if failure.timed_out else "--memory-limit"
             raise KerasmemError(
-                f"{failure}; a damaged or hostile file can do that"
+                f"{said}; a damaged or hostile file can do that"
                 + ("" if failure.crashed else f", and {way_out} allows one that you trust more")
             ) from None
         return super().invoke(ctx) if code is None else code

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kerasmem.checks import MOST_SAMPLES, whole
+from kerasmem.checks import batch_size
 from kerasmem.cli.vocabulary import Decorator, all_of, option
 from kerasmem.errors import UsageError
 
@@ -72,7 +72,7 @@ def check_options(command: str, model: str | None, options: dict[str, Any]) -> N
         raise UsageError(f"name a model file, or package.module:function; `kerasmem {command} -h` shows examples")
     if options["as_json"] and options.get("as_csv"):
         raise UsageError("--json and --csv: choose one")
-    whole("--batch-size", options["batch_size"], most=MOST_SAMPLES)
+    batch_size("--batch-size", options["batch_size"], options.get("method"))
     if options["device"] is not None:
         resolve_device(options["device"])
     if options["optimizer"] is not None:

@@ -51,7 +51,7 @@ class EstimateArguments:
         checks.choice("mode", self.mode, MODES)
         checks.choice("jit_compile", self.jit_compile, (True, False, "auto"))
         checks.flag("all_methods", self.all_methods)
-        checks.whole("batch_size", self.batch_size, most=checks.MOST_SAMPLES)
+        checks.batch_size("batch_size", self.batch_size, self.method)
 
     def targets(self) -> GivenTargets:
         """Return what is said of the targets.

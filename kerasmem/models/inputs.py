@@ -275,7 +275,7 @@ def _settle(declared: ModelInput, given: Mapping[str, GivenShape], alone: bool) 
         example = ",".join(str(size or 224) for size in declared.shape[1:])
         raise UsageError(
             f"--input-shape {shape.typed or shape}: input {declared.name!r} takes {_show(declared.shape)}, that is "
-            f"{wanted} sizes without the batch, such as {example}; {len(shape.sizes)} were given: {shape}"
+            f"{wanted} sizes without the batch, such as {example}, not {shape}"
         )
     return ModelInput(declared.name, (declared.shape[0], *shape.sizes), declared.dtype)
 

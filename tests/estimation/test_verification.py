@@ -98,7 +98,7 @@ def test_nothing_of_this_process_is_touched(model):
 @pytest.mark.parametrize(
     ("options", "field"),
     [({"margin": 1}, "margin"), ({"margin": "much"}, "margin"), ({"steps": 0}, "steps"), ({"samples": 1.5}, "samples"),
-     ({"timeout": 0}, "timeout"), ({"vary": "dense.units"}, "verify")],
+     ({"timeout": 0}, "timeout"), ({"vary": "dense.units"}, "confirm")],
 )  # fmt: skip
 def test_wrong_arguments(model, options, field):
     with pytest.raises(UsageError, match=field):

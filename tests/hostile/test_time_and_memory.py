@@ -159,8 +159,9 @@ def test_a_crash_is_a_message_with_the_stage(attack, tmp_path, stage):
     (tmp_path / "m.json").write_text(json.dumps(sequential([8], layer("Dense", "dense", units=1))))
     found = attack(*CRASHES[stage], script=CRASH)
     assert found.code == 1
+    named = f"{stage} of m.json" if stage.startswith("asking") else stage
     assert found.err == (
-        f"Error: while {stage}: the process was ended by SIGSEGV; a damaged or hostile file can do that\n"
+        f"Error: while {named}: the process was ended by SIGSEGV; a damaged or hostile file can do that\n"
     )
 
 
