@@ -101,9 +101,8 @@ class ResumeTraining(SavingCallback):
             self.model.optimizer.build(self.model.trainable_variables)
         self._initial_epoch = initial_epoch(self.model)
         _SkippedSteps.remove(self.model)
-        strategy = getattr(self.model, "distribute_strategy", None)  # TensorFlow's
-        several = worker_of(strategy).size > 1
-        own = str(own_path(Path(self.path), find_worker(strategy)))
+        several = worker_of(self._strategy).size > 1
+        own = str(own_path(Path(self.path), find_worker(self._strategy)))
         self.source = source = SequenceSource(self.sequence)
         self.checkpoint = Checkpoint(own, source, keeps_before=several)
         self._others = self._files_of_others() if self.sequence.stream_plan.settings.elastic else []
@@ -121,7 +120,7 @@ class ResumeTraining(SavingCallback):
         set_initial_epoch(self.model, self._initial_epoch)
         if not self.keep:
             self.checkpoint.remove()
-            worker = find_worker(self.model.distribute_strategy) or ALONE
+            worker = find_worker(self._strategy) or ALONE
             for path in self._others:
                 if worker.rank == 0 and not 0 <= (rank_of(path)[1] or 0) < worker.size:  # left by more workers
                     Checkpoint(path, self.checkpoint.source).remove()
@@ -129,6 +128,11 @@ class ResumeTraining(SavingCallback):
     def save(self) -> None:
         """Write where the run stands."""
         self.checkpoint.write(self.run, read_state(self.model))
+
+    @property
+    def _strategy(self) -> Any:
+        """The strategy of TensorFlow that the model was made under; None on another backend."""
+        return getattr(self.model, "distribute_strategy", None)
 
     def _files_of_others(self) -> list[str]:
         """Return the files of all workers that there are and were: what one saved will do for any, in any number."""
@@ -141,7 +145,7 @@ class ResumeTraining(SavingCallback):
     def _common_file(self) -> str | None:
         """Return the file that says the last point that all workers have."""
         points = self.checkpoint.points(self._others)
-        return points.get(find_common_point(self.model.distribute_strategy, list(points), self.checkpoint.path))
+        return points.get(find_common_point(self._strategy, list(points), self.checkpoint.path))
 
     def _restored(self, source: SequenceSource, path: str | None) -> RunState | None:
         """Return the state of the run that a file says, with its weights in the model."""
