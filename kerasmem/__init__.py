@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "estimate": "kerasmem.estimation.facade",
     "MemoryReport": "kerasmem.estimation.report",
+    "estimate_many": "kerasmem.estimation.many",
+    "EstimateTable": "kerasmem.estimation.many",
     "measure": "kerasmem.estimation.measuring",
     "max_batch_size": "kerasmem.estimation.sizing",
     "find_batch_size": "kerasmem.estimation.sizing",
@@ -72,6 +74,8 @@ if TYPE_CHECKING:
     from kerasmem.errors import KerasmemError as KerasmemError
     from kerasmem.estimation.card_ranking import rank_cards as rank_cards
     from kerasmem.estimation.facade import estimate as estimate
+    from kerasmem.estimation.many import EstimateTable as EstimateTable
+    from kerasmem.estimation.many import estimate_many as estimate_many
     from kerasmem.estimation.measuring import measure as measure
     from kerasmem.estimation.report import MemoryReport as MemoryReport
     from kerasmem.estimation.search import SearchResult as SearchResult

@@ -6,7 +6,6 @@ the name, the value and what is wanted.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import warnings
@@ -21,7 +20,7 @@ _MOST_SAMPLES = 2**31 - 1  # of a batch: TensorFlow counts them in 32 bits
 Called = TypeVar("Called", bound=Callable[..., Any])
 
 # The words that arguments of several rooms and options take; `typing.get_args` gives them.
-Method = Literal["auto", "formula", "graph", "xla", "gpu-target", "probe"]
+Method = Literal["auto", "formula", "graph", "xla", "gpu-target", "probe", "eager"]
 Mode = Literal["train", "evaluate", "inference"]
 Parallel = Literal["data", "model"]
 SplitAs = Literal["files", "groups"]
@@ -109,6 +108,8 @@ def choice(name: str, value: T, choices: Sequence[T]) -> T:
 
 def nearest(value: object, choices: Iterable[object]) -> str:
     """Return "; did you mean 'x'?" for the choice most like the value, or nothing."""
+    import difflib  # late, as the command line's start waits for this module
+
     texts = {str(each).lower(): str(each) for each in choices}
     found = difflib.get_close_matches(str(value).lower(), list(texts), n=1)
     return f"; did you mean {texts[found[0]]!r}?" if found else ""

@@ -7,7 +7,8 @@ import html
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,17 +20,18 @@ from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.files import write_named
 from kerasmem.monitoring.timeline import Timeline
-from kerasmem.monitoring.tracking import Span, Tracker
+from kerasmem.monitoring.tracking import ActionTotals, Span, Tracker
 from kerasmem.profiling.results import StepProfile
 from kerasmem.rendering.layout import plain_text
 from kerasmem.rendering.summary_table import DEFAULT_WIDTH, summary_table
 from kerasmem.rendering.track_table import track_table
 
 _FRAME_HEIGHT = 720  # of a page in a notebook, in CSS pixels; it scrolls inside
-_spans: list[Span] = []
+_MOST_SPANS = 10_000  # kept one by one
+_spans: deque[Span] = deque(maxlen=_MOST_SPANS)
+_actions: dict[tuple[str, ...], ActionTotals] = {}  # what the table has yet to show
 _lock = threading.Lock()
 _shown_by: int | None = None  # the process that has promised the table
-_shown = 0  # spans that a notebook has been shown
 
 
 def summary(
@@ -182,7 +184,7 @@ def track(label: str, *, show: bool = True) -> Tracker:
 
 
 def tracked() -> tuple[Span, ...]:
-    """Return the spans of the table so far, in the order in which they ended.
+    """Return the spans of the table so far, the newest 10,000 of them, in the order in which they ended.
 
     Examples:
         >>> isinstance(tracked(), tuple)
@@ -193,17 +195,18 @@ def tracked() -> tuple[Span, ...]:
 
 
 def _keep(span: Span) -> None:
-    global _shown_by, _shown
+    global _shown_by, _actions
     with _lock:
         if _shown_by != os.getpid():  # a forked child has its own
             _shown_by = os.getpid()
             _spans.clear()
-            _shown = 0
+            _actions = {}
             atexit.register(_show_the_rest, _shown_by)
         _spans.append(span)
+        _actions.setdefault(span.path, ActionTotals(span.started)).add(span)
         if len(span.path) > 1 or not _in_notebook():
             return
-        new, _shown = tuple(_spans[_shown:]), len(_spans)
+        new, _actions = _actions, {}
     _show(new, sys.stdout)
 
 
@@ -215,17 +218,17 @@ def _in_notebook() -> bool:
 
 def _show_the_rest(pid: int) -> None:
     if pid == os.getpid():
-        _show(tracked()[_shown:], sys.stderr)
+        _show(_actions, sys.stderr)
 
 
-def _show(spans: Sequence[Span], stream: Any) -> None:
-    if stream is None or stream.closed or not spans:
+def _show(actions: Mapping[tuple[str, ...], ActionTotals], stream: Any) -> None:
+    if stream is None or stream.closed or not actions:
         return
     if stream.isatty():
         console = Console(file=stream, emoji=False, markup=False, highlight=False)
-        console.print(track_table(spans, console.width))
+        console.print(track_table(actions, console.width))
     else:
-        stream.write(plain_text(track_table(spans)))
+        stream.write(plain_text(track_table(actions)))
 
 
 if hasattr(os, "register_at_fork"):

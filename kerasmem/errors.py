@@ -18,13 +18,19 @@ A message says what is wrong, names the file and the field, and ends with the wa
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Mapping
+from typing import Any
 
 
 class KerasmemError(Exception):
     """Root of every error kerasmem raises on purpose."""
 
     exit_code: int = 1
+
+    def __reduce__(self) -> Any:
+        """Be pickled as the message, whatever the constructor takes: workers send errors to who asked them."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ModelError(KerasmemError):
@@ -70,6 +76,12 @@ class UnknownLayerError(ModelFileError):
 
 class DataError(InputError, ValueError):
     """A data file, or what it contains, cannot be used for training."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of another package's message that says something; its class where there is none."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)[:300]
 
 
 def check_format(what: str, data: object, version: int) -> None:

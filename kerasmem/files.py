@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
-import math
 import os
+import pkgutil
 import stat
-import tempfile
 import threading
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from math import prod
-from typing import IO, TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterator
+from typing import IO, Any, BinaryIO
 
 from kerasmem.errors import UsageError
 
@@ -32,9 +30,6 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _MOST_LINKS = 40
 _MAGIC = "/proc/"  # links there lead to what is open, such as /dev/stdout, and have no readable target
@@ -98,30 +93,25 @@ def open_named(name: str, path: str, flags: int, mode: int = 0o666) -> int:
     return os.open(found, flags | (_PLAIN & ~_NO_LINK if found.startswith(_MAGIC) else _PLAIN), mode)
 
 
-def read_at(number: int, views: Sequence[memoryview], offset: int) -> int:
-    """Fill views from a place in an open file, as `os.preadv` does, also where there is none (Windows).
+def read_at(number: int, view: memoryview, offset: int) -> int:
+    """Fill a view from a place in an open file, as `os.preadv` does, also where there is none (Windows).
 
     Returns:
         How many bytes came; fewer than wanted where the file ends, or at any time.
     """
     if hasattr(os, "preadv"):
-        return os.preadv(number, views, offset)
-    done = 0
+        return os.preadv(number, [view], offset)
     with _seeking:
         os.lseek(number, offset, os.SEEK_SET)
-        for view in views:
-            data = os.read(number, len(view))
-            view[: len(data)] = data
-            done += len(data)
-            if len(data) < len(view):
-                break
-    return done
+        data = os.read(number, len(view))
+    view[: len(data)] = data
+    return len(data)
 
 
 def read_bytes(number: int, size: int, offset: int) -> bytes:
     """Return bytes from a place in an open file, fewer where it ends."""
     data = bytearray(size)
-    return bytes(data[: read_at(number, [memoryview(data)], offset)])
+    return bytes(data[: read_at(number, memoryview(data), offset)])
 
 
 def lock(file: IO[bytes], *, wait: bool) -> None:
@@ -262,64 +252,10 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-@contextlib.contextmanager
-def open_archive(file: BinaryIO) -> Iterator[Mapping[str, np.ndarray]]:
-    """Yield the arrays of a file that NumPy's `savez` wrote, each read when it is asked for.
-
-    Raises:
-        ValueError: it is no such file, or its arrays claim more bytes than it has.
-    """
-    import numpy as np
-
-    try:
-        with zipfile.ZipFile(file) as archive:
-            _check_entries(archive, file.seek(0, os.SEEK_END))
-    except Exception as error:  # NumPy parses headers as Python, whose tokenizer and parser have errors of their own
-        raise ValueError(str(error) or type(error).__name__) from None
-    file.seek(0)
-    if file.read(2) != b"PK":
-        raise ValueError("it does not begin as an archive does")
-    file.seek(0)
-    with np.load(file, allow_pickle=False) as arrays:
-        yield arrays
-
-
-def _check_entries(archive: zipfile.ZipFile, size: int) -> None:
-    """Refuse an archive in a file of so many bytes whose arrays would take more."""
-    entries = archive.infolist()
-    total = sum(entry.file_size for entry in entries)
-    if total > size:
-        raise ValueError(f"its arrays claim {total:,} bytes, and the file has {size:,}")
-    for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
-            raise ValueError(f"{entry.filename!r} is compressed or encrypted")
-        with archive.open(entry) as member:
-            shape, _, dtype = read_npy_header(member)
-            if prod(shape) * dtype.itemsize != entry.file_size - member.tell():
-                raise ValueError(f"{entry.filename!r} claims {shape} {dtype}, and has {entry.file_size:,} bytes")
-
-
-def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return the shape of an array in NumPy's format, whether its first axis runs fastest, and its type.
-
-    Raises:
-        Exception: it is none; NumPy, zipfile, and Python's parser raise whatever they meet in damaged ones.
-    """
-    from numpy.lib import format as npy
-
-    version = npy.read_magic(file)
-    if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"its version {version} is unknown")
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(file)
-    if any(isinstance(extent, bool) for extent in shape) or abs(math.prod(shape)) * dtype.itemsize >= 1 << 63:
-        raise ValueError(f"its shape is {shape}")
-    if dtype.subdtype is not None:
-        raise ValueError(f"its type is {dtype}, an array's own")
-    if version == (3, 0) and dtype.names is not None:
-        # the same header in UTF-8, which NumPy has no public function for and is taken for Latin-1 here
-        dtype.names = tuple(name.encode("latin-1").decode("utf-8") for name in dtype.names)
-    return shape, fortran, dtype
+@functools.cache
+def package_data(package: str, name: str) -> Any:
+    """Return what a JSON file of ours holds, `data/NAME.json` in a package; nobody changes it."""
+    return json.loads(pkgutil.get_data(package, f"data/{name}.json") or b"")
 
 
 def _is_foreign(found: os.stat_result) -> bool:
@@ -347,6 +283,8 @@ def _is_private_group(number: int) -> bool:
 
 def _knows_owners(folder: str) -> bool:
     """Return whether files have an owner and a mode there: some network drives show the same ones for all."""
+    import tempfile
+
     try:
         number, path = tempfile.mkstemp(dir=folder, prefix=".kerasmem-")
     except OSError:

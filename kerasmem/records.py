@@ -147,7 +147,8 @@ def html_table(title: str, rows: Sequence[Mapping[str, Any]], count: int | None 
 def _cell(name: str, value: Any) -> str:
     """Return a value as the text of a cell; nothing for what is not known, or would not fit there."""
     if isinstance(value, (tuple, list)):
-        return "×".join(map(str, value)) if all(isinstance(each, int) for each in value) else ", ".join(map(str, value))
+        is_shape = all(isinstance(each, int) for each in value)
+        return printable(("×" if is_shape else ", ").join(map(str, value)))
     if value is None or isinstance(value, Mapping) or (isinstance(value, str) and "\n" in value):
         return ""
     if isinstance(value, int) and not isinstance(value, bool):

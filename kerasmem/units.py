@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from numbers import Integral
+from typing import Any
 
 from kerasmem.errors import UsageError
 
@@ -44,12 +46,13 @@ def parse_size(value: int | str, *, field: str = "size") -> int:
         >>> parse_size("1.5GiB")
         1610612736
     """
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
+    given: Any = value  # NumPy's whole numbers too
+    if isinstance(given, bool) or not isinstance(given, (Integral, str)):
         raise UsageError(f"{field}: {value!r} is not a size; write bytes or a text such as '512MB' or '16GiB'")
-    if isinstance(value, int):
+    if not isinstance(value, str):
         if value < 0:
             raise UsageError(f"{field}: {value} is negative")
-        return value
+        return int(value)
     match = _SIZE.match(value)
     if match is None or match[2].lower() not in _FACTORS:
         raise UsageError(f"{field}: {value!r} is not a size; write for example '512MB', '16GiB' or plain bytes")

@@ -36,11 +36,15 @@ use_lowest_versions() {
 
 # Keras on another backend, in an environment of its own that sees the packages of the first one beside its own.
 use_backend() {
-    local backend=$1 first=$venv packages
-    if [ "$backend" != jax ]; then
-        say "--backend '$backend': only jax has tests of its own"
-        exit 2
-    fi
+    local backend=$1 first=$venv packages wanted
+    case $backend in
+        jax) wanted=jax ;;
+        torch) wanted=torch==2.13.0 ;; # a newer one may be the build with CUDA, of several GB
+        *)
+            say "--backend '$backend': jax and torch have tests of their own"
+            exit 2
+            ;;
+    esac
     venv=${KERASMEM_VENV:-$root/.venv}-$backend
     export KERASMEM_TEST_BACKEND=$backend
     local site='import sysconfig; print(sysconfig.get_path("purelib"))'
@@ -50,7 +54,7 @@ use_backend() {
     "$first/bin/python" -m venv "$venv" >&2
     packages=$("$first/bin/python" -c "$site")
     printf 'import site; site.addsitedir("%s")\n' "$packages" >"$("$venv/bin/python" -c "$site")/first.pth"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$backend" >&2
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$wanted" >&2
 }
 
 # A stamp holds the checksum of what was installed; an installation with an extra serves one without.

@@ -171,6 +171,30 @@ def max_batch(folder: Path) -> str:
 
 
 @scene
+def many(folder: Path) -> str:
+    script(
+        folder,
+        "nets.py",
+        """
+        import keras
+        def tower(width=1024, depth=8):
+            dense = [keras.layers.Dense(width, "gelu") for _ in range(depth)]
+            model = keras.Sequential([keras.Input((64,)), *dense, keras.layers.Dense(10)])
+            model.compile("adam", "mse")
+            return model
+        if __name__ == "__main__":
+            tower(256, 1).save("small.keras")
+            open("broken.keras", "w").write("no model")
+        """,
+    )
+    return run(
+        "python nets.py; kerasmem estimate small.keras broken.keras nets.py:tower --grid batch_size=256,4096 "
+        "--device 500MB --engine processes=2",
+        folder,
+    )
+
+
+@scene
 def profile(folder: Path) -> str:
     models(folder)
     return run("kerasmem profile model.keras --batch-size 64", folder)

@@ -25,27 +25,62 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# The files that take longest run first: where two processes share the files (`scripts/test`), a long one
-# at the end would keep one process waiting for the other.
+# The files that take longest (15 seconds or more, as `--durations=600` sums them up) run first: where processes share
+# the files (`scripts/test`), a long one at the end would keep the others waiting.
 LONGEST = (
-    "test_examples.py",
+    "hdf5/test_remote.py",
+    "monitoring/test_leaks.py",
+    "hostile/test_time_and_memory.py",
+    "cli/test_run_command.py",
+    "training/test_fit_exact.py",
+    "hostile/test_model_files.py",
+    "training/test_any_step.py",
+    "models/test_round_trips.py",
     "recovery/test_advise.py",
+    "training/test_recompute_model.py",
+    "models/test_freeing.py",
     "streaming/test_engines.py",
     "estimation/test_graph_estimate.py",
-    "test_docs.py",
-    "cli/test_run_command.py",
-    "monitoring/test_processes.py",
-    "models/test_keras2.py",
-    "estimation/test_probe.py",
+    "training/test_recompute_gradients.py",
+    "streaming/test_stream_fit.py",
     "training/test_fit.py",
-    "cli/test_cli.py",
-    "profiling/test_step_profiler.py",
-    "streaming/test_stream_memory.py",
-    "estimation/test_verification.py",
-    "monitoring/test_many_fits.py",
-    "estimation/test_parallel_exchange.py",
-    "training/test_fit_exact.py",
+    "test_examples.py",
+    "hostile/test_found_by_fuzzing.py",
+    "hdf5/test_direct.py",
     "monitoring/test_health.py",
+    "test_docs.py",
+    "training/test_recompute_nested.py",
+    "hostile/test_data_files.py",
+    "training/test_isolation.py",
+    "training/test_same_run.py",
+    "models/test_keras2.py",
+    "streaming/test_faults.py",
+    "streaming/test_graph_dataset.py",
+    "estimation/test_kernel_scratch.py",
+    "diagnosis/test_real_failures.py",
+    "training/test_searches.py",
+    "cli/test_terminal.py",
+    "monitoring/test_many_fits.py",
+    "estimation/test_xla.py",
+    "monitoring/test_tracking.py",
+    "models/test_step.py",
+    "cli/test_advise_command.py",
+    "monitoring/test_processes.py",
+    "estimation/test_probe.py",
+    "compat/test_gradients.py",
+    "datatools/test_convert_kill.py",
+    "test_style.py",
+    "estimation/test_estimate.py",
+    "streaming/test_shards.py",
+    "profiling/test_step_profiler.py",
+    "cli/test_cli.py",
+    "streaming/test_tf_dataset.py",
+    "estimation/test_verification.py",
+    "estimation/test_graph_on_card.py",
+    "models/test_own_steps.py",
+    "training/test_resume.py",
+    "hdf5/test_fuzz.py",
+    "streaming/test_stream_memory.py",
 )
 
 
@@ -53,6 +88,34 @@ def pytest_collection_modifyitems(items):
     """Put the tests of the longest files first; inside a file, and among the others, the order stays."""
     place = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Load the tests without collecting garbage, and set apart what that left alive, as after each file."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+_crashes: list[str] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem):
+    """Note a crash of a process of tests."""
+    _crashes.append(crashitem)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """After a crash, end in another way than after a test that failed: the rest of its file has not run."""
+    if _crashes:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 class Result:

@@ -134,7 +134,7 @@ def packed_once(kit, tmp_path_factory):
     }
     wheel(wheels, "tool", files)
     return kit.packing.pack(
-        folder / "parts", python=HERE, capabilities=[90], part_size=640_000, needs=["tool"], wheels=wheels
+        folder / "parts", python=HERE, capabilities=[90], part_size=640_000, needs=["tool"], wheels=wheels, preset=0
     )
 
 
@@ -154,6 +154,8 @@ def test_a_kit_runs_where_nothing_is_installed(packed_once, parts, tmp_path):
     result = packed_once
     assert len(result.parts) > 1 and all(part.stat().st_size <= 640_000 for part in result.parts)
     assert result.packed == sum(part.stat().st_size for part in result.parts)
+    assert set(result.sizes) >= {"tool", "tool_data.py", "kerasmem"}
+    assert result.packed * 0.2 < sum(result.sizes.values()) <= result.packed  # the last block is not a whole one
     assert result.left_out == len("int x;\n") and result.zeroed == 40 + 48 + 24 + 8
     done = unpack(parts, "--into", "there", cwd=tmp_path)
     assert not done.returncode, done.stderr
@@ -197,6 +199,33 @@ def test_what_cannot_be_packed(kit, tmp_path, monkeypatch):
     with pytest.raises(kit.unpack.KitError, match="exists already"):
         kit.packing.pack(tmp_path, python=HERE, capabilities=[90], part_size=1000, needs=[])
     assert any(need.startswith("tensorflow[and-cuda]>=") for need in kit.packing.requirements())
+
+
+def test_what_is_only_opened_keeps_no_device_code(kit, tmp_path):
+    """cuSOLVER is run: the orthogonal initializer of recurrent layers decomposes a matrix on the card."""
+    for name, kept in (("cufft", False), ("cusolver", True), ("cudnn", True)):
+        path = tmp_path / name / "nvidia" / name / "lib" / f"lib{name}.so.12"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(library(CODE_OF_TWO))
+        kit.packing.trim_libraries(tmp_path / name, [90])
+        assert (b"c" * 56 in path.read_bytes()) == kept
+
+
+def test_the_parts_are_divided_among_the_packages(kit, monkeypatch):
+    monkeypatch.setattr(kit.packing, "_BLOCK", 1000)
+    marks = [(0, "kerasmem"), (500, "nvidia/cublas"), (2500, "tensorflow")]
+    assert kit.packing._shares(marks, [100, 400, 200]) == {"nvidia/cublas": 550, "tensorflow": 100, "kerasmem": 50}
+    names = ("kerasmem/a/b", "packages/nvidia/cublas/lib/x.so", "packages/keras/x.py", "packages", "packages/nvidia")
+    assert [kit.packing._package(name) for name in names] == [
+        "kerasmem", "nvidia/cublas", "keras", "packages", "nvidia"
+    ]  # fmt: skip
+
+
+def test_no_python_of_the_kits_version(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(FOLDER), "check", str(tmp_path), "--with", "python3.99"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "python3.99 is not here" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_parts_are_read_as_one(kit, tmp_path):

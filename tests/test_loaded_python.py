@@ -69,6 +69,7 @@ def test_signals_reach_it(number):
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         pid = int(process.stdout.readline())
+        assert loaded_python.fork_of(process.pid) == pid
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == -number

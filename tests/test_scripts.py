@@ -53,6 +53,18 @@ def test_a_failed_installation_is_said_and_tried_again(checkout):
     assert not list((checkout / ".venv").glob("kerasmem-installed*"))
 
 
+def test_a_backends_tests_run_with_the_arguments_given(tmp_path):
+    for venv in ("venv", "venv-jax"):
+        python = tmp_path / venv / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text('#!/bin/sh\necho "$@"\n')
+        python.chmod(0o700)
+    done = run(ROOT / "scripts" / "test", "--backend", "jax", "-k", "resume", KERASMEM_VENV=str(tmp_path / "venv"))
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.splitlines()[-1].split()
+    assert words[:2] == ["-m", "pytest"] and "tests/backends" in words and words[-2:] == ["-k", "resume"]
+
+
 def test_the_lowest_versions_are_those_of_setup_cfg():
     spec = importlib.util.spec_from_file_location("lowest_versions", ROOT / "scripts" / "lowest_versions.py")
     module = importlib.util.module_from_spec(spec)

@@ -11,7 +11,7 @@ import pytest
 import kerasmem
 from kerasmem.datatools.converting.results import Conversion, Repacking
 from kerasmem.datatools.inspecting.results import Bench, ColumnStats, DatasetReport, DataStats, Inspection, Stage
-from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings
+from kerasmem.estimation.report import Bytes, DeviceVerdict, LayerMemory, ModelFacts, Settings
 from kerasmem.monitoring.timeline import Sample, Timeline
 from kerasmem.records import MOST_ROWS
 from kerasmem.recovery.advice import Advice, Remedy
@@ -100,6 +100,16 @@ def test_a_result_shows_itself(results, place):
     assert str(result) in page.texts and set(page.tags) <= {"p", "b", "table", "tr", "th", "td"}
     assert not {"\x1b", "\u202e"} & set(str(result) + repr(result) + result._repr_html_())
     assert len(result.to_frame().columns) >= (0 if answer.startswith("9 rows") else 3)
+
+
+def test_names_from_models_and_logs_steer_nothing():
+    """Also those that stand in a list, as the layers do that a layer takes, and the phase of a log."""
+    hostile = "<i>\u202e\x1b[31m"
+    timeline = Timeline([Sample(0, 0.5, hostile, 0, 7, 1, hostile, 100, 3 * MIB, *[None] * 6)])
+    layer = LayerMemory(name=hostile, class_name=hostile, output_shape=(None, 2), inputs=(hostile, "x"))
+    for result in (timeline, dataclasses.replace(kerasmem.estimate(build(), method="formula"), layers=(layer,))):
+        assert not {"\x1b", "\u202e"} & set(str(result) + repr(result) + result._repr_html_())
+        assert "<i>" not in result._repr_html_()
 
 
 def test_fits_and_peak(results):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from kerasmem.errors import UsageError
@@ -25,6 +26,10 @@ def test_refuses(text):
     with pytest.raises(UsageError, match="budget"):
         parse_size(text, field="budget")
     assert not is_size(text)
+
+
+def test_numpys_whole_numbers_are_bytes():
+    assert type(parse_size(np.int64(2**34))) is int and parse_size(np.uint8(7)) == 7
 
 
 @pytest.mark.parametrize("value", [-1, True, 1.5, None])

@@ -10,45 +10,26 @@ import traceback
 import click
 
 import kerasmem
-from kerasmem.cli.lazy_group import LazyGroup
+from kerasmem.cli.command import COMMANDS_OF, LazyGroup
 from kerasmem.errors import KerasmemError
 
-# command -> (module under kerasmem.cli, the line that `kerasmem --help` shows)
-COMMANDS = {
-    "estimate": ("estimate_command", "How much memory training a model will need, before it runs."),
-    "max-batch": ("max_batch_command", "The largest batch, layer or depth that fits a device."),
-    "cards": ("cards_command", "Which cards of the catalogue are enough."),
-    "compare": ("compare_command", "What differs in memory between two models; a limit for CI."),
-    "measure": ("measure_command", "How much memory some real training steps take."),
-    "profile": ("profile_command", "What is in memory at the peak of a real step, layer by layer."),
-    "advise": ("advise_command", "What to do so that training fits a device, each remedy estimated."),
-    "run": ("run_command", "Run a training script, and go on where it runs out of memory."),
-    "explain": ("explain_command", "What ran out of memory in a log, why, and what to do."),
-    "watch": ("watch_command", "Cards, processes and running training, live."),
-    "doctor": ("doctor_command", "Does TensorFlow see the GPU, and if not, why."),
-    "data": ("data_command", "Data files: look into, convert, repack, statistics, speed."),
-    "report": ("report_command", "Runs, estimates and profiles as a page, a picture, a table or data."),
-    "devices": ("devices_command", "The catalogue of cards, and what is in this machine."),
-    "completion": ("completion_command", "Completion of commands and options for your shell."),
-}
-
-
-EXAMPLES = """\b
-Examples:
-  kerasmem estimate model.h5 --batch-size 64 --device t4
-  kerasmem max-batch keras.applications:ResNet50 --device 16GB"""
+COMMANDS = COMMANDS_OF["kerasmem"]
 
 
 @click.group(
     cls=LazyGroup,
-    modules=COMMANDS,
+    lines=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
-    epilog=EXAMPLES,
 )
 @click.version_option(kerasmem.__version__, prog_name="kerasmem")
 @click.option("--debug", is_flag=True, help="Show the Python traceback of an error.")
 def cli(debug: bool) -> None:
-    """Memory answers for people who train Keras/TensorFlow models."""
+    """Memory answers for people who train Keras/TensorFlow models.
+
+    Examples:
+      kerasmem estimate model.h5 --batch-size 64 --device t4
+      kerasmem max-batch keras.applications:ResNet50 --device 16GB
+    """
 
 
 def main(args: list[str] | None = None) -> None:

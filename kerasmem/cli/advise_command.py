@@ -8,23 +8,12 @@ from typing import Any
 import click
 
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, require_device
+from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError
 
-EXAMPLES = """\b
-Examples:
-  kerasmem advise model.keras --device t4 --batch-size 64
-  kerasmem advise keras.applications:ResNet50 --device 8GB --no-jit-compile
-  kerasmem advise model.keras --device 8GB --code A > train.py
-  kerasmem advise model.keras --device 8GB --samples 60000 --confirm
 
-\b
-Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
-2 wrong usage or unreadable input · 3 nothing fits · 4 too close to call"""
-
-
-@click.command("advise", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
+@click.command("advise", cls=GuardedCommand, seconds=7200)
 @model_options(
     "--method", "--confirm", "--samples", "--budget-seconds", "--cache", output=("--code", "--verbose", "--json")
 )
@@ -33,10 +22,17 @@ def command(model: str | None, cache: bool, budget_seconds: float, code: str | N
 
     Each remedy is estimated on the changed model; where no single one is enough, combinations are, the least
     harmful first. MODEL is as for `kerasmem estimate`.
+
+    Examples:
+      kerasmem advise model.keras --device t4 --batch-size 64
+      kerasmem advise keras.applications:ResNet50 --device 8GB --no-jit-compile
+      kerasmem advise model.keras --device 8GB --code A > train.py
+      kerasmem advise model.keras --device 8GB --samples 60000 --confirm
+
+    Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
+    2 wrong usage or unreadable input · 3 nothing fits · 4 too close to call
     """
-    if model is not None:
-        require_device(options)
-    check_options("advise", model, options)
+    check_options("advise", model, options, needs_device=True)
     if code is not None and options["as_json"]:
         raise UsageError("--code and --json: choose one")
     from kerasmem.rendering.advice_table import advice_table, labelled

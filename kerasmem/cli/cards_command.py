@@ -13,22 +13,20 @@ from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, mode
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError
 
-EXAMPLES = """\b
-Examples:
-  kerasmem cards model.keras -b 64
-  kerasmem cards keras.applications:ResNet50 -b 256 --max-batch --prices prices.csv
 
-\b
-Exit codes: 0 a card fits · 1 the model failed · 2 wrong usage or unreadable
-input · 3 no card fits · 4 too close to call"""
-
-
-@click.command("cards", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
+@click.command("cards", cls=GuardedCommand, seconds=7200)
 @model_options("--max-batch", "--prices", "--method", "--cache", output=("--json",))
 def command(model: str | None, method: Method, cache: bool, max_batch: bool, prices: str | None, **options: Any) -> int:
     """Say which cards of the catalogue are enough to train MODEL.
 
     MODEL is as for `kerasmem estimate`. Prices are yours: none is built in.
+
+    Examples:
+      kerasmem cards model.keras -b 64
+      kerasmem cards keras.applications:ResNet50 -b 256 --max-batch --prices prices.csv
+
+    Exit codes: 0 a card fits · 1 the model failed · 2 wrong usage or unreadable
+    input · 3 no card fits · 4 too close to call
     """
     check_options("cards", model, options)
     if options["device"] is not None:
@@ -36,13 +34,12 @@ def command(model: str | None, method: Method, cache: bool, max_batch: bool, pri
     from kerasmem.rendering.cards_table import cards_table
 
     with quiet_tensorflow(), spinner(f"asking for {model or options['factory']}", method):
-        from kerasmem.estimation.cache import cached_estimate
+        from kerasmem.estimation.cache import estimator
         from kerasmem.estimation.card_ranking import rank_cards, read_prices
-        from kerasmem.estimation.facade import estimate
 
         priced = None if prices is None else read_prices(prices)
         arguments = {name: value for name, value in call_arguments(options).items() if name != "device"}
-        ask = cached_estimate if cache else estimate
+        ask = estimator(cache)
         ranking = rank_cards(model, method=method, max_batch=max_batch, prices=priced, ask=ask, **arguments)
     show_result(ranking, options["as_json"], partial(cards_table, largest=max_batch))
     return EXIT_CODES[ranking.cards[0].verdict]

@@ -9,28 +9,16 @@ from typing import Any
 import click
 
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import call_arguments, check_options, model_options, worst
-from kerasmem.cli.saved_files import json_object
+from kerasmem.cli.options import call_arguments, check_options, json_object, model_options, worst
 from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_result, spinner
 from kerasmem.cli.vocabulary import option
 from kerasmem.errors import InputError, UsageError
-
-EXAMPLES = """\b
-Examples:
-  kerasmem compare before.keras after.keras --batch-size 64
-  kerasmem compare before.keras after.keras --max-increase 5%
-  kerasmem estimate model.keras --json > base.json
-  kerasmem compare base.json model.keras --budget 14GiB --markdown
-
-\b
-Exit codes: 0 done, and within the limits · 1 a model failed · 2 wrong usage or
-unreadable input · 3 B exceeds a limit, or does not fit · 4 too close to call"""
 
 _MOST_ON_A_SCREEN = 25  # layers
 _SAME = ("batch_size", "method", "mode")  # settings of a saved report that the other side takes over
 
 
-@click.command("compare", cls=GuardedCommand, epilog=EXAMPLES)
+@click.command("compare", cls=GuardedCommand)
 @model_options(
     "--budget", "--max-increase", "--allow-different-settings", "--method", "--cache",
     arguments=(click.argument("a", metavar="A"), click.argument("b", metavar="B")),
@@ -44,6 +32,15 @@ def command(
 
     A and B are models as for `kerasmem estimate`, or reports that `kerasmem estimate --json` saved;
     both are estimated with the same settings. A limit that B breaks gives exit code 3.
+
+    Examples:
+      kerasmem compare before.keras after.keras --batch-size 64
+      kerasmem compare before.keras after.keras --max-increase 5%
+      kerasmem estimate model.keras --json > base.json
+      kerasmem compare base.json model.keras --budget 14GiB --markdown
+
+    Exit codes: 0 done, and within the limits · 1 a model failed · 2 wrong usage or
+    unreadable input · 3 B exceeds a limit, or does not fit · 4 too close to call
     """
     check_options("compare", a, options)
     if options["markdown"] and options["as_json"]:
@@ -59,14 +56,12 @@ def command(
         options.update(taken)
     method = options["method"]
     with quiet_tensorflow(), spinner(f"comparing {os.path.basename(a)} and {os.path.basename(b)}", method):
-        from kerasmem.estimation.cache import cached_estimate
+        from kerasmem.estimation.cache import estimator
         from kerasmem.estimation.comparing import compare_reports, unlike_settings
-        from kerasmem.estimation.facade import estimate
 
-        ask = cached_estimate if cache else estimate
         reports = []
         for path in (a, b):
-            report = saved.get(path) or ask(path, method=method, **call_arguments(options))
+            report = saved.get(path) or estimator(cache)(path, method=method, **call_arguments(options))
             if path not in saved:
                 method = report.settings.method  # the second by the method that answered for the first
             reports.append(report)

@@ -6,48 +6,37 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.command import COMMANDS_OF, LazyGroup
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.lazy_group import LazyGroup
 from kerasmem.cli.options import FILE, TRUST, WRITING, read_columns
 from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result
 from kerasmem.cli.vocabulary import all_of, option
 
-# command -> (this module and the function in it, the line that `kerasmem data --help` shows)
-COMMANDS = {
-    "inspect": ("data_command:inspect", "What is in an HDF5 file, and how well it streams."),
-    "convert": ("data_command:convert", "Arrays, tables, images, records or HDF5 as HDF5 that streams well."),
-    "repack": ("data_command:repack", "An HDF5 file in other chunks, compression or order."),
-    "stats": ("data_command:stats", "Mean, variance, range and class weights, in one pass."),
-    "index": ("data_command:index", "One file that says of many where their rows lie."),
-    "bench": ("data_command:bench", "What a file can deliver here, and what limits it."),
-}
+COMMANDS = COMMANDS_OF["kerasmem data"]
 
 
-EXAMPLES = """\b
-Examples:
-  kerasmem data inspect train.h5
-  kerasmem data convert x.npy y.npy -o train.h5 --shuffle"""
-
-
-@click.group("data", cls=LazyGroup, modules=COMMANDS, epilog=EXAMPLES)
+@click.group("data", cls=LazyGroup, lines=COMMANDS, module="data_command")
 def command() -> None:
-    """Data files: look into them, convert them, find their statistics and their speed."""
+    """Data files: look into them, convert them, find their statistics and their speed.
+
+    Examples:
+      kerasmem data inspect train.h5
+      kerasmem data convert x.npy y.npy -o train.h5 --shuffle
+    """
 
 
-INSPECT_EXAMPLES = """\b
-Examples:
-  kerasmem data inspect train.h5
-  kerasmem data inspect cells.h5ad --x X --y obs/kind/codes --batch-size 256
-  kerasmem data inspect train.h5 --nan --verify --json"""
-
-
-@click.command("inspect", cls=GuardedCommand, epilog=INSPECT_EXAMPLES)
+@click.command("inspect", cls=GuardedCommand)
 @all_of(*FILE, "--nan", "--verify", *TRUST, "--json")
 def inspect(file: str, as_json: bool, **options: Any) -> int:
     """Say what is in an HDF5 FILE, what it comes to in memory, and how well H5ChunkSequence streams it.
 
     Knows what AnnData, MATLAB 7.3, pandas, PyTables and netCDF-4 leave in a file. The exit code is 1 where --verify
     finds data that is no longer what was written.
+
+    Examples:
+      kerasmem data inspect train.h5
+      kerasmem data inspect cells.h5ad --x X --y obs/kind/codes --batch-size 256
+      kerasmem data inspect train.h5 --nan --verify --json
     """
     from kerasmem.datatools.inspecting.inspection import inspect_data
     from kerasmem.rendering.data_tables import inspection_table
@@ -58,20 +47,7 @@ def inspect(file: str, as_json: bool, **options: Any) -> int:
     return int(any(dataset.checksum == "wrong" for dataset in found.datasets))
 
 
-CONVERT_EXAMPLES = """\b
-Examples:
-  kerasmem data convert x.npy y.npy -o train.h5
-  kerasmem data convert digits.csv -o digits.h5 --columns y=label --columns 'x=*' --shuffle
-  kerasmem data convert photos/ -o photos.h5 --image-size 224x224 --shuffle --split 0.8,0.1,0.1 --stratify y
-  kerasmem data convert 'part-*.parquet' -o scans.h5 --split train=0.9,dev=0.1 --group patient --compression zstd
-  kerasmem data convert cells.h5ad -o cells.h5 --columns x=X --columns y=obs/kind/codes
-
-\b
-A run that was killed goes on where it was when the same command is given again.
-Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'"""
-
-
-@click.command("convert", cls=GuardedCommand, seconds=None, epilog=CONVERT_EXAMPLES)
+@click.command("convert", cls=GuardedCommand, seconds=None)
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
 @all_of(
     *WRITING, "--split", "--split-as", "--stratify", "--group", "--keep-float64", "--narrow-integers", "--image-size",
@@ -83,7 +59,19 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
     SRC: .npy (NAME=PATH names it), .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a folder of
     images for each class. Sources with the same columns are read one after another, those with none in common side by
     side.
-    float64 becomes float32; a value that would become infinite is an error.
+    float64 becomes float32; a value that would become infinite is an error. With --engine, its workers write
+    part-00000.h5 and so on, and the output is their index.
+
+    Examples:
+      kerasmem data convert x.npy y.npy -o train.h5
+      kerasmem data convert digits.csv -o digits.h5 --columns y=label --columns 'x=*' --shuffle
+      kerasmem data convert photos/ -o photos.h5 --image-size 224x224 --shuffle --split 0.8,0.1,0.1 --stratify y
+      kerasmem data convert 'part-*.parquet' -o scans.h5 --split train=0.9,dev=0.1 --group patient --compression zstd
+      kerasmem data convert cells.h5ad -o cells.h5 --columns x=X --columns y=obs/kind/codes
+      kerasmem data convert 'raw/*.parquet' -o s3://bucket/train.index --engine dask=tcp://host:8786
+
+    A run that was killed goes on where it was when the same command is given again.
+    Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'
     """
     from kerasmem.rendering.data_tables import conversion_table
 
@@ -95,14 +83,7 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
     show_result(done, as_json, conversion_table)
 
 
-REPACK_EXAMPLES = """\b
-Examples:
-  kerasmem data repack slow.h5 -o fast.h5
-  kerasmem data repack sorted.h5 -o mixed.h5 --shuffle
-  kerasmem data repack large.h5 -o small.h5 --compression zstd:9 --verify"""
-
-
-@click.command("repack", cls=GuardedCommand, seconds=None, epilog=REPACK_EXAMPLES)
+@click.command("repack", cls=GuardedCommand, seconds=None)
 @click.argument("file", type=click.Path())
 @all_of(*WRITING, "--float32")
 def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
@@ -110,6 +91,12 @@ def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -
 
     Says how an epoch reads the file before and after. A run that was killed goes on when the same command
     is given again.
+
+    Examples:
+      kerasmem data repack slow.h5 -o fast.h5
+      kerasmem data repack sorted.h5 -o mixed.h5 --shuffle
+      kerasmem data repack large.h5 -o small.h5 --compression zstd:9 --verify
+      kerasmem data repack large.h5 -o parts/small.index --engine processes --part-size 256MiB
     """
     from kerasmem.datatools.converting.repacking import repack_data
     from kerasmem.rendering.data_tables import repacking_table
@@ -119,20 +106,19 @@ def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -
     show_result(done, as_json, repacking_table)
 
 
-STATS_EXAMPLES = """\b
-Examples:
-  kerasmem data stats train.h5
-  kerasmem data stats train.h5 --scale 1/255
-  kerasmem data stats train.h5 --dataset images --dataset labels --json"""
-
-
-@click.command("stats", cls=GuardedCommand, seconds=None, epilog=STATS_EXAMPLES)
+@click.command("stats", cls=GuardedCommand, seconds=None)
 @click.argument("file", type=click.Path())
-@all_of("--dataset", "--scale", *TRUST, "--json")
+@all_of("--dataset", "--scale", "--engine", *TRUST, "--json")
 def stats(file: str, datasets: tuple[str, ...], scale: str, as_json: bool, **options: Any) -> None:
     """Print mean, variance, range and class weights of the datasets of FILE, and the lines that put them to use.
 
     One pass in bounded memory; the figures are those that keras.layers.Normalization(axis=-1).adapt would find.
+
+    Examples:
+      kerasmem data stats train.h5
+      kerasmem data stats train.h5 --scale 1/255
+      kerasmem data stats train.h5 --dataset images --dataset labels --json
+      kerasmem data stats train.index --engine ray
     """
     from kerasmem.datatools.inspecting.statistics import data_stats
     from kerasmem.rendering.data_tables import stats_table
@@ -153,21 +139,19 @@ def _read_scale(text: str) -> float:
         raise UsageError(f"--scale: {text!r} is no number; write for example 1/255 or 0.5") from None
 
 
-INDEX_EXAMPLES = """\b
-Examples:
-  kerasmem data index 'parts/part-*.h5' -o parts/train.index
-  kerasmem data index 's3://bucket/part-*.h5' -o train.index --checksums
-  kerasmem data index a.h5 b.h5 -o train.index --dataset x --dataset y"""
-
-
-@click.command("index", cls=GuardedCommand, seconds=None, epilog=INDEX_EXAMPLES)
+@click.command("index", cls=GuardedCommand, seconds=None)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@all_of(option("--output", required=True), "--dataset", "--checksums", *TRUST[1:], "--json")
+@all_of(option("--output", required=True), "--dataset", "--checksums", "--engine", *TRUST[1:], "--json")
 def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write an index, NAME.index, of HDF5 files read as one, in the order given; of a pattern, part-2 before part-10.
 
     H5ChunkSequence("NAME.index") then knows rows, types and chunks without opening a file. A file that is changed later
     is an error that names it.
+
+    Examples:
+      kerasmem data index 'parts/part-*.h5' -o parts/train.index
+      kerasmem data index 's3://bucket/part-*.h5' -o train.index --checksums
+      kerasmem data index a.h5 b.h5 -o train.index --dataset x --dataset y
     """
     from kerasmem.datatools.inspecting.indexing import index_data
     from kerasmem.rendering.data_tables import index_table
@@ -177,19 +161,17 @@ def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_jso
     show_result(done, as_json, index_table)
 
 
-BENCH_EXAMPLES = """\b
-Examples:
-  kerasmem data bench train.h5
-  kerasmem data bench train.h5 --x images --y labels --batch-size 256 --sample 2GiB
-  kerasmem data bench train.h5 --json"""
-
-
-@click.command("bench", cls=GuardedCommand, seconds=None, epilog=BENCH_EXAMPLES)
+@click.command("bench", cls=GuardedCommand, seconds=None)
 @all_of(*FILE, "--sample", option("--memory-budget", show_default="as H5ChunkSequence chooses"), "--json")
 def bench(file: str, memory_budget: str | None, as_json: bool, **options: Any) -> None:
     """Time what H5ChunkSequence delivers from FILE on this machine, and say which step limits it.
 
     The system is asked to forget the file before it is read from the disk; nothing else is changed.
+
+    Examples:
+      kerasmem data bench train.h5
+      kerasmem data bench train.h5 --x images --y labels --batch-size 256 --sample 2GiB
+      kerasmem data bench train.h5 --json
     """
     from kerasmem.rendering.data_tables import bench_table
 

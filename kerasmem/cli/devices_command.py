@@ -8,17 +8,17 @@ from kerasmem.cli.command import Command
 from kerasmem.cli.terminal import show_json, show_text
 from kerasmem.cli.vocabulary import all_of
 
-EXAMPLES = """\b
-Examples:
-  kerasmem devices
-  kerasmem devices --sources
-  kerasmem devices --json"""
 
-
-@click.command("devices", cls=Command, epilog=EXAMPLES)
+@click.command("devices", cls=Command)
 @all_of("--sources", "--json")
 def command(sources: bool, as_json: bool) -> None:
-    """List the cards that --device knows, and the GPUs and memory of this machine."""
+    """List the cards that --device knows, and the GPUs and memory of this machine.
+
+    Examples:
+      kerasmem devices
+      kerasmem devices --sources
+      kerasmem devices --json
+    """
     from kerasmem.devices.cards import all_cards
     from kerasmem.devices.catalogue import available_bytes
     from kerasmem.devices.live import read_machine

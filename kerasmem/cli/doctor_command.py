@@ -8,20 +8,19 @@ from kerasmem.cli.command import Command
 from kerasmem.cli.terminal import show_result, spinner
 from kerasmem.cli.vocabulary import all_of, option
 
-EXAMPLES = """\b
-Examples:
-  kerasmem doctor
-  CUDA_VISIBLE_DEVICES=1 kerasmem doctor
-  kerasmem doctor --json"""
 
-
-@click.command("doctor", cls=Command, epilog=EXAMPLES)
+@click.command("doctor", cls=Command)
 @all_of(option("--timeout", default=120.0), "--json")
 def command(timeout: float, as_json: bool) -> int:
     """Say whether TensorFlow sees the GPU, and why not; what decides about memory here.
 
     TensorFlow runs in a process of its own, so that its crash is reported too. Exit codes: 0 it runs, on whatever
     device; 1 it does not.
+
+    Examples:
+      kerasmem doctor
+      CUDA_VISIBLE_DEVICES=1 kerasmem doctor
+      kerasmem doctor --json
     """
     from kerasmem.devices.doctor import examine
     from kerasmem.rendering.doctor_table import doctor_table

@@ -2,58 +2,84 @@
 
 from __future__ import annotations
 
+import functools
+import glob
+import json
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from kerasmem.checks import Method, Parallel
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options
-from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_json, show_text, spinner
-
-EXAMPLES = """\b
-Examples:
-  kerasmem estimate model.h5
-  kerasmem estimate model.keras -b 64 -d t4
-  kerasmem estimate keras.applications:VGG16 --batch-size 128 --device 16GB
-  kerasmem estimate model.keras --method graph --optimizer adam --top 10
-  kerasmem estimate mymodels.unet:build --factory-arg depth=5 --json
-  kerasmem estimate model.keras --batch-size 256 --replicas 4 --shard-optimizer
-  kerasmem estimate model.keras --replicas 4 --parallel model --layout '.*/kernel=,model'
-
-\b
-Exit codes: 0 done (and fits) · 1 the model failed · 2 wrong usage or unreadable
-input · 3 does not fit · 4 too close to call"""
+from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, worst
+from kerasmem.cli.terminal import is_terminal, progress_bar, quiet_tensorflow, show_json, show_text, spinner
+from kerasmem.errors import UsageError
 
 _ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
 _LARGEST = 25
 
 
-@click.command("estimate", cls=GuardedCommand, epilog=EXAMPLES)
-@model_options("--method", "--cache", "--all-methods", "--replicas", "--parallel", "--shard-optimizer", "--layout")
+def _is_many(options: Mapping[str, Any]) -> bool:
+    models = options["models"]
+    return len(models) > 1 or bool(options["grid"] or options["engine"] or _patterns(models))
+
+
+def _patterns(models: Sequence[str]) -> list[str]:
+    return [each for each in models if glob.has_magic(each) and not os.path.lexists(each)]
+
+
+@click.command("estimate", cls=GuardedCommand, parted=_is_many)
+@model_options(
+    "--grid", "--engine", "--method", "--cache", "--all-methods", "--replicas", "--parallel", "--shard-optimizer",
+    "--layout", arguments=(click.argument("models", metavar="MODEL...", nargs=-1),),
+)  # fmt: skip
 def command(
-    model: str | None, method: Method, cache: bool, all_methods: bool, replicas: int, parallel: Parallel,
-    shard_optimizer: bool, layout: tuple[str, ...], **options: Any,
+    models: tuple[str, ...], grid: tuple[str, ...], engine: str | None, limits: Any, layout: tuple[str, ...],
+    **options: Any,
 ) -> int:  # fmt: skip
     """Say how much memory training MODEL needs, before it runs and without its weights.
 
     MODEL is a .h5 or .keras file, an architecture .json, or package.module:function
     (also file.py:function) that returns a Keras model.
+
+    Of several models, or values of --grid, there is a row each: a table, CSV, or with --json a line of JSON each as it
+    comes. One that fails is a row with its reason. Limits of time and memory are for each.
+
+    Examples:
+      kerasmem estimate model.h5
+      kerasmem estimate model.keras -b 64 -d t4
+      kerasmem estimate keras.applications:VGG16 --batch-size 128 --device 16GB
+      kerasmem estimate model.keras --method graph --optimizer adam --top 10
+      kerasmem estimate mymodels.unet:build --factory-arg depth=5 --json
+      kerasmem estimate model.keras --batch-size 256 --replicas 4 --shard-optimizer
+      kerasmem estimate model.keras --replicas 4 --parallel model --layout '.*/kernel=,model'
+      kerasmem estimate a.keras b.keras 'models/*.h5' --grid batch_size=16,32,64 -d t4
+      kerasmem estimate unet.py:build --grid depth=3,4,5 --grid optimizer=sgd,adam --engine processes
+
+    Exit codes: 0 done (and fits) · 1 a model failed · 2 wrong usage or unreadable
+    input · 3 does not fit · 4 too close to call
     """
+    options["layout"] = list(layout) or None
+    if limits is not None:
+        return _estimate_many(_expanded(models), _read_grid(grid), engine, limits, options)
+    model = models[0] if models else None
     check_options("estimate", model, options)
+    ask, settings = _question(options)
+    with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}", options["method"]):
+        report = ask(model, **settings, **call_arguments(options))
+    return show_report(report, options)
+
+
+def _question(options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return what estimates, and the command's own settings of that."""
+    from kerasmem.estimation.cache import estimator
     from kerasmem.estimation.parallel.parallelism import check_method, parallelism
 
-    check_method(method, parallelism(replicas, parallel, shard_optimizer, layout))
-    with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}", method):
-        from kerasmem.estimation.cache import cached_estimate
-        from kerasmem.estimation.facade import estimate
-
-        ask = cached_estimate if cache else estimate
-        report = ask(
-            model, method=method, all_methods=all_methods, replicas=replicas, parallel=parallel,
-            shard_optimizer=shard_optimizer, layout=list(layout) or None, **call_arguments(options),
-        )  # fmt: skip
-    return show_report(report, options)
+    names = ("replicas", "parallel", "shard_optimizer", "layout")
+    split = {name: options[name] for name in names}
+    check_method(options["method"], parallelism(**split))
+    return estimator(options["cache"]), {**split, "method": options["method"], "all_methods": options["all_methods"]}
 
 
 def show_report(report: Any, options: dict[str, Any]) -> int:
@@ -77,3 +103,92 @@ def show_report(report: Any, options: dict[str, Any]) -> int:
             top = _LARGEST
         show_text(lambda terminal: estimate_table(report, terminal, sort=sort, top=top))
     return 0 if report.device is None else EXIT_CODES[report.device.verdict]
+
+
+def _estimate_many(
+    models: Sequence[str | None], grid: Mapping[str, list[Any]], engine: str | None, limits: Any,
+    options: dict[str, Any],
+) -> int:  # fmt: skip
+    for model in models:
+        check_options("estimate", model, options)
+    if None in models:  # and a factory is named
+        models, options = [options["factory"]], {**options, "factory": None}
+    from kerasmem.estimation.many import EstimateTable, estimate_each
+    from kerasmem.rendering.data import rows_to_csv
+    from kerasmem.rendering.many_table import many_table
+
+    ask, settings = _question(options)
+    if modules := options["custom_objects"]:
+        ask = functools.partial(_with_objects, ask, modules)
+    rows, count = estimate_each(
+        models, grid=grid, engine=engine, ask=ask, timeout=limits.seconds, host_memory_limit=limits.host_bytes,
+        **settings, **call_arguments({**options, "custom_objects": ()}),
+    )  # fmt: skip
+    found = []
+    with progress_bar() as progress:
+        for row in rows:
+            found.append(row)
+            if options["as_json"]:
+                click.echo(json.dumps(row.to_dict(), allow_nan=False))
+            if progress is not None:
+                progress(row.model, len(found), count)
+    if options["as_csv"]:
+        click.echo(rows_to_csv([each.row() for each in found]), nl=False)
+    elif not options["as_json"]:
+        sort, top = options["sort"] or "order", options["top"]
+        show_text(lambda terminal: many_table(EstimateTable(tuple(found)), terminal, sort=sort, top=top))
+    if any(each.report is None for each in found):
+        return 1
+    return worst(each.verdict for each in found if each.verdict is not None)
+
+
+def _with_objects(ask: Any, modules: Sequence[str], model: Any, **settings: Any) -> Any:
+    """Estimate with the classes and functions of some modules, which each process imports for itself."""
+    from kerasmem.models.vocabulary import load_custom_objects
+
+    return ask(model, **{**settings, "custom_objects": load_custom_objects(modules)})
+
+
+def _expanded(models: Sequence[str]) -> list[str | None]:
+    """Return the models that were named, a pattern's files in its place.
+
+    Raises:
+        UsageError: no file matches a pattern.
+    """
+    from kerasmem.hdf5.settings import natural_order
+
+    found: list[str | None] = []
+    patterns = _patterns(models)
+    for model in models:
+        matching = sorted(glob.glob(model, recursive=True), key=natural_order) if model in patterns else [model]
+        if not matching:
+            raise UsageError(f"{model}: no file matches this pattern")
+        found += matching
+    return found or [None]
+
+
+def _read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Read "batch_size=16,32" and the like: values are JSON where they can be, texts where not.
+
+    Raises:
+        UsageError: a text is no NAME=VALUE,…, or a name is given twice.
+    """
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not name or not values:
+            raise UsageError(f"--grid {text!r}: write NAME=VALUE,VALUE, for example batch_size=16,32,64")
+        if name in grid:
+            raise UsageError(f"--grid: {name!r} is given twice; list its values in one option")
+        try:
+            grid[name] = json.loads(f"[{values}]")
+        except ValueError:
+            grid[name] = [_value(each) for each in values.split(",")]
+    return grid
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -10,14 +10,8 @@ from kerasmem.cli.command import Command
 from kerasmem.cli.terminal import show_result
 from kerasmem.cli.vocabulary import option
 
-EXAMPLES = """\b
-Examples:
-  kerasmem explain train.log
-  python train.py 2>&1 | tee train.log | kerasmem explain -
-  kerasmem explain slurm-4711.out --json"""
 
-
-@click.command("explain", cls=Command, epilog=EXAMPLES)
+@click.command("explain", cls=Command)
 @click.argument("log", type=click.Path())
 @option("--json")
 def command(log: str, as_json: bool) -> None:
@@ -25,6 +19,11 @@ def command(log: str, as_json: bool) -> None:
 
     Reads the messages of TensorFlow, XLA, PyTorch, JAX, Theano and CUDA's libraries, and those of the host: Python,
     the kernel, Slurm, containers. The exit code is 0 also where memory did not run out.
+
+    Examples:
+      kerasmem explain train.log
+      python train.py 2>&1 | tee train.log | kerasmem explain -
+      kerasmem explain slurm-4711.out --json
     """
     from kerasmem.diagnosis.explaining import explain_file, explain_stream
     from kerasmem.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -21,15 +21,21 @@ class GuardedCommand(Command):
     Args:
         *names: as for `click.Command`.
         seconds: that it may take where nothing else is asked for; None for no limit.
+        parted: says by its parameters whether the command starts processes itself, and holds each of them to the
+            limits; they are then its parameter `limits`, which is None otherwise.
         **options: as for `click.Command`.
     """
 
-    def __init__(self, *names: Any, seconds: float | None = 1800, **options: Any) -> None:
+    def __init__(
+        self,
+        *names: Any,
+        seconds: float | None = 1800,
+        parted: Callable[[Mapping[str, Any]], bool] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*names, **options)
-        self.params += [
-            make_option("--time-limit", default=seconds),
-            make_option("--memory-limit"),
-        ]
+        self._parted = parted
+        self.params += [make_option("--time-limit", default=seconds), make_option("--memory-limit")]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, in a child where this is a program of its own."""
@@ -38,6 +44,11 @@ class GuardedCommand(Command):
 
         seconds, size = ctx.params.pop("time_limit"), ctx.params.pop("memory_limit")
         limits = Limits(seconds, _memory(size))
+        if self._parted is not None:
+            is_parted = self._parted(ctx.params)
+            ctx.params["limits"] = limits if is_parted else None
+            if is_parted:
+                return super().invoke(ctx)
         # `main` called from Python stays in its process, which may have loaded TensorFlow and have threads.
         if not ctx.find_root().obj or threading.active_count() > 1 or not hasattr(os, "fork"):
             return super().invoke(ctx)
@@ -62,7 +73,12 @@ class GuardedCommand(Command):
 def _input(options: Mapping[str, Any]) -> str:
     """Return what a command reads first, by whatever name it takes it."""
     named = next(
-        (options[name] for name in ("file", "files", "model", "a", "sources", "factory") if options.get(name)), ""
+        (
+            options[name]
+            for name in ("file", "files", "models", "model", "a", "sources", "factory")
+            if options.get(name)
+        ),
+        "",
     )
     return str(named if isinstance(named, str) else named[0])
 

@@ -7,26 +7,14 @@ from typing import Any
 import click
 
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, require_device
+from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 from kerasmem.cli.vocabulary import option
-
-EXAMPLES = """\b
-Examples:
-  kerasmem max-batch model.keras --device t4
-  kerasmem max-batch model.h5 --device 16GB --step 8 --method graph
-  kerasmem max-batch model.keras --device 8GB --confirm --margin 0.05
-  kerasmem max-batch model.keras --device t4 --batch-size 64 --vary dense_1.units
-  kerasmem max-batch mymodels.py:resnet --device a100-40 --vary n --maximum 200
-
-\b
-Exit codes: 0 done · 1 the model failed · 2 wrong usage or unreadable input ·
-3 not even the smallest fits · 4 too close to call"""
 
 REAL_STEPS = ("confirm", "margin", "samples", "steps", "timeout")
 
 
-@click.command("max-batch", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
+@click.command("max-batch", cls=GuardedCommand, seconds=7200)
 @model_options(
     "--vary", "--minimum", "--maximum", "--step", "--exact", "--margin", "--method", "--confirm",
     option("--steps", default=3), "--samples", "--timeout", "--cache", output=("--json",),
@@ -37,10 +25,18 @@ def command(model: str | None, cache: bool, **options: Any) -> int:
     The estimator is asked for a few sizes; the answer is the largest whose whole interval fits.
     With --confirm, real steps decide: training, an epoch's smaller last batch, and evaluation.
     MODEL is as for `kerasmem estimate`.
+
+    Examples:
+      kerasmem max-batch model.keras --device t4
+      kerasmem max-batch model.h5 --device 16GB --step 8 --method graph
+      kerasmem max-batch model.keras --device 8GB --confirm --margin 0.05
+      kerasmem max-batch model.keras --device t4 --batch-size 64 --vary dense_1.units
+      kerasmem max-batch mymodels.py:resnet --device a100-40 --vary n --maximum 200
+
+    Exit codes: 0 done · 1 the model failed · 2 wrong usage or unreadable input ·
+    3 not even the smallest fits · 4 too close to call
     """
-    if model is not None:
-        require_device(options)
-    check_options("max-batch", model, options)
+    check_options("max-batch", model, options, needs_device=True)
     from kerasmem.rendering.search_table import search_table
 
     with quiet_tensorflow(), spinner(f"searching for the largest {options['vary']}", options["method"]):

@@ -1,9 +1,11 @@
-"""What commands share: groups of options, what they come to as arguments, exit codes."""
+"""What commands share: groups of options, what they come to as arguments, saved reports, exit codes."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +18,8 @@ EXIT_CODES = {
     "fits": 0, "within the limit": 0, "does not fit": 3, "exceeds the limit": 3, "too close to call": 4,
 }  # fmt: skip
 _SEVERITY = (0, 4, 3)
+_LARGEST = 64 * 2**20
+_LOGS = (b'{"kind"', b'{"kind ')  # how a log begins, each of whose lines is an object
 
 ONE_MODEL: tuple[Decorator, ...] = (click.argument("model", required=False),)
 
@@ -39,7 +43,8 @@ FILE: tuple[Decorator | str, ...] = (click.argument("file", type=click.Path()), 
 # How a file is written.
 WRITING: tuple[Decorator | str, ...] = (
     option("--output", required=True), "--columns", "--drop", "--batch-size", "--shuffle", "--seed", "--compression",
-    "--verify", "--force", *TRUST, option("--memory-budget", default="512MiB", former="--memory"), "--json",
+    "--verify", "--force", "--engine", "--part-size", *TRUST,
+    option("--memory-budget", default="512MiB", former="--memory"), "--json",
 )  # fmt: skip
 
 
@@ -58,8 +63,14 @@ def model_options(
     return all_of(*arguments, "--batch-size", "--device", *own, *_STEP, *output)
 
 
-def check_options(command: str, model: str | None, options: dict[str, Any]) -> None:
+def check_options(command: str, model: str | None, options: dict[str, Any], needs_device: bool = False) -> None:
     """Refuse what can be refused before TensorFlow is loaded.
+
+    Args:
+        command: its name.
+        model: as it was named.
+        options: the shared ones.
+        needs_device: the command looks for what fits one.
 
     Raises:
         ModelFileError: there is no such file.
@@ -68,6 +79,8 @@ def check_options(command: str, model: str | None, options: dict[str, Any]) -> N
     from kerasmem.devices.catalogue import resolve_device
     from kerasmem.models.names import check_factory_name, check_model_name, check_optimizer_name
 
+    if model is not None and needs_device and options["device"] is None:
+        raise UsageError("name the device that it must fit: --device t4, or a size such as --device 16GB")
     if model is None and options["factory"] is None:
         raise UsageError(f"name a model file, or package.module:function; `kerasmem {command} -h` shows examples")
     if options["as_json"] and options.get("as_csv"):
@@ -85,14 +98,12 @@ def check_options(command: str, model: str | None, options: dict[str, Any]) -> N
 
 def call_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """Return the shared options as `kerasmem.estimate` takes them; loads Keras."""
-    from kerasmem.models.inputs import parse_input_shapes
     from kerasmem.models.vocabulary import load_custom_objects, parse_factory_args
 
     same = ("batch_size", "optimizer", "loss", "target_dtype", "dtype_policy", "device", "mode", "factory", "trust")
     return {
         **{name: options[name] for name in same},
-        "input_shape": parse_input_shapes(options["input_shape"]),
-        "target_shape": list(options["target_shape"]) or None,
+        **{name: list(options[name]) or None for name in ("input_shape", "target_shape")},
         "factory_args": parse_factory_args(options["factory_args"]),
         "custom_objects": load_custom_objects(options["custom_objects"]) if options["custom_objects"] else None,
         "jit_compile": "auto" if options["jit_compile"] is None else options["jit_compile"],
@@ -102,12 +113,6 @@ def call_arguments(options: dict[str, Any]) -> dict[str, Any]:
 def worst(verdicts: Iterable[str]) -> int:
     """Return the exit code of the worst of some verdicts: does not fit, too close to call, fits."""
     return max((EXIT_CODES[each] for each in verdicts), key=_SEVERITY.index, default=0)
-
-
-def require_device(options: dict[str, Any]) -> None:
-    """Refuse a command that needs a device and was given none."""
-    if options["device"] is None:
-        raise UsageError("name the device that it must fit: --device t4, or a size such as --device 16GB")
 
 
 def read_columns(texts: Sequence[str]) -> dict[str, list[str]] | None:
@@ -125,3 +130,23 @@ def read_columns(texts: Sequence[str]) -> dict[str, list[str]] | None:
             raise UsageError(f"--columns: {name!r} is given twice; list its columns in one option")
         found[name] = columns.split(",")
     return found or None
+
+
+def json_object(path: str) -> dict[str, Any] | None:
+    """Return the object in a file that holds one JSON object; None for anything else, and for what cannot be read.
+
+    Raises:
+        RecursionError: it is nested too deeply.
+    """
+    file = Path(path)
+    try:
+        if not file.is_file() or file.stat().st_size > _LARGEST:
+            return None
+        with file.open("rb") as opened:
+            start = opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+        if not start.startswith(b"{") or start.startswith(_LOGS):
+            return None
+        data = json.loads(file.read_text("utf-8-sig", errors="replace"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None

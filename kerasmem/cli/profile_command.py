@@ -18,21 +18,11 @@ from kerasmem.files import write_named
 if TYPE_CHECKING:
     from kerasmem.estimation.report import DeviceVerdict, MemoryReport
 
-EXAMPLES = """\b
-Examples:
-  kerasmem profile model.keras --batch-size 64
-  kerasmem profile keras.applications:MobileNetV2 --batch-size 8 --optimizer adam
-  kerasmem profile mymodels.unet:build --jit-compile --top 10 -o profile.json
-  kerasmem profile model.h5 --no-compare --json
-
-\b
-Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or time ·
-2 wrong usage or unreadable input · 3 does not fit · 4 too close to call"""
 
 _LARGEST = 25  # layers that are listed, where no other number is asked for
 
 
-@click.command("profile", cls=GuardedCommand, seconds=7200, epilog=EXAMPLES)
+@click.command("profile", cls=GuardedCommand, seconds=7200)
 @model_options(
     option("--steps", default=5), "--compare", "--timeout", "--cache",
     output=(
@@ -48,6 +38,15 @@ def command(
     The steps run in a process of their own, with real (random) weights and a batch of zeros, under TensorFlow's
     profiler; on a machine without a GPU the allocator is the one that TensorFlow uses on GPUs.
     MODEL is as for `kerasmem estimate`.
+
+    Examples:
+      kerasmem profile model.keras --batch-size 64
+      kerasmem profile keras.applications:MobileNetV2 --batch-size 8 --optimizer adam
+      kerasmem profile mymodels.unet:build --jit-compile --top 10 -o profile.json
+      kerasmem profile model.h5 --no-compare --json
+
+    Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or time ·
+    2 wrong usage or unreadable input · 3 does not fit · 4 too close to call
     """
     _check_output(output)
     check_options("profile", model, options)
@@ -109,12 +108,8 @@ def _show_text(
     from kerasmem.rendering.peak_text import verdict_line
     from kerasmem.rendering.profile_table import profile_table
 
-    look = {
-        "estimate": estimate,
-        "sort": options["sort"],
-        "top": _LARGEST if options["top"] is None else options["top"],
-    }
-    show_text(lambda terminal: profile_table(found, terminal, **look))
+    look = {"sort": options["sort"], "top": _LARGEST if options["top"] is None else options["top"]}
+    show_text(lambda terminal: profile_table(found, terminal, estimate=estimate, **look))
     if why is not None:
         click.echo(f"Note: no estimate beside it: {printable(why)}.")
     if device is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.saved_files import json_object
+from kerasmem.cli.options import json_object
 from kerasmem.cli.terminal import show_json, show_text
 from kerasmem.cli.vocabulary import all_of
 from kerasmem.errors import InputError, UsageError
@@ -19,20 +19,11 @@ from kerasmem.files import write_named
 if TYPE_CHECKING:
     from kerasmem.rendering.contents import PageContents
 
-EXAMPLES = """\b
-Examples:
-  kerasmem report run.jsonl -o page.html
-  kerasmem report before.jsonl after.jsonl estimate.json profile.json -o page.html
-  kerasmem report run.rank*.jsonl --json
-  kerasmem report run.csv --plot memory.svg --prometheus memory.prom
-
-\b
-Logs whose paths differ in a rank alone (run.rank0.jsonl, rank1/run.csv) are merged."""
 
 _LARGEST_LOG = 2 * 2**30
 
 
-@click.command("report", cls=GuardedCommand, epilog=EXAMPLES)
+@click.command("report", cls=GuardedCommand)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @all_of("--output", "--plot", "--prometheus", "--ranks", "--title", "--json")
 def command(
@@ -44,6 +35,14 @@ def command(
     FILEs are logs of MemoryLogger (.jsonl, .csv), and what `kerasmem estimate --json` and
     `kerasmem profile --json` saved. --output writes one HTML page that needs no network.
     Without an option, a table of the runs is printed.
+
+    Examples:
+      kerasmem report run.jsonl -o page.html
+      kerasmem report before.jsonl after.jsonl estimate.json profile.json -o page.html
+      kerasmem report run.rank*.jsonl --json
+      kerasmem report run.csv --plot memory.svg --prometheus memory.prom
+
+    Logs whose paths differ in a rank alone (run.rank0.jsonl, rank1/run.csv) are merged.
     """
     _check_outputs(files, output, plot, prometheus, as_json)
     contents = _read(files, ranks, title)
@@ -100,8 +99,7 @@ def _check_outputs(
 
 def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
     from kerasmem.monitoring.log_summary import LogSummary, summarise
-    from kerasmem.monitoring.rank_logs import TrainingLogs
-    from kerasmem.monitoring.ranks import group_by_rank
+    from kerasmem.monitoring.rank_logs import TrainingLogs, group_by_rank
     from kerasmem.rendering.contents import Composition, PageContents, read_composition
 
     compositions: list[Composition] = []

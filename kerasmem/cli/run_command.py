@@ -9,22 +9,10 @@ import click
 from kerasmem.cli.command import Command
 from kerasmem.cli.vocabulary import all_of, is_quiet, option
 
-EXAMPLES = """\b
-Examples:
-  kerasmem run train.py
-  kerasmem run train.py --epochs 20 --data images/
-  kerasmem run --save-freq 20 --checkpoint runs/first train.py
-  kerasmem run --module package.train --epochs 20
-
-\b
-The exit code is the script's own; 1 where it ran out of memory with one row at a time too;
-2 wrong usage; 128 + N where signal N ended it and nothing could be gone on with."""
-
 
 @click.command(
     "run",
     cls=Command,
-    epilog=EXAMPLES,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @option("--module")
@@ -38,6 +26,15 @@ def command(checkpoint: str | None, **options: Any) -> int:
     dies (under XLA it has to) the script is run again from its beginning: calls of `fit` that were over give what they
     gave, and the one that was not goes on with the very next batch. So the script must do the same when it is run
     again: the same models, the same data (seeded where random), nothing that must not happen twice before `fit`.
+
+    Examples:
+      kerasmem run train.py
+      kerasmem run train.py --epochs 20 --data images/
+      kerasmem run --save-freq 20 --checkpoint runs/first train.py
+      kerasmem run --module package.train --epochs 20
+
+    The exit code is the script's own; 1 where it ran out of memory with one row at a time too;
+    2 wrong usage; 128 + N where signal N ended it and nothing could be gone on with.
     """
     from kerasmem.rendering.escape import printable
     from kerasmem.training.supervising import supervise

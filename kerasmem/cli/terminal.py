@@ -69,24 +69,20 @@ def show_json(data: Mapping[str, Any]) -> None:
 def quiet_tensorflow() -> Iterator[None]:
     """Keep TensorFlow's start-up lines off the terminal, and its hands off the cards.
 
-    An estimate needs no GPU, and a job may be running on the one that is there; no step runs in this process, and what
-    XLA compiles here need not be quick. TensorFlow's libraries write to
-    file descriptor 2 before they can be told not to; what they write while the context lasts is shown only if it
-    ends in an error that kerasmem does not know. What Python code prints (a factory, say) goes to standard error,
-    so that standard output holds the result alone.
+    TensorFlow's libraries write to file descriptor 2 before they can be told not to; what they write while the context
+    lasts is shown only if it ends in an error that kerasmem does not know. What Python code prints (a factory, say)
+    goes to standard error, so that standard output holds the result alone.
     """
-    from kerasmem.compat.xla import only_planned
     from kerasmem.errors import KerasmemError
+    from kerasmem.processes.children import off_the_cards
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as lines, os.fdopen(os.dup(kept), "w", errors="backslashreplace") as screen:
         os.dup2(lines.fileno(), 2)
         try:
-            with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen), only_planned():
+            with off_the_cards(), contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
                 yield
         except BaseException as error:
             if not isinstance(error, (KerasmemError, KeyboardInterrupt)):

@@ -1,4 +1,4 @@
-"""The options of all commands, each described once, in `vocabulary.json`: panel → name → what it means.
+"""The options of all commands, each described once, in `data/vocabulary.json`: panel → name → what it means.
 
 `short` and `off` are its other spellings, `name` what Python calls it where that differs, `type` one of `_TYPES`, and
 `former` a name that goes on working, with a warning. All else is as for `click.Option`.
@@ -7,9 +7,7 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, get_args
 
 import click
@@ -17,6 +15,7 @@ from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
 from kerasmem.checks import Color, Method, Mode, Parallel, SplitAs, nearest
+from kerasmem.files import package_data
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 FIRST = "Options"  # the panel of what is a command's own
@@ -40,7 +39,9 @@ class Count(click.IntRange):
         try:
             int(value)
         except ValueError:
-            self.fail(f"{value!r} is not a whole number.", param, ctx)
+            is_list = "," in value and ctx is not None and any(each.name == "grid" for each in ctx.command.params)
+            several = f" Several: --grid {param.name}={value}" if is_list and param is not None else ""
+            self.fail(f"{value!r} is not a whole number.{several}", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -89,13 +90,13 @@ _TYPES: dict[str, Any] = {
     "mode": Choice(get_args(Mode)),
     "parallel": Choice(get_args(Parallel)),
     "parts": Choice(get_args(SplitAs)),
-    "backend": Choice(["tensorflow", "jax"]),
+    "backend": Choice(["tensorflow", "jax", "torch"]),
     "color": Choice(get_args(Color)),
 }
 _METAVARS = {"count": "N", "whole": "N", "seconds": "SECONDS", "output": "FILE", "folder": "FOLDER"}
 _VOCABULARY: dict[str, tuple[str, dict[str, Any]]] = {
     name: (panel, meaning)
-    for panel, options in json.loads(Path(__file__).with_name("vocabulary.json").read_text("utf-8")).items()
+    for panel, options in package_data(__package__, "vocabulary").items()
     for name, meaning in options.items()
 }
 

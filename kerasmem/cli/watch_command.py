@@ -19,21 +19,21 @@ from kerasmem.errors import UsageError
 if TYPE_CHECKING:
     from kerasmem.monitoring.snapshot import Snapshot
 
-EXAMPLES = """\b
-Examples:
-  kerasmem watch
-  kerasmem watch 4711 --log run.jsonl
-  kerasmem watch --once --json"""
 _MINUTES = 3  # of the course that is shown
 
 
-@click.command("watch", cls=Command, epilog=EXAMPLES)
+@click.command("watch", cls=Command)
 @click.argument("pid", required=False, type=click.IntRange(min=1))
 @all_of("--log", "--interval", "--once", "--json")
 def command(pid: int | None, log: str | None, interval: float, once: bool, as_json: bool) -> None:
     """Watch cards, host, a process (or all that train) and how far its training has come, until Ctrl-C.
 
     With --json, each look is a line; with --once there is one object.
+
+    Examples:
+      kerasmem watch
+      kerasmem watch 4711 --log run.jsonl
+      kerasmem watch --once --json
     """
     from kerasmem.monitoring.snapshot import read_snapshot
 

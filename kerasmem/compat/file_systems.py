@@ -11,13 +11,14 @@ _PLACE, _URLS = "fsspec.asyn", "reading files behind URLs"
 COROUTINES = {
     "cat_file": Borrowed(_PLACE, "AsyncFileSystem._cat_file", feature=_URLS, parameters=("path", "start", "end")),
     "info": Borrowed(_PLACE, "AsyncFileSystem._info", feature=_URLS, parameters=("path",)),
+    "put_file": Borrowed(_PLACE, "AsyncFileSystem._put_file", feature="writing to URLs", parameters=("lpath", "rpath")),
     "glob": Borrowed(_PLACE, "AsyncFileSystem._glob", feature="patterns in URLs", parameters=("path",)),
 }
 CALL_S3 = Borrowed("s3fs", "S3FileSystem._call_s3", feature="reading s3:// URLs", parameters=("method",))
 
 
 async def call_file_system(system: Any, name: str, *arguments: Any, **settings: Any) -> Any:
-    """Return what a method of a file system returns: "cat_file", "info" or "glob", without blocking the event loop."""
+    """Return what a method of a file system returns, such as "info", without blocking the event loop."""
     if getattr(system, "asynchronous", False):
         COROUTINES[name].get()
         return await getattr(system, f"_{name}")(*arguments, **settings)

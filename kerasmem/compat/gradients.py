@@ -53,24 +53,14 @@ def custom_gradients() -> dict[str, Callable[..., Any]]:
     return found
 
 
-class Freed(NamedTuple):
-    """What a garbage collection freed.
-
-    Attributes:
-        gradients: entries of the registry that no living graph names.
-        variables: variables that graphs had captured and that are gone: weights, slots of optimizers, metrics.
-        variable_bytes: their size together.
-    """
-
-    gradients: int = 0
-    variables: int = 0
-    variable_bytes: int = 0
-
-
-def free_unneeded_gradients() -> Freed:
+def free_unneeded_gradients() -> tuple[int, int, int]:
     """Collect garbage, and with it each custom gradient that no living graph or function of the runtime names.
 
     A gradient that no graph names yet may belong to one that another thread is making: it goes with the next call.
+
+    Returns:
+        How many entries of the registry went, how many variables that graphs had captured (weights, slots of
+        optimizers, metrics), and the bytes of these.
 
     Raises:
         NotAvailableError: this TensorFlow keeps them elsewhere; nothing has been done.
@@ -78,14 +68,14 @@ def free_unneeded_gradients() -> Freed:
     with _LOCK:
         if not custom_gradients():
             gc.collect()
-            return Freed()
+            return 0, 0, 0
         weakened = _weaken()
         try:
             gc.collect()
         finally:
             freed = _put_back(weakened)
         gone = [size for reference, size in weakened.variables if reference() is None]
-        return Freed(freed, len(gone), sum(gone))
+        return freed, len(gone), sum(gone)
 
 
 def forget_gradients(graph: Any) -> None:

@@ -81,12 +81,14 @@ def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability
     config = tf.compat.v1.ConfigProto()
     rewriting = config.graph_options.rewrite_options
     rewriting.min_graph_nodes = -1
-    # Passes that leave a graph on the CPU as it is: they choose layouts and swap tensors for GPUs (and note with
-    # assignments what the executor does not read); move operations into branches, choose among functions and put the
-    # graph into MLIR and back to look into them; and go through loops and branches.
+    # Passes that leave a graph on the CPU as it is: they choose layouts for GPUs; move operations into branches, choose
+    # among functions and put the graph into MLIR and back to look into them; and go through loops and branches.
+    # The one for memory has sums of three and more computed in place where the step would fill the device: that of a
+    # CPU is said to have 256 MiB (threadpool_device_factory.cc), that of a card is not known here.
     if capability is None:
         rewriting.layout_optimizer = rewriting.OFF
-    rewriting.memory_optimization = rewriting.NO_MEM_OPT
+    else:
+        rewriting.memory_optimization = rewriting.NO_MEM_OPT
     if not definition.library.function:
         rewriting.experimental_conditional_code_motion = rewriting.OFF
         if capability is None:

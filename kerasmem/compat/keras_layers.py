@@ -34,9 +34,15 @@ SEES_GPU = Borrowed(
 
 @contextlib.contextmanager
 def gpu_assumed() -> Iterator[None]:
-    """Let Keras's recurrent layers take inside cuDNN's kernels where their settings allow it, as if a GPU were here."""
-    known = SEES_GPU.missing() is None
-    with mock.patch(f"{SEES_GPU.module}.{SEES_GPU.name}", lambda: True) if known else contextlib.nullcontext():
+    """Let Keras's recurrent layers take cuDNN's kernels in this thread, inside, as if a GPU were here.
+
+    They do so where their settings allow it, and where Keras asks as it did; else nothing changes.
+    """
+    if SEES_GPU.missing() is not None:
+        yield
+        return
+    sees, owner = SEES_GPU.get(), threading.get_ident()
+    with mock.patch(f"{SEES_GPU.module}.{SEES_GPU.name}", lambda: threading.get_ident() == owner or sees()):
         yield
 
 

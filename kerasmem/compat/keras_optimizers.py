@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -21,11 +22,12 @@ SUM = Borrowed(
 
 @contextlib.contextmanager
 def gradients_summed_by(function: Callable[[Pairs], Pairs]) -> Iterator[None]:
-    """Have optimizers sum their gradients by a function while the context lasts."""
-    SUM.get()  # raises where there is no such method
+    """Have optimizers sum their gradients by a function in this thread, while the context lasts."""
+    keras_sum, owner = SUM.get(), threading.get_ident()
 
     def summed(optimizer: Any, grads_and_vars: Any) -> Pairs:
-        return function(list(grads_and_vars))
+        is_asked = threading.get_ident() == owner
+        return function(list(grads_and_vars)) if is_asked else keras_sum(optimizer, grads_and_vars)
 
     with mock.patch.object(OPTIMIZER.get(), "_all_reduce_sum_gradients", summed):
         yield

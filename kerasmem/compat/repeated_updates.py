@@ -112,18 +112,13 @@ class _Kind:
         """Return whether the update of a variable of this shape is known."""
         return self.is_uniform and (len(set(self.shapes)) > 1 or self.shapes.count(shape) > 1)
 
-    def add(self, shape: Any, noted: _Noted | None) -> None:
+    def add(self, shape: Any, heard: _Listener) -> None:
         """Compare an update that was traced with those before it."""
         self.shapes.append(shape)
-        if noted is None or (self.events is not None and noted.events != self.events):
+        if heard.is_lost or (self.events is not None and heard.events != self.events):
             self.is_uniform = False
         elif self.events is None:
-            self.events, self.others = noted.events, noted.others
-
-
-class _Noted(NamedTuple):
-    events: list[_Event]
-    others: dict[int, Any]
+            self.events, self.others = heard.events, heard.others
 
 
 class _UnknownError(Exception):
@@ -187,7 +182,10 @@ def _update(optimizer: Any, pair: tuple[Any, Any], kinds: dict[Any, _Kind], trac
     elif not kind.is_uniform:
         trace()
     else:
-        kind.add(shape, _noted(graph, {id(each): role for role, each in tensors.items()}, trace))
+        listener = _Listener(graph, {id(each): role for role, each in tensors.items()})
+        with listener.listening():
+            trace()
+        kind.add(shape, listener)
 
 
 def _works_on(optimizer: Any, gradient: Any, variable: Any, index: int) -> tuple[dict[str, Any], list[str]]:
@@ -203,20 +201,17 @@ def _works_on(optimizer: Any, gradient: Any, variable: Any, index: int) -> tuple
     return found, slots
 
 
-def _noted(graph: Any, roles: _Roles, trace: Callable[[], None]) -> _Noted | None:
-    """Trace an update and return what it does; None where that is more than can be played back."""
-    listener = _Listener(graph, roles)
-    with listener.listening():
-        trace()
-    return None if listener.is_lost else _Noted(listener.events, listener.others)
-
-
 class _Listener:
     """Notes what a graph is asked for.
 
     Args:
         graph: what is traced into.
         roles: the tensors and variables that stand for others in the next update.
+
+    Attributes:
+        events: what it was asked for.
+        others: tensors and variables without a role, by id.
+        is_lost: it was asked for more than can be played back.
     """
 
     def __init__(self, graph: Any, roles: _Roles) -> None:

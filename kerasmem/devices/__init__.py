@@ -11,8 +11,7 @@ nvml       what the NVIDIA driver sees (the only module that touches NVML)
 visible    which NVML device a CUDA ordinal is
 host       what this process and this machine use
 limits     what this job may have: control groups, Slurm; how hard memory is to get
-sharing    who else is on the cards
-processes  what processes and those under them hold, and which files they have open
+processes  what processes and those under them hold, which files they have open, who is on the cards
 health     reserved, largest free block and fragmentation of an allocator
 doctor     does TensorFlow see the GPU, and why not (doctor_child asks it, doctor_rules judges)
 live       all of it as plain results, without TensorFlow

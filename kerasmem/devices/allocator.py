@@ -9,9 +9,9 @@ reserved beyond that is not told to Python anywhere, so it is None here.
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kerasmem.compat.tensorflow_runtime import allocator_statistics
@@ -31,28 +31,25 @@ class AllocatorReading(NamedTuple):
     reserved_bytes: int | None = None
 
 
-class Allocator(ABC):
-    """The allocator of one device. Objects that read the same statistics are equal."""
+@dataclass(frozen=True)
+class Allocator:
+    """The allocator of one device. Two that read the same statistics are equal.
+
+    Attributes:
+        device: such as "GPU:0".
+        read: returns what is in use, and the peak since the last reset.
+        reset: starts a new peak from what is in use now; raises where the backend cannot.
+        backend: whose it is: "tensorflow", "jax" or "torch".
+    """
 
     device: str
-
-    @abstractmethod
-    def read(self) -> AllocatorReading:
-        """Return what is in use, and the peak since the last reset."""
-
-    @abstractmethod
-    def reset(self) -> None:
-        """Start a new peak from what is in use now."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Allocator) and type(self) is type(other) and self.device == other.device
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.device))
+    read: Callable[[], AllocatorReading] = field(compare=False, repr=False)
+    reset: Callable[[], None] = field(compare=False, repr=False)
+    backend: str = "tensorflow"
 
 
-class TensorFlowAllocator(Allocator):
-    """TensorFlow's allocator on one logical device.
+def tensorflow_allocator(device: str) -> Allocator:
+    """Return TensorFlow's allocator on one logical device.
 
     Args:
         device: a logical device, such as "GPU:0" or "CPU:0".
@@ -62,36 +59,24 @@ class TensorFlowAllocator(Allocator):
 
     Examples:
         >>> import tensorflow as tf
-        >>> allocator = TensorFlowAllocator("CPU:0")
+        >>> allocator = tensorflow_allocator("CPU:0")
         >>> kept = tf.zeros([1024, 1024])
         >>> allocator.read().in_use_bytes >= 4 * 1024 * 1024
         True
     """
+    import tensorflow as tf
 
-    def __init__(self, device: str) -> None:
-        import tensorflow as tf
-
-        self.device = device
-        self._info: Callable[[str], dict[str, int]] = tf.config.experimental.get_memory_info
-        self._reset: Callable[[str], None] = tf.config.experimental.reset_memory_stats
-        self.read()
-        self._shorten()
-
-    def read(self) -> AllocatorReading:
-        """Return what is in use, and the peak since the last reset, in bytes."""
-        told = self._info(self.device)
+    def read() -> AllocatorReading:
+        told = tf.config.experimental.get_memory_info(device)
         return AllocatorReading(told["current"], told["peak"])
 
-    def reset(self) -> None:
-        """Start a new peak from what is in use now."""
-        self._reset(self.device)
-
-    def _shorten(self) -> None:
-        """Call what TensorFlow's two functions call in the end; their way there takes longer after a training step."""
-        with contextlib.suppress(Exception):  # nothing that TensorFlow promises; the public functions stay
-            read, reset = allocator_statistics(self.device, AllocatorReading)
-            if read().in_use_bytes >= 0:
-                vars(self).update(read=read, reset=reset)
+    read()
+    with contextlib.suppress(Exception):  # nothing that TensorFlow promises; the public functions stay
+        # What TensorFlow's two functions call in the end; their way there takes longer after a training step.
+        short = allocator_statistics(device, AllocatorReading)
+        if short[0]().in_use_bytes >= 0:
+            return Allocator(device, *short)
+    return Allocator(device, read, functools.partial(tf.config.experimental.reset_memory_stats, device))
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ or "Nominal".
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Any, Literal
+
+from kerasmem.files import package_data
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,9 @@ class Card:
         return {**asdict(self), "aliases": list(self.aliases), "compute_capability": capability}
 
 
-@functools.cache
 def card_data() -> dict[str, Any]:
     """Return what the file of cards holds: "cards", "families" and "capabilities"."""
-    data: dict[str, Any] = json.loads(
-        resources.files("kerasmem.devices").joinpath("data/cards.json").read_text("utf-8")
-    )
-    return data
+    return package_data(__package__, "cards")
 
 
 @functools.cache

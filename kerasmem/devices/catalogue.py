@@ -8,7 +8,7 @@
 A device is named in one of two ways, and they mean different things:
 
 - **a card** ("t4", "a100-80", "NVIDIA GeForce RTX 3090"): `memory_bytes` is the card's total, and
-  `available_bytes` is what TensorFlow's allocator may take of it by default;
+  `available_bytes` is what TensorFlow's allocator may take of it by default, beside its CUDA context;
 - **a size** ("16GB", "11GiB"): the memory that the allocator has, as it is. Nothing is subtracted, because
   the compute capability, on which TensorFlow's reserve depends, is not known, and because whoever gives a
   size may mean a limit that was set for the allocator.
@@ -26,6 +26,7 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 from kerasmem.devices.cards import Card, all_cards, families
+from kerasmem.devices.driver_memory import context_of
 from kerasmem.errors import UsageError
 from kerasmem.units import GIB, MIB, format_size, is_size, parse_size
 
@@ -43,7 +44,7 @@ class DeviceTarget:
     Args:
         name: the card's name, or the size as it was written.
         memory_bytes: total memory in bytes.
-        available_bytes: bytes that TensorFlow's allocator can get, before the CUDA context.
+        available_bytes: bytes that TensorFlow's allocator can get; of a card, after the CUDA context.
         compute_capability: (major, minor); None where only a size is known.
         source: "catalogue" for a card, "size" for a size.
         note: where the figures come from and what they leave out.
@@ -86,8 +87,8 @@ def available_bytes(card_or_memory_bytes: Card | int, compute_capability: tuple[
     replace the rule.
 
     TensorFlow applies the rule to the memory that is *free* when it looks, and by then its CUDA context and
-    other processes have taken theirs. How much a context takes depends on driver, card and libraries; it is
-    unknown here (None), not modelled, and so still inside the number returned.
+    other processes have taken theirs. Of a card of the catalogue the context is taken off, as
+    `kerasmem.devices.driver_memory` has it; plain bytes are taken for what is free. Other processes are not modelled.
 
     Source: `MinSystemMemory` and `SingleVirtualDeviceMemoryLimit` in
     https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/common_runtime/gpu/gpu_device.cc;
@@ -114,7 +115,7 @@ def available_bytes(card_or_memory_bytes: Card | int, compute_capability: tuple[
     """
     if isinstance(card_or_memory_bytes, Card):
         card = card_or_memory_bytes
-        return available_bytes(card.memory_bytes, compute_capability or card.compute_capability)
+        return available_bytes(card.memory_bytes - context_of(card)[0], compute_capability or card.compute_capability)
     memory = card_or_memory_bytes
     if memory < 0:
         raise UsageError(f"device memory: {memory} is negative")
@@ -172,8 +173,8 @@ def resolve_device(text: str) -> DeviceTarget:
             number that is a card's name ("3090") means the card.
 
     Returns:
-        The device. For a card, `available_bytes` leaves out TensorFlow's system reserve; for a size it is
-        the size.
+        The device. For a card, `available_bytes` leaves out the CUDA context and TensorFlow's system reserve; for
+        a size it is the size.
 
     Raises:
         UsageError: the text is neither, names several cards, or is a size below 1 MiB.
@@ -196,9 +197,11 @@ def resolve_device(text: str) -> DeviceTarget:
 
 def _target(card: Card) -> DeviceTarget:
     basis = "reported by the driver" if card.memory_basis == "driver" else "nominal, from the datasheet"
+    context, how = context_of(card)
     note = (
-        f"total {basis} ({unquote(card.memory_source)}); available: less TensorFlow's system reserve. "
-        f"The CUDA context and other processes are not modelled. {card.note}"
+        f"total {basis} ({unquote(card.memory_source)}); available: less {format_size(context)} for the CUDA context "
+        f"({how}) and TensorFlow's system reserve, out of which cuBLAS, cuDNN and NCCL take theirs. Other processes "
+        f"are not modelled. {card.note}"
     )
     return DeviceTarget(card.name, card.memory_bytes, available_bytes(card), card.compute_capability, "catalogue", note)
 

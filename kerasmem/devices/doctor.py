@@ -76,7 +76,8 @@ def ask_tensorflow(timeout: float) -> SelfReport:
         result, log = Path(folder) / "result.json", Path(folder) / "log.txt"
         root = str(Path(__file__).parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        settings = {**os.environ, **_LOGGED, "PYTHONPATH": os.pathsep.join(paths)}
+        # safe: no module that lies in the present folder is run
+        settings = {**os.environ, **_LOGGED, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
         with log.open("wb") as stream:
             process = start_module(
                 "kerasmem.devices.doctor_child", str(result), environ=settings, stdout=subprocess.DEVNULL, stderr=stream

@@ -21,6 +21,11 @@ _SWAP = re.compile(rb"^VmSwap:\s+(\d+) kB$", re.MULTILINE)
 _SIZE = re.compile(rb"^(VmRSS|VmHWM|VmSwap|RssAnon):\s+(\d+) kB$", re.MULTILINE)
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class ProcessReading(NamedTuple):
     """A process's host memory, in bytes.
 

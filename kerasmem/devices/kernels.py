@@ -19,6 +19,7 @@ from pathlib import Path
 from kerasmem.compat.borrowing import NotAvailableError
 from kerasmem.compat.tensorflow_runtime import onednn_is_on
 from kerasmem.devices.catalogue import DeviceTarget
+from kerasmem.devices.host import usable_cores
 
 ONEDNN, EIGEN, CUDA = "onednn", "eigen", "cuda"
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
@@ -173,18 +174,13 @@ def _threads() -> tuple[int, int]:
 
     threading = tf.config.threading
     return (
-        threading.get_inter_op_parallelism_threads() or _variable("TF_NUM_INTEROP_THREADS") or _schedulable(),
-        threading.get_intra_op_parallelism_threads() or _variable("TF_NUM_INTRAOP_THREADS") or _schedulable(),
+        threading.get_inter_op_parallelism_threads() or _variable("TF_NUM_INTEROP_THREADS") or usable_cores(),
+        threading.get_intra_op_parallelism_threads() or _variable("TF_NUM_INTRAOP_THREADS") or usable_cores(),
     )
 
 
 def _variable(name: str) -> int:
-    text = os.environ.get(name, "").strip()
-    return max(int(text), 0) if text.lstrip("-").isdigit() else 0
-
-
-def _schedulable() -> int:
     try:
-        return len(os.sched_getaffinity(0))
-    except (AttributeError, OSError):  # not Linux
-        return os.cpu_count() or 1
+        return max(int(os.environ.get(name, "")), 0)
+    except ValueError:
+        return 0

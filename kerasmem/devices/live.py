@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def read_machine(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
     nvml, reason = Nvml.open(api)
     if nvml is None:
         return LiveMachine((), reason, host_memory())
-    try:
+    with contextlib.closing(nvml):
         matches = visible_devices(nvml.devices, os.environ if environ is None else environ)
         seen = {
             id(match.device): (number, match.doubt) for number, match in enumerate(matches) if match.device is not None
@@ -94,8 +95,6 @@ def read_machine(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
         found = tuple(_live(nvml, device, *seen.get(id(device), (None, None))) for device in nvml.devices)
         reason = None if found else "the NVIDIA driver is loaded and lists no GPU that can be opened"
         return LiveMachine(found, reason, host_memory(), tuple(nvml.notes))
-    finally:
-        nvml.close()
 
 
 def list_devices(*, api: NvmlApi | None = None, environ: Mapping[str, str] | None = None) -> list[LiveDevice]:

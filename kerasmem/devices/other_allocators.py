@@ -6,14 +6,14 @@ neither keeps statistics.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
 from typing import Any
 
 from kerasmem.devices.allocator import Allocator, AllocatorReading, TrackedDevice
 
 
-class JaxAllocator(Allocator):
-    """JAX's allocator on one device.
+def jax_allocator(name: str, source: Any) -> Allocator:
+    """Return JAX's allocator on one device. Its peak is that since the process began: JAX has no way to reset it.
 
     Args:
         name: what the device is called here, such as "GPU:0".
@@ -26,32 +26,24 @@ class JaxAllocator(Allocator):
         >>> class Device:
         ...     def memory_stats(self):
         ...         return {"bytes_in_use": 256, "peak_bytes_in_use": 1024, "pool_bytes": 2048}
-        >>> JaxAllocator("GPU:0", Device()).read()
+        >>> jax_allocator("GPU:0", Device()).read()
         AllocatorReading(in_use_bytes=256, peak_bytes=1024, reserved_bytes=2048)
     """
+    if not {"bytes_in_use", "peak_bytes_in_use"} <= set(source.memory_stats() or ()):
+        raise ValueError("JAX keeps no statistics of its allocator there")
 
-    def __init__(self, name: str, source: Any) -> None:
-        self.device = name
-        self._source = source
-        if not {"bytes_in_use", "peak_bytes_in_use"} <= set(source.memory_stats() or ()):
-            raise ValueError("JAX keeps no statistics of its allocator there")
-
-    def read(self) -> AllocatorReading:
-        """Return what is in use, the peak since the process began, and what the pool holds, in bytes."""
-        told: Mapping[str, int] = self._source.memory_stats()
+    def read() -> AllocatorReading:
+        told = source.memory_stats()
         return AllocatorReading(told["bytes_in_use"], told["peak_bytes_in_use"], told.get("pool_bytes"))
 
-    def reset(self) -> None:
-        """Refuse: JAX has no way to do it.
-
-        Raises:
-            NotImplementedError: always.
-        """
+    def reset() -> None:
         raise NotImplementedError("JAX cannot reset an allocator's peak")
 
+    return Allocator(name, read, reset, "jax")
 
-class TorchAllocator(Allocator):
-    """PyTorch's caching allocator on one CUDA device.
+
+def torch_allocator(ordinal: int, cuda: Any) -> Allocator:
+    """Return PyTorch's caching allocator on one CUDA device.
 
     Args:
         ordinal: the device's number in this process.
@@ -61,24 +53,17 @@ class TorchAllocator(Allocator):
         ValueError: PyTorch keeps no statistics of it.
     """
 
-    def __init__(self, ordinal: int, cuda: Any) -> None:
-        self.device = f"GPU:{ordinal}"
-        self._ordinal, self._cuda = ordinal, cuda
-        try:
-            self.read()
-        except KeyError as error:
-            raise ValueError(f"PyTorch's statistics of it have no {error}") from error
-
-    def read(self) -> AllocatorReading:
-        """Return what is in use, the peak since the last reset, and what is reserved, in bytes."""
+    def read() -> AllocatorReading:
         # The nested form is what PyTorch's allocator gives; `memory_stats` takes ten times as long to flatten it.
-        told = self._cuda.memory_stats_as_nested_dict(self._ordinal)
+        told = cuda.memory_stats_as_nested_dict(ordinal)
         in_use = told["allocated_bytes"]["all"]
         return AllocatorReading(in_use["current"], in_use["peak"], told["reserved_bytes"]["all"]["current"])
 
-    def reset(self) -> None:
-        """Start a new peak from what is in use now."""
-        self._cuda.reset_peak_memory_stats(self._ordinal)
+    try:
+        read()
+    except KeyError as error:
+        raise ValueError(f"PyTorch's statistics of it have no {error}") from error
+    return Allocator(f"GPU:{ordinal}", read, functools.partial(cuda.reset_peak_memory_stats, ordinal), "torch")
 
 
 def jax_devices(jax: Any) -> tuple[list[TrackedDevice], list[str]]:
@@ -93,9 +78,9 @@ def jax_devices(jax: Any) -> tuple[list[TrackedDevice], list[str]]:
             continue
         is_gpu = device.platform in ("gpu", "cuda", "rocm")
         name = f"{'GPU' if is_gpu else device.platform.upper()}:{device.local_hardware_id}"
-        allocator: JaxAllocator | None = None
+        allocator = None
         try:
-            allocator = JaxAllocator(name, device)
+            allocator = jax_allocator(name, device)
         except Exception as error:  # whatever a plug-in raises, training goes on without
             notes.append(f"allocator: {name}: {error}")
         card = (device.local_hardware_id, device.device_kind) if is_gpu else (None, None)
@@ -118,7 +103,7 @@ def torch_devices(torch: Any) -> tuple[list[TrackedDevice], list[str]]:
     ordinal = cuda.current_device()
     try:
         return [
-            TrackedDevice(f"GPU:{ordinal}", TorchAllocator(ordinal, cuda), ordinal, cuda.get_device_name(ordinal))
+            TrackedDevice(f"GPU:{ordinal}", torch_allocator(ordinal, cuda), ordinal, cuda.get_device_name(ordinal))
         ], []
     except Exception as error:  # such as a device that another process has to itself
         return [TrackedDevice(f"GPU:{ordinal}", None, ordinal)], [f"allocator: GPU:{ordinal}: {error}"]

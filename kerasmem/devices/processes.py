@@ -1,4 +1,4 @@
-"""Processes of this machine: what they and those under them hold, which files they have open.
+"""Processes of this machine: what they and those under them hold, which files they have open, who is on the cards.
 
 Another's cannot all be seen.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kerasmem.devices.host import process_status
+from kerasmem.devices.nvml import Nvml, NvmlApi, NvmlDevice
 from kerasmem.errors import UsageError
 from kerasmem.processes.children import resident_bytes
 from kerasmem.records import Record
@@ -153,3 +154,77 @@ def python_processes() -> list[int]:
 
     names = ((process.pid, process.info["name"] or "") for process in psutil.process_iter(["name"]))
     return sorted(pid for pid, name in names if "python" in name.lower() and pid != os.getpid())
+
+
+@dataclass(frozen=True)
+class CardProcess(Record, what="process on a card"):
+    """A process with memory on a card.
+
+    Attributes:
+        device: the card's name.
+        uuid: the card.
+        pid: of the process, as the driver counts them (another number inside some containers).
+        name: of the program; None where it cannot be seen from here.
+        user: who runs it; None where it cannot be seen from here.
+        used_bytes: what it has there; None where the driver does not tell.
+        share: that, as a part of the card's memory from 0 to 1; None where either is not known.
+        own: whether it is this process.
+    """
+
+    device: str | None
+    uuid: str | None
+    pid: int
+    name: str | None
+    user: str | None
+    used_bytes: int | None
+    share: float | None
+    own: bool
+
+
+def card_processes(nvml: Nvml, device: NvmlDevice, total_bytes: int | None) -> tuple[list[CardProcess], str | None]:
+    """Return who has memory on a card, the largest first, and why that is not known. Takes milliseconds.
+
+    Args:
+        nvml: the open connection that the device came from.
+        device: the card.
+        total_bytes: the card's memory, where it is known.
+    """
+    found, why_not = nvml.processes(device)
+    rows = []
+    for pid, used in found or ():
+        share = used / total_bytes if used is not None and total_bytes else None
+        name, user = _program(pid)
+        rows.append(CardProcess(device.name, device.uuid, pid, name, user, used, share, pid == os.getpid()))
+    return sorted(rows, key=lambda row: row.used_bytes or 0, reverse=True), why_not
+
+
+def _program(pid: int) -> tuple[str | None, str | None]:
+    """Return the name and the user of a process, where they can be seen."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return process.name(), process.username()
+    except (psutil.Error, KeyError, OSError):  # gone, another's, or of a user without a name
+        return None, None
+
+
+def all_card_processes(api: NvmlApi | None = None) -> list[CardProcess]:
+    """Return who has memory on the cards of this machine; empty where there is no driver.
+
+    Args:
+        api: what to ask in place of nvidia-ml-py, such as a recording.
+
+    Examples:
+        >>> all(process.pid > 0 for process in all_card_processes())
+        True
+    """
+    nvml, _ = Nvml.open(api)
+    if nvml is None:
+        return []
+    with contextlib.closing(nvml):
+        found = []
+        for device in nvml.devices:
+            memory, _ = nvml.memory(device)
+            found += card_processes(nvml, device, None if memory is None else memory.total_bytes)[0]
+        return found

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from kerasmem.devices.allocator import TensorFlowAllocator
+from kerasmem.devices.allocator import tensorflow_allocator
 from kerasmem.devices.catalogue import available_bytes
 from kerasmem.devices.host import host_memory
+from kerasmem.devices.kernels import CardKernels, CpuKernels, cpu_kernels
 from kerasmem.devices.live import list_devices
 from kerasmem.devices.tracked_devices import cpu_uses_bfc
 from kerasmem.units import MIB
@@ -22,8 +23,7 @@ def allocator_limit() -> int | None:
 
     cards = tf.config.list_physical_devices("GPU")
     if not cards:
-        text = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "")
-        return int(text) * MIB if text.isdecimal() and cpu_uses_bfc() else None
+        return _cpu_limit()
     configured = tf.config.get_logical_device_configuration(cards[0])
     if configured and configured[0].memory_limit:
         return int(configured[0].memory_limit) * MIB
@@ -39,12 +39,24 @@ def room_for_training() -> int:
     return host_memory().available_bytes if limit is None else limit
 
 
+def kernels_here() -> CpuKernels | CardKernels:
+    """Return the kernels that run what is trained in this process: the first GPU's, or else the CPU's."""
+    import tensorflow as tf
+
+    cards = tf.config.get_visible_devices("GPU")
+    capability = tf.config.experimental.get_device_details(cards[0]).get("compute_capability") if cards else None
+    return cpu_kernels() if capability is None else CardKernels(capability, room_for_training(), cpu_kernels())
+
+
 def cpu_allocator_room() -> int | None:
     """Return the bytes that TensorFlow's allocator for the CPU has left; None where the environment sets no limit."""
+    limit = _cpu_limit()
+    return None if limit is None else limit - tensorflow_allocator("CPU:0").read().in_use_bytes
+
+
+def _cpu_limit() -> int | None:
     text = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "")
-    if not (text.isdecimal() and cpu_uses_bfc()):
-        return None
-    return int(text) * MIB - (TensorFlowAllocator("CPU:0").read().in_use_bytes or 0)
+    return int(text) * MIB if text.isdecimal() and cpu_uses_bfc() else None
 
 
 def bytes_in_use() -> int | None:
@@ -53,6 +65,6 @@ def bytes_in_use() -> int | None:
 
     try:
         name = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
-        return TensorFlowAllocator(name).read().in_use_bytes
+        return tensorflow_allocator(name).read().in_use_bytes
     except Exception:  # ValueError as a rule: the CPU's own allocator keeps no statistics
         return None

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from kerasmem.devices.allocator import TensorFlowAllocator, TrackedDevice
+from kerasmem.devices.allocator import TrackedDevice, tensorflow_allocator
 from kerasmem.devices.other_allocators import jax_devices, torch_devices
 
 NO_RESERVED = (
@@ -44,9 +44,9 @@ def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDev
     cards = cards_behind(tf)
     devices, notes = [], []
     for name in names:
-        allocator: TensorFlowAllocator | None = None
+        allocator = None
         try:
-            allocator = TensorFlowAllocator(name)
+            allocator = tensorflow_allocator(name)
         except Exception as error:  # ValueError as a rule; whatever it is, training goes on without
             hint = f"; {_NO_CPU_STATS}" if name == "CPU:0" and name in logical else ""
             notes.append(f"allocator: {name}: {error}{hint}")

@@ -87,7 +87,7 @@ def match_card(
 
 def _one(entry: str, whole: Sequence[NvmlDevice], devices: Sequence[NvmlDevice], doubt: str | None) -> Match | None:
     """Return the device that one entry of CUDA_VISIBLE_DEVICES names."""
-    if entry.isdigit():
+    if entry.isdecimal():
         return Match(whole[int(entry)], doubt) if int(entry) < len(whole) else None
     if entry.startswith("MIG-GPU-"):  # drivers before R470: MIG-<parent>/<GPU instance>/<compute instance>
         parent = entry.removeprefix("MIG-").split("/")[0]

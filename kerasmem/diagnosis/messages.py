@@ -23,13 +23,13 @@ sums      facts that follow from others, such as "limit_bytes - free_bytes"
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any
+
+from kerasmem.files import package_data
 
 MOST = 2**62  # no size, dimension or count beyond this is taken for one
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
@@ -76,11 +76,9 @@ class Message:
         return _with_device(facts)
 
 
-@functools.cache
 def read_data(name: str) -> dict[str, Any]:
     """Return what a file of this room holds: "messages", "scopes" or "texts"."""
-    data: dict[str, Any] = json.loads(resources.files(__package__).joinpath(f"data/{name}.json").read_text("utf-8"))
-    return data
+    return package_data(__package__, name)
 
 
 @functools.cache

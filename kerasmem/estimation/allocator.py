@@ -79,12 +79,7 @@ class BFCAllocator:
     )  # fmt: skip
 
     def __init__(
-        self,
-        limit: int | None = None,
-        growth: bool = True,
-        *,
-        collect: bool = True,
-        descending: bool = False,
+        self, limit: int | None = None, growth: bool = True, *, collect: bool = True, descending: bool = False
     ) -> None:
         if not growth and limit is None:
             raise ValueError("without growth the one region is the limit: give a limit")

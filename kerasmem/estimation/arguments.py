@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from kerasmem import checks
 from kerasmem.checks import Method, Mode
+from kerasmem.models.inputs import GivenTargets, given_targets
 from kerasmem.models.request import ModelRequest, request_for
-from kerasmem.models.targets import GivenTargets, given_targets
 
 METHODS, MODES = get_args(Method), get_args(Mode)
 DEFAULT_BATCH_SIZE = 32

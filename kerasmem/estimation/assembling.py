@@ -9,8 +9,7 @@ from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.estimation.choice import Answer
 from kerasmem.estimation.formula import formula_bytes, opaque_layers
-from kerasmem.estimation.outcome import Outcome
-from kerasmem.estimation.report import Bytes, LayerMemory, MemoryReport, ModelFacts, Settings, Unmodelled
+from kerasmem.estimation.report import Bytes, LayerMemory, MemoryReport, ModelFacts, Outcome, Settings, Unmodelled
 from kerasmem.estimation.tracing import OpenedStep, Step
 from kerasmem.estimation.verdict import device_verdict
 
@@ -129,4 +128,4 @@ def _facts(opened: OpenedStep, layers: tuple[LayerMemory, ...]) -> ModelFacts:
 def _policy(model: Any) -> str:
     """Return the policy that most layers with weights compute in."""
     names = [layer.dtype_policy.name for layer in flatten_layers(model) if layer.weights or layer is model]
-    return str(max(set(names), key=names.count))
+    return str(max(names, key=names.count))

@@ -15,7 +15,7 @@ import json
 import os
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from kerasmem import files
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.arguments import EstimateArguments
-from kerasmem.estimation.facade import estimated
+from kerasmem.estimation.facade import Estimated, estimate, estimated
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.units import MIB
 
@@ -34,6 +34,7 @@ MOST_BYTES, MOST_BYTES_AN_ENTRY = 64 * MIB, 8 * MIB
 NOTE = "from the cache of earlier answers (--no-cache computes it again)"
 
 _FORMAT = 1
+_OWN_FILES = (".py", ".json", ".txtpb")  # code, and tables
 _OFF = ("off", "0", "no", "false")
 _VARIABLES = ("TF_", "XLA_", "KERAS_", "JAX_", "CUDA_", "NVIDIA_", "OMP_", "KERASMEM_")
 _DEFAULTS = {each.name: each.default for each in fields(EstimateArguments) if each.name != "model"}
@@ -51,23 +52,39 @@ def cached_estimate(model: Any, **settings: Any) -> MemoryReport:
         KerasmemError: as `kerasmem.estimate`; a cache that cannot be read or written is passed over.
     """
     arguments = EstimateArguments(model, **settings)
+    return cached(model, settings, lambda: estimated(arguments))
+
+
+def cached(model: Any, settings: Mapping[str, Any], compute: Callable[[], Estimated]) -> MemoryReport:
+    """Return what was computed for a file and settings before, or compute it.
+
+    Args:
+        model: as for `kerasmem.estimate`; only files are cached.
+        settings: all else that the answer depends on, by name.
+        compute: gives the answer.
+    """
     folder = cache_folder()
     key = None if folder is None else cache_key(model, settings)
     if folder is None or key is None:
-        return estimated(arguments).report
+        return compute().report
     try:
         files.refuse_shared("cache", str(folder))
     except UsageError as error:
-        report = estimated(arguments).report
+        report = compute().report
         return replace(report, notes=(*report.notes, f"nothing is kept or read: {error}, or set {SWITCH}=off"))
     kept = read_entry(folder, key)
     if kept is not None:
         facts = replace(kept.model, source=str(Path(model)))
         return replace(kept, model=facts, notes=(*kept.notes, NOTE))
-    report, failed = estimated(arguments)
+    report, failed = compute()
     if report.settings.method in CACHED_METHODS and not failed:  # what failed may have an answer another time
         write_entry(folder, key, report)
     return report
+
+
+def estimator(keeps: bool) -> Callable[..., MemoryReport]:
+    """Return what estimates: `kerasmem.estimate`, or `cached_estimate` where earlier answers will do."""
+    return cached_estimate if keeps else estimate
 
 
 def cache_folder() -> Path | None:
@@ -176,7 +193,7 @@ def _surroundings() -> list[Any]:
     """Return what else the answer depends on: versions, the state of kerasmem's own files, processor, environment."""
     package = Path(__file__).parent.parent
     state = []
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted(each for each in package.rglob("*") if each.suffix in _OWN_FILES):
         status = path.stat()
         state.append([str(path.relative_to(package)), status.st_size, status.st_mtime_ns])
     environment = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES) and name != SWITCH}

@@ -5,24 +5,24 @@ Where no method is named, those are asked that match how Keras would run the ste
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed, takes_cudnn
+from kerasmem.compat.keras_layers import flatten_layers, takes_cudnn
 from kerasmem.devices.catalogue import DeviceTarget, find_card
 from kerasmem.devices.host import host_memory
+from kerasmem.devices.kernels import kernels_on
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.graph.sizes import KnownSizes
+from kerasmem.estimation.live import simulated_outcome, sized_step, standing_in, traced_outcome
 from kerasmem.estimation.parallel.parallelism import SHARDED_METHOD, WHY_SHARDED, Parallelism, check_method
-from kerasmem.estimation.report import Alternative
+from kerasmem.estimation.report import Alternative, Outcome
 from kerasmem.estimation.tracing import Step
-from kerasmem.models.backend import require_tensorflow, runs_on_jax
-from kerasmem.models.op_names import Attribution
+from kerasmem.models.backend import TENSORFLOW, TORCH, keras_backend, require_tensorflow, runs_on_jax
 from kerasmem.models.opening import OpenedModel
 from kerasmem.models.own_loop import loop_is_compiled
-from kerasmem.models.sizes import spec_bytes, variable_bytes
-from kerasmem.models.step import prepare_step, trace_step
+from kerasmem.models.sizes import variable_bytes
+from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import optimizer_slot_bytes
 from kerasmem.processes.guarding import note_stage
 
@@ -65,6 +65,8 @@ def ask(step: Step, target: DeviceTarget | None) -> Answer:
 def _asked(step: Step, target: DeviceTarget | None) -> Answer:
     """Return what the method says that was named or chosen."""
     method, split = step.arguments.method, step.shapes.split
+    if split is not None and keras_backend() == TORCH:
+        raise UsageError("replicas: not on Keras's torch backend, only on TensorFlow and on JAX")
     if method == "formula":
         return Answer(None)
     if method != "auto":
@@ -77,7 +79,7 @@ def _asked(step: Step, target: DeviceTarget | None) -> Answer:
     first = _first(_methods(execution, target if split is None else None), why, step, target)
     if first.outcome is None:
         return replace(first, notes=(*first.notes, "the formula answers in their place"))
-    if runs_on_jax():
+    if keras_backend() != TENSORFLOW:
         return first
     return replace(first, alternatives=(_unasked(first.outcome),))
 
@@ -86,6 +88,8 @@ def _methods(execution: str, target: DeviceTarget | None) -> tuple[str, ...]:
     """Return the methods for a way of running the step, the truest first."""
     if execution == "graph":
         return ("graph", "probe")
+    if execution == "eager":
+        return ("eager",)
     is_card = target is not None and target.source == "catalogue"
     methods = ("xla",) if runs_on_jax() else ("xla", "graph")
     return ("gpu-target", *methods) if is_card else methods
@@ -110,15 +114,9 @@ def _first(methods: tuple[str, ...], why: str, step: Step, target: DeviceTarget 
         notes.append(f"{method}, since {why}")
         if method == "xla" and "gpu-target" in methods:
             notes.append("XLA's plan for this machine's CPU stands in for the card's: a GPU's is usually smaller")
-            outcome = replace(outcome, low=_kept(outcome))
+            outcome = standing_in(outcome)
         return Answer(outcome, notes=tuple(notes), failed=tuple(failed))
     return Answer(None, notes=tuple(notes), failed=tuple(failed))
-
-
-def _kept(outcome: Outcome) -> int:
-    """Return what the step holds from beginning to end, whatever is computed in between."""
-    kept = sum(outcome.categories.get(name) or 0 for name in ("weights", "optimizer", "inputs"))
-    return min(outcome.low or 0, kept)
 
 
 def _too_large(formula_bytes: int) -> str | None:
@@ -162,7 +160,9 @@ def _unasked(outcome: Outcome) -> Alternative:
 def _as_keras_would(
     jit_compile: bool | str, target: DeviceTarget | None, model: Any, split: Parallelism | None = None
 ) -> tuple[str, str]:
-    """Return "xla" or "graph", and why."""
+    """Return "xla", "graph" or "eager", and why."""
+    if keras_backend() == TORCH:
+        return "eager", "Keras runs on PyTorch, operation by operation"
     if runs_on_jax():
         return "xla", "Keras runs on JAX, which compiles every step"
     if jit_compile != "auto":
@@ -187,7 +187,7 @@ def outcome_of(method: str, step: Step, target: DeviceTarget | None, jit_compile
     """Return what a method that looks at the step finds.
 
     Args:
-        method: "graph", "xla", "gpu-target" or "probe".
+        method: "graph", "xla", "gpu-target", "probe" or "eager".
         step: inside `open_step`.
         target: the device that was named, or None.
         jit_compile: for "probe": True, False or "auto".
@@ -217,16 +217,26 @@ def outcome_of(method: str, step: Step, target: DeviceTarget | None, jit_compile
     return with_exchange(found, split.replicas, exchanged)
 
 
+_OTHER_METHODS = ("KERAS_BACKEND=torch runs the step so", "on PyTorch there are eager and formula, and measure")
+
+
 def check_backend(method: str, jit_compile: bool | str) -> None:
-    """Refuse what Keras on JAX does not do.
+    """Refuse what Keras's backend does not do.
 
     Args:
         method: of the estimate, or "measure".
         jit_compile: True, False or "auto".
 
     Raises:
-        UsageError: the method or the setting is TensorFlow's.
+        UsageError: the method or the setting is another backend's.
     """
+    backend = keras_backend()
+    if (method == "eager") != (backend == TORCH) and method not in ("measure", "formula"):
+        raise UsageError(f"method {method!r}: not on Keras's {backend} backend; {_OTHER_METHODS[backend == TORCH]}")
+    if backend == TORCH and jit_compile is True:
+        raise UsageError("jit_compile=True: what torch.compile makes of a step is not modelled; leave it out")
+    if backend == TORCH:
+        return
     if method in ("graph", "probe"):
         require_tensorflow(f"method {method!r}", "take xla, as Keras on JAX compiles every step with XLA, or measure")
     if jit_compile is False and runs_on_jax():
@@ -238,6 +248,10 @@ def check_backend(method: str, jit_compile: bool | str) -> None:
 def _on_one_device(method: str, step: Step, target: DeviceTarget | None, jit_compile: bool | str) -> Outcome:
     if method in ("graph", "xla"):
         return step_outcome(method, step, target)
+    if method == "eager":
+        from kerasmem.estimation.eager import eager_outcome
+
+        return eager_outcome(step, target)
     from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
     from kerasmem.estimation.probe.probing import probe
 
@@ -275,41 +289,22 @@ def step_outcome(method: str, step: Step, target: DeviceTarget | None = None) ->
 
         return jax_outcome(step)
     is_xla = method == "xla"
-    opened, shapes = step.opened, step.shapes
+    opened, shapes, mode, kernels = step.opened, step.shapes, step.arguments.mode, kernels_on(target)
     if is_xla:
         _check_room(opened)
-    note_stage("tracing the step")
-    mode = step.arguments.mode
-    known = next((each for each in opened.prepared if (each.mode, each.jit_compile) == (mode, is_xla)), None)
-    prepared = prepare_step(
-        opened.model, opened.training, shapes.structure, shapes.inputs, shapes.batch_size, mode, is_xla, known
-    )
-    opened.prepared[:] = [prepared]
-    keep_alive: list[Any] = []
-    card = None if is_xla or target is None or target.source != "catalogue" else target
-    with gpu_assumed() if card is not None else contextlib.nullcontext():
-        traced = trace_step(prepared, keep_alive if is_xla else None)
-    attribution = Attribution(traced.scopes, step.rows, traced.optimizers)
+
+    def prepared(batch_size: int) -> PreparedStep:
+        note_stage("tracing the step")
+        known = next((each for each in opened.prepared if (each.mode, each.jit_compile) == (mode, is_xla)), None)
+        made = prepare_step(
+            opened.model, opened.training, shapes.structure, shapes.inputs, batch_size, mode, is_xla, known
+        )
+        opened.prepared[:] = [made]
+        return made
+
     owners = shapes.inferred.owners
-    layer_of = {
-        number: owners[id(variable)] for number, variable in enumerate(traced.variables) if id(variable) in owners
-    }
-    if is_xla:
-        from kerasmem.estimation.graph.build import variables_of
-        from kerasmem.estimation.xla import compile_plan, outcome
-
-        note_stage("compiling with XLA for this machine")
-        batch = tuple(spec_bytes(spec) for spec in traced.flat)
-        notes: tuple[str, ...] = ()
-        found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
-    else:
-        from kerasmem.devices.kernels import kernels_on
-        from kerasmem.estimation.graph.build import build_program
-        from kerasmem.estimation.graph.rules import rules_of
-        from kerasmem.estimation.graph.steps import graph_outcome
-
-        note_stage("optimising the graph")
-        rules = rules_of(kernels_on(card))
-        program, notes = build_program(traced, rules)
-        found = graph_outcome(program, layer_of, attribution, rules)
-    return replace(found, notes=(*prepared.notes, *notes, *found.notes))
+    if is_xla or shapes.split is not None:  # several replicas exchange gradients, which is noted while it is traced
+        return traced_outcome(prepared(shapes.batch_size), step.rows, owners, kernels)
+    sizes = opened.sizes.setdefault((mode, kernels), KnownSizes())
+    sized = sizes.at(shapes.batch_size, lambda batch_size: sized_step(prepared(batch_size), kernels))
+    return simulated_outcome(sized, step.rows, owners, kernels)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -26,6 +25,8 @@ from kerasmem.estimation.choice import ask
 from kerasmem.estimation.parallel.parallelism import check_method, parallelism
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.tracing import OpenedStep, Step, open_step, trace_shapes
+from kerasmem.models.backend import torch_serves
+from kerasmem.models.weightless import random_state_kept
 from kerasmem.processes.children import Limits, exit_reason
 from kerasmem.processes.forking import ForkedCall
 
@@ -67,8 +68,8 @@ def estimate(
         batch_size: samples in a batch; where the model fixes its own, that one.
         method: "graph" (the step as TensorFlow runs it, simulated; on the card that `device` names, if any), "xla"
             (XLA's plan for this machine), "gpu-target" (XLA's plan for a card that is not here), "probe" (steps at
-            small batches really run), "formula" (shape inference, see `kerasmem.estimation.formula`), or "auto": as
-            Keras would train it.
+            small batches really run), "eager" (Keras on PyTorch: the step on fake tensors), "formula" (shape
+            inference, see `kerasmem.estimation.formula`), or "auto": as Keras would train it.
         optimizer: a Keras optimizer's name in place of the one the model was compiled with.
         loss: the loss's name, for the record.
         dtype_policy: a Keras dtype policy ("mixed_float16") in place of the model's float32.
@@ -181,7 +182,7 @@ def estimated(arguments: EstimateArguments) -> Estimated:
     check_method(arguments.method, split)
     target = None if arguments.device is None else resolve_device(str(arguments.device))
     with (
-        _ONE_AT_A_TIME, _random_state_kept(), _collection_paused(), _compiler_ahead(arguments, target),
+        torch_serves(), _ONE_AT_A_TIME, random_state_kept(), _collection_paused(), _compiler_ahead(arguments, target),
         (_keepers[-1].opened(arguments) if _keepers else open_step(arguments)) as opened,
     ):  # fmt: skip
         step = Step(arguments, opened, trace_shapes(arguments, opened, split))
@@ -203,9 +204,23 @@ def _in_child(arguments: EstimateArguments) -> MemoryReport:
     """Return the report of a file that is opened in a process of its own."""
     if not isinstance(arguments.model, (str, os.PathLike)):
         raise UsageError("isolated: only a file, or module:function, is opened in a process of its own")
-    where = os.fspath(arguments.model)
     limits = Limits(_LONGEST, default_memory_limit())
-    with ForkedCall(_report_data, (arguments,), {}, limits=limits, output=False) as call:
+    return forked_report(os.fspath(arguments.model), limits, lambda: estimated(arguments).report)
+
+
+def forked_report(where: str, limits: Limits, ask: Callable[[], MemoryReport]) -> MemoryReport:
+    """Return a report that a process of its own makes; that one has TensorFlow loaded already, from the second call on.
+
+    Args:
+        where: the model, for messages.
+        limits: of that process.
+        ask: makes the report.
+
+    Raises:
+        KerasmemError: as `ask`; whatever else goes wrong, a crash or a limit included, is a `ModelError`.
+    """
+    call = ForkedCall(lambda: ask().to_dict(), (), {}, limits=limits, output=False, modules=[__name__])
+    with call:
         call.run()
         answer = None if call.failure is not None else call.answer()
     if answer is None:
@@ -217,20 +232,6 @@ def _in_child(arguments: EstimateArguments) -> MemoryReport:
     if isinstance(answer["error"], KerasmemError):
         raise answer["error"]
     raise ModelError(f"{where}: {answer['class']}: {answer['message']}")
-
-
-def _report_data(arguments: EstimateArguments) -> dict[str, Any]:
-    return estimated(arguments).report.to_dict()
-
-
-@contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Leave the user's random numbers as if no model had been built here: Keras draws seeds from Python's."""
-    state = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(state)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kerasmem.estimation.report import Bytes, Formula, LayerMemory
-from kerasmem.estimation.tables import table
+from kerasmem.files import package_data
 
 FLOAT32_BYTES = 4
 
@@ -22,7 +22,7 @@ MEASURED_LOW, MEASURED_HIGH = 0.30, 1.60
 
 # Layers that compute much more inside than they put out (a gate a time step, scores of attention): the formula
 # sees their outputs only, and real steps took nearly six times its figure, so it claims no upper bound for them.
-OPAQUE = frozenset(table("layers")["much more inside than they put out"])
+OPAQUE = frozenset(package_data("kerasmem.estimation", "layers")["much more inside than they put out"])
 
 
 def copies(mode: str) -> int:

@@ -19,14 +19,14 @@ from kerasmem.compat.keras_functional import is_functional
 from kerasmem.compat.keras_layers import flatten_layers, without_name_scopes
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.report import LayerMemory, NestedModel
-from kerasmem.estimation.tables import table
+from kerasmem.files import package_data
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.batch import called_on
 from kerasmem.models.inputs import ModelInput
 from kerasmem.models.op_scopes import is_container
 from kerasmem.models.sizes import element_bytes, variable_bytes
 
-_OF_LAYERS = table("layers")
+_OF_LAYERS = package_data("kerasmem.estimation", "layers")
 # The second is counted as such by the source of the formula.
 VIEWS = {*_OF_LAYERS["the same buffer under another shape"], *_OF_LAYERS["the identity outside training"]}
 

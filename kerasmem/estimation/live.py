@@ -1,30 +1,113 @@
-"""What a step of a model that lives here takes on a batch of another size: traced as it is, never run."""
+"""What a step takes that is ready to be traced: simulated on its kernels, or planned by XLA; nothing of it runs."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from kerasmem.compat.keras_layers import flatten_layers
-from kerasmem.devices.kernels import cpu_kernels
+from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed
+from kerasmem.devices.kernels import CardKernels, CpuKernels
+from kerasmem.devices.room import kernels_here
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.graph.build import build_program, variables_of
-from kerasmem.estimation.graph.rules import rules_of
-from kerasmem.estimation.graph.steps import graph_outcome
-from kerasmem.estimation.outcome import Outcome
-from kerasmem.estimation.xla import check_room, compile_plan
-from kerasmem.estimation.xla import outcome as xla_outcome
+from kerasmem.estimation.graph.sizes import SizedStep
+from kerasmem.estimation.report import Outcome
 from kerasmem.models.backend import import_keras
 from kerasmem.models.op_names import Attribution
-from kerasmem.models.optimizers import optimizer_variables
+from kerasmem.models.own_step import optimizer_variables
 from kerasmem.models.sizes import spec_bytes, variable_bytes
 from kerasmem.models.step import PreparedStep, trace_step
+from kerasmem.processes.guarding import note_stage
+
+
+def traced_outcome(
+    prepared: PreparedStep, rows: Iterable[str], owners: Mapping[int, str], kernels: CpuKernels | CardKernels
+) -> Outcome:
+    """Trace a step and return its peak: in graph mode, or by XLA's plan for this machine where XLA compiles it.
+
+    Args:
+        prepared: the step; XLA's compiler needs room for its variables (`check_room`).
+        rows: names of the layers in the report.
+        owners: id of a variable → the row that counts it.
+        kernels: that run it in graph mode.
+
+    Raises:
+        KerasmemError: the step cannot be traced, compiled or simulated.
+    """
+    if not prepared.jit_compile:
+        return simulated_outcome(sized_step(prepared, kernels), rows, owners, kernels)
+    from kerasmem.estimation.graph.build import variables_of
+    from kerasmem.estimation.xla import compile_plan, outcome
+
+    keep_alive: list[Any] = []
+    traced = trace_step(prepared, keep_alive)
+    note_stage("compiling with XLA for this machine")
+    batch = tuple(map(spec_bytes, traced.flat))
+    attribution = Attribution(traced.scopes, rows, traced.optimizers)
+    layer_of = _layer_of(traced.variables, owners)
+    found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
+    return replace(found, notes=(*prepared.notes, *found.notes))
+
+
+def sized_step(prepared: PreparedStep, kernels: CpuKernels | CardKernels) -> SizedStep:
+    """Trace a step in graph mode and optimise it as TensorFlow's runtime does.
+
+    Raises:
+        KerasmemError: the step cannot be traced, or holds what is not modelled.
+    """
+    from kerasmem.estimation.graph.build import build_program
+    from kerasmem.estimation.graph.rules import rules_of
+
+    note_stage("tracing the step")
+    with gpu_assumed() if isinstance(kernels, CardKernels) else contextlib.nullcontext():
+        traced = trace_step(prepared)
+    note_stage("optimising the graph")
+    program, notes = build_program(traced, rules_of(kernels))
+    return SizedStep(program, traced.variables, traced.scopes, traced.optimizers, (*prepared.notes, *notes))
+
+
+def simulated_outcome(
+    step: SizedStep, rows: Iterable[str], owners: Mapping[int, str], kernels: CpuKernels | CardKernels
+) -> Outcome:
+    """Return the peak of a step in graph mode.
+
+    Args:
+        step: from `sized_step`.
+        rows: names of the layers in the report.
+        owners: id of a variable → the row that counts it.
+        kernels: that run it.
+
+    Raises:
+        NotModelled: the step holds something without a rule.
+    """
+    from kerasmem.estimation.graph.rules import rules_of
+    from kerasmem.estimation.graph.steps import graph_outcome
+
+    attribution = Attribution(step.scopes, rows, step.optimizers)
+    found = graph_outcome(step.program, _layer_of(step.variables, owners), attribution, rules_of(kernels))
+    return replace(found, notes=(*step.notes, *found.notes))
+
+
+def _layer_of(variables: Iterable[Any], owners: Mapping[int, str]) -> dict[int, str]:
+    return {number: owners[id(each)] for number, each in enumerate(variables) if id(each) in owners}
+
+
+def standing_in(outcome: Outcome) -> Outcome:
+    """Return XLA's plan for this machine's CPU where it stands in for a card's, which is usually smaller.
+
+    A step takes no less than what it holds from beginning to end, whatever is computed in between.
+    """
+    held = sum(outcome.categories.get(name) or 0 for name in ("weights", "optimizer", "inputs"))
+    return replace(outcome, low=min(outcome.low or 0, held))
 
 
 def live_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> Outcome:
     """Return the peak of the model's own step on so many rows: with its variables, in graph mode or under XLA.
 
     Unlike `kerasmem.estimate` this looks at the model itself, not at one made from its configuration, so that every
-    step that Keras can trace has an answer: a `train_step` of the model's own, sample weights, several optimizers.
+    step that Keras can trace has an answer: a `train_step` of the model's own, sample weights, several optimizers. The
+    kernels are those that run the step in this process: a card's where TensorFlow sees one.
 
     Args:
         model: compiled and built; its weights stay as they are.
@@ -37,6 +120,8 @@ def live_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> O
     """
     import tensorflow as tf
 
+    from kerasmem.estimation.xla import check_room
+
     keras = import_keras()
 
     def spec(leaf: Any) -> Any:
@@ -45,16 +130,9 @@ def live_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> O
         return None if leaf is None else tf.TensorSpec((rows, *leaf.shape[1:]), leaf.dtype)
 
     x, y, weight = keras.utils.unpack_x_y_sample_weight(keras.tree.map_structure(spec, batch))
-    is_xla = bool(model.jit_compile)
+    is_xla, kernels = bool(model.jit_compile), kernels_here()
     if is_xla:
         check_room(sum(variable_bytes(each) for each in [*model.variables, *optimizer_variables(model)]))
-    keep_alive: list[Any] | None = [] if is_xla else None
-    traced = trace_step(PreparedStep(model, x, y, mode, is_xla, sample_weight=weight), keep_alive)
     names = [layer.name for layer in flatten_layers(model, include_self=False)]
-    attribution = Attribution(traced.scopes, names, traced.optimizers)
-    if is_xla:
-        sizes = tuple(spec_bytes(each) for each in traced.flat)
-        return xla_outcome(compile_plan(traced), variables_of(traced), sizes, {}, attribution)
-    rules = rules_of(cpu_kernels())
-    program, _ = build_program(traced, rules)
-    return graph_outcome(program, {}, attribution, rules)
+    found = traced_outcome(PreparedStep(model, x, y, mode, is_xla, sample_weight=weight), names, {}, kernels)
+    return standing_in(found) if is_xla and isinstance(kernels, CardKernels) else found

@@ -11,13 +11,13 @@ from kerasmem import checks
 from kerasmem.checks import Method, Mode
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
-from kerasmem.estimation.cache import cached_estimate
+from kerasmem.estimation.cache import estimator
 from kerasmem.estimation.choice import check_backend
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, ask_worker, measured_notes, run_steps
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool
 from kerasmem.estimation.verdict import device_verdict
-from kerasmem.models.backend import require_tensorflow
+from kerasmem.models.backend import require_tensorflow, torch_serves
 from kerasmem.models.request import ModelRequest, request_for
 from kerasmem.profiling.results import StepProfile
 
@@ -73,7 +73,7 @@ def measure(
         optimizer=optimizer, loss=loss, jit_compile=jit_compile, mode=mode, dtype_policy=dtype_policy,
         input_shape=input_shape,
     )  # fmt: skip
-    with planned_request(model, batch_size, steps, options) as (planned, request):
+    with torch_serves(), planned_request(model, batch_size, steps, options) as (planned, request):
         answer = run_steps(request, [(request.batch_size, steps)], timeout=timeout)
     return measured_report(planned, answer)
 
@@ -171,10 +171,9 @@ def predicted(
         is_cached: whether an earlier answer will do.
         **arguments: those of `kerasmem.estimate` that `profile` was given.
     """
-    ask = cached_estimate if is_cached else estimate
     method: Method = "xla" if profile.settings.execution == "xla" else "graph"
     try:
-        return with_names_of(ask(model, method=method, **arguments), profile), None
+        return with_names_of(estimator(is_cached)(model, method=method, **arguments), profile), None
     except KerasmemError as error:
         return None, str(error)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from kerasmem.estimation.report import MemoryReport
-from kerasmem.estimation.tables import table
+from kerasmem.files import package_data
 
 
 @dataclass(frozen=True)
@@ -24,14 +23,14 @@ class Reference:
     batch_size: int
 
 
-@functools.cache
 def known_networks() -> tuple[tuple[str, int, int], ...]:
     """Return networks that people know: name, parameters, activation elements for one sample.
 
     Images of 224 × 224 × 3, 1000 classes; AlexNet as one tower, GoogLeNet without its auxiliary outputs.
     `scripts/known_networks.py` writes the file.
     """
-    return tuple((name, parameters, elements) for name, parameters, elements in table("known_networks"))
+    found = package_data("kerasmem.estimation", "known_networks")
+    return tuple((name, parameters, elements) for name, parameters, elements in found)
 
 
 def place(report: MemoryReport) -> Reference:

@@ -1,8 +1,10 @@
-"""What an estimate found: frozen results in bytes and counts, to and from JSON."""
+"""What a method finds, and the report of an estimate: frozen results in bytes and counts, to and from JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kerasmem.models.facts import Bytes as Bytes
 from kerasmem.models.facts import LayerMemory as LayerMemory
@@ -111,6 +113,19 @@ def lower_end(method: str, total: int, low: int | None) -> int | None:
     return low
 
 
+def interval(method: str, total: int, low: int | None, high: int | None) -> str:
+    """Return " (1.50 GiB to 2.00 GiB)", ", at most 2.00 GiB" without a known lower end, or nothing without an upper."""
+    if low is None or high is None:
+        return ""
+    least = lower_end(method, total, low)
+    return f", at most {format_size(high)}" if least is None else f" ({format_size(least)} to {format_size(high)})"
+
+
+def verdict_on(verdict: str, device: str) -> str:
+    """Return "fits t4", "does not fit t4" or "too close to call on t4"."""
+    return f"{verdict} on {device}" if verdict == "too close to call" else f"{verdict} {device}"
+
+
 @dataclass(frozen=True)
 class Pool:
     """What the allocator holds at the peak, in bytes, three figures kept apart; None where not known.
@@ -149,6 +164,66 @@ class Unmodelled:
     what: str
     why: str
     bytes: int | None = None
+
+
+# How far from a total real steps are said to lie at least, as a share of it. In graph mode processes that train the
+# same model differ in their medians, and steps within one by up to 15 %, as threads race; what the simulation varies is
+# part of that. XLA's plan is exact; what chunks the variables lie in is not, as it depends on all that was done before.
+SPREAD = {"graph": 0.09, "xla": XLA_SPREAD}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The peak of a step.
+
+    Attributes:
+        method: "xla", "graph", "gpu-target", "probe" or "formula".
+        execution: "xla" or "graph"; "none" of the formula.
+        total: bytes in use at the peak.
+        low: the least that the method claims; None where it claims nothing.
+        high: the most.
+        pool: requested, in use, reserved, smallest limit.
+        categories: bytes at the peak by category of `Bytes`, as far as the method divides.
+        layers: bytes at the peak by layer, weights included; None where the method does not know the peak's.
+        instant: when the peak is reached, where known.
+        unmodelled: what costs memory and is not in the total.
+        notes: how it was obtained.
+    """
+
+    method: str
+    execution: str
+    total: int
+    low: int | None
+    high: int | None
+    pool: Pool | None = None
+    categories: Mapping[str, int | None] = field(default_factory=dict)
+    layers: Mapping[str, int] | None = field(default_factory=dict)
+    instant: Instant | None = None
+    unmodelled: tuple[Unmodelled, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Shares:
+    """The bytes at a peak by category and by layer, counted one by one.
+
+    Attributes:
+        categories: bytes by category of `Bytes`.
+        layers: bytes by layer.
+    """
+
+    def __init__(self) -> None:
+        self.categories = dict.fromkeys(Bytes.CATEGORIES, 0)
+        self.layers: Counter[str] = Counter()
+
+    def add(self, size: int, category: str, layer: str | None = None) -> None:
+        """Count bytes in, for a layer where they belong to one."""
+        self.categories[category] += size
+        if layer is not None:
+            self.layers[layer] += size
+
+    def fill(self, total: int) -> None:
+        """Count what is missing from a total as the allocator's."""
+        self.categories["allocator"] += total - sum(self.categories.values())
 
 
 @dataclass(frozen=True)
@@ -202,6 +277,5 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION, rows="layers
         """The answer: "fits 16GB: needs 2.91 GiB, at most 2.99 GiB, of 14.9 GiB"."""
         if self.device is None:
             return f"{self.model.name} {self.needs}"
-        joined = " on " if self.device.verdict == "too close to call" else " "
-        on = f"{self.device.verdict}{joined}{self.device.name}"
+        on = verdict_on(self.device.verdict, self.device.name)
         return f"{self.model.name} {on}: {self.needs}, of {format_size(self.device.available_bytes)}"

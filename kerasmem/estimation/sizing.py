@@ -14,8 +14,8 @@ from kerasmem.devices.host import host_memory
 from kerasmem.devices.live import list_devices, read_machine
 from kerasmem.errors import UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
-from kerasmem.estimation.cache import cached_estimate
-from kerasmem.estimation.facade import estimate, kept_open
+from kerasmem.estimation.cache import estimator
+from kerasmem.estimation.facade import kept_open
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
 from kerasmem.estimation.search import MOST_EVALUATIONS, TOLERANCE, Found, SearchResult, search
@@ -24,6 +24,7 @@ from kerasmem.estimation.verification import Trial, largest_that_ran
 from kerasmem.models.backend import require_tensorflow
 from kerasmem.models.opening import OBJECT_SOURCE
 from kerasmem.models.variation import reshaping
+from kerasmem.processes.children import child_environment
 
 BATCH = "batch_size"
 _GUESSES = {BATCH: 32}
@@ -254,7 +255,7 @@ def _verified(
 
 
 def _trial_notes(found: Found, largest: int | None, trials: tuple[Trial, ...]) -> Iterator[str]:
-    if not list_devices():
+    if all(each.cuda_index is None for each in list_devices(environ=child_environment())):
         yield "ran on the CPU, with the GPUs' allocator and the device's limit; a GPU's kernels may take other scratch"
     if largest is None:
         yield f"not even batch size {trials[-1].size:,} ran"
@@ -264,7 +265,7 @@ def _trial_notes(found: Found, largest: int | None, trials: tuple[Trial, ...]) -
 
 def _asker(model: Any, vary: str, batch_size: int, device: str, cache: bool, options: Mapping[str, Any]) -> Ask:
     """Return what estimates one size by a method."""
-    ask = cached_estimate if cache else estimate
+    ask = estimator(cache)
     common = {**options, "device": device}
     if vary == BATCH:
         return lambda size, method: ask(model, batch_size=size, method=method, **common)
@@ -274,14 +275,32 @@ def _asker(model: Any, vary: str, batch_size: int, device: str, cache: bool, opt
             raise UsageError(f"vary {vary!r}: write batch_size, layer.units, or an argument of the model's function")
         given = dict(common.pop("factory_args", None) or {})
         return lambda size, method: ask(model, method=method, factory_args={**given, vary: size}, **common)
-    names = ("factory", "factory_args", "custom_objects", "trust")
-    reshaped = reshaping(model, vary, **{name: common[name] for name in names if name in common})
-    for name in ("factory", "factory_args"):
-        common.pop(name, None)
+    reshaped = reshaped_ask(ask, model, vary, common)
+    return lambda size, method: reshaped(size, method=method)
 
-    def ask_reshaped(size: int, method: Method) -> MemoryReport:
+
+def reshaped_ask(
+    ask: Callable[..., MemoryReport], model: Any, vary: str, options: Mapping[str, Any]
+) -> Callable[..., MemoryReport]:
+    """Return what estimates a model with another number in one layer: by that number, and by further arguments.
+
+    Args:
+        ask: what estimates.
+        model: as for `kerasmem.estimate`.
+        vary: "layer.field".
+        options: the other arguments of `ask`.
+
+    Raises:
+        UsageError: there is no such layer or field.
+        KerasmemError: the model cannot be built.
+    """
+    names = ("factory", "factory_args", "custom_objects", "trust")
+    reshaped = reshaping(model, vary, **{name: options[name] for name in names if name in options})
+    common = {name: value for name, value in options.items() if name not in ("factory", "factory_args")}
+
+    def ask_reshaped(size: int, **more: Any) -> MemoryReport:
         with reshaped(size) as source:
-            report = ask(source, method=method, **common)
+            report = ask(source, **common, **more)
         name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else OBJECT_SOURCE
         return replace(report, model=replace(report.model, source=name))
 

@@ -13,14 +13,14 @@ from kerasmem.compat.keras_functional import is_functional
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
 from kerasmem.estimation.formula import formula, share_out
+from kerasmem.estimation.graph.sizes import KnownSizes
 from kerasmem.estimation.layers import Inferred, infer_layers
 from kerasmem.estimation.parallel.parallelism import Parallelism
 from kerasmem.estimation.report import Formula, LayerMemory
-from kerasmem.models.backend import import_keras, runs_on_jax
+from kerasmem.models.backend import TENSORFLOW, import_keras, keras_backend
 from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
 from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel, open_model
-from kerasmem.models.optimizers import keeps_optimizers, optimizer_variables, optimizers_of
-from kerasmem.models.own_step import has_call, has_own_step
+from kerasmem.models.own_step import has_call, has_own_step, keeps_optimizers, optimizer_variables, optimizers_of
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.step import PreparedStep, TracedStep, check_mode, prepare_step, trace_step
 from kerasmem.models.training import TrainingSettings, optimizer_slot_bytes, with_replaced
@@ -36,10 +36,14 @@ class OpenedStep(OpenedModel):
     Attributes:
         only_formula: why no method can look at its step; None where they can.
         prepared: the step that was prepared last, for another batch size to begin from.
+        sizes: by mode and kernels, the step at the batch sizes at which it was traced for graph mode.
+        inferred: by batch size, what a call of the model on shapes showed.
     """
 
     only_formula: str | None = None
     prepared: list[PreparedStep] = field(default_factory=list, compare=False)
+    sizes: dict[Any, KnownSizes] = field(default_factory=dict, compare=False)
+    inferred: dict[int, Inferred] = field(default_factory=dict, compare=False)
 
     @property
     def serves_again(self) -> bool:
@@ -154,12 +158,15 @@ def trace_shapes(arguments: EstimateArguments, opened: OpenedStep, split: Parall
     source = "" if opened.source == OBJECT_SOURCE else opened.source
     run_step = _step_that_calls(opened, mode, structure, inputs, traced)
     try:
-        inferred = infer_layers(opened.model, structure, inputs, traced, source, run_step)
+        inferred = opened.inferred.get(traced)
+        if inferred is None:
+            inferred = infer_layers(opened.model, structure, inputs, traced, source, run_step)
     except ModelError:
-        if run_step is not None or mode != "train" or not has_own_step(opened.model) or runs_on_jax():
+        if run_step is not None or mode != "train" or not has_own_step(opened.model) or keras_backend() != TENSORFLOW:
             raise
         run_step = partial(_trace, opened, mode, structure, inputs, traced)  # which takes something else than `call`
         inferred = infer_layers(opened.model, structure, inputs, traced, source, run_step)
+    opened.inferred[traced] = inferred
     slots, applied = None, []
     if mode == "train" and run_step is None:
         slots = _slots(opened)
@@ -182,7 +189,7 @@ def _step_that_calls(
     """
     model = opened.model
     by_itself = mode == "train" and has_own_step(model) and keeps_optimizers(model)
-    if runs_on_jax() or (has_call(model) and not by_itself):
+    if keras_backend() != TENSORFLOW or (has_call(model) and not by_itself):
         return None
     check_mode(model, mode)
     return partial(_trace, opened, mode, structure, inputs, batch_size)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.catalogue import available_bytes as available_on
-from kerasmem.estimation.outcome import Outcome
-from kerasmem.estimation.report import Bytes, DeviceVerdict
+from kerasmem.estimation.report import Bytes, DeviceVerdict, Outcome
 
 FITS, TOO_CLOSE, DOES_NOT_FIT = "fits", "too close to call", "does not fit"
 

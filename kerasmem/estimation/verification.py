@@ -42,10 +42,10 @@ def largest_that_ran(
     minimum: int = 1,
     maximum: int | None = None,
     step: int = 1,
-    tolerance: float = TOLERANCE,
-    most: int = MOST_TRIES,
 ) -> tuple[int | None, tuple[Trial, ...]]:
     """Return the largest size that was seen to fit, None where none was, and what was tried.
+
+    Where none of the tries fits, the last is the smallest size.
 
     Args:
         try_size: runs real steps; asked once a size.
@@ -54,8 +54,6 @@ def largest_that_ran(
         minimum: the smallest size; only minimum, minimum + step, … are tried.
         maximum: the largest.
         step: between sizes.
-        tolerance: the share of the size within which the search ends.
-        most: tries at most; where none of them fits, the last is the smallest size.
 
     Examples:
         >>> ran = lambda size: Trial(size, size <= 70, None, 0, 0.0)
@@ -73,8 +71,8 @@ def largest_that_ran(
         beyond = on_grid(maximum) + step
         high = beyond if high is None else min(high, beyond)
     size = on_grid(first)
-    while len(trials) < most:
-        if low is None and trials and len(trials) == most - 1:
+    while len(trials) < MOST_TRIES:
+        if low is None and trials and len(trials) == MOST_TRIES - 1:
             size = minimum  # whether anything fits at all
         trials.append(try_size(size))
         if trials[-1].fits:
@@ -83,7 +81,7 @@ def largest_that_ran(
             high = size
             if size == minimum:
                 break
-        if high is None or (low is not None and high - low <= max(step, int(low * tolerance))):
+        if high is None or (low is not None and high - low <= max(step, int(low * TOLERANCE))):
             break
         floor = minimum - step if low is None else low
         size = max(on_grid((floor + high) // 2), floor + step)

@@ -12,11 +12,10 @@ from typing import Any
 
 from kerasmem.compat import xla
 from kerasmem.devices.room import cpu_allocator_room
-from kerasmem.errors import KerasmemError
+from kerasmem.errors import KerasmemError, first_line
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.graph.heap import Heap, make_variables
-from kerasmem.estimation.outcome import SPREAD, Outcome, Shares
-from kerasmem.estimation.report import Pool
+from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.models.step import TracedStep
 from kerasmem.units import format_size
@@ -96,8 +95,7 @@ def _planned(what: str, compiled: Callable[..., Any], *arguments: Any) -> Plan:
     try:
         return read_plan(compiled(*arguments))
     except Exception as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise XlaRefused(f"XLA cannot compile {what}: {reason[:300]}") from error
+        raise XlaRefused(f"XLA cannot compile {what}: {first_line(error)}") from error
 
 
 def read_plan(module: Any) -> Plan:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kerasmem import checks
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import DatasetLayout, plain_name, shown
 
@@ -164,15 +165,11 @@ def read_scale(value: Any, names: Sequence[str]) -> dict[str, tuple[float, float
 
 def _factor_and_offset(entry: Any) -> tuple[float, float]:
     pair = entry if isinstance(entry, (tuple, list)) else (entry, 0.0)
-    real = (int, float, np.integer, np.floating)
-    if len(pair) == 2 and all(isinstance(n, real) and not isinstance(n, bool) for n in pair):
-        try:
-            factor, offset = float(pair[0]), float(pair[1])
-        except OverflowError:
-            factor = offset = np.inf
-        if np.isfinite(factor) and np.isfinite(offset):
-            return factor, offset
-    raise UsageError(f"scale: {entry!r} is neither a number nor (factor, offset)")
+    try:
+        factor, offset = (checks.number("scale", each, least=-np.inf) for each in pair)
+    except (UsageError, ValueError, OverflowError):
+        raise UsageError(f"scale: {entry!r} is neither a number nor (factor, offset)") from None
+    return factor, offset
 
 
 def _by_name(setting: str, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

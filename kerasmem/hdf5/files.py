@@ -16,7 +16,7 @@ from kerasmem.hdf5.direct.delivery import Delivery, Places, RowRun, ScatterRead,
 from kerasmem.hdf5.direct.sources import Outputs
 from kerasmem.hdf5.grid import Grid, ranges
 from kerasmem.hdf5.index import IndexedData
-from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, JoinedLayout
+from kerasmem.hdf5.layout import DataLayout, DatasetLayout
 from kerasmem.hdf5.opened import IndexedFile, OpenFile
 from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
 from kerasmem.hdf5.remote.handle import Claim
@@ -47,7 +47,7 @@ class OpenFiles:
         self._fetcher: RangeFetcher | None = None
         self._layout = layout
         self._by_name: dict[int, dict[str, OpenFile]] = {}  # the files used so far, by the datasets that lie in them
-        self.remote = any(is_url(path) for file in layout.files for path in _paths(file))
+        self.remote = any(is_url(part.path) for file in layout.files for part in file.lies_in)
         self._most = most_open()
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
@@ -66,11 +66,6 @@ class OpenFiles:
     def traffic(self) -> Traffic:
         """What came of remote files so far."""
         return sum((file.traffic for file in self._files), Traffic())
-
-    @property
-    def open_now(self) -> int:
-        """How many are open."""
-        return len(self._open)
 
     @contextlib.contextmanager
     def use(self, number: int, name: str | None = None) -> Iterator[OpenFile]:
@@ -125,7 +120,7 @@ class OpenFiles:
         file, start = layout.files[number], layout.starts[number]
         indexed = IndexedFile(layout.index, number) if isinstance(layout, IndexedData) else None
         found: dict[str, OpenFile] = {}
-        for part in file.parts if isinstance(file, JoinedLayout) else (file,):
+        for part in file.lies_in:
             fetcher = self._start_fetcher if is_url(part.path) else None
             opened = OpenFile(part, self._access, start if len(layout.files) > 1 else None, fetcher, indexed)
             found |= dict.fromkeys((dataset.name for dataset in part.datasets), opened)
@@ -146,11 +141,6 @@ class OpenFiles:
                 file.rest()
                 return True
         return False
-
-
-def _paths(file: FileLayout) -> Iterator[str]:
-    for part in file.parts if isinstance(file, JoinedLayout) else (file,):
-        yield part.path
 
 
 def most_open() -> int:

@@ -1,19 +1,17 @@
 """An index of many files: their rows, types and chunks in one file, so that none of them is opened to find out.
 
 It is an archive as NumPy's `savez` writes it, of plain arrays that nothing compresses and no pickle: `about`, a JSON
-text on the datasets and the ways of storing them, and for each file a number in `rows`, `sizes` and so on. Arrays with
-a number a chunk are looked up where the chunks of a file are asked for, and not read as a whole.
+text on the datasets and the ways of storing them, `files`, one with the name and version of each file, and for each
+file a number in `rows`, `sizes` and so on. Arrays with a number a chunk are looked up where the chunks of a file are
+asked for, and not read as a whole.
 """
 
 from __future__ import annotations
 
 import functools
-import io
 import json
 import os
-import struct
-import threading
-import zipfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -22,21 +20,18 @@ from urllib.parse import urljoin, urlsplit
 import numpy as np
 
 from kerasmem.errors import DataError, InputError, UsageError
-from kerasmem.files import open_archive, read_json, read_npy_header, replacing
+from kerasmem.files import read_json, replacing
+from kerasmem.hdf5.index_archive import IndexArchive
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.remote.access import RemoteAccess
-from kerasmem.hdf5.remote.file import RemoteFile
 from kerasmem.hdf5.remote.urls import is_url, scheme_of
 from kerasmem.records import Record
 from kerasmem.units import MIB
 
 CHECKSUM = "checksum"  # among the filters of data without others whose blocks have checksums
-_LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip archive's entry: the lengths of its name and of what comes after
-_PAGE = MIB  # read at a time of what has a number a chunk
 _ALIKE = 1024
-_WHOLE = 64 * MIB  # a remote index up to this size is fetched at once
 _MOST_ABOUT = 64 * MIB
-_PER_FILE = {"rows": "<i8", "sizes": "<i8", "times": "<i8", "path_ends": "<i8", "tag_ends": "<i8"}
+_PER_FILE = {"rows": "<i8", "sizes": "<i8", "times": "<i8"}
 _PER_DATASET = {"kinds": "<u4", "stored": "<i8", "begins": "<i8", "chunk_ends": "<i8"}
 _PER_CHUNK = {"offsets": "<i8", "lengths": "<u4", "masks": "<u4", "sums": "<u4"}
 
@@ -101,87 +96,6 @@ class Table(NamedTuple):
     sums: np.ndarray | None
 
 
-class _Archive:
-    """The arrays of an index, here or remote: small ones read as a whole, those of chunks in pieces when asked for."""
-
-    def __init__(self, path: str, access: RemoteAccess) -> None:
-        self._path, self._access = path, access
-        self._lock = threading.Lock()
-        self._file: Any = None
-        self._process = 0
-        self._places: dict[str, tuple[int, np.dtype[Any], int]] = {}  # where an array's bytes begin, and how many
-
-    def read(self) -> dict[str, np.ndarray]:
-        """Return the arrays that are read as a whole.
-
-        Raises:
-            ValueError: they are not what an index has.
-        """
-        large = set(_PER_CHUNK)
-        with self._lock:
-            file = self._open()
-            buffered = io.BufferedReader(file, _PAGE * 8) if isinstance(file, RemoteFile) else file
-            with open_archive(buffered) as content:
-                names = set(content)
-                small = {name: content[name] for name in names if name.rstrip("0123456789") not in large}
-            with zipfile.ZipFile(buffered) as archive:
-                for entry in archive.infolist():
-                    name = entry.filename.removesuffix(".npy")
-                    if name in names and name not in small:
-                        self._places[name] = _place(archive, buffered, entry)
-            if buffered is not file:
-                buffered.detach()
-            return small
-
-    def length(self, name: str) -> int:
-        """Return how many numbers an array has; 0 where there is none."""
-        return self._places[name][2] if name in self._places else 0
-
-    def part(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return a part of an array that has a number a chunk."""
-        begin, dtype, count = self._places[name]
-        if not 0 <= start <= stop <= count:
-            raise DataError(f"{shown(self._path)}: the index is damaged: it names chunks that it has no places for")
-        first, size = begin + start * dtype.itemsize, (stop - start) * dtype.itemsize
-        with self._lock:
-            file = self._open()
-            page = _PAGE if isinstance(file, RemoteFile) else 1
-            low = first // page * page  # neighbours will be asked for too
-            file.seek(low)
-            data = file.read(max(first + size - low, page))
-        data = data[first - low : first - low + size]
-        if len(data) < size:
-            raise DataError(f"{shown(self._path)}: the index was cut since it was opened; make the sequence again")
-        return np.frombuffer(data, dtype)
-
-    def _open(self) -> Any:
-        if self._file is None or self._process != os.getpid():
-            self._process = os.getpid()
-            self._file = RemoteFile(self._path, self._access) if is_url(self._path) else io.FileIO(self._path)
-            if isinstance(self._file, RemoteFile) and self._file.known.size <= _WHOLE:
-                with self._file as remote:
-                    self._file = io.BytesIO(remote.read(remote.known.size))
-        return self._file
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None, "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = {**state, "_lock": threading.Lock()}
-
-
-def _place(archive: zipfile.ZipFile, file: Any, entry: zipfile.ZipInfo) -> tuple[int, np.dtype[Any], int]:
-    """Return where in the file the numbers of an array begin, their type, and how many there are."""
-    with archive.open(entry) as member:
-        shape, _, dtype = read_npy_header(member)
-        skipped = member.tell()
-    file.seek(entry.header_offset)
-    name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    if len(shape) != 1 or entry.compress_type != zipfile.ZIP_STORED:
-        raise ValueError(f"{entry.filename!r} is no list of numbers")
-    return entry.header_offset + _LOCAL_HEADER.size + name + extra + skipped, dtype, shape[0]
-
-
 class DataIndex(Sequence[str]):
     """The files that an index names, and what it says of them.
 
@@ -195,7 +109,7 @@ class DataIndex(Sequence[str]):
 
     def __init__(self, path: str, access: RemoteAccess) -> None:
         self.path = path
-        self._archive = _Archive(path, access)
+        self._archive = IndexArchive(path, access, _PER_CHUNK)
         try:
             arrays = self._archive.read()
             text = arrays["about"].tobytes()
@@ -203,7 +117,9 @@ class DataIndex(Sequence[str]):
                 raise ValueError(f"it describes itself in {len(text):,} bytes")
             self.about = About.from_dict(read_json(text))
             self._arrays = self._checked(arrays)
-            self._paths = self._texts("path")
+            named = [(str(path), str(tag)) for path, tag in read_json(arrays["files"].tobytes())]
+            if len(named) != len(arrays["rows"]):
+                raise ValueError("it names more files, or fewer, than it has rows of")
         except (DataError, UsageError):
             raise
         except InputError as error:
@@ -215,7 +131,8 @@ class DataIndex(Sequence[str]):
                 f"{shown(path)}: this is no index of data files, or a damaged one ({one_line(str(error), 100)}); make "
                 "it with `kerasmem data index`"
             ) from error
-        self._paths = [self._absolute(each) for each in self._paths]
+        self._paths = [self._absolute(path) for path, _ in named]
+        self._tags = [tag or None for _, tag in named]
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -241,7 +158,6 @@ class DataIndex(Sequence[str]):
     def file_layouts(self, names: Sequence[str]) -> Iterator[FileLayout]:
         """Yield what each file looks like, as `scan_file` would find it."""
         about, arrays = self.about, self._arrays
-        tags = self._texts("tag")
         columns = [
             (
                 name,
@@ -263,7 +179,7 @@ class DataIndex(Sequence[str]):
                 dataset(name, about.kinds[kinds[number]], (rows[number], *row_shape), dtype, stored[number])
                 for name, row_shape, dtype, kinds, stored in columns
             ]
-            yield FileLayout(path, sizes[number], tuple(datasets), tags[number] or None)
+            yield FileLayout(path, sizes[number], tuple(datasets), self._tags[number])
 
     def time(self, number: int) -> int:
         """Return when a file of this machine was changed, in ns; 0 where checksums tell more."""
@@ -310,16 +226,7 @@ class DataIndex(Sequence[str]):
         for at in range(len(about.names)):
             if (numbers[f"kinds{at}"] >= len(about.kinds)).any() or (np.diff(numbers[f"chunk_ends{at}"]) < 0).any():
                 raise ValueError("it names ways of storing, or chunks, that it does not have")
-        for name in ("path", "tag"):
-            numbers[f"{name}s"] = arrays[f"{name}s"]
         return numbers
-
-    def _texts(self, name: str) -> list[str]:
-        data, ends = self._arrays[f"{name}s"].tobytes(), self._arrays[f"{name}_ends"]
-        if (np.diff(ends) < 0).any() or ends[0] < 0 or ends[-1] != len(data):
-            raise ValueError(f"its {name}s are cut")
-        each = zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
-        return [data[start:stop].decode("utf-8", "surrogateescape") for start, stop in each]
 
     def _absolute(self, name: str) -> str:
         """Return a file that the index names; names without a folder or a server count from the index's."""
@@ -375,42 +282,29 @@ class IndexWriter:
 
     Args:
         path: of the index to be written.
-        names: of the datasets.
-        dtypes: type of each as stored.
-        row_shapes: shape of a row of each.
+        datasets: those of any of the files; names, types and row shapes are the same in all.
         checksums: whether each block has one.
     """
 
-    def __init__(
-        self,
-        path: str,
-        names: Sequence[str],
-        dtypes: Sequence[str],
-        row_shapes: Sequence[tuple[int, ...]],
-        checksums: bool,
-    ) -> None:
+    def __init__(self, path: str, datasets: Sequence[DatasetLayout], checksums: bool) -> None:
         self.path = path
-        self._about = About(tuple(names), tuple(dtypes), tuple(row_shapes), (), checksums)
+        names, dtypes, shapes = zip(*((each.name, each.dtype, each.row_shape) for each in datasets), strict=True)
+        self._about = About(names, dtypes, shapes, (), checksums)
         self._kinds: dict[StoredAs, int] = {}
-        self._numbers: dict[str, list[Any]] = {name: [] for name in ("rows", "sizes", "times", "paths", "tags")}
-        for at in range(len(names)):
-            self._numbers |= {f"{name}{at}": [] for name in (*_PER_DATASET, *_PER_CHUNK)}
+        self._named: list[tuple[str, str]] = []
+        self._numbers: dict[str, list[Any]] = defaultdict(list)
 
     def add(self, layout: FileLayout, time: int, tables: Sequence[Table]) -> None:
         """Note a file, with where each of its datasets lies."""
         numbers = self._numbers
-        for name, value in zip(
-            ("rows", "sizes", "times", "paths", "tags"),
-            (layout.datasets[0].rows, layout.size, time, self._relative(layout.path), layout.tag or ""),
-            strict=True,
-        ):
+        self._named.append((self._relative(layout.path), layout.tag or ""))
+        for name, value in zip(_PER_FILE, (layout.datasets[0].rows, layout.size, time), strict=True):
             numbers[name].append(value)
         for at, (dataset, table) in enumerate(zip(layout.datasets, tables, strict=True)):
-            before = numbers[f"chunk_ends{at}"][-1] if numbers[f"chunk_ends{at}"] else 0
-            numbers[f"kinds{at}"].append(self._kinds.setdefault(table.kind, len(self._kinds)))
-            numbers[f"stored{at}"].append(dataset.stored_bytes)
-            numbers[f"begins{at}"].append(table.begin)
-            numbers[f"chunk_ends{at}"].append(before + len(table.offsets))
+            kind = self._kinds.setdefault(table.kind, len(self._kinds))
+            end = (numbers[f"chunk_ends{at}"] or [0])[-1] + len(table.offsets)
+            for name, value in zip(_PER_DATASET, (kind, dataset.stored_bytes, table.begin, end), strict=True):
+                numbers[f"{name}{at}"].append(value)
             for name in _PER_CHUNK:
                 values = getattr(table, name)
                 if values is not None and len(values):
@@ -419,13 +313,10 @@ class IndexWriter:
     def write(self) -> None:
         """Write the index, under another name until it is whole."""
         about = replace(self._about, kinds=tuple(self._kinds))
-        arrays = {"about": np.frombuffer(json.dumps(about.to_dict()).encode(), np.uint8)}
-        for name in ("path", "tag"):
-            texts = [text.encode("utf-8", "surrogateescape") for text in self._numbers[f"{name}s"]]
-            arrays[f"{name}s"] = np.frombuffer(b"".join(texts), np.uint8)
-            arrays[f"{name}_ends"] = np.cumsum([len(text) for text in texts]).astype("<i8")
-        for name in ("rows", "sizes", "times"):
-            arrays[name] = np.array(self._numbers[name], _PER_FILE[name])
+        texts = {"about": about.to_dict(), "files": self._named}
+        arrays = {name: np.frombuffer(json.dumps(text).encode(), np.uint8) for name, text in texts.items()}
+        for name, dtype in _PER_FILE.items():
+            arrays[name] = np.array(self._numbers[name], dtype)
         for at in range(len(about.names)):
             for name, dtype in _PER_DATASET.items():
                 arrays[f"{name}{at}"] = np.array(self._numbers[f"{name}{at}"], dtype)

@@ -31,6 +31,12 @@ def one_line(text: str, limit: int = 1000) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
+def type_name(dtype: str) -> str:
+    """Return a type as it is shown: "float32", "big-endian int16"."""
+    kind = np.dtype(dtype)
+    return ("big-endian " if kind.byteorder == ">" else "") + kind.newbyteorder("=").name
+
+
 def plain_name(name: str) -> str:
     """Return a dataset's path with what does not matter left out: "/train//x" is "train/x"."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
@@ -74,6 +80,11 @@ class DatasetLayout:
         return prod(self.row_shape) * np.dtype(self.dtype).itemsize
 
     @property
+    def may_be_labels(self) -> bool:
+        """Whether it holds one whole number a row, as class labels are."""
+        return np.dtype(self.dtype).kind in "iub" and prod(self.row_shape) == 1
+
+    @property
     def chunk_rows(self) -> int:
         """Rows that have to be read together: a chunk's rows, or 1 where the data is not chunked."""
         return min(self.chunks[0], max(self.rows, 1)) if self.chunks else 1
@@ -95,6 +106,11 @@ class FileLayout(Record, what="layout of a file", version=1):
     datasets: tuple[DatasetLayout, ...]
     tag: str | None = None
 
+    @property
+    def lies_in(self) -> tuple[FileLayout, ...]:
+        """The files that it is: itself, or those that are read beside one another."""
+        return (self,)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the layout, ready for JSON; a URL's secrets are left out."""
         return {**super().to_dict(), "path": redact(self.path)}
@@ -109,6 +125,11 @@ class JoinedLayout(FileLayout, what="layout of joined files", version=1):
     """
 
     parts: tuple[FileLayout, ...] = ()
+
+    @property
+    def lies_in(self) -> tuple[FileLayout, ...]:
+        """The files that are read beside one another."""
+        return self.parts
 
     @classmethod
     def of(cls, parts: tuple[FileLayout, ...], names: Sequence[str]) -> JoinedLayout:

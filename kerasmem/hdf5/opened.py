@@ -130,7 +130,7 @@ class OpenFile:
         found = []
         for offset, length in zip(offsets, lengths, strict=True):
             data = bytearray(length)
-            self._handle.read([memoryview(data)], offset, length)
+            self._handle.read(memoryview(data), offset)
             found.append(zlib.crc32(data))
         return found
 

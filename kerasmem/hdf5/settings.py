@@ -17,9 +17,8 @@ from kerasmem import checks
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Part, read_part
 from kerasmem.hdf5.layout import plain_name, shown
-from kerasmem.hdf5.remote.access import RemoteAccess
+from kerasmem.hdf5.remote.access import RemoteAccess, read_remote
 from kerasmem.hdf5.remote.urls import is_broken_url, is_url, local_path
-from kerasmem.units import parse_size
 
 INDEX_SUFFIX = ".index"
 """By which an index of files is known."""
@@ -46,11 +45,21 @@ class Access:
     allow_hdf5_filters: bool = False
 
 
-def read_access(
-    allow_external: Any, allow_missing_chunks: Any, locking: Any, remote: RemoteAccess, allow_hdf5_filters: Any
-) -> Access:
-    """Return what of files may be read, for settings as the user gave them."""
-    return Access(
+def read_data(
+    path: Any,
+    storage_options: Any,
+    cache: Any,
+    cache_size: Any,
+    *,
+    allow_external: Any,
+    allow_hdf5_filters: Any,
+    allow_missing_chunks: Any,
+    locking: Any,
+) -> tuple[Sequence[str | dict[str, str]], Access]:
+    """Return the files, as `read_files` does, and what of them may be read, for settings as the user gave them."""
+    files = read_files(path, read_remote(storage_options, cache, cache_size))
+    remote = read_remote(storage_options, cache, cache_size, remote=any(map(is_url, all_files(files))))
+    return files, Access(
         checks.flag("allow_external", allow_external),
         checks.flag("allow_missing_chunks", allow_missing_chunks),
         checks.choice("locking", locking, (None, True, False, "best-effort")),
@@ -134,7 +143,7 @@ def natural_order(path: str) -> tuple[list[tuple[int, str]], str]:
 def read_path(path: Any) -> str:
     """Return an absolute path, so that worker processes and later `chdir`s find the same file."""
     try:
-        text = os.fsdecode(os.fspath(path))
+        text = os.fsdecode(path)
     except TypeError:
         kind = type(path).__name__
         raise UsageError(f"path: give the path of an HDF5 file, a list or a pattern of paths, not {kind}") from None
@@ -151,13 +160,6 @@ def read_place(path: Any) -> str:
     if is_broken_url(text) and not os.path.exists(text):
         raise UsageError(f"path: {shown(text)} has lost a slash, as pathlib does with URLs; give it as text")
     return text if is_url(text) and "\0" not in text else read_path(local_path(text))
-
-
-def read_budget(value: Any) -> int | None:
-    """Return a `memory_budget` in bytes; None where none is given."""
-    if value is None:
-        return None
-    return parse_size(int(value) if isinstance(value, np.integer) else value, field="memory_budget")
 
 
 def read_parts(x: Any, y: Any, sample_weight: Any) -> tuple[Part, ...]:

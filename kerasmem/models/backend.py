@@ -2,48 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
 from kerasmem.errors import KerasmemError, UsageError
 
-TENSORFLOW, JAX = "tensorflow", "jax"
-BACKENDS = (TENSORFLOW, JAX)
+TENSORFLOW, JAX, TORCH = "tensorflow", "jax", "torch"
+BACKENDS = (TENSORFLOW, JAX, TORCH)
 _REMEDY = "set KERAS_BACKEND=tensorflow (an architecture file opens the same on every backend)"
+_NEEDS = {JAX: "JAX", "jaxlib": "JAX", TORCH: "PyTorch"}
+_torch_serves: ContextVar[bool] = ContextVar("_torch_serves", default=False)
+
+
+@contextlib.contextmanager
+def torch_serves() -> Iterator[None]:
+    """Let Keras run on PyTorch inside, for what is written for it; all else refuses that backend."""
+    token = _torch_serves.set(True)
+    try:
+        yield
+    finally:
+        _torch_serves.reset(token)
 
 
 def import_keras() -> ModuleType:
-    """Return the `keras` module, running on TensorFlow or on JAX.
+    """Return the `keras` module, running on TensorFlow or on JAX; within `torch_serves` on PyTorch, too.
 
     Raises:
         UsageError: Keras is set to another backend, by KERAS_BACKEND or by its configuration file.
-        KerasmemError: Keras, TensorFlow or JAX cannot be imported.
+        KerasmemError: Keras, or what its backend needs, cannot be imported.
     """
     wanted = os.environ.get("KERAS_BACKEND", TENSORFLOW)
-    if wanted not in BACKENDS:
-        raise UsageError(f"KERAS_BACKEND is {wanted!r}, and kerasmem works on TensorFlow and on JAX: {_REMEDY}")
+    _check(wanted, f"KERAS_BACKEND is {wanted!r}")
     try:
         import keras
     except ImportError as error:
         missing = error.name or "keras"
-        if missing in (JAX, "jaxlib"):
-            who = "KERAS_BACKEND is 'jax'" if wanted == JAX else "Keras is set to 'jax' by its configuration file"
-            raise UsageError(f"{who}, and JAX is not installed: pip install 'kerasmem[jax]', or {_REMEDY}") from error
+        if missing in _NEEDS:
+            backend = TORCH if missing == TORCH else JAX
+            is_set = f"KERAS_BACKEND is {backend!r}" if wanted == backend else _by_file(backend)
+            raise UsageError(
+                f"{is_set}, and {_NEEDS[missing]} is not installed: pip install 'kerasmem[{backend}]', or {_REMEDY}"
+            ) from error
         raise KerasmemError(
             f"Keras cannot be imported ({error}). Install it: pip install tensorflow keras; or, if its configuration "
             f"file chooses the {missing!r} backend: {_REMEDY}"
         ) from error
     chosen = keras.backend.backend()
-    if chosen not in BACKENDS:
-        raise UsageError(
-            f"Keras is set to the {chosen!r} backend by its configuration file, and kerasmem works on TensorFlow and "
-            f"on JAX: {_REMEDY}"
-        )
+    _check(chosen, _by_file(chosen))
     module: ModuleType = keras
     return module
+
+
+def _by_file(backend: str) -> str:
+    return f"Keras is set to the {backend!r} backend by its configuration file"
+
+
+def _check(backend: str, is_set: str) -> None:
+    """Refuse a backend on which what was asked for does not work."""
+    if backend not in BACKENDS or (backend == TORCH and not _torch_serves.get()):
+        rest = "" if backend != TORCH else "; on PyTorch it estimates, measures, logs and streams, and no more"
+        raise UsageError(f"{is_set}, and kerasmem works on TensorFlow and on JAX{rest}: {_REMEDY}")
+
+
+def keras_backend() -> str:
+    """Return the backend that Keras runs on: "tensorflow", "jax" or "torch".
+
+    Raises:
+        KerasmemError: as `import_keras`.
+    """
+    return str(import_keras().backend.backend())
 
 
 def runs_on_jax() -> bool:
@@ -52,7 +84,7 @@ def runs_on_jax() -> bool:
     Raises:
         KerasmemError: as `import_keras`.
     """
-    return str(import_keras().backend.backend()) == JAX
+    return keras_backend() == JAX
 
 
 def require_tensorflow(what: str, instead: str = "KERAS_BACKEND=tensorflow") -> None:

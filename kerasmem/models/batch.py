@@ -9,9 +9,8 @@ from kerasmem.compat.keras_functional import functional_class, graph_of
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras, symbolic_outputs
 from kerasmem.models.compiling import sparse_losses
-from kerasmem.models.inputs import ByKeyword, by_place
+from kerasmem.models.inputs import ByKeyword, GivenTargets, by_place
 from kerasmem.models.own_step import has_call, has_own_step
-from kerasmem.models.targets import GivenTargets
 from kerasmem.models.weightless import placeholders_for
 
 

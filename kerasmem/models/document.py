@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kerasmem.errors import ModelFileError
+from kerasmem.errors import ModelFileError, first_line
 from kerasmem.models.names import check_model_name
 from kerasmem.units import MIB, format_size
 
@@ -76,7 +76,7 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
         raise
     except _DAMAGES as error:
         raise ModelFileError(
-            f"{path}: the {what} is damaged or cut short ({_reason(error)}); copy or save it again"
+            f"{path}: the {what} is damaged or cut short ({first_line(error)}); copy or save it again"
         ) from error
 
 
@@ -93,7 +93,7 @@ def _read_head(path: Path) -> bytes:
     except FileNotFoundError:
         raise ModelFileError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path}: cannot be read ({_reason(error)})") from error
+        raise ModelFileError(f"{path}: cannot be read ({first_line(error)})") from error
     if not head:
         raise ModelFileError(f"{path}: the file is empty")
     return head
@@ -258,11 +258,7 @@ def _parse(text: str, path: Path, field: str) -> dict[str, Any]:
     except RecursionError:
         raise ModelFileError(f"{path}: {field} is nested too deeply to be a model") from None
     except ValueError as error:
-        raise ModelFileError(f"{path}: {field} is not valid JSON ({_reason(error)})") from error
+        raise ModelFileError(f"{path}: {field} is not valid JSON ({first_line(error)})") from error
     if not isinstance(value, dict):
         raise ModelFileError(f"{path}: {field} holds a {type(value).__name__}, not a model's configuration")
     return value
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

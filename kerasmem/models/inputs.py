@@ -1,10 +1,10 @@
-"""The shapes that a batch has at the model's inputs."""
+"""The shapes that a batch has at the model's inputs, and what the user says of its targets."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.compat.keras_functional import functional_class
@@ -14,6 +14,7 @@ from kerasmem.models.own_loop import step_arguments
 from kerasmem.models.own_step import has_own_step
 
 Shape = tuple[int | None, ...]
+NO_TARGETS = "none"
 _EXAMPLES = ("224,224,3", "10", "16:int32")
 
 
@@ -38,28 +39,13 @@ class ByKeyword(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class GivenShape:
-    """What the user says of an input: sizes without the batch, the dtype where the model does not say it, the text."""
+    """What the user says of an input: sizes without the batch, and the dtype where the model does not say it."""
 
     sizes: tuple[int, ...]
     dtype: str | None = None
-    typed: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return ",".join(map(str, self.sizes))
-
-
-def parse_input_shapes(texts: Sequence[str]) -> dict[str, GivenShape]:
-    """Read "image=224,224,3" (or "224,224,3" for a model with one input), without the batch.
-
-    A dtype may follow, for models that do not declare their inputs: "ids=128:int32".
-
-    Returns:
-        Name to shape; a shape without a name is under "".
-
-    Raises:
-        UsageError: a text is not of that form.
-    """
-    return _parsed(texts, "--input-shape")
 
 
 def _parsed(texts: Sequence[str], option: str) -> dict[str, GivenShape]:
@@ -74,22 +60,26 @@ def _parsed(texts: Sequence[str], option: str) -> dict[str, GivenShape]:
             raise UsageError(
                 f"{option} {text!r}: write name=224,224,3 (whole numbers, without the batch), or name=128:int32"
             ) from None
-        shape = _checked(sizes, dtype.strip() or None, f"{option} {text!r}")
-        shapes[name.strip()] = replace(shape, typed=text)
+        shapes[name.strip()] = _checked(sizes, dtype.strip() or None, f"{option} {text!r}")
     return shapes
 
 
-def normalise_input_shapes(given: Any) -> dict[str, GivenShape]:
-    """Return the shapes given from Python: None, a shape, a text, a list of texts or a dict from name to shape.
+def normalise_input_shapes(given: Any, option: str = "--input-shape") -> dict[str, GivenShape]:
+    """Return shapes without the batch: None, a shape, a text, a list of texts or a dict from name to shape.
+
+    A text is "image=224,224,3", or "224,224,3" for a model with one input. A dtype may follow, for models that do not
+    declare their inputs: "ids=128:int32".
+
+    Args:
+        given: the shapes.
+        option: that gives them, for messages.
+
+    Returns:
+        Name to shape; a shape without a name is under "".
 
     Raises:
         UsageError: it is none of these.
     """
-    return normalise_shapes(given, "--input-shape")
-
-
-def normalise_shapes(given: Any, option: str) -> dict[str, GivenShape]:
-    """Return what `normalise_input_shapes` does, of an option of another name."""
     if given is None:
         return {}
     if isinstance(given, str):
@@ -142,6 +132,47 @@ def check_dtype(dtype: str, where: str) -> str:
         raise UsageError(f"{where}: {dtype!r} is not a dtype such as int32 or float32") from None
 
 
+@dataclass(frozen=True)
+class GivenTargets:
+    """What the user says of the targets.
+
+    Attributes:
+        shapes: name of the target ("" for the only one) → its shape without the batch; empty: as the loss takes them.
+        dtype: of those that do not say it themselves; None: as the loss takes them.
+        are_none: the step takes no targets.
+    """
+
+    shapes: Mapping[str, GivenShape] = field(default_factory=dict)
+    dtype: str | None = None
+    are_none: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `given_targets` that say the same."""
+        return {"target_shape": NO_TARGETS if self.are_none else self.shapes or None, "target_dtype": self.dtype}
+
+
+BY_THE_LOSS = GivenTargets()
+
+
+def given_targets(target_shape: Any = None, target_dtype: str | None = None) -> GivenTargets:
+    """Return what `target_shape` and `target_dtype` say.
+
+    Args:
+        target_shape: None, a shape, a text, a list of texts or a dict from name to shape, without the batch; "none"
+            where the step takes no targets.
+        target_dtype: such as "int32".
+
+    Raises:
+        UsageError: they do not say that.
+    """
+    dtype = None if target_dtype is None else check_dtype(target_dtype, "--target-dtype")
+    if target_shape in (NO_TARGETS, [NO_TARGETS], (NO_TARGETS,)):
+        if dtype is not None:
+            raise UsageError(f"--target-shape {NO_TARGETS} and --target-dtype: choose one")
+        return GivenTargets(are_none=True)
+    return GivenTargets(normalise_input_shapes(target_shape, "--target-shape"), dtype)
+
+
 def by_place(names: Collection[str]) -> bool:
     """Return whether names are the places in a tuple, "0" first."""
     return [*names] == [str(place) for place in range(len(names))]
@@ -158,15 +189,12 @@ def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list
         UsageError: a name is not an input's, a shape contradicts the model, or a dimension stays open.
     """
     declared = _declared_inputs(model)
-    if declared is None or (given and has_own_step(model) and not _agree(declared[1], given)):
-        structure, flat = _undeclared_inputs(model, given)
-    else:
-        structure, flat = declared
-        flat = [_settle(each, given, alone=len(flat) == 1) for each in flat]
-        unknown = set(given) - {each.name for each in flat} - ({""} if len(flat) == 1 else set())
-        if unknown:
-            wrong = next(iter(sorted(unknown))) or "a shape without a name"
-            raise UsageError(f"--input-shape: {wrong!r} is no input of the model; it has {_list(flat)}")
+    try:
+        structure, flat = _undeclared_inputs(model, given) if declared is None else _settled(*declared, given)
+    except UsageError:
+        if declared is None or not (given and has_own_step(model)):
+            raise
+        structure, flat = _undeclared_inputs(model, given)  # its step may take other inputs, and make these of them
     for each in flat:
         if None in each.shape[1:]:
             example = ",".join(str(size or 224) for size in each.shape[1:])
@@ -251,14 +279,17 @@ def _is_shape(value: Any) -> bool:
     )
 
 
-def _agree(declared: list[ModelInput], given: Mapping[str, GivenShape]) -> bool:
-    """Return whether shapes are those of the model's inputs; a step of its own may take other ones and make these."""
-    try:
-        for each in declared:
-            _settle(each, given, alone=len(declared) == 1)
-    except UsageError:
-        return False
-    return set(given) <= {each.name for each in declared} | ({""} if len(declared) == 1 else set())
+def _settled(
+    structure: Any, declared: list[ModelInput], given: Mapping[str, GivenShape]
+) -> tuple[Any, list[ModelInput]]:
+    """Return the inputs that a model declares, with the given shapes put in."""
+    flat = [_settle(each, given, alone=len(declared) == 1) for each in declared]
+    unknown = set(given) - {each.name for each in flat} - ({""} if len(flat) == 1 else set())
+    if unknown:
+        wrong = next(iter(sorted(unknown))) or "a shape without a name"
+        shown = ", ".join(f"{each.name!r} {_show(each.shape)}" for each in flat)
+        raise UsageError(f"--input-shape: {wrong!r} is no input of the model; it has {shown}")
+    return structure, flat
 
 
 def _settle(declared: ModelInput, given: Mapping[str, GivenShape], alone: bool) -> ModelInput:
@@ -274,7 +305,7 @@ def _settle(declared: ModelInput, given: Mapping[str, GivenShape], alone: bool) 
         wanted = len(declared.shape) - 1
         example = ",".join(str(size or 224) for size in declared.shape[1:])
         raise UsageError(
-            f"--input-shape {shape.typed or shape}: input {declared.name!r} takes {_show(declared.shape)}, that is "
+            f"--input-shape {shape}: input {declared.name!r} takes {_show(declared.shape)}, that is "
             f"{wanted} sizes without the batch, such as {example}, not {shape}"
         )
     return ModelInput(declared.name, (declared.shape[0], *shape.sizes), declared.dtype)
@@ -282,7 +313,3 @@ def _settle(declared: ModelInput, given: Mapping[str, GivenShape], alone: bool) 
 
 def _show(shape: Shape) -> str:
     return "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
-
-
-def _list(inputs: list[ModelInput]) -> str:
-    return ", ".join(f"{each.name!r} {_show(each.shape)}" for each in inputs)

@@ -103,11 +103,16 @@ def open_model(
             else:
                 yield _open_document(read_document(text), custom_objects, trust, dtype_policy)
         else:
-            kind = f"{type(source).__module__}.{type(source).__qualname__}"
-            hint = " (save it as .h5 and give the path)" if kind.startswith("tf_keras.") else ""
-            raise UsageError(
-                f"a {kind} is no model{hint}; give a path, 'package.module:function', a function or a Keras model"
-            )
+            raise no_model(source)
+
+
+def no_model(source: Any) -> UsageError:
+    """Return the error for what is none of the things that a model may be given as."""
+    kind = f"{type(source).__module__}.{type(source).__qualname__}"
+    hint = " (save it as .h5 and give the path)" if kind.startswith("tf_keras.") else ""
+    return UsageError(
+        f"a {kind} is no model{hint}; give a path, 'package.module:function', a function or a Keras model"
+    )
 
 
 def _open_document(
@@ -268,17 +273,26 @@ def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:
 
 def _open_object(model: Any, dtype_policy: str | None, shapes_only: bool, stack: contextlib.ExitStack) -> OpenedModel:
     training = training_of_model(model)
+    check_built(model)
+    if shapes_only:
+        training = training_of_copy(model, training)
+    if shapes_only or dtype_policy is not None or not model.built:
+        stack.enter_context(weightless())
+        model = _rebuild(model, dtype_policy)
+    return OpenedModel(model, str(model.name), OBJECT_SOURCE, training)
+
+
+def check_built(model: Any) -> None:
+    """Refuse a live model that does not know its shapes yet.
+
+    Raises:
+        UsageError: it does not.
+    """
     if not model.built and not isinstance(model, import_keras().Sequential):
         raise UsageError(
             f"model {model.name!r} is not built yet, and building it would allocate its weights: call it once on a "
             "batch, or give the class or function that makes it in place of the model"
         )
-    if shapes_only:
-        training = training_of_copy(model, training)
-    if shapes_only or dtype_policy is not None or (not model.built and isinstance(model, import_keras().Sequential)):
-        stack.enter_context(weightless())
-        model = _rebuild(model, dtype_policy)
-    return OpenedModel(model, str(model.name), OBJECT_SOURCE, training)
 
 
 def _rebuild(model: Any, dtype_policy: str | None) -> Any:

@@ -1,10 +1,12 @@
-"""What a model brings of its own in place of what Keras does: a training step, a `compile`, no `call`."""
+"""What a model brings of its own: a training step, a `compile`, no `call`, optimizers beside the compiled one."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
+from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.models.backend import import_keras
 
 
@@ -24,3 +26,50 @@ def has_own_step(model: Any) -> bool:
 def has_call(model: Any) -> bool:
     """Return whether the model says what it computes from its inputs; without it only `train_step` does."""
     return type(model).call is not import_keras().Model.call
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Return the optimizers in the attributes of a model and of the models inside it, each once.
+
+    The one it was compiled with comes first, one inside another behind it.
+    """
+    kept = (value for each in flatten_layers(model) for attribute in vars(each).values() for value in _in(attribute))
+    found: dict[int, Any] = {}
+    for optimizer in (getattr(model, "optimizer", None), *kept):
+        for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+            if isinstance(each, import_keras().Optimizer):
+                found.setdefault(id(each), each)
+    return list(found.values())
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    """Return the variables of all optimizers of a model, each once."""
+    found = {id(variable): variable for optimizer in optimizers_of(model) for variable in optimizer.variables}
+    return list(found.values())
+
+
+def variables_of(model: Any, mode: str = "train") -> dict[int, tuple[Any, str]]:
+    """Return the variables of a model, of its metrics and, where it trains, of its optimizers, by their ids.
+
+    Each comes with its kind, "weights", "metrics" or "optimizer", in the order in which Keras makes them.
+    """
+    metrics = {id(each) for each in model.metrics_variables}
+    found = {
+        id(each): (each, "metrics" if id(each) in metrics else "weights")
+        for each in (*model.variables, *model.metrics_variables)
+    }
+    for each in optimizer_variables(model) if mode == "train" else ():
+        found.setdefault(id(each), (each, "optimizer"))
+    return found
+
+
+def keeps_optimizers(model: Any) -> bool:
+    """Return whether a model has optimizers beside the one that Keras's `compile` gave it."""
+    own = getattr(model, "optimizer", None)
+    known = (own, getattr(own, "inner_optimizer", None))
+    return any(not any(each is one for one in known) for each in optimizers_of(model))
+
+
+def _in(value: Any) -> Iterator[Any]:
+    """Yield an attribute's value, or the values in it where it is a list or a dictionary."""
+    yield from value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)

@@ -171,8 +171,13 @@ def _sizes(bounds: Sequence[int]) -> list[int]:
 
 def _cut_inside(model: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> Any:
     """Return what runs in a nested model's place: the same layers, cut."""
+    return _made_again(model, RecomputedFunctional, cuts=cuts, recomputed=recomputed)
+
+
+def _made_again(model: Any, kind: Any, **options: Any) -> Any:
+    """Return a model of another class with the same layers, calls and policy."""
     source = graph_of(model)
-    made = RecomputedFunctional(source.input, source.output, name=model.name, cuts=cuts, recomputed=recomputed)
+    made = kind(source.input, source.output, name=model.name, **options)
     made.dtype_policy = model.dtype_policy
     return made
 
@@ -186,9 +191,9 @@ class _Configuration(dict[str, Any]):
 
 @dataclass(frozen=True)
 class _Untracked:
-    """Holds segments where Keras does not look for layers: those inside are the model's own already."""
+    """Holds what Keras is not to look through for layers: those inside are the model's own already."""
 
-    segments: list[Segment]
+    held: Any
 
 
 class RecomputedFunctional(Functional):
@@ -236,7 +241,7 @@ class RecomputedFunctional(Functional):
                     setattr(each, _MARK, (self._cuts, self._recomputed))
             return outputs
         tensors = dict(zip(map(id, self.inputs), keras.tree.flatten(inputs), strict=True))
-        for segment in self._inside.segments:
+        for segment in self._inside.held:
             run = _runner(segment, operation_fn)
             entering = [tensors.get(key) for key in segment.entering]
             layers = _layers(segment)
@@ -246,8 +251,7 @@ class RecomputedFunctional(Functional):
 
     def plain(self) -> Any:
         """Return the Functional model with the same layers, weights and compiled state, which recomputes nothing."""
-        made = keras.Model(self.input, self.output, name=self.name)
-        made.dtype_policy = self.dtype_policy
+        made = _made_again(self, keras.Model)
         if self.compiled:
             made.compile(**compile_arguments(self))
         return made
@@ -296,37 +300,28 @@ class WalkedFunctional(Functional):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         told, tensors = kwargs.pop("told"), kwargs.pop("tensors")
         super().__init__(*args, **kwargs)
-        self._walk = _Walk(told, tensors)
+        self._walk = _Untracked((told, tensors))
 
     def _run_through_graph(self, inputs: Any, operation_fn: Any = lambda op: op, **kwargs: Any) -> Any:
         if kwargs.get("call_fn") is not None or _is_symbolic(inputs):
             return super()._run_through_graph(inputs, operation_fn=operation_fn, **kwargs)
-        tensors = self._walk.tensors
+        told, tensors = self._walk.held
         tensors.update(zip(map(id, self.inputs), keras.tree.flatten(inputs), strict=True))
         for call in chain_of(self):
             args, kwargs = call.node.arguments.fill_in(tensors)
             operation = call.node.operation
             if call.is_model:
-                operation = walked(operation, self._walk.told, tensors)
+                operation = walked(operation, told, tensors)
             else:
-                self._walk.told()
+                told()
             outputs = operation_fn(operation)(*args, **kwargs)
             tensors.update(zip(map(id, call.node.outputs), keras.tree.flatten(outputs), strict=False))
         return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
 
 
-@dataclass(frozen=True)
-class _Walk:
-    told: Callable[[], None]
-    tensors: dict[int, Any]
-
-
 def walked(model: Any, told: Callable[[], None], tensors: dict[int, Any]) -> Any:
     """Return the model as one that calls `told` before each call, and writes into `tensors` (see its class)."""
-    source = graph_of(model)
-    made = WalkedFunctional(source.input, source.output, name=model.name, told=told, tensors=tensors)
-    made.dtype_policy = model.dtype_policy
-    return made
+    return _made_again(model, WalkedFunctional, told=told, tensors=tensors)
 
 
 def _is_symbolic(inputs: Any) -> bool:

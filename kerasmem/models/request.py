@@ -18,10 +18,9 @@ from typing import Any
 
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.inputs import GivenShape, normalise_input_shapes
+from kerasmem.models.inputs import NO_TARGETS, GivenShape, GivenTargets, given_targets, normalise_input_shapes
 from kerasmem.models.names import is_factory_name
-from kerasmem.models.opening import OpenedModel, open_model
-from kerasmem.models.targets import NO_TARGETS, GivenTargets, given_targets
+from kerasmem.models.opening import OpenedModel, check_built, no_model, open_model
 from kerasmem.models.vocabulary import configuration, import_user_module, own_objects
 from kerasmem.records import Record
 
@@ -132,8 +131,7 @@ def request_for(
     if inspect.isroutine(source) or isinstance(source, type):
         source = _factory_reference(source)
     elif source is not None and not isinstance(source, (str, os.PathLike)):
-        kind = f"{type(source).__module__}.{type(source).__qualname__}"
-        raise UsageError(f"a {kind} is no model; give a path, 'module:function', a function or a Keras model")
+        raise no_model(source)
     yield ModelRequest(
         source=None if source is None else os.fspath(source),
         factory_args=_as_json(arguments),
@@ -242,11 +240,7 @@ def _shape_texts(shapes: Mapping[str, GivenShape]) -> tuple[str, ...]:
 def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
     """Write the model's configuration; return the file, and the classes in it that are not Keras's."""
     keras = import_keras()
-    if not model.built and not isinstance(model, keras.Sequential):
-        raise UsageError(
-            f"model {model.name!r} is not built yet: call it once on a batch, or give the class or function that "
-            "makes it in place of the model"
-        )
+    check_built(model)
     try:
         config = configuration(model)
         compiled = config.pop("compile_config", None)

@@ -26,8 +26,7 @@ from kerasmem.models.batch import output_spec, pack_inputs, step_targets
 from kerasmem.models.compiling import compile_model
 from kerasmem.models.inputs import ModelInput
 from kerasmem.models.op_scopes import scopes_noted
-from kerasmem.models.optimizers import optimizer_variables, optimizers_of
-from kerasmem.models.own_step import has_call, has_own_step
+from kerasmem.models.own_step import has_call, has_own_step, optimizers_of, variables_of
 from kerasmem.models.training import TrainingSettings
 from kerasmem.models.weightless import with_stand_ins
 
@@ -204,7 +203,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         return run(keras.tree.pack_sequence_as(prepared.data, list(tensors)))
 
     with with_stand_ins(make), updates_played_back(), scopes_noted() as noted:
-        for variable in _own_variables(prepared.model, prepared.mode):
+        for variable, _ in variables_of(prepared.model, prepared.mode).values():
             if (value := raw_value(variable)) is not None:
                 stand_ins.setdefault(id(value.handle), variable)
         try:
@@ -222,8 +221,8 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         for handle, placeholder in function.graph.captures
         if id(handle) in stand_ins
     }
-    variables = _own_variables(prepared.model, prepared.mode)
-    kinds = _kinds(prepared.model, variables)
+    own = variables_of(prepared.model, prepared.mode)
+    variables, kinds = [each for each, _ in own.values()], {key: kind for key, (_, kind) in own.items()}
     for variable in captures.values():  # states that Keras keeps out of a layer's weights, as a stateful RNN's are
         if id(variable) not in kinds:
             kinds[id(variable)] = "weights"
@@ -265,22 +264,6 @@ def _build_loss_and_metrics(prepared: PreparedStep, outputs: Any) -> None:
         symbolic_outputs(model.compute_metrics, x, y, outputs, sample_weight=None)
     if not loss_built:
         symbolic_outputs(partial(compute_loss, model), x, y, outputs, sample_weight=None, training=False)
-
-
-def _own_variables(model: Any, mode: str) -> list[Any]:
-    """Return the variables of the model, its metrics and, where it trains, its optimizer, each once."""
-    of_optimizers = optimizer_variables(model) if mode == "train" else []
-    found = [*model.variables, *model.metrics_variables, *of_optimizers]
-    return list({id(variable): variable for variable in found}.values())
-
-
-def _kinds(model: Any, variables: list[Any]) -> dict[int, str]:
-    slots = {id(each) for each in optimizer_variables(model)}
-    weights = {id(each) for each in model.variables} - {id(each) for each in model.metrics_variables}
-    return {
-        id(each): "weights" if id(each) in weights else "optimizer" if id(each) in slots else "metrics"
-        for each in variables
-    }
 
 
 def _untouched(variable: Any) -> Any:

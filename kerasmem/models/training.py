@@ -10,9 +10,9 @@ from kerasmem.compat.keras_compile import user_loss_weights, user_metrics
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 from kerasmem.models.document import ModelDocument
+from kerasmem.models.inputs import BY_THE_LOSS, GivenTargets
 from kerasmem.models.names import unknown_optimizer
 from kerasmem.models.sizes import variable_bytes
-from kerasmem.models.targets import BY_THE_LOSS, GivenTargets
 from kerasmem.models.weightless import weightless
 
 

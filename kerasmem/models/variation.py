@@ -76,11 +76,11 @@ def with_number(config: Mapping[str, Any], vary: str, number: int) -> dict[str, 
         near = difflib.get_close_matches(name, names, n=3) or names[:8]
         is_there = name in {path.rpartition("/")[2] for path in names}
         what = "is the name of several layers; write its path" if is_there else "is no layer of the model"
-        raise UsageError(f"--vary {vary}: {name!r} {what} (there are: {', '.join(near) or 'none by name'})")
+        raise UsageError(f"{vary}: {name!r} {what} (there are: {', '.join(near) or 'none by name'})")
     fields = {key for key, value in matching[0].items() if isinstance(value, int) and not isinstance(value, bool)}
     if wanted not in fields:
         known = ", ".join(sorted(fields)) or "none"
-        raise UsageError(f"--vary {vary}: layer {name!r} has no whole number {wanted!r}; it has: {known}")
+        raise UsageError(f"{vary}: layer {name!r} has no whole number {wanted!r}; it has: {known}")
     matching[0][wanted] = number
     for node in dictionaries(changed):
         node.pop("build_config", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -11,12 +12,22 @@ from unittest import mock
 
 from kerasmem.compat.keras_state import variables_stay_uninitialized
 from kerasmem.compat.keras_variables import has_value, optimizers_know_stand_ins, stand_ins_for
-from kerasmem.models.backend import import_keras, runs_on_jax
+from kerasmem.models.backend import TENSORFLOW, import_keras, keras_backend
 
 # Every variable that was made without a value and is still in use.
 _SHAPED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _Give = Callable[[Any], None]
 _giving: list[_Give] = []  # what gives a variable that is made now a stand-in: a step is being traced
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Leave the user's random numbers as if no model had been built here: Keras draws seeds from Python's."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 @contextlib.contextmanager
@@ -73,28 +84,28 @@ def weightless() -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_one_device() -> Iterator[list[tuple[str, int]]]:
-    """Let code that opens the scope of a `tf.distribute` strategy build the same model without it.
+    """Let code in this thread that opens the scope of a `tf.distribute` strategy build the same model without it.
 
     Variables of a strategy have values, and a step is traced for one replica. The context is a list of the strategies'
-    classes and their numbers of replicas, each once, filled by the time it ends.
+    classes and their numbers of replicas, each once, filled as they are met.
     """
-    if runs_on_jax():
+    if keras_backend() != TENSORFLOW:
         yield []
         return
     import tensorflow as tf
 
-    found: dict[tuple[str, int], None] = {}
-    names: list[tuple[str, int]] = []
+    found: list[tuple[str, int]] = []
+    open_scope, owner = tf.distribute.Strategy.scope, threading.get_ident()
 
     def scope(strategy: Any) -> contextlib.AbstractContextManager[Any]:
-        found[type(strategy).__name__, int(strategy.num_replicas_in_sync)] = None
+        if threading.get_ident() != owner:
+            return open_scope(strategy)
+        each = type(strategy).__name__, int(strategy.num_replicas_in_sync)
+        found.extend([] if each in found else [each])
         return contextlib.nullcontext(strategy)
 
     with mock.patch.object(tf.distribute.Strategy, "scope", scope):
-        try:
-            yield names
-        finally:
-            names += found
+        yield found
 
 
 @contextlib.contextmanager
@@ -125,7 +136,7 @@ def placeholders_for(variables: Iterable[Any]) -> contextlib.AbstractContextMana
     Keras would put in the operations that draw their first value, which takes longer than those of the layers. On JAX
     it does: there is no graph to hold a placeholder.
     """
-    if runs_on_jax():
+    if keras_backend() != TENSORFLOW:
         return contextlib.nullcontext()
     import tensorflow as tf
 

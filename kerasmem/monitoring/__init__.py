@@ -13,7 +13,7 @@ cost          what the logger itself costs
 results       what a logger has found in brief, and how whole the allocators' free memory was
 timeline      `Sample` and `Timeline`: the result, and its plain-data form
 rows          samples in compact arrays, for runs of a million batches
-ranks         which logs belong together; rank_logs: the logs of several ranks as one training
+rank_logs     the logs of several ranks as one training: which belong together
 outputs       the file and the TensorBoard scalars that a recorder writes
 logfile       CSV and JSON lines that survive a crash, written and read back
 log_summary   a log in brief; curves: its sizes over time

@@ -11,9 +11,10 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-# what a chart draws, in this order; `peak` counts the time between batches
+# what a chart draws, in this order
 DRAWN = ("peak_bytes", "in_use_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes", "swap_bytes")
 OF_THE_HOST = ("rss_bytes", "swap_bytes")
+HIGHEST = "highest"  # the column of peaks that counts the time between batches
 _MOST_LINES = 24  # in one chart
 _MOST_STARTS = 1000
 
@@ -73,7 +74,7 @@ def curves(column: Mapping[str, Array], points: int, most: int) -> tuple[tuple[C
     A process that appends to a log starts its clock from 0, so a step back in time begins another stretch.
 
     Args:
-        column: the columns of a timeline; not known are NaN.
+        column: the columns of a timeline, and `HIGHEST`; not known are NaN.
         points: of each curve, at most.
         most: stretches.
     """
@@ -91,11 +92,10 @@ def curves(column: Mapping[str, Array], points: int, most: int) -> tuple[tuple[C
 def _stretch(column: Mapping[str, Array], points: int) -> Curves:
     is_epoch = column["phase"] == "epoch"
     is_drawn = is_epoch if is_epoch.all() else ~is_epoch
-    peaks = np.fmax(column["peak_bytes"], column["between_peak_bytes"])
     devices = list(dict.fromkeys(column["device"][is_drawn].tolist()))
     lines: list[Curve] = []
     for size in DRAWN:
-        sizes = peaks if size == "peak_bytes" else column[size]
+        sizes = column[HIGHEST if size == "peak_bytes" else size]
         of_host = size in OF_THE_HOST
         for device in devices[:1] if of_host else devices:
             known = is_drawn & (column["device"] == device) & ~np.isnan(sizes)

@@ -18,8 +18,7 @@ from kerasmem.devices.health import AllocatorHealth, read_health
 from kerasmem.devices.host import HostReader
 from kerasmem.devices.limits import read_limits
 from kerasmem.devices.nvml import Nvml, NvmlDevice
-from kerasmem.devices.other_allocators import JaxAllocator, TorchAllocator
-from kerasmem.devices.sharing import card_processes
+from kerasmem.devices.processes import card_processes
 from kerasmem.devices.tracked_devices import tracked_devices
 from kerasmem.devices.visible import match_card
 from kerasmem.monitoring.peaks import LedgerAccount, PeakLedger, ledger_of
@@ -178,7 +177,7 @@ class DeviceReader:
         for device in self._devices:
             if device.name is None or device.allocator is None:
                 continue
-            if isinstance(device.allocator, (JaxAllocator, TorchAllocator)):
+            if device.allocator.backend != "tensorflow":
                 self._note(
                     f"health: {device.name}: only TensorFlow's allocator is asked; Keras runs on another backend"
                 )

@@ -7,10 +7,10 @@ import threading
 import time
 
 from kerasmem.devices.nvml import Nvml, NvmlDevice
-from kerasmem.devices.processes import TreeReader
 from kerasmem.devices.visible import visible_devices
 from kerasmem.monitoring.periodic import PeriodicThread
-from kerasmem.monitoring.phases import BackgroundReading, PhaseMaxima
+from kerasmem.monitoring.phases import BackgroundReading, PhaseMaxima, largest_known
+from kerasmem.monitoring.sampler import MachineReader
 
 _PERIOD = 0.05
 _PHASE = "action"
@@ -23,14 +23,14 @@ class HostWatch:
     """
 
     _thread: PeriodicThread | None
-    _tree: TreeReader | None
+    _machine: MachineReader
     _nvml: Nvml | None
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: list[PhaseMaxima] = []
         self._cards: list[NvmlDevice] = []
-        self._thread = self._tree = self._nvml = None
+        self._thread = self._nvml = None
 
     def open(self, peaks: PhaseMaxima) -> BackgroundReading:
         """Take a reading, and add it and all further ones to `peaks`."""
@@ -53,7 +53,7 @@ class HostWatch:
             thread, self._thread = self._thread, None
             if self._nvml is not None:
                 self._nvml.close()
-            self._nvml, self._tree = None, None
+            self._nvml = None
         if thread is not None:
             thread.stop()  # outside the lock, which its last reading may wait for
         return moment
@@ -72,25 +72,21 @@ class HostWatch:
         HostWatch.__init__(self)
 
     def _begin(self) -> None:
-        self._tree = TreeReader()
+        self._machine = MachineReader(self._on_cards, lambda _: None)
         self._nvml, _ = Nvml.open()
         devices = () if self._nvml is None else self._nvml.devices
         self._cards = [match.device for match in visible_devices(devices, os.environ) if match.device is not None]
         self._thread = PeriodicThread("kerasmem track", self.tick, _PERIOD)
         self._thread.start()
 
+    def _on_cards(self) -> int | None:
+        if self._nvml is None:
+            return None
+        told = [self._nvml.memory(card)[0] for card in self._cards]
+        return largest_known(memory.used_bytes for memory in told if memory is not None)
+
     def _read(self) -> BackgroundReading:
-        used = None
-        if self._nvml is not None:
-            known = [memory.used_bytes for card in self._cards if (memory := self._nvml.memory(card)[0]) is not None]
-            used = max(known, default=None)
-        moment = BackgroundReading(None, None, None, None, used)
-        if self._tree is not None:
-            try:
-                rss, tree, _, high, swap = self._tree.read()
-                moment = BackgroundReading(rss, tree, high, swap, used)
-            except Exception:  # psutil has several kinds; the action must not fail for it
-                self._tree = None
+        moment = self._machine.read()
         for peaks in self._open:
             peaks.add(_PHASE, 0, moment)
         return moment

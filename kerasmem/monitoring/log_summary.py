@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.monitoring.curves import Array, Curves, curves
+from kerasmem.monitoring.curves import HIGHEST, Array, Curves, curves
 from kerasmem.monitoring.phases import PhasePeaks, largest_known, over_epochs
 from kerasmem.monitoring.timeline import BATCH_PHASES, SIZES, Timeline
 from kerasmem.records import Record
@@ -133,6 +133,7 @@ def summarise(timeline: Timeline, name: str, rank: int | None = None, points: in
     for size in SIZES:
         column[size][column[size] < 0] = np.nan
     column["time"][~np.isfinite(column["time"])] = np.nan
+    column[HIGHEST] = np.fmax(column["peak_bytes"], column["between_peak_bytes"])
     curve_list, left_out = curves(column, points, MOST_STRETCHES)
     notes = list(timeline.notes)
     if left_out:
@@ -183,7 +184,7 @@ def _run(column: Mapping[str, Array], background: Sequence[PhasePeaks]) -> RunSu
         epochs=len(np.unique(column["epoch"][~np.isnan(column["epoch"])])),
         batches=_count(column["steps"][counted]),
         devices=tuple(name for name in dict.fromkeys(column["device"].tolist()) if name),
-        peak_bytes=_peak(column),
+        peak_bytes=largest(column[HIGHEST]),
         peak_device=None if top is None else device,
         peak_phase=None if top is None else column["phase"][top],
         peak_epoch=_whole(column["epoch"], top),
@@ -203,23 +204,19 @@ def _epoch(column: Mapping[str, Array]) -> EpochSummary:
         epoch=int(column["epoch"][0]),
         batches=_count(column["steps"][counted]),
         seconds=_seconds(column["time"]),
-        peak_bytes=_peak(column),
+        peak_bytes=largest(column[HIGHEST]),
         **{size: largest(column[size]) for size in ("in_use_bytes", "driver_used_bytes", "rss_bytes")},
     )
 
 
 def _top(column: Mapping[str, Array]) -> int | None:
     """Return the row with the largest peak, a batch's own before the time between batches."""
-    peaks = np.fmax(column["peak_bytes"], column["between_peak_bytes"])
+    peaks = column[HIGHEST]
     if np.isnan(peaks).all():
         return None
     most = np.nanmax(peaks)
     batches = np.flatnonzero((column["peak_bytes"] == most) & ~np.isnan(column["batch"]))
     return int(batches[0]) if len(batches) else int(np.flatnonzero(peaks == most)[0])
-
-
-def _peak(column: Mapping[str, Array]) -> int | None:
-    return largest(np.fmax(column["peak_bytes"], column["between_peak_bytes"]))
 
 
 def _whole(values: Array, place: int | None) -> int | None:

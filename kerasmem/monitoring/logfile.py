@@ -328,5 +328,5 @@ def _json_row(sample: Sample) -> str:
 def _run_of(line: bytes, format: Format) -> int | None:
     try:
         return int(line.split(b",", 1)[0]) if format == "csv" else int(files.read_json(line)["run"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None

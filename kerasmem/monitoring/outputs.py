@@ -152,12 +152,16 @@ class Board:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"tensorboard: {str(folder)!r} cannot be made: {error.strerror or error}") from error
+        # Here, as `add` runs in another thread too: TensorBoard's modules import one another in circles, and what
+        # Keras's own callback imports at the same time would fail.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary, self._record_writer = Event, Summary, RecordWriter
 
     def add(self, samples: list[Sample]) -> None:
         """Write one moment's samples; raises OSError where the system does not take them."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         first = samples[0]
         if first.phase == "epoch":
             folder, prefix, step = "train", "epoch_memory", first.epoch or 0
@@ -166,12 +170,12 @@ class Board:
             step = self._steps.get(folder, 0) + (first.steps or 1)
             self._steps[folder] = step
         values = [
-            Summary.Value(tag=f"{prefix}/{sample.device or 'host'}/{name}", simple_value=float(size))
+            self._summary.Value(tag=f"{prefix}/{sample.device or 'host'}/{name}", simple_value=float(size))
             for sample in samples
             for name in SIZES
             if (size := getattr(sample, name)) is not None
         ]
-        event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+        event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
         self._writer(folder).write(event.SerializeToString())
 
     def close(self) -> None:
@@ -182,15 +186,12 @@ class Board:
 
     def _writer(self, folder: str) -> Any:
         if folder not in self._writers:
-            from tensorboard.compat.proto.event_pb2 import Event
-            from tensorboard.summary.writer.record_writer import RecordWriter
-
             target = self._folder / folder
             target.mkdir(parents=True, exist_ok=True)
             now = time.time()
             unique = f"{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
             name = f"events.out.tfevents.{int(now)}.{unique}.memory"
-            writer = RecordWriter((target / name).open("ab", buffering=0))
-            writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+            writer = self._record_writer((target / name).open("ab", buffering=0))
+            writer.write(self._event(wall_time=now, file_version="brain.Event:2").SerializeToString())
             self._writers[folder] = writer
         return self._writers[folder]

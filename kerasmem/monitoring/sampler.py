@@ -15,6 +15,31 @@ from kerasmem.monitoring.phases import BackgroundReading, CurrentPhase, PhaseMax
 _PATIENCE = 600.0  # seconds without a hook after which the run counts as broken off, until another hook comes
 
 
+class MachineReader:
+    """Reads this process, those under it and the driver; what can be read no more is None from then on.
+
+    Args:
+        read_driver: asks the driver, and returns the bytes in use on the fullest card; None where there is none.
+        note: called with a sentence on what cannot be read and why.
+    """
+
+    def __init__(self, read_driver: Callable[[], int | None], note: Callable[[str], object]) -> None:
+        self._read_driver, self._note = read_driver, note
+        self._tree: TreeReader | None = TreeReader()
+
+    def read(self) -> BackgroundReading:
+        """Take a reading; never raises because one failed."""
+        used = self._read_driver()
+        if self._tree is not None:
+            try:
+                rss, tree, _, high, swap = self._tree.read()
+                return BackgroundReading(rss, tree, high, swap, used)
+            except Exception as error:  # psutil has several kinds
+                self._tree = None
+                self._note(f"host: this process and those under it cannot be read: {error}")
+        return BackgroundReading(None, None, None, None, used)
+
+
 class Sampler:
     """Reads host, process tree and driver now and then, and labels the readings with the phase of training.
 
@@ -23,8 +48,7 @@ class Sampler:
 
     Args:
         phase: that training is in, as the hooks set it.
-        read_driver: asks the driver, and returns the bytes in use on the fullest card; None where there is none.
-        note: called with each new sentence on what cannot be read and why.
+        read_driver, note: as for `MachineReader`.
         hertz: readings a second; 0 starts no thread, and only `read` reads.
         busy: whether the run is still going on, as far as another thread can tell.
         behind: work that the hooks leave to the thread; called at each of its readings, and as it ends by itself.
@@ -45,11 +69,10 @@ class Sampler:
     ) -> None:
         self.pid = os.getpid()
         self.seconds = 0.0
-        self._phase, self._read_driver, self._note, self._busy = phase, read_driver, note, busy
+        self._phase, self._machine, self._busy = phase, MachineReader(read_driver, note), busy
         self._behind = None if behind is None else weakref.WeakMethod(behind)  # its owner holds the sampler
         self._lock = threading.Lock()
         self._maxima = PhaseMaxima()
-        self._tree: TreeReader | None = TreeReader()
         self._thread = PeriodicThread("kerasmem sampler", self.tick, 1 / hertz) if hertz > 0 else None
         self._last_change = (-1, 0.0)  # how often the phase had changed, and when that was first seen
         self.read()
@@ -63,7 +86,7 @@ class Sampler:
         """Take a reading now; never raises because one failed."""
         with self._lock:
             changes = self._phase.changes
-            self._maxima.add(self._phase.phase, changes, self._moment())
+            self._maxima.add(self._phase.phase, changes, self._machine.read())
 
     def largest(self, size: str) -> int | None:
         """Return the largest of a size since the last `cut`, in bytes."""
@@ -98,14 +121,3 @@ class Sampler:
         if self._phase.changes != self._last_change[0]:
             self._last_change = (self._phase.changes, now)
         return now - self._last_change[1] > _PATIENCE
-
-    def _moment(self) -> BackgroundReading:
-        used = self._read_driver()
-        if self._tree is not None:
-            try:
-                rss, tree, _, high, swap = self._tree.read()
-                return BackgroundReading(rss, tree, high, swap, used)
-            except Exception as error:  # psutil has several kinds
-                self._tree = None
-                self._note(f"host: this process and those under it cannot be read: {error}")
-        return BackgroundReading(None, None, None, None, used)

@@ -13,8 +13,14 @@ from pathlib import Path
 from kerasmem.devices.limits import HostLimits, read_limits
 from kerasmem.devices.live import LiveMachine, read_machine
 from kerasmem.devices.nvml import NvmlApi
-from kerasmem.devices.processes import ProcessView, open_files, python_processes, view_process
-from kerasmem.devices.sharing import CardProcess, all_card_processes
+from kerasmem.devices.processes import (
+    CardProcess,
+    ProcessView,
+    all_card_processes,
+    open_files,
+    python_processes,
+    view_process,
+)
 from kerasmem.errors import InputError, UsageError
 from kerasmem.files import read_json
 from kerasmem.monitoring.logfile import read_timeline_text
@@ -150,7 +156,7 @@ def _newest(text: str, name: str) -> Sample:
     timeline = read_timeline_text(text, name)
     if len(timeline) == 0:
         if text.startswith("{"):
-            with contextlib.suppress(ValueError, KeyError, TypeError):
+            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
                 run = int(read_json(text.splitlines()[0])["run"])
                 return Sample(run, 0.0, "starting", None, None, 0, None, *[None] * 8)
         raise InputError(f"{name}: no sample in it yet; name a log that MemoryLogger wrote")

@@ -7,6 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,13 @@ class StepProfiler(keras.callbacks.Callback):
 
     def __init__(self, batch: int = 3, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 2:
+        given: Any = batch  # NumPy's whole numbers too
+        if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < 2:
             raise UsageError(f"batch {batch!r}: must be a whole number from 2 (the first batch sets things up)")
         self._path = None if path is None else Path(path)
         if self._path is not None and not self._path.absolute().parent.is_dir():
             raise UsageError(f"{self._path}: there is no folder {self._path.absolute().parent}")
-        self._batch = batch
+        self._batch = int(batch)
         self._recorder: StepRecorder | None = None
         self._seen = 0
         self._is_recording = False

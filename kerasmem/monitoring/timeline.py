@@ -13,7 +13,7 @@ from kerasmem.errors import InputError, UsageError, check_format
 from kerasmem.monitoring.phases import PhasePeaks, largest_known
 from kerasmem.monitoring.rows import PackedRows
 from kerasmem.records import MOST_ROWS, frame_of, html_table
-from kerasmem.units import format_size
+from kerasmem.units import format_size, printable
 
 FORMAT_VERSION = 1
 
@@ -175,9 +175,9 @@ class Timeline:
             columns = list(data["columns"])
             samples = [make_sample(dict(zip(columns, row, strict=True))) for row in data["rows"]]
             phases = [PhasePeaks.from_dict(peaks) for peaks in data.get("phases", ())]
-        except (KeyError, TypeError, ValueError) as error:
+            return cls(samples, map(str, data.get("notes", ())), phases)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"timeline: not rows of the columns named ({error})") from error
-        return cls(samples, data.get("notes", ()), phases)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -216,18 +216,14 @@ class Timeline:
         return frame_of([row._asdict() for row in self])
 
     def __str__(self) -> str:
-        at = self.largest("peak_bytes")
-        where = (
-            ""
-            if at is None
-            else f", in {at.phase}"
-            + "".join(
-                f", {name} {count + 1}"
-                for name, count in (("epoch", at.epoch), ("batch", at.batch))
-                if count is not None
-            )
-        )
-        return f"{len(self):,} readings, peak {format_size(self.peak)}{where}"
+        at, where = self.largest("peak_bytes"), []
+        if at is not None:
+            counts = (("epoch", at.epoch), ("batch", at.batch))
+            where = [
+                f"in {printable(at.phase, 40)}",
+                *(f"{name} {count + 1}" for name, count in counts if count is not None),
+            ]
+        return ", ".join([f"{len(self):,} readings", f"peak {format_size(self.peak)}", *where])
 
     def __repr__(self) -> str:
         return f"<Timeline: {self}>"

@@ -9,7 +9,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -70,6 +70,55 @@ class Span(Record, what="span"):
     host: Use
     tree: Use
     error: str | None
+
+
+@dataclass
+class TotalUse:
+    """What many calls of an action used: the largest peak, and the sum of what they kept; None where not known."""
+
+    peak_bytes: int | None = None
+    kept_bytes: int | None = None
+
+    def add(self, use: Use) -> None:
+        """Count one call."""
+        if use.peak_bytes is not None:
+            self.peak_bytes = max(use.peak_bytes, self.peak_bytes or 0)
+        if use.kept_bytes is not None:
+            self.kept_bytes = use.kept_bytes + (self.kept_bytes or 0)
+
+
+@dataclass
+class ActionTotals:
+    """What all calls of one action cost.
+
+    Attributes:
+        started: when the first one began.
+        calls: how many there were.
+        failed: how many of them an exception ended.
+        seconds: that they took.
+        allocator: on all devices.
+        driver: on the card.
+        host: in this process.
+    """
+
+    started: float
+    calls: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    allocator: TotalUse = field(default_factory=TotalUse)
+    driver: TotalUse = field(default_factory=TotalUse)
+    host: TotalUse = field(default_factory=TotalUse)
+
+    def add(self, span: Span) -> None:
+        """Count one call."""
+        self.started = min(self.started, span.started)
+        self.calls += 1
+        self.failed += span.error is not None
+        self.seconds += span.seconds
+        self.driver.add(span.driver)
+        self.host.add(span.host)
+        for use in span.allocator.values():
+            self.allocator.add(use)
 
 
 _path: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("kerasmem_track", default=())

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ GOES_ON = "KERASMEM_RUN_GOES_ON"  # set for a script that is run again, to go on
 _POLL_SECONDS = 0.1
 SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # on Windows, which ends a process by the other one
 _LOOK = 0.5  # seconds from one look at whether the parent is there to the next
+_hidden: dict[str, str | None] = {}  # what children have of variables that this process has set for itself alone
 
 
 class ChildFailure(KerasmemError):
@@ -98,9 +99,39 @@ def start_module(
         raise KerasmemError(f"no process can be started: {error.strerror or error}") from error
 
 
+@contextlib.contextmanager
+def set_for_itself(**variables: str) -> Iterator[None]:
+    """Set environment variables in this process, and in none of its children, while the context lasts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    _hidden.update(before)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del _hidden[name]
+            del os.environ[name]
+            os.environ.update({} if value is None else {name: value})
+
+
+@contextlib.contextmanager
+def off_the_cards() -> Iterator[None]:
+    """Keep TensorFlow's and JAX's hands off the cards in this process, and let XLA plan in a hurry.
+
+    An estimate needs no GPU, and a job may be running on the one that is there; no step runs in this process, and what
+    XLA compiles here need not be quick. Children, which run real steps, see the cards.
+    """
+    from kerasmem.compat.xla import only_planned
+
+    platforms = os.environ.get("JAX_PLATFORMS", "cpu")
+    with set_for_itself(CUDA_VISIBLE_DEVICES="-1", JAX_PLATFORMS=platforms), only_planned():
+        yield
+
+
 def child_environment(**more: str) -> dict[str, str]:
     """Return the environment variables of a child that finds modules where this process does."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(import_paths()), "PYTHONSAFEPATH": "1", **more}
+    given = {name: value for name, value in {**os.environ, **_hidden}.items() if value is not None}
+    return {**given, "PYTHONPATH": os.pathsep.join(import_paths()), "PYTHONSAFEPATH": "1", **more}
 
 
 def import_paths() -> list[str]:

@@ -19,7 +19,8 @@ import selectors
 import signal
 import socket
 import sys
-from typing import NoReturn
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 from kerasmem.processes.children import end_group
 
@@ -29,10 +30,7 @@ _FILES = 5
 
 def serve(control: socket.socket) -> None:
     """Answer requests until the socket is closed."""
-    for name in ("tensorflow", "keras") if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow" else ():
-        with contextlib.suppress(Exception):  # the call itself will say what is wrong
-            importlib.import_module(name)
-    gc.freeze()  # a collection in a fork need not copy every page of what was loaded here
+    _load(("tensorflow", "keras") if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow" else ())
     forked: dict[int, tuple[int, int]] = {}  # the descriptor of a process -> its number, its pipe
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
@@ -48,6 +46,8 @@ def serve(control: socket.socket) -> None:
                     end_group(pid)
                 return
             call, answer, out, err, pipe = files
+            settings = json.loads(request)
+            _load(settings["modules"])
             pid = os.fork()
             if pid == 0:
                 selector.close()
@@ -56,7 +56,7 @@ def serve(control: socket.socket) -> None:
                     os.close(descriptor)
                     os.close(other)
                 os.close(pipe)
-                _become_the_child(json.loads(request), call, answer, out, err)
+                _become_the_child(settings, call, answer, out, err)
             with contextlib.suppress(OSError):  # the child does so too; whoever comes first
                 os.setpgid(pid, pid)
             _write(pipe, {"pid": pid})
@@ -67,7 +67,17 @@ def serve(control: socket.socket) -> None:
             selector.register(watched, selectors.EVENT_READ)
 
 
-def _become_the_child(settings: dict[str, object], call: int, answer: int, out: int, err: int) -> NoReturn:
+def _load(modules: Iterable[str]) -> None:
+    """Import what calls will need, once for all of them."""
+    missing = [name for name in modules if name not in sys.modules]
+    for name in missing:
+        with contextlib.suppress(Exception):  # the call itself will say what is wrong
+            importlib.import_module(name)
+    if missing:
+        gc.freeze()  # a collection in a fork need not copy every page of what was loaded here
+
+
+def _become_the_child(settings: dict[str, Any], call: int, answer: int, out: int, err: int) -> NoReturn:
     code = 1
     try:
         with contextlib.suppress(OSError):

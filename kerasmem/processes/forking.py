@@ -132,6 +132,8 @@ class ForkedCall:
         limits: of time, from the start of the fork, and of resident memory, looked at 20 times a second.
         device_bytes: that TensorFlow may allocate on each device; None for no limit.
         output: whether to show what the function prints.
+        modules: of this package, to be loaded before the fork and kept for later ones; such that load, and do, nothing
+            of TensorFlow.
 
     Attributes:
         failure: the limit that was exceeded; None where none was.
@@ -152,11 +154,13 @@ class ForkedCall:
         limits: Limits,
         device_bytes: int | None = None,
         output: bool = True,
+        modules: Sequence[str] = (),
     ) -> None:
         self.failure: ChildFailure | None = None
         self.code: int | None = None
         self.host_peak = 0
         self._limits, self._device_bytes, self._output = limits, device_bytes, output
+        self._modules = list(modules)
         self._pid: int | None = None
         self._started = time.monotonic()
         with contextlib.ExitStack() as files:
@@ -205,7 +209,7 @@ class ForkedCall:
         server = current_server()
         settings = {
             "cwd": os.getcwd(), "path": import_paths(), "argv": sys.argv, "environ": dict(os.environ),
-            "device_bytes": self._device_bytes,
+            "device_bytes": self._device_bytes, "modules": self._modules,
         }  # fmt: skip
         with contextlib.ExitStack() as pipes:
             (reports, out, err), writing = zip(*(os.pipe() for _ in range(3)), strict=True)

@@ -10,14 +10,7 @@ from typing import Any
 from kerasmem.models.facts import ModelFacts
 from kerasmem.profiling.naming import NOT_KNOWN, UNNAMED, Named, Namer
 from kerasmem.profiling.replaying import Chunk, Replayed, thin
-from kerasmem.profiling.results import (
-    LiveChunk,
-    PeakBytes,
-    ProfiledLayer,
-    ProfileSettings,
-    Share,
-    StepProfile,
-)
+from kerasmem.profiling.results import LiveChunk, PeakBytes, ProfiledLayer, ProfileSettings, Share, StepProfile
 
 WASTE = "waste in chunks"
 MOST_LIVE = 200

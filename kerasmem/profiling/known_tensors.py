@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kerasmem.compat.living_objects import living_objects
-from kerasmem.models.optimizers import optimizer_variables
+from kerasmem.models.own_step import variables_of
 from kerasmem.profiling.replaying import KnownTensor
 
 # A managed tensor of DLPack begins with the address of its data.
@@ -63,18 +63,6 @@ def tensors_of_model(model: Any, owners: Mapping[int, tuple[str, ...]]) -> list[
         held = known_tensor(value.read_value(), kind, variable.path, owners.get(id(variable), ()))
         if held is not None:
             found.append(held)
-    return found
-
-
-def variables_of(model: Any) -> dict[int, tuple[Any, str]]:
-    """Return the variables with their kinds, by id; optimizers that the model keeps for a step of its own included."""
-    found: dict[int, tuple[Any, str]] = {}
-    for variable in optimizer_variables(model):
-        found.setdefault(id(variable), (variable, "optimizer"))
-    for variable in model.metrics_variables:
-        found.setdefault(id(variable), (variable, "metrics"))
-    for variable in model.variables:
-        found.setdefault(id(variable), (variable, "weights"))
     return found
 
 

@@ -28,12 +28,7 @@ _FUNCTION = "__inference_"
 _RUNTIME = ("VarHandleOp", "_Arg", "_Retval", "Const", _FUNCTION, "__forward_", "__backward_")
 _CALL = "StatefulPartitionedCall/"  # of a function inside the one that `fit` calls
 # Scopes in which Keras computes what belongs to no layer.
-_SCOPES = {
-    "compile_loss": LOSS,
-    "loss": LOSS,
-    "compile_metrics": METRICS,
-    "metrics": METRICS,
-}
+_SCOPES = {"compile_loss": LOSS, "loss": LOSS, "compile_metrics": METRICS, "metrics": METRICS}
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, of_device, read_recording, start_recording
-from kerasmem.errors import KerasmemError
+from kerasmem.errors import KerasmemError, first_line
 from kerasmem.models.facts import ModelFacts
 from kerasmem.models.op_names import Attribution, outside_scopes
 from kerasmem.models.op_scopes import NotedScopes, is_container, own_variables, scopes_noted
-from kerasmem.models.optimizers import optimizers_of
+from kerasmem.models.own_step import optimizers_of
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.training import training_of_model
 from kerasmem.profiling.assembling import assemble
@@ -73,8 +73,7 @@ class StepRecorder:
             start_recording(self._folder.name)
         except Exception as error:
             self._forget()
-            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            message = f"TensorFlow's profiler cannot be started ({reason}); is another one running?"
+            message = f"TensorFlow's profiler cannot be started ({first_line(error)}); is another one running?"
             raise ProfilingError(message) from None
 
     def begin(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings
+from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings, verdict_on
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
 from kerasmem.estimation.verification import Trial
 from kerasmem.records import Record
@@ -75,6 +75,37 @@ class Considered:
 
 
 @dataclass(frozen=True)
+class LastResort(Record, what="last resort", also=("verdict", "basis")):
+    """A way to let the host's memory help, which nobody estimated: never put before a remedy that fits.
+
+    Attributes:
+        name: what is done, in a few words.
+        host_bytes: what it takes of the host's memory, at most; None where that is not known.
+        result: what becomes of the result, as in `Remedy`.
+        cost: what is known of its price, in words.
+        sources: addresses where that was read.
+        code: Python to begin a script with.
+    """
+
+    name: str
+    host_bytes: int | None
+    result: str
+    cost: str
+    sources: tuple[str, ...]
+    code: str
+
+    @property
+    def basis(self) -> str:
+        """How the figure and the price were obtained."""
+        return "predicted, not measured here"
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits: nobody has tried it."""
+        return TOO_CLOSE
+
+
+@dataclass(frozen=True)
 class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict",), rows="remedies"):
     """What to do so that a model's training fits a device, or takes less: a sequence of remedies, the best first.
 
@@ -91,6 +122,7 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
         kernels: whose kernels `need` holds for, as in `Remedy`.
         data_bytes: the copy of the arrays that `fit` keeps on the device, which all figures count; 0 where it was not
             said how many samples there are.
+        last_resorts: ways to let the host's memory help, where the device is a card and the step does not surely fit.
     """
 
     model: ModelFacts
@@ -103,6 +135,7 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
     notes: tuple[str, ...] = ()
     kernels: str | None = None
     data_bytes: int = 0
+    last_resorts: tuple[LastResort, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -126,9 +159,8 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
         device, chosen = self.device, None if self.device.fits or not self.plans else self.plans[0]
         verdict, how = (device.verdict, "") if chosen is None else (chosen.verdict, f" with {chosen.name}")
         needs = format_size(self.peak if chosen is None else chosen.total)
-        joined = " on" if verdict == TOO_CLOSE else ""
-        room = format_size(device.available_bytes)
-        return f"{self.model.name} {verdict}{joined} {device.name}{how}: needs {needs}, of {room}"
+        on, room = verdict_on(verdict, device.name), format_size(device.available_bytes)
+        return f"{self.model.name} {on}{how}: needs {needs}, of {room}"
 
     @overload
     def __getitem__(self, place: int) -> Remedy: ...

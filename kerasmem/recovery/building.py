@@ -15,10 +15,9 @@ from typing import Any
 from kerasmem.models.backend import import_keras
 from kerasmem.models.batch import output_spec
 from kerasmem.models.compiling import compile_model
-from kerasmem.models.inputs import model_inputs, normalise_input_shapes
+from kerasmem.models.inputs import BY_THE_LOSS, GivenTargets, model_inputs, normalise_input_shapes
 from kerasmem.models.opening import OpenedModel, open_model
 from kerasmem.models.request import ModelRequest, open_request
-from kerasmem.models.targets import BY_THE_LOSS, GivenTargets
 from kerasmem.models.training import TrainingSettings, training_of_copy, with_replaced
 from kerasmem.recovery.changes import NEW_MODEL, OPTIMIZERS, Change, change_of, ordered
 from kerasmem.recovery.transforms import transformed, with_micro_batches

@@ -2,24 +2,28 @@
 
 A change is a kind and a value that JSON has, so that it can be handed to another process and kept in a file. `harm`
 orders changes from what leaves the training as it is to what trains another network; it is an order, not a measure.
+
+The words of each kind stand in `data/changes.json`, in the order in which changes are made to a model. A row has a
+name, what becomes of the result (one of `RESULTS`), the cost in words, and `compute` and `steps` where they are not 1;
+under "values" what is other for a value; under "with_batch_norm" what the cost ends with for a model that normalises by
+the statistics of a batch: the result is another training then.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from kerasmem.errors import InputError
+from kerasmem.files import package_data
 
-SAME = "same training trajectory"
-ROUNDING = "same network, other rounding"
-TRAINING = "same network, other training"
-OPTIMIZER = "other optimizer"
-NETWORK = "other network"
+SAME, TRAINING = "same training trajectory", "same network, other training"
 # From the least to the most that a change does to the result, and how far apart these lie in `Change.harm`.
-RESULTS = {SAME: 1.0, ROUNDING: 10.0, TRAINING: 100.0, OPTIMIZER: 100.0, NETWORK: 1000.0}
+RESULTS = {
+    SAME: 1.0, "same network, other rounding": 10.0, TRAINING: 100.0, "other optimizer": 100.0, "other network": 1000.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,9 @@ class LeanOptimizer:
     config: dict[str, Any] = field(default_factory=dict)
 
 
+_DATA = package_data(__package__, "changes")
 # From the nearest to Adam to the farthest.
-OPTIMIZERS = {
-    "adafactor": LeanOptimizer("Adafactor", "a row and a column of a matrix", "Adafactor", 0.001),
-    "lion": LeanOptimizer("Lion", "one value a weight", "Lion", 0.0001),
-    "sgd_momentum": LeanOptimizer("SGD with momentum", "one value a weight", "SGD", 0.01, {"momentum": 0.9}),
-    "sgd": LeanOptimizer("plain SGD", "nothing", "SGD", 0.01),
-}
+OPTIMIZERS = {name: LeanOptimizer(**row) for name, row in _DATA["optimizers"].items()}
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,38 @@ def change(kind: str, value: Any, *, has_batch_norm: bool = False, batch_size: i
         >>> change("micro_batches", 4).result
         'same training trajectory'
     """
-    name, result, cost, *more = _DESCRIPTIONS[kind](value, _Step(has_batch_norm, batch_size))
-    return Change(kind, value, name, result, cost, **(more[0] if more else {}))
+    row = _DATA["changes"][kind]
+    row = {**row, **row.get("values", {}).get(str(value), {})}
+    words = _words(kind, value, batch_size)
+    result, cost = row["result"], row["cost"].format(**words)
+    if has_batch_norm and "with_batch_norm" in row:
+        result, cost = TRAINING, cost + row["with_batch_norm"]
+    compute = float(value) if kind == "replicas" else row.get("compute", 1.0)
+    steps = _steps(kind, value, batch_size)
+    steps = row.get("steps", 1.0) if steps is None else steps
+    return Change(kind, value, row["name"].format(**words), result, cost, compute, steps)
+
+
+def _words(kind: str, value: Any, batch_size: int | None) -> dict[str, Any]:
+    """Return what stands in braces in the texts of a change."""
+    if kind == "optimizer":
+        return {"title": OPTIMIZERS[value].title, "keeps": OPTIMIZERS[value].keeps}
+    if kind == "input_size":
+        return {"sizes": ", ".join(" × ".join(map(str, shape)) for shape in value)}
+    if kind == "micro_batches" and batch_size is not None:
+        return {"value": value, "samples": f" of {-(-batch_size // int(value)):,}"}
+    return {"value": value, "samples": ""}
+
+
+def _steps(kind: str, value: Any, batch_size: int | None) -> float | None:
+    """Return how far a change goes along its own line where that depends on its value."""
+    if kind == "micro_batches":
+        return math.log2(value)
+    if kind == "batch_size":
+        return max(math.log2(batch_size / value), 0.0) if batch_size else 1.0
+    if kind == "optimizer":
+        return list(OPTIMIZERS).index(value)
+    return value if kind == "replicas" else None
 
 
 def change_of(data: Mapping[str, Any]) -> Change:
@@ -123,14 +153,14 @@ def change_of(data: Mapping[str, Any]) -> Change:
         InputError: it is no change.
     """
     kind = data.get("kind")
-    if kind not in _DESCRIPTIONS:
-        raise InputError(f"change: kind is {kind!r}; there are {', '.join(_DESCRIPTIONS)}")
+    if kind not in _DATA["changes"]:
+        raise InputError(f"change: kind is {kind!r}; there are {', '.join(_DATA['changes'])}")
     return change(str(kind), data.get("value"))
 
 
 def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
     """Return changes in the order in which they are applied and told: the model first, then its step."""
-    order = list(_DESCRIPTIONS)
+    order = list(_DATA["changes"])
     return tuple(sorted(changes, key=lambda each: order.index(each.kind)))
 
 
@@ -138,82 +168,3 @@ def worst_result(changes: Iterable[Change]) -> str:
     """Return what several changes together do to the result: the most that one of them does."""
     order = list(RESULTS)
     return max((each.result for each in changes), key=order.index, default=SAME)
-
-
-class _Step(NamedTuple):
-    """What words on a change depend on: BatchNorm in the model, and samples in a batch where known."""
-
-    has_batch_norm: bool
-    batch_size: int | None
-
-
-# A name, what becomes of the result, the cost, and other fields of the `Change`.
-_Description = tuple[Any, ...]
-
-
-def _policy(value: str, step: _Step) -> _Description:
-    scaled, least = (" with loss scaling", "7.0") if value == "mixed_float16" else ("", "8.0")
-    cost = f"none or faster{scaled} from compute capability {least} on (NVIDIA's Tensor Cores)"
-    return f"half precision ({value})", ROUNDING, cost
-
-
-def _input_size(value: Any, step: _Step) -> _Description:
-    sizes = ", ".join(" × ".join(map(str, shape)) for shape in value)
-    cost = "less arithmetic; the network sees coarser or shorter samples"
-    return f"smaller input ({sizes})", TRAINING, cost, {"steps": 3.0}
-
-
-def _freeze(value: Any, step: _Step) -> _Description:
-    cost = "less arithmetic: no gradients of frozen weights; needs a pretrained backbone"
-    return "frozen backbone", TRAINING, cost, {"steps": 5.0}
-
-
-def _lora(value: int, step: _Step) -> _Description:
-    cost = f"two thin products more a layer (rank {value}); needs pretrained weights (Hu et al. 2021)"
-    return f"LoRA of rank {value}", TRAINING, cost, {"steps": 4.0}
-
-
-def _recompute(value: Any, step: _Step) -> _Description:
-    # Of a step's arithmetic a third is the forward pass, and no more than that is done twice.
-    cost = "at most a third more arithmetic: one more forward pass (Chen et al. 2016)"
-    return "recomputation", SAME, cost, {"compute": 4 / 3}
-
-
-def _optimizer(value: str, step: _Step) -> _Description:
-    cost = f"its learning rate must be found again; keeps {OPTIMIZERS[value].keeps}"
-    return OPTIMIZERS[value].title, OPTIMIZER, cost, {"steps": list(OPTIMIZERS).index(value)}
-
-
-def _jit_compile(value: bool, step: _Step) -> _Description:
-    cost = "compiles before the first step, then usually faster" if value else "a slower step on most networks"
-    return "compiled by XLA" if value else "not compiled by XLA", ROUNDING, cost, {"steps": 0.0}
-
-
-def _micro_batches(value: int, step: _Step) -> _Description:
-    samples = "" if step.batch_size is None else f" of {-(-step.batch_size // int(value)):,}"
-    statistics = "; BatchNorm sees micro-batches" if step.has_batch_norm else ""
-    cost = f"same arithmetic in smaller pieces, which may use the card less{statistics}"
-    result = TRAINING if step.has_batch_norm else SAME
-    return f"{value} micro-batches{samples}", result, cost, {"steps": math.log2(value)}
-
-
-def _batch_size(value: int, step: _Step) -> _Description:
-    halvings = max(math.log2(step.batch_size / value), 0.0) if step.batch_size else 1.0
-    cost = "more steps an epoch, of noisier gradients; the learning rate may have to change"
-    return f"batches of {value:,}", TRAINING, cost, {"steps": halvings}
-
-
-def _replicas(value: int, step: _Step) -> _Description:
-    statistics = "; BatchNorm sees a card's part" if step.has_batch_norm else ""
-    cost = f"{value} cards, and the exchange of gradients in each step{statistics}"
-    result = TRAINING if step.has_batch_norm else SAME
-    return f"{value} cards", result, cost, {"compute": float(value), "steps": value}
-
-
-_DESCRIPTIONS: dict[str, Callable[[Any, _Step], _Description]] = {
-    "float32": lambda *_: ("float32 in place of float64", ROUNDING, "none: float32 is faster on every card"),
-    "dtype_policy": _policy,
-    "separable": lambda *_: ("separable convolutions", NETWORK, "less arithmetic; train again, accuracy may fall"),
-    "input_size": _input_size, "freeze": _freeze, "lora": _lora, "recompute": _recompute, "optimizer": _optimizer,
-    "jit_compile": _jit_compile, "micro_batches": _micro_batches, "batch_size": _batch_size, "replicas": _replicas,
-}  # fmt: skip

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 MOST_ASKED = 10
 WANTED = 3  # found combinations
@@ -21,14 +22,14 @@ class Option:
     """A change that may be combined.
 
     Attributes:
-        key: what it is called here.
+        key: what tells it from others; keys can be sorted.
         group: options of one group exclude one another.
         kind: more and less of the same thing are of one kind.
         harm: where it stands in the order of harm.
         ratio: the need with it alone, as a share of the need without.
     """
 
-    key: str
+    key: Any
     group: str
     harm: float
     ratio: float
@@ -43,7 +44,7 @@ class Answer:
     fits: bool
 
 
-Combination = frozenset[str]
+Combination = frozenset[Any]
 
 
 def search_combinations(
@@ -107,7 +108,7 @@ def search_combinations(
     return sorted(found, key=harm) or _least(answers, harm)
 
 
-def _kinds(keys: Combination, options: Mapping[str, Option]) -> set[str]:
+def _kinds(keys: Combination, options: Mapping[Any, Option]) -> set[Any]:
     return {options[key].kind or key for key in keys}
 
 
@@ -119,14 +120,14 @@ def _least(answers: Mapping[Combination, Answer | None], harm: Callable[[Combina
 
 def combinations(options: Iterable[Option]) -> list[Combination]:
     """Return every combination with at most one option of a group, the empty one left out."""
-    groups: dict[str, list[str | None]] = {}
+    groups: dict[str, list[Any]] = {}
     for each in options:
         groups.setdefault(each.group, [None]).append(each.key)
     every = (frozenset(key for key in chosen if key is not None) for chosen in itertools.product(*groups.values()))
     return [keys for keys in every if keys]
 
 
-def guess(keys: Combination, answers: Mapping[Combination, Answer | None], options: Mapping[str, Option]) -> float:
+def guess(keys: Combination, answers: Mapping[Combination, Answer | None], options: Mapping[Any, Option]) -> float:
     """Return what a combination may need, from the largest part of it that was asked and what the rest saves alone."""
     told = {part: each.high for part, each in answers.items() if each and each.high is not None and part <= keys}
     most = max(map(len, told), default=0)

@@ -13,8 +13,8 @@ from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.kernels import ONEDNN, SHORT_TITLES, CpuKernels, assumed, kernels_on, onednn_is_left_off
 from kerasmem.devices.live import list_devices
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.cache import cache_folder, cache_key, cached_estimate, read_entry, write_entry
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.cache import cached, cached_estimate
+from kerasmem.estimation.facade import Estimated, estimate
 from kerasmem.estimation.report import Bytes, MemoryReport
 from kerasmem.estimation.verdict import FITS, device_verdict, verdict
 from kerasmem.models.request import ModelRequest, request_for
@@ -30,11 +30,7 @@ _SETTINGS = {"batch_size", "replicas", "jit_compile", "dtype_policy", "optimizer
 _TENSORFLOW_ONLY = {"recompute", "micro_batches"}
 _MOST_WASTE = 128 * MIB  # of a chunk that the allocator does not divide
 _WITH_DATA = ("total", "low", "high", "inputs")  # bytes that the copy of the data adds to
-_OF_SETTINGS = (
-    "batch_size",
-    "replicas",
-    "jit_compile",
-)  # changes of which the built model knows nothing
+_OF_SETTINGS = ("batch_size", "replicas", "jit_compile")  # changes of which the built model knows nothing
 
 
 class OutOfTimeError(KerasmemError):
@@ -208,19 +204,15 @@ class StepEstimator:
         origin = self.origin
         of_model, options = self._parted(options)
         given = _building(changes, options["batch_size"])
-        folder = cache_folder() if self.cache else None
+
+        def computed() -> Estimated:
+            if method not in ("gpu-target", "probe"):
+                return Estimated(estimate(build, factory_args={"origin": origin, **given}, **options), ())
+            with request_for(origin.source, input_shape=origin.input_shape, **of_model) as request:  # its own process
+                return Estimated(estimate(build, factory_args={"origin": request.to_dict(), **given}, **options), ())
+
         kept = {**options, **of_model, "changes": given["changes"]}
-        key = None if folder is None else cache_key(origin.source, kept)
-        if key is not None and folder is not None and (found := read_entry(folder, key)) is not None:
-            return found
-        if method in ("gpu-target", "probe"):  # in a process of its own
-            with request_for(origin.source, input_shape=origin.input_shape, **of_model) as request:
-                report = estimate(build, factory_args={"origin": request.to_dict(), **given}, **options)
-        else:
-            report = estimate(build, factory_args={"origin": origin, **given}, **options)
-        if key is not None and folder is not None:
-            write_entry(folder, key, report)
-        return report
+        return cached(origin.source, kept, computed) if self.cache else computed().report
 
     @contextlib.contextmanager
     def request(self, changes: Iterable[Change]) -> Iterator[ModelRequest]:

@@ -9,17 +9,17 @@ from kerasmem.checks import Method, Mode, number, whole
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
-from kerasmem.estimation.outcome import SPREAD
-from kerasmem.estimation.report import Bytes
+from kerasmem.estimation.report import SPREAD, Bytes
 from kerasmem.estimation.verdict import FITS
-from kerasmem.models.targets import given_targets
+from kerasmem.models.backend import import_keras
+from kerasmem.models.inputs import given_targets
 from kerasmem.recovery.advice import Advice, Considered, Remedy, ranked
 from kerasmem.recovery.building import Origin
 from kerasmem.recovery.estimator import StepEstimator
-from kerasmem.recovery.plans import find_plans
+from kerasmem.recovery.last_resorts import last_resorts
+from kerasmem.recovery.plans import confirmed, find_plans
 from kerasmem.recovery.remedies import RemedySearch
 from kerasmem.recovery.traits import Traits
-from kerasmem.recovery.winner import confirmed
 from kerasmem.units import format_size
 
 DEFAULT_BUDGET_SECONDS = 300.0
@@ -87,6 +87,7 @@ def advise(
     if samples is not None:
         whole("samples", samples)
     target = resolve_device(str(device))
+    import_keras()  # refuses a backend for which no remedy is written
     options = {
         "factory": factory, "factory_args": factory_args, "custom_objects": custom_objects, "trust": trust,
         "dtype_policy": dtype_policy,
@@ -134,9 +135,10 @@ def _advice(
     if not estimator.fits_now and not any(each.verdict == FITS for each in (*remedies, *plans)):
         room = f"{format_size(target.available_bytes)} of {target.name}"
         every.append(f"nothing that was estimated surely fits the {room}")
+    offered, no_use = ((), ()) if estimator.fits_now else last_resorts(current.bytes, current.settings, target)
     return Advice(
-        current.model, current.settings, current.bytes, current.device, best_first, tuple(plans), tuple(considered),
-        tuple(every), estimator.kernels(estimator.method), estimator.data_bytes,
+        current.model, current.settings, current.bytes, current.device, best_first, tuple(plans),
+        (*considered, *no_use), tuple(every), estimator.kernels(estimator.method), estimator.data_bytes, offered,
     )  # fmt: skip
 
 

@@ -1,18 +1,21 @@
-"""Changes that fit together, each combination estimated as a whole."""
+"""Changes that fit together, each combination estimated as a whole, and real steps of what would be recommended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.verdict import FITS
+from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
+from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS
 from kerasmem.recovery.advice import Considered, Remedy
-from kerasmem.recovery.changes import Change
+from kerasmem.recovery.changes import Change, change_of
 from kerasmem.recovery.combinations import Answer, Combination, Option, search_combinations
-from kerasmem.recovery.estimator import Need, OutOfTimeError
+from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
 from kerasmem.recovery.remedies import RemedySearch
 
 MOST_PIECES = 64
+STEPS = 3  # that are run of a plan
 _NOT_COMBINED = {"replicas"}  # more hardware is another answer than fitting this device
 
 
@@ -21,17 +24,12 @@ def find_plans(search: RemedySearch) -> list[Remedy]:
     estimator = search.estimator
     if estimator.fits_now or not search.changes:
         return []
-    changes: dict[str, Change] = {}
-    options: list[Option] = []
-    needs: dict[Combination, Need] = {}
-    known: dict[Combination, Answer] = {frozenset(): _answer(estimator.baseline([]))}
-    for change, ratio, need in _options(search):
-        key = f"{change.kind}={change.value!r}"
-        changes[key] = change
-        options.append(Option(key, change.group, change.harm, ratio, change.kind))
-        if need is not None:
-            needs[frozenset([key])] = need
-            known[frozenset([key])] = _answer(need)
+    offered = list(_options(search))
+    changes = {change.key: change for change, _, _ in offered}
+    options = [Option(change.key, change.group, change.harm, ratio, change.kind) for change, ratio, _ in offered]
+    needs: dict[Combination, Need] = {frozenset(): estimator.baseline([])}
+    needs |= {frozenset([change.key]): need for change, _, need in offered if need is not None}
+    known = {keys: _answer(need) for keys, need in needs.items()}
     is_out_of_time = False
 
     def ask(keys: Combination) -> Answer | None:
@@ -96,3 +94,39 @@ def _on_the_line(points: list[tuple[float, float]], share: float) -> float:
 
 def _answer(need: Need) -> Answer:
     return Answer(need.bytes.high, need.verdict == FITS)
+
+
+def confirmed(estimator: StepEstimator, plans: Sequence[Remedy], notes: list[str]) -> list[Remedy]:
+    """Return the plans with one that ran first, where one does; those that ran out stand at the end.
+
+    Each is run in a process of its own: training steps on a batch of zeros and an evaluation, under the limit of the
+    device less the copy of the data. A plan of which the estimate says that it does not fit is not run.
+
+    Args:
+        estimator: that estimated them.
+        plans: the best first.
+        notes: where to say why one could not be run.
+    """
+    waiting, failed = list(plans), []
+    while waiting:
+        if waiting[0].verdict == DOES_NOT_FIT:
+            break
+        try:
+            first = _ran(estimator, waiting[0])
+        except KerasmemError as error:
+            notes.append(f"{waiting[0].name}: its steps were not run: {error}")
+            break
+        if first.verdict == FITS:
+            waiting[0] = first
+            break
+        failed.append(first)
+        del waiting[0]
+    return [*waiting, *failed]
+
+
+def _ran(estimator: StepEstimator, plan: Remedy) -> Remedy:
+    """Return the plan with what its real steps took; the verdict is theirs."""
+    with estimator.request([change_of(each) for each in plan.changes]) as request:
+        limit = estimator.target.available_bytes - estimator.data_bytes
+        trial = try_batch(request, request.batch_size, limit, steps=STEPS, last=0, timeout=DEFAULT_TIMEOUT)
+    return replace(plan, trial=trial, verdict=FITS if trial.fits else DOES_NOT_FIT)

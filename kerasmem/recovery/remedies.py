@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from kerasmem.devices.catalogue import find_card
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.outcome import SPREAD
-from kerasmem.estimation.report import Bytes, lower_end
+from kerasmem.estimation.report import SPREAD, Bytes, interval
 from kerasmem.estimation.sizing import max_batch_size
 from kerasmem.estimation.verdict import FITS
 from kerasmem.models.backend import runs_on_jax
@@ -238,9 +237,10 @@ class RemedySearch:
         before = self.estimator.baseline(made).bytes.total
         name, result = " + ".join(each.name for each in made), worst_result(made)
         kernels = self.estimator.kernels(need.method)
+        around = interval(need.method, need.bytes.total, need.bytes.low, need.bytes.high)
         heading = (
             f"{name[:1].upper()}{name[1:]}: {result}.\n"
-            f"Predicted peak {format_size(need.bytes.total)}{_interval(need.method, need.bytes)}"
+            f"Predicted peak {format_size(need.bytes.total)}{around}"
             f"{'' if kernels is None else f' on kernels of {kernels}'}, now {format_size(before)}."
         )
         return Remedy(
@@ -258,14 +258,6 @@ class RemedySearch:
             code=script(self.traits, made, heading),
             kernels=kernels,
         )
-
-
-def _interval(method: str, need: Bytes) -> str:
-    if need.low is None or need.high is None:
-        return ""
-    least = lower_end(method, need.total, need.low)
-    most = format_size(need.high)
-    return f", at most {most}" if least is None else f" ({format_size(least)} to {most})"
 
 
 def _too_little(saving: int) -> str:

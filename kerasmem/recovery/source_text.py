@@ -78,13 +78,12 @@ def optimizer_text(training: TrainingSettings, replacement: str | None) -> str:
 
 def loss_text(loss: Any) -> str:
     """Return a loss as Python; one that is not Keras's is taken from the model."""
-    found = _loss_text(loss)
-    return "model.loss" if found is None else found
+    return _structure_text(loss, "losses", import_keras().losses.Loss, needs_all=True) or "model.loss"
 
 
 def metrics_text(model: Any) -> str | None:
     """Return Keras's metrics as Python, in the list or dict in which they were given; None where there are none."""
-    return _metrics_text(user_metrics(model))
+    return _structure_text(user_metrics(model), "metrics", import_keras().metrics.Metric, needs_all=False)
 
 
 def arrays_text(structure: Any, flat: list[Any], samples: str) -> str:
@@ -161,26 +160,16 @@ def _half_precision(policy: str | None) -> list[str]:
     ]
 
 
-def _metrics_text(given: Any) -> str | None:
-    """Return metrics as Python; those that are not Keras's are left out."""
-    if isinstance(given, dict):
-        named = {key: text for key, each in given.items() if (text := _metrics_text(each)) is not None}
-        return nested_text(named) if named else None
-    if isinstance(given, (list, tuple)):
-        parts = [text for each in given if (text := _metrics_text(each)) is not None]
-        return nested_text(parts) if parts else None
-    keras = import_keras()
-    return None if given is None else _object_text(given, "metrics", keras.metrics.Metric)
-
-
-def _loss_text(loss: Any) -> str | None:
-    if isinstance(loss, (list, tuple)):
-        parts = [_loss_text(each) for each in loss]
-        return None if None in parts else nested_text(parts)
-    if isinstance(loss, dict):
-        named = {key: _loss_text(each) for key, each in loss.items()}
-        return None if None in named.values() else nested_text(named)
-    return _object_text(loss, "losses", import_keras().losses.Loss)
+def _structure_text(given: Any, module: str, base: Any, *, needs_all: bool) -> str | None:
+    """Return losses or metrics as Python; what is not Keras's is left out, or makes it None where all are needed."""
+    if not isinstance(given, (dict, list, tuple)):
+        return _object_text(given, module, base)
+    pairs = given.items() if isinstance(given, dict) else enumerate(given)
+    texts = {key: _structure_text(each, module, base, needs_all=needs_all) for key, each in pairs}
+    found = {key: text for key, text in texts.items() if text is not None}
+    if not found or (needs_all and len(found) < len(texts)):
+        return None
+    return nested_text(found if isinstance(given, dict) else list(found.values()))
 
 
 def _object_text(given: Any, module: str, base: Any) -> str | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
@@ -14,7 +12,7 @@ from kerasmem.models.batch import output_spec, step_targets
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.training import with_replaced
-from kerasmem.models.weightless import weightless
+from kerasmem.models.weightless import random_state_kept, weightless
 from kerasmem.recovery.building import Origin, build
 from kerasmem.recovery.changes import Change, change
 from kerasmem.recovery.source_text import arrays_text
@@ -60,7 +58,7 @@ class Traits:
     def __init__(self, origin: Origin, batch_size: int, jit_compile: bool | str, mode: str = "train") -> None:
         self.origin, self.batch_size, self.jit_compile, self.mode = origin, batch_size, jit_compile, mode
         keras = import_keras()
-        with _random_state_kept(), weightless():
+        with random_state_kept(), weightless():
             with origin.opened() as opened:
                 self.training = with_replaced(opened.training, origin.optimizer, origin.loss, origin.targets)
             self.model = model = build(origin, [])
@@ -106,16 +104,6 @@ def batch_tensors(inputs: Sequence[Any], batch_size: int, sizes: Sizes | None = 
     shapes = sizes or [each.shape[1:] for each in inputs]
     make = import_keras().KerasTensor
     return [make((batch_size, *shape), str(each.dtype)) for each, shape in zip(inputs, shapes, strict=True)]
-
-
-@contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Leave the user's random numbers as they are: Keras draws seeds from Python's."""
-    state = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(state)
 
 
 def _smaller_model(model: Any, inputs: list[Any]) -> tuple[Sizes, str]:

@@ -10,18 +10,16 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.estimation.report import DeviceVerdict
-from kerasmem.recovery.advice import Advice, Remedy
+from kerasmem.estimation.report import DeviceVerdict, interval
+from kerasmem.recovery.advice import Advice, LastResort, Remedy
 from kerasmem.rendering.escape import printable, printable_lines
 from kerasmem.rendering.layout import (
-    VERDICT_MARKS,
-    VERDICT_STYLES,
     figures,
     has_room,
-    interval,
     model_heading,
     note_lines,
     table,
+    verdict_heading,
     verdict_text,
     words,
 )
@@ -58,6 +56,7 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
         parts += [heading, _remedies(advice, terminal)]
     else:
         parts.append(Text("No remedy was found that saves memory."))
+    parts += _last_resorts(advice)
     if is_brief:
         more = ["costs, plans and a script" if advice.plans or advice.remedies else "", "what is not offered"]
         more.append(f"{len(advice.notes)} notes" if advice.notes else "")
@@ -72,10 +71,27 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
     return Group(*parts, *note_lines(advice.notes, 400))
 
 
-def labelled(advice: Advice) -> dict[str, Remedy]:
-    """Return remedies and plans by the labels that the text gives them: 1, 2, … and A, B, …."""
+def labelled(advice: Advice) -> dict[str, Remedy | LastResort]:
+    """Return what is offered by the labels in the text: remedies 1, 2, …, plans A, B, …, last resorts H1, H2, …."""
     numbers = {str(place): each for place, each in enumerate(advice.remedies, 1)}
-    return {**numbers, **{chr(ord("A") + place): each for place, each in enumerate(advice.plans)}}
+    resorts = {f"H{place}": each for place, each in enumerate(advice.last_resorts, 1)}
+    return {**numbers, **_plan_labels(advice), **resorts}
+
+
+def _plan_labels(advice: Advice) -> dict[str, Remedy]:
+    return {chr(ord("A") + place): each for place, each in enumerate(advice.plans)}
+
+
+def _last_resorts(advice: Advice) -> Iterator[RenderableType]:
+    """Yield what the host's memory could do, with what is known of its price."""
+    if not advice.last_resorts:
+        return
+    yield ""
+    yield Text(f"Last resorts, on the host's memory ({advice.last_resorts[0].basis}; --code H1)", style="bold")
+    for place, each in enumerate(advice.last_resorts, 1):
+        size = "an amount that is not known" if each.host_bytes is None else f"at most {format_size(each.host_bytes)}"
+        yield Text(f"H{place} {printable(each.name, 120)}: takes {size} of the host; {printable(each.cost, 300)}")
+    yield ""
 
 
 def _answer(advice: Advice) -> Iterator[Text]:
@@ -108,9 +124,7 @@ def key_lines(remedy: Remedy) -> list[str]:
 
 
 def _verdict_on(device: DeviceVerdict, verdict: str, how: str, needs: str) -> Text:
-    joined = " on " if verdict == "too close to call" else " "
-    text = f"{VERDICT_MARKS.get(verdict, '?')} {verdict}{joined}{printable(device.name, 80)}"
-    line = Text(text, style=VERDICT_STYLES.get(verdict, "bold"))
+    line = verdict_heading(verdict, device.name)
     line.append(f" {how}" if how else "", style="bold")
     return line.append(f": needs {needs}, of {format_size(device.available_bytes)}", style="not bold default")
 
@@ -139,13 +153,10 @@ def _plans(advice: Advice) -> Iterator[RenderableType]:
     if advice.plans:
         fits = any(each.verdict == "fits" for each in advice.plans)
         yield Text("What fits, the least harmful first" if fits else "What comes nearest", style="bold")
-        for label, each in labelled(advice).items():
-            if not label.isdigit():
-                needs = _needs(each.method, each.total, each.low, each.high)
-                line = Text(f"  {label}  {printable(each.name, 300)}: {needs}, ").append_text(
-                    verdict_text(each.verdict)
-                )
-                yield line.append(f"; {printable(each.result, 60)}{_trial(each)}")
+        for label, each in _plan_labels(advice).items():
+            needs = _needs(each.method, each.total, each.low, each.high)
+            line = Text(f"  {label}  {printable(each.name, 300)}: {needs}, ").append_text(verdict_text(each.verdict))
+            yield line.append(f"; {printable(each.result, 60)}{_trial(each)}")
         yield ""
         yield from _code("A", advice.plans[0])
     elif advice.device.verdict == "fits" and advice.remedies:

@@ -8,9 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
-from kerasmem.rendering.escape import printable
 from kerasmem.rendering.estimate_table import layers_table
-from kerasmem.rendering.layout import VERDICT_MARKS, VERDICT_STYLES
+from kerasmem.rendering.layout import verdict_heading
 from kerasmem.rendering.peak_text import asked_line, missing_line
 from kerasmem.units import format_size
 
@@ -49,9 +48,7 @@ def _first_line(report: MemoryReport, cards: Sequence[str]) -> Text:
     if device is None:
         where = f"fits {len(cards)} of the known cards, from {cards[0]} up" if cards else "fits no known card"
         return Text(f"{report.needs}: {where}", style="bold")
-    joined = " on " if device.verdict == "too close to call" else " "
-    verdict = f"{VERDICT_MARKS.get(device.verdict, '?')} {device.verdict}{joined}{printable(device.name, 80)}"
-    line = Text(verdict, style=VERDICT_STYLES.get(device.verdict, "bold"))
+    line = verdict_heading(device.verdict, device.name)
     line.append(f": {report.needs}, of {format_size(device.available_bytes)}", style="not bold default")
     if _is_card(device) and report.settings.method in _STAND_INS:
         line.append(" (a CPU's plan; --method gpu-target plans for the card)", style="not bold default")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kerasmem.estimation.report import MemoryReport
@@ -27,8 +27,18 @@ def layers_to_csv(report: MemoryReport) -> str:
     if rest and any(row["bytes"] is not None for row in rows):
         at_peak = None if report.settings.method == "formula" else rest
         rows.append({**dict.fromkeys(rows[0]), "bytes": rest, "bytes_at_peak": at_peak, "kind": "rest"})
+    return rows_to_csv(rows, ["name"])
+
+
+def rows_to_csv(rows: Sequence[Mapping[str, Any]], otherwise: Sequence[str] = ()) -> str:
+    """Return rows with the same keys each as CSV, under a heading.
+
+    Args:
+        rows: of plain values.
+        otherwise: the heading where there are no rows.
+    """
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else ["name"], lineterminator="\n")
+    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else otherwise, lineterminator="\n")
     writer.writeheader()
     for row in rows:
         writer.writerow({key: _cell(value) for key, value in row.items()})

@@ -16,7 +16,7 @@ from kerasmem.units import format_size
 
 _REMARK = (
     "Memory is the total that the driver reports, nominal (~) where no report was found. "
-    "For TensorFlow: less what TensorFlow leaves to the system; the CUDA context still goes off that."
+    "For TensorFlow: less the CUDA context, predicted where nobody read it, and what TensorFlow leaves to the system."
 )
 
 

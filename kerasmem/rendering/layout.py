@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.estimation.report import ModelFacts, lower_end
 from kerasmem.rendering.escape import printable
 from kerasmem.units import format_size
+
+if TYPE_CHECKING:
+    from kerasmem.estimation.report import ModelFacts
 
 VERDICT_STYLES = {
     "fits": "bold green", "within the limit": "bold green",
@@ -86,6 +88,14 @@ def model_heading(model: ModelFacts, settings: str) -> Text:
     return title.append(f"\n{settings}")
 
 
+def verdict_heading(verdict: str, device: str) -> Text:
+    """Return the verdict on a device, with its mark and in its colour: "✔ fits t4"."""
+    from kerasmem.estimation.report import verdict_on  # late, as a list of devices needs none
+
+    text = f"{VERDICT_MARKS.get(verdict, '?')} {verdict_on(verdict, printable(device, 80))}"
+    return Text(text, style=VERDICT_STYLES.get(verdict, "bold"))
+
+
 def verdict_text(verdict: str, otherwise: str = "") -> Text:
     """Return a verdict in its colour."""
     return Text(verdict, style=VERDICT_STYLES.get(verdict, otherwise))
@@ -117,14 +127,6 @@ def signed_size(count: int | None) -> str:
 def change_text(change: int | None, text: str) -> Text:
     """Return a text about a change of memory: red for more, green for less."""
     return Text(text, style="" if not change else "red" if change > 0 else "green")
-
-
-def interval(method: str, total: int, low: int | None, high: int | None) -> str:
-    """Return " (1.50 GiB to 2.00 GiB)", ", at most 2.00 GiB" without a known lower end, or nothing without an upper."""
-    if low is None or high is None:
-        return ""
-    least = lower_end(method, total, low)
-    return f", at most {format_size(high)}" if least is None else f" ({format_size(least)} to {format_size(high)})"
 
 
 def percent(part: float, whole: float) -> str:

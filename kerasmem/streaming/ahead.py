@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import signal
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -136,8 +135,8 @@ class TransformPool:
 class BatchesAhead:
     """Keeps up to `depth` batches ready or in preparation.
 
-    Batches are gathered strictly in order, so that every part of the file is read once; what follows, the transform,
-    runs in `workers` threads at a time. There is one series of batches at a time, so that memory is
+    One thread gathers batches strictly in order, so that every part of the file is read once; what follows, the
+    transform, runs in `workers` threads at a time. There is one series of batches at a time, so that memory is
     bounded; when readers take turns, each begins again where it had stopped.
 
     Args:
@@ -156,12 +155,11 @@ class BatchesAhead:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._gathering = threading.Lock()  # held by whichever thread takes the batch whose turn it is
         self._series: tuple[object, int] | None = None  # whose batches are in preparation: the reader and the epoch
         self._next = 0  # the batch of it to be prepared next
-        self._waiting: deque[tuple[int, int, Future[Batch]]] = deque()  # to be gathered, in order
-        self._answers: dict[int, Future[Batch]] = {}
+        self._answers: dict[int, tuple[Future[Batch], Future[Batch]]] = {}  # each batch as gathered and as finished
         self._closed = False
+        self._gatherer = ThreadPoolExecutor(1, thread_name_prefix="kerasmem-gather")
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="kerasmem-batches")
 
     def get(self, cursor: object, epoch: int, place: int) -> Batch:
@@ -172,14 +170,14 @@ class BatchesAhead:
                 self._series, self._next = (cursor, epoch), place
             if place <= self._next and not self._closed:
                 for following in range(self._next, min(place + self.depth, self.batches)):
-                    answer = self._answers[following] = Future()
-                    self._waiting.append((epoch, following, answer))
-                    self._pool.submit(self._prepare)
+                    gathered = self._gatherer.submit(self.gather, epoch, following)
+                    finished = self._pool.submit(self._finish, epoch, following, gathered)
+                    self._answers[following] = gathered, finished
                     self._next = following + 1
             prepared = self._answers.pop(place, None)
         if prepared is not None:
             try:
-                return prepared.result()
+                return prepared[1].result()
             except CancelledError:  # dropped or closed meanwhile
                 pass
         return self.finish(epoch, place, self.gather(epoch, place))
@@ -198,25 +196,13 @@ class BatchesAhead:
         with self._lock:
             self._closed = True
             self._drop()
-        with self._gathering:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._gatherer.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _drop(self) -> None:
+        for future in itertools.chain.from_iterable(self._answers.values()):
+            future.cancel()
         self._series, self._answers = None, {}
-        with contextlib.suppress(IndexError):
-            while True:
-                self._waiting.popleft()[2].cancel()
 
-    def _prepare(self) -> None:
-        """Gather the batch whose turn it is, and finish it."""
-        answer: Future[Batch] | None = None
-        try:
-            with self._gathering:
-                if not self._waiting:
-                    return  # dropped meanwhile
-                epoch, place, answer = self._waiting.popleft()
-                batch = self.gather(epoch, place)
-            answer.set_result(self.finish(epoch, place, batch))
-        except BaseException as error:  # whoever asks for the batch gets it
-            if answer is not None:
-                answer.set_exception(error)
+    def _finish(self, epoch: int, place: int, gathered: Future[Batch]) -> Batch:
+        return self.finish(epoch, place, gathered.result())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from kerasmem.devices.host import usable_cores
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.delivery import PIECE_BYTES, PIECE_VALUES, SCATTER_BYTES
@@ -74,8 +74,8 @@ class MemoryPlan:
         is faster the more it is asked for at a time: then there are more.
         """
         if not self.thread_bytes:
-            return min(max(_cores(), _WAITING_THREADS), _MOST_THREADS)
-        return max(1, min(_cores(), self.scratch_bytes // self.thread_bytes, _MOST_THREADS))
+            return min(max(usable_cores(), _WAITING_THREADS), _MOST_THREADS)
+        return max(1, min(usable_cores(), self.scratch_bytes // self.thread_bytes, _MOST_THREADS))
 
 
 def plan_memory(
@@ -213,10 +213,6 @@ def _thread_bytes(layout: DatasetLayout, columns: Sequence[Column], block: int, 
         if column.converts:
             needed += values * (np.dtype(column.dtype).itemsize + (8 if column.offset else 0))
     return needed
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_order(blocks: int, batches: int) -> None:

@@ -13,10 +13,9 @@ import numpy as np
 from kerasmem.hdf5.columns import read_dtype, read_scale
 from kerasmem.hdf5.direct.delivery import Scratch
 from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.remote.access import read_remote
-from kerasmem.hdf5.remote.urls import is_url, name_of
+from kerasmem.hdf5.remote.urls import name_of
 from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import all_files, read_access, read_files, read_parts, read_rows
+from kerasmem.hdf5.settings import all_files, read_data, read_parts, read_rows
 from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.plan import build_batch, choose_columns, dataset_names
 from kerasmem.streaming.reader import RowReader
@@ -83,12 +82,13 @@ class H5DataSource:
         cache: str | os.PathLike[str] | None = None,
         cache_size: int | str | None = None,
     ) -> None:
-        files = read_files(path, read_remote(storage_options, cache, cache_size))
+        files, self._access = read_data(
+            path, storage_options, cache, cache_size, allow_external=allow_external, locking=locking,
+            allow_hdf5_filters=allow_hdf5_filters, allow_missing_chunks=allow_missing_chunks,
+        )  # fmt: skip
         self._name = name_of(all_files(files)[0])
         self._parts = read_parts(x, y, sample_weight)
         names = dataset_names(self._parts)
-        remote = read_remote(storage_options, cache, cache_size, remote=any(map(is_url, all_files(files))))
-        self._access = read_access(allow_external, allow_missing_chunks, locking, remote, allow_hdf5_filters)
         self._layout = scan_files(files, names, self._access)
         dtypes, scales = read_dtype(dtype, names), read_scale(scale, names)
         self._columns, self._uses = choose_columns(self._layout, self._parts, dtypes, scales)

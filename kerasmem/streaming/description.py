@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.layout import DatasetLayout, shown
+from kerasmem.hdf5.layout import DatasetLayout, shown, type_name
 from kerasmem.streaming.plan import StreamPlan
 from kerasmem.streaming.quality import ShuffleQuality
 from kerasmem.units import KIB, MIB, format_count, format_size
@@ -125,9 +125,7 @@ def name_batch(batch: int, epoch: int, rows: np.ndarray) -> str:
 
 def _conversion(column: Column) -> str:
     shape = "×".join(str(extent) for extent in column.row_shape) or "one number"
-    stored = np.dtype(column.stored)
-    order = "big-endian " if stored.byteorder == ">" else ""
-    text = f"{shape} a row, {order}{stored.name}"
+    text = f"{shape} a row, {type_name(column.stored)}"
     if column.converts:
         text += f" → {column.dtype}"
     if column.scale is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,10 @@ from kerasmem.streaming.order import BLOCKS, ROWS, Blocks, EpochOrder, Segment, 
 LANES = 24  # by default: 1, 2, 3, 4, 6, 8, 12 and 24 workers read nothing twice
 _NOT_MINE = np.iinfo(np.int64).max
 _KEPT = 3  # windows whose order is remembered: one is delivered, one filled, one asked for beside
+
+
+_DeliveredRuns = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Runs of delivered rows that lie one after another: the first of each, the one after its last, where it begins."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +185,8 @@ def own_memory(memory: MemoryPlan, share: GlobalBatches) -> MemoryPlan:
     )
 
 
-class ElasticOrder:
-    """The order of one epoch for one worker; has the face of `EpochOrder`.
+class ElasticOrder(EpochOrder):
+    """The order of one epoch for one worker.
 
     Args:
         share: which rows are its own.
@@ -192,10 +195,12 @@ class ElasticOrder:
         epoch: number of the epoch.
     """
 
+    blocks: ShardBlocks
+
     def __init__(self, share: GlobalBatches, whole: Blocks, seed: int | None, epoch: int) -> None:
-        self.epoch = epoch
+        self.seed, self.epoch = seed, epoch
         self.windows = share.windows
-        self._share, self._seed = share, seed
+        self._share = share
         self._lanes = share.own_lanes
         order = self._deal(whole.count)
         ends = np.cumsum(whole.sizes(np.arange(whole.count))[order])
@@ -203,7 +208,7 @@ class ElasticOrder:
         pieces = [cut_run(order, ends, cuts[lane], cuts[lane + 1]) for lane in self._lanes]
         self.blocks = ShardBlocks(whole, *(np.concatenate(arrays) for arrays in zip(*pieces, strict=True)))
         self._firsts, self._rows = self._borders([high - low for _, low, high in pieces])
-        self._known: tuple[tuple[int, np.ndarray, np.ndarray], ...] = ()
+        self._known: tuple[tuple[int, np.ndarray, _DeliveredRuns], ...] = ()
 
     @property
     def total(self) -> int:
@@ -214,7 +219,7 @@ class ElasticOrder:
         """Return what identifies a window's contents: equal keys hold equal rows, whatever the epoch."""
         share = self._share
         everything = self.windows == 1 and len(self._lanes) == share.lanes and share.cuts[-1] == share.rows
-        return (-1 if everything or self._seed is None else self.epoch, window)
+        return (-1 if everything or self.seed is None else self.epoch, window)
 
     def window_rows(self, window: int) -> int:
         """Return how many rows a window holds, those of a lane that are another worker's too."""
@@ -231,9 +236,8 @@ class ElasticOrder:
 
     def straight_to(self, segment: Segment) -> int:
         """Return up to which delivered row those of a segment's window follow one another."""
-        numbers = self._order_of(segment.window)[1][segment.start :]
-        breaks = np.flatnonzero(np.diff(numbers) != 1)
-        return int(numbers[breaks[0] if breaks.size else -1]) + 1
+        _, after, at = self._order_of(segment.window)[1]
+        return int(after[np.searchsorted(at, segment.start, side="right") - 1])
 
     def due_next(self, segments: list[Segment]) -> int:
         """Return the window to be read when these rows were delivered: the oldest may be needed for further batches."""
@@ -241,34 +245,22 @@ class ElasticOrder:
 
     def segments(self, start: int, stop: int) -> list[Segment]:
         """Return the windows that delivered rows `start` to `stop` of the epoch come from."""
-        share, found = self._share, []
+        share, found = self._share, {}
         last = share.steps - 1
-        first, until = (min(row // share.batch_rows, last) // share.window_batches for row in (start, stop - 1))
-        numbers, windows, places = [], [], []
-        for window in range(max(first - 1, 0), until + 1):
-            there = self._order_of(window)[1]
-            low, high = np.searchsorted(there, (start, stop)).tolist()
-            numbers.append(there[low:high])
-            windows.append(np.full(high - low, window))
-            places.append(np.arange(low, high))
-        rising = np.argsort(np.concatenate(numbers), kind="stable")
-        of, at = np.concatenate(windows)[rising], np.concatenate(places)[rising]
-        breaks = (np.flatnonzero((np.diff(of) != 0) | (np.diff(at) != 1)) + 1).tolist()
-        for low, high in zip([0, *breaks], [*breaks, len(of)], strict=True):
-            found.append(Segment(int(of[low]), int(at[low]), int(at[high - 1]) + 1))
-        return found
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Return the file rows delivered as rows `start` to `stop` of the epoch."""
-        held = {}
-        for segment in self.segments(start, stop):
-            if segment.window not in held:
-                held[segment.window] = self.blocks.rows(self.window_order(segment.window))
-        return np.concatenate([held[each.window][self.places(each)] for each in self.segments(start, stop)])
+        earliest, until = (min(row // share.batch_rows, last) // share.window_batches for row in (start, stop - 1))
+        for window in range(max(earliest - 1, 0), until + 1):
+            first, after, at = self._order_of(window)[1]
+            some = slice(int(np.searchsorted(after, start, side="right")), int(np.searchsorted(first, stop)))
+            for number, beyond, place in zip(
+                first[some].tolist(), after[some].tolist(), at[some].tolist(), strict=True
+            ):
+                low, high = max(number, start), min(beyond, stop)
+                found[low] = Segment(window, place + low - number, place + high - number)
+        return [found[low] for low in sorted(found)]
 
     def _deal(self, count: int) -> np.ndarray:
         groups = self._share.lanes * self.windows
-        if self._seed is None or groups == 1:
+        if self.seed is None or groups == 1:
             return np.arange(count)
         return deal(count, groups, self._random(BLOCKS))[0]
 
@@ -289,36 +281,42 @@ class ElasticOrder:
     def _runs(self, window: int) -> list[tuple[int, int]]:
         return [(int(firsts[window]), int(firsts[window + 1])) for firsts in self._firsts]
 
-    def _order_of(self, window: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return where the rows of a window lie in its buffer, in the order delivered, and as which rows they are."""
-        for known, *order in self._known:
+    def _order_of(self, window: int) -> tuple[np.ndarray, _DeliveredRuns]:
+        """Return where the rows of a window lie in its buffer, in the order delivered, and as which rows they are.
+
+        Those that another worker delivers come last.
+        """
+        for known, order, order_runs in self._known:
             if known == window:
-                return order[0], order[1]
+                return order, order_runs
         runs = self._runs(window)
         blocks = np.concatenate([np.arange(*run) for run in runs])
         read = np.argsort(self.blocks.numbers[blocks], kind="stable")
         sizes = self.blocks.sizes(blocks)
         begins = np.empty_like(sizes)
         begins[read] = np.cumsum(sizes[read]) - sizes[read]
-        held, numbers, done = [], [], 0
+        held, pieces, done, count = [], [], 0, 0
         for lane, (start, stop), rows in zip(self._lanes, runs, self._rows, strict=True):
             some = slice(done, done + stop - start)
-            places = ranges(begins[some], sizes[some])
-            if self._seed is not None:
+            places = ranges(begins[some], sizes[some]).astype(np.int32)
+            if self.seed is not None:
                 self._random(ROWS, window, lane).shuffle(places)
             held.append(places)
-            numbers.append(self._share.numbers(lane, rows[window] + np.arange(len(places))))
-            done = some.stop
-        delivered = np.concatenate(numbers)
-        rising = np.argsort(delivered, kind="stable")
-        found = np.concatenate(held)[rising].astype(np.int32), delivered[rising]
-        self._known = (*self._known[1 - _KEPT :], (window, *found))  # replaced whole: threads read it
-        return found
-
-    def _random(self, *stream: int) -> Any:
-        assert self._seed is not None
-        return np.random.default_rng([self._seed, self.epoch, *stream])
-
-
-Order = EpochOrder | ElasticOrder
-"""The order of an epoch: of a worker that has rows of its own or all of them, or of one that shares each batch."""
+            numbers = self._share.numbers(lane, rows[window] + np.arange(len(places)))
+            steps = np.diff(numbers, prepend=_NOT_MINE - 2)  # 0 between rows that are not this worker's
+            breaks = np.flatnonzero((steps != 1) & (steps != 0))
+            pieces.append((numbers[breaks], breaks + count, np.diff(breaks, append=len(places))))
+            done, count = some.stop, count + len(places)
+        first, begin, length = (np.concatenate(each) for each in zip(*pieces, strict=True))
+        rising = np.argsort(first, kind="stable")
+        first, length = first[rising], length[rising]
+        delivered = np.concatenate(held)[ranges(begin[rising], length)]
+        mine = first < _NOT_MINE
+        first, after, at = first[mine], first[mine] + length[mine], (np.cumsum(length) - length)[mine]
+        begins, ends = first != np.r_[-1, after[:-1]], after != np.r_[first[1:], -1]
+        delivered_runs = first[begins], after[ends], at[begins]
+        self._known = (
+            *self._known[1 - _KEPT :],
+            (window, delivered, delivered_runs),
+        )  # replaced whole: threads read it
+        return delivered, delivered_runs

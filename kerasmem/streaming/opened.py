@@ -12,7 +12,7 @@ from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.ahead import Batch, BatchesAhead, Preparation, TransformFailure, TransformPool, apply_transform
 from kerasmem.streaming.cursor import Cursor, Position
 from kerasmem.streaming.description import name_batch
-from kerasmem.streaming.elastic import Order
+from kerasmem.streaming.order import EpochOrder
 from kerasmem.streaming.plan import StreamPlan
 from kerasmem.streaming.reader import RowReader
 from kerasmem.streaming.window import WindowStore
@@ -50,7 +50,7 @@ class OpenStream:
         self._plan = plan
         self._preparation = preparation
         self._process = _process
-        self._order: Order | None = None
+        self._order: EpochOrder | None = None
         self.reader = RowReader(
             plan.layout, plan.columns, resident=memory.cache_bytes, check_finite=check_finite, access=access
         )
@@ -92,7 +92,7 @@ class OpenStream:
             return self.ahead.get(cursor, *position)
         return self._finish(*position, self._gather(*position, own=cursor is not None))
 
-    def order(self, epoch: int) -> Order:
+    def order(self, epoch: int) -> EpochOrder:
         """Return the order of an epoch."""
         order = self._order
         if order is None or order.epoch != epoch:

@@ -11,7 +11,7 @@ by class and a window holds few blocks, and all windows are of one size, give or
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -163,7 +163,7 @@ class Segment:
     stop: int
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class EpochOrder:
     """The order of one epoch.
 
@@ -183,7 +183,7 @@ class EpochOrder:
     window_blocks: int
     seed: int | None
     epoch: int
-    _shuffled: tuple[tuple[int, np.ndarray], ...] = field(default=(), repr=False)
+    _shuffled: tuple[tuple[int, np.ndarray], ...] = ()
 
     def __post_init__(self) -> None:
         count = self.blocks.count
@@ -246,11 +246,12 @@ class EpochOrder:
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Return the file rows delivered as rows `start` to `stop` of the epoch."""
-        pieces = []
+        pieces, held = [], {}
         for segment in self.segments(start, stop):
-            held = self.blocks.rows(self.window_order(segment.window))
+            if segment.window not in held:
+                held[segment.window] = self.blocks.rows(self.window_order(segment.window))
             places = self.places(segment)
-            pieces.append(held[segment.start : segment.stop] if places is None else held[places])
+            pieces.append(held[segment.window][slice(segment.start, segment.stop) if places is None else places])
         return np.concatenate(pieces)
 
     def _random(self, *stream: int) -> Any:

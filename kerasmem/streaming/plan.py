@@ -18,7 +18,7 @@ from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DataLayout
 from kerasmem.hdf5.settings import read_rows
 from kerasmem.streaming.budget import MemoryPlan, check_order, is_plain, plan_memory
-from kerasmem.streaming.elastic import ElasticOrder, GlobalBatches, Order, own_memory, plan_lanes
+from kerasmem.streaming.elastic import ElasticOrder, GlobalBatches, own_memory, plan_lanes
 from kerasmem.streaming.order import Blocks, EpochOrder, ShardBlocks
 from kerasmem.streaming.sharding import Share
 
@@ -185,7 +185,7 @@ class StreamPlan:
         """Return the rows of an epoch, start and stop, that make up a batch."""
         return self.share.bounds(batch, self.num_rows)
 
-    def order(self, epoch: int) -> Order:
+    def order(self, epoch: int) -> EpochOrder:
         """Return the order of an epoch."""
         if self.dealt:
             assert isinstance(self.blocks, Blocks)

@@ -12,10 +12,9 @@ from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import Access
 from kerasmem.records import Record
-from kerasmem.streaming.elastic import Order
+from kerasmem.streaming.order import EpochOrder
 from kerasmem.streaming.plan import StreamPlan
 
-FORMAT_VERSION = 1
 GOOD = 0.99  # of the entropy of a uniform shuffle
 _MOST_ROWS = 1 << 22  # looked at; of more rows, some
 _MOST_PLACED = 1 << 24  # rows of windows that a run lies in: the order of a window is drawn as a whole
@@ -27,7 +26,7 @@ ReadLabels = Callable[[np.ndarray], Iterable[np.ndarray]]
 
 
 @dataclass(frozen=True)
-class ShuffleQuality(Record, what="shuffle quality"):
+class ShuffleQuality(Record, what="shuffle quality", version=1):
     """How well batches are mixed, against a uniform shuffle of all rows, and what reading them costs.
 
     Args:
@@ -45,7 +44,6 @@ class ShuffleQuality(Record, what="shuffle quality"):
         bytes_read: bytes read in an epoch, at most.
         enough_memory: the smallest `memory_budget` tried that gets to 99 % of a uniform shuffle, in bytes; None
             where this one does, or none is known to.
-        format_version: of this record.
     """
 
     labels: str
@@ -61,7 +59,6 @@ class ShuffleQuality(Record, what="shuffle quality"):
     bytes_needed: int
     bytes_read: int
     enough_memory: int | None = None
-    format_version: int = FORMAT_VERSION
 
     @property
     def good(self) -> bool:
@@ -208,7 +205,7 @@ def _enough_memory(plan: StreamPlan, labels: str, read: ReadLabels) -> int | Non
     return None
 
 
-def _mix(plan: StreamPlan, order: Order, labels: str, read: ReadLabels) -> _Mixing:
+def _mix(plan: StreamPlan, order: EpochOrder, labels: str, read: ReadLabels) -> _Mixing:
     widest = max(order.window_rows(window) for window in range(order.windows))
     runs = choose_runs(
         plan.num_batches, plan.num_rows, _MOST_ROWS, max(_LEAST_RUNS, min(_RUNS, _MOST_PLACED // widest))

@@ -16,8 +16,7 @@ from kerasmem.hdf5.files import Claims, DatasetRows, OpenFiles, ResidentRows
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DataLayout, shown
 from kerasmem.hdf5.settings import Access
-from kerasmem.streaming.elastic import Order
-from kerasmem.streaming.order import Segment
+from kerasmem.streaming.order import EpochOrder, Segment
 
 _CELL_BYTES = 64 * 1024  # of a dataset without chunks that is kept in memory, read at a time
 
@@ -60,7 +59,7 @@ class RowReader:
         """Bytes taken from the files so far; for what HDF5 itself reads, the bytes of the rows."""
         return self.files.bytes_read
 
-    def tasks(self, order: Order, window: int, arrays: Sequence[np.ndarray], *, in_file_order: bool) -> list[Task]:
+    def tasks(self, order: EpochOrder, window: int, arrays: Sequence[np.ndarray], *, in_file_order: bool) -> list[Task]:
         """Return what has to be done to fill a window; the tasks may run in any order and all at once.
 
         Args:
@@ -127,7 +126,7 @@ class RowReader:
     # ---- tasks
 
     def _straight(
-        self, name: str, order: Order, window: int, places: Places, arrays: Sequence[np.ndarray]
+        self, name: str, order: EpochOrder, window: int, places: Places, arrays: Sequence[np.ndarray]
     ) -> list[Task] | None:
         """Return the tasks for a dataset whose rows are delivered as they lie in the files; None for others."""
         number, *others = self._by_dataset[name]
@@ -150,7 +149,7 @@ class RowReader:
 
         return task
 
-    def _announce(self, names: Sequence[str], order: Order, window: int, runs: Sequence[RowRun]) -> list[Claims]:
+    def _announce(self, names: Sequence[str], order: EpochOrder, window: int, runs: Sequence[RowRun]) -> list[Claims]:
         """Have fetched what the tasks of a window will read, and after it what those of the next one will.
 
         The link is idle neither while the last rows of a window are put into place nor while they are waited for.
@@ -187,7 +186,7 @@ class RowReader:
         return task
 
     def _from_resident(
-        self, name: str, order: Order, window: int, places: Places, arrays: Sequence[np.ndarray]
+        self, name: str, order: EpochOrder, window: int, places: Places, arrays: Sequence[np.ndarray]
     ) -> Task:
         resident = self._resident[name]
         numbers = self._by_dataset[name]
@@ -218,7 +217,7 @@ class RowReader:
         )
 
 
-def _runs(order: Order, window: int, places: Places) -> Iterator[RowRun]:
+def _runs(order: EpochOrder, window: int, places: Places) -> Iterator[RowRun]:
     """Return the runs of rows that a window's blocks are."""
     done = 0
     for block in order.window_order(window).tolist():
@@ -228,7 +227,7 @@ def _runs(order: Order, window: int, places: Places) -> Iterator[RowRun]:
         done += count
 
 
-def _places(order: Order, window: int) -> Places:
+def _places(order: EpochOrder, window: int) -> Places:
     """Return where each row goes, in the order in which the window's blocks have them."""
     rows = order.window_rows(window)
     delivered = order.places(Segment(window, 0, rows))

@@ -20,29 +20,24 @@ from kerasmem.compat.keras_reading import Call, attach_reader
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.columns import Column, read_dtype, read_scale
 from kerasmem.hdf5.layout import DataLayout, shown
-from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
+from kerasmem.hdf5.remote.access import ahead_bytes
 from kerasmem.hdf5.remote.urls import is_url, name_of
 from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import (
-    all_files,
-    check_transform,
-    read_access,
-    read_budget,
-    read_files,
-    read_parts,
-)
+from kerasmem.hdf5.settings import all_files, check_transform, read_data, read_parts
 from kerasmem.streaming.ahead import Batch, Preparation
 from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.cursor import Cursor, Position, Progress
-from kerasmem.streaming.dataset import batches_signature, make_dataset, make_graph_dataset, plan_signature, served
+from kerasmem.streaming.dataset import batches_signature, make_dataset, plan_signature
 from kerasmem.streaming.description import advise, advise_blocks, describe_plan, describe_quality
 from kerasmem.streaming.distributed import check_devices, check_reader, for_strategy
 from kerasmem.streaming.elastic import LANES
 from kerasmem.streaming.opened import OpenStream, opening
 from kerasmem.streaming.plan import StreamSettings, dataset_names, make_plan
 from kerasmem.streaming.quality import ShuffleQuality, examine
+from kerasmem.streaming.service import make_graph_dataset, served
 from kerasmem.streaming.sharding import read_shard
 from kerasmem.streaming.state import make_state, read_state
+from kerasmem.units import parse_size
 
 
 class _Request(NamedTuple):
@@ -202,8 +197,10 @@ class H5ChunkSequence(keras.utils.PyDataset):
         max_queue_size: int = 10,
     ) -> None:
         super().__init__(workers=1, use_multiprocessing=False, max_queue_size=max_queue_size)
-        remote = read_remote(storage_options, cache, cache_size)
-        self._files = read_files(path, remote)
+        self._files, access = read_data(
+            path, storage_options, cache, cache_size, allow_external=allow_external, locking=locking,
+            allow_hdf5_filters=allow_hdf5_filters, allow_missing_chunks=allow_missing_chunks,
+        )  # fmt: skip
         self.paths = all_files(self._files)
         flag = checks.flag("use_multiprocessing", use_multiprocessing)
         self._preparation = Preparation(
@@ -226,12 +223,10 @@ class H5ChunkSequence(keras.utils.PyDataset):
             dtype=read_dtype(dtype, names),
             scale=read_scale(scale, names),
             rows=rows,
-            memory_budget=read_budget(memory_budget),
+            memory_budget=None if memory_budget is None else parse_size(memory_budget, field="memory_budget"),
             ahead=self._preparation.depth,
             workers=self._preparation.workers,
         )
-        remote = read_remote(storage_options, cache, cache_size, remote=any(map(is_url, self.paths)))
-        access = read_access(allow_external, allow_missing_chunks, locking, remote, allow_hdf5_filters)
         self._check_finite = checks.choice("nan_policy", nan_policy, ("ignore", "error")) == "error"
         check_transform(transform, flag)
         if y is None and settings.shuffle:

@@ -13,8 +13,7 @@ import numpy as np
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.delivery import Scratch
 from kerasmem.hdf5.memory import Arena
-from kerasmem.streaming.elastic import Order
-from kerasmem.streaming.order import Segment
+from kerasmem.streaming.order import EpochOrder, Segment
 from kerasmem.streaming.reader import RowReader, Task
 
 _mine = threading.local()  # each thread's buffers
@@ -114,7 +113,7 @@ class _Slot:
 class _Delivered:
     """How far an epoch has been given away: `at` is the next row, `first` to `stop` those of the window."""
 
-    order: Order
+    order: EpochOrder
     window: int
     slot: _Slot
     first: int
@@ -165,7 +164,7 @@ class WindowStore:
         """Bytes the windows occupy."""
         return self._windows.nbytes
 
-    def batch(self, order: Order, start: int, stop: int, *, own: bool) -> list[np.ndarray]:
+    def batch(self, order: EpochOrder, start: int, stop: int, *, own: bool) -> list[np.ndarray]:
         """Return the rows delivered as rows `start` to `stop` of an epoch, an array a column.
 
         Args:
@@ -188,7 +187,7 @@ class WindowStore:
                     return arrays
         return self._any_batch(order, start, stop, own)
 
-    def _any_batch(self, order: Order, start: int, stop: int, own: bool) -> list[np.ndarray]:
+    def _any_batch(self, order: EpochOrder, start: int, stop: int, own: bool) -> list[np.ndarray]:
         segments = order.segments(start, stop)
         arrays: list[np.ndarray] | None = None
         done = 0
@@ -230,7 +229,7 @@ class WindowStore:
         self._windows = Arena(self._shapes, self.rows, self.count)
         self._single = Arena(self._shapes, self.batch_rows, self.batches)
 
-    def _may_give(self, order: Order, window: int) -> bool:
+    def _may_give(self, order: EpochOrder, window: int) -> bool:
         return order.windows > 1 and self._shared != order.key(window)
 
     def _batch_arrays(self, rows: int) -> list[np.ndarray]:
@@ -238,7 +237,7 @@ class WindowStore:
             return self._single.take(rows)
         return [np.empty((rows, *shape), dtype) for shape, dtype in self._shapes]
 
-    def _copy(self, order: Order, slot: _Slot, segment: Segment, into: Sequence[np.ndarray]) -> None:
+    def _copy(self, order: EpochOrder, slot: _Slot, segment: Segment, into: Sequence[np.ndarray]) -> None:
         rows = segment.stop - segment.start
         # A window that stays from epoch to epoch has its rows in file order.
         places = order.places(segment) if order.windows == 1 else None
@@ -251,7 +250,7 @@ class WindowStore:
 
     # ---- which windows there are
 
-    def _use(self, order: Order, segment: Segment) -> _Slot:
+    def _use(self, order: EpochOrder, segment: Segment) -> _Slot:
         """Return the window of a segment once it is filled; it stays until `_leave`."""
         key = order.key(segment.window)
         with self._changed:
@@ -305,13 +304,13 @@ class WindowStore:
         if self._delivered is not None and self._delivered.slot is slot:
             self._delivered = None
 
-    def _read_ahead(self, order: Order, window: int) -> None:
+    def _read_ahead(self, order: EpochOrder, window: int) -> None:
         """Have the window to come read, unless that takes more memory than there is."""
         wanted = window < order.windows and self.count > 1 and order.key(window) not in self._slots
         if wanted and order.window_rows(window):
             self._begin(order, window, ahead=True)
 
-    def _begin(self, order: Order, window: int, *, ahead: bool) -> _Slot | None:
+    def _begin(self, order: EpochOrder, window: int, *, ahead: bool) -> _Slot | None:
         """Begin to read a window in the place of the one longest out of use; None when all are in use."""
         keep = order.key(window - 1) if ahead else None
         while len(self._slots) >= self.count:

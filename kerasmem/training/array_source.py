@@ -35,6 +35,8 @@ class ArraySource(CountedSource):
     ) -> None:
         parts = map_arrays(_array, keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
         leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
+        if not leaves:
+            raise UsageError("x: no data was given; give arrays, a PyDataset, H5ChunkSequence or tf.data")
         self._rows = len(leaves[0])
         for leaf in leaves:
             if len(leaf) != self._rows:
@@ -171,10 +173,10 @@ def split_rows(parts: Any, share: float) -> tuple[Any, Any]:
 
 def _array(leaf: Any) -> Any:
     """Return an array as Keras would have it: floats as the default float."""
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
+    if not getattr(leaf, "shape", ()) or not hasattr(leaf, "__array__"):
         raise UsageError(
-            f"x, y: {type(leaf).__name__} is no array; for a run that can be gone on with give arrays, a PyDataset, "
-            "H5ChunkSequence or tf.data"
+            f"x, y: {type(leaf).__name__} is no array of rows; for a run that can be gone on with give arrays, a "
+            "PyDataset, H5ChunkSequence or tf.data"
         )
     array = np.asarray(leaf)
     if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx():

@@ -127,7 +127,7 @@ def largest_batch_size(model: Any, arguments: dict[str, Any]) -> int:
 
     data = keras.utils.pack_x_y_sample_weight(*(arguments.get(name) for name in ("x", "y", "sample_weight")))
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
-    if not leaves or any(not hasattr(leaf, "__array__") or not hasattr(leaf, "shape") for leaf in leaves):
+    if not leaves or any(not hasattr(leaf, "__array__") or not getattr(leaf, "shape", ()) for leaf in leaves):
         raise UsageError("batch_size: 'max' is for arrays; other data comes in batches already")
     rows = len(leaves[0]) - math.ceil(len(leaves[0]) * (arguments.get("validation_split") or 0.0))
 

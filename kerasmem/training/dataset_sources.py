@@ -84,7 +84,8 @@ class DatasetSource(CountedSource):
 
     def position(self, run: RunState) -> dict[str, Any]:
         """Return the state of Python's generator too, where orders are drawn from it."""
-        state = self._drawn_from if run.batch else random.getstate()
+        has_begun = self._order is not None and self._order[0] == run.epoch
+        state = self._drawn_from if has_begun else random.getstate()
         return {**super().position(run), **({"random": state} if self._draws else {})}
 
     def go_to(self, position: dict[str, Any], run: RunState) -> None:

@@ -14,11 +14,12 @@ from kerasmem import checks
 from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import runs_on_jax
+from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.training.batch_size import MAX, largest_batch_size
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.dataset_sources import make_source
 from kerasmem.training.model_state import read_state
-from kerasmem.training.on_jax import fit_on_jax
+from kerasmem.training.resume import ResumeTraining
 from kerasmem.training.run_state import RunState, plain
 from kerasmem.training.saving import SAVE_FREQ, read_save_freq
 from kerasmem.training.steps.checks import check_model
@@ -102,7 +103,7 @@ def fit(
     refuse_in_worker()
     options = _read_options(micro_batches, checkpoint, save_freq, keep, isolated)
     if runs_on_jax():
-        return fit_on_jax(model, arguments, vars(options))
+        return _fit_on_jax(model, arguments, options)
     check_model(model)
     arguments["batch_size"] = _largest(model, arguments, options) if batch_size == MAX else batch_size
     if (script := sys.modules.get("kerasmem.training.script")) is not None and script.SESSION is not None:
@@ -110,6 +111,7 @@ def fit(
     return train(model, arguments, _isolating(model, options, isolated))
 
 
+_ON_TENSORFLOW = "KERAS_BACKEND=tensorflow has it"
 _OWN = ("model", "micro_batches", "checkpoint", "save_freq", "keep", "isolated")
 
 
@@ -130,6 +132,31 @@ class FitOptions:
     save_freq: int | None = None
     keep: bool = False
     isolated: bool = False
+
+
+def _fit_on_jax(model: Any, arguments: dict[str, Any], options: FitOptions) -> Any:
+    """Train as `model.fit` does where Keras runs on JAX, whose steps are Keras's own, and go on from a checkpoint."""
+    if options.micro_batches is not None or options.isolated or arguments["batch_size"] == MAX:
+        raise UsageError(f"fit: micro_batches, isolated and batch_size='max' are not there on JAX; {_ON_TENSORFLOW}")
+    callbacks, data = _callback_list(arguments.get("callbacks")), arguments.get("x")
+    if options.checkpoint is None:
+        warnings.warn(
+            f"kerasmem.fit on JAX takes no step again that runs out of memory; {_ON_TENSORFLOW}",
+            RuntimeWarning,
+            stacklevel=4,  # past the wrapper that knows former names
+        )
+    elif not isinstance(data, H5ChunkSequence):
+        raise UsageError(
+            f"checkpoint: on JAX training goes on with an H5ChunkSequence as x; {_ON_TENSORFLOW} for others"
+        )
+    else:
+        resume = ResumeTraining(options.checkpoint, data, save_freq=options.save_freq, keep=options.keep)
+        callbacks.append(resume)
+    history = model.fit(**{**arguments, "callbacks": callbacks})
+    if options.checkpoint is not None:  # the epochs of earlier processes, too
+        history.history, history.epoch = resume.run.history, resume.run.epochs
+    history.recoveries = []
+    return history
 
 
 def _largest(model: Any, arguments: dict[str, Any], options: FitOptions) -> int:

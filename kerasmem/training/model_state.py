@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.compat.keras_state import global_seed_state
-from kerasmem.models.optimizers import optimizer_variables
+from kerasmem.models.own_step import optimizer_variables
 
 # group -> arrays, in the order of the variables; "random" is Keras's generator for those who name none.
 ModelState = dict[str, list[np.ndarray]]

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from kerasmem import checks
 from kerasmem.cluster import ALONE, find_worker, own_path, paths_of_all, rank_of, worker_of
 from kerasmem.compat.keras_fit import initial_epoch, set_initial_epoch
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.errors import UsageError
+from kerasmem.hdf5.layout import shown
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.streaming.state import read_state as read_position
 from kerasmem.training.checkpoint import Checkpoint
-from kerasmem.training.common_point import find_common_point
 from kerasmem.training.dataset_sources import SequenceSource
 from kerasmem.training.model_state import WEIGHTS, ModelState, load_state, read_state
 from kerasmem.training.run_state import RunState
 from kerasmem.training.saving import SavingCallback, read_save_freq
+
+BEGINNING = 0
+_KEPT = 2  # points of a worker's
 
 
 class ResumeTraining(SavingCallback):
@@ -194,3 +198,53 @@ class _SkippedSteps:
         """Give the model its own training step back."""
         if isinstance(model.train_function, _SkippedSteps):
             model.train_function = model.train_function.train_function
+
+
+# Workers of a strategy save at the same batches, but one may die before it has saved what another has. As each step
+# takes all of them, none is ahead by more than one point: with the last two of each there is one that all have.
+
+
+def find_common_point(strategy: Any, points: Sequence[int], path: str) -> int:
+    """Return the last point that all workers have; every worker has to ask.
+
+    Args:
+        strategy: a `tf.distribute.MultiWorkerMirroredStrategy`.
+        points: numbers above 0 that this worker can go on from, two at most, the larger the later.
+        path: of this worker's file, for the message.
+
+    Returns:
+        One of `points`, or 0 where all have to start at the beginning.
+
+    Raises:
+        UsageError: there is none that all have.
+    """
+    common = latest_common(points_of_all(strategy, points))
+    if common is None:
+        raise UsageError(
+            f"{shown(path)}: the workers' files have no point of training in common; give each worker the file that "
+            "it saved, or delete all of them to start over"
+        )
+    return common
+
+
+def latest_common(points: Sequence[Sequence[int]]) -> int | None:
+    """Return the largest number that all have; who has fewer than two has the beginning, 0, too."""
+    each = [set(some) | ({BEGINNING} if len(some) < _KEPT else set()) for some in points]
+    common = set.intersection(*each)
+    return max(common) if common else None
+
+
+def points_of_all(strategy: Any, points: Sequence[int]) -> list[list[int]]:
+    """Return the points of every worker."""
+    import tensorflow as tf
+
+    index, count = worker_of(strategy)
+    own = np.zeros((count, _KEPT), np.int64)
+    own[index, : len(points)] = points
+    replicas = strategy.num_replicas_in_sync // count
+
+    def exchange() -> Any:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(own))
+
+    found = strategy.experimental_local_results(strategy.run(exchange))[0].numpy() // replicas
+    return [[int(point) for point in some if point] for some in found]

@@ -62,6 +62,7 @@ class Session:
 
         self._count += 1
         given, arguments = dict(arguments), dict(arguments)
+        from_script = 3 if options is None else 4  # `kerasmem.fit` stands behind a wrapper
         self.is_inside = True
         try:
             check_model(model)
@@ -73,7 +74,7 @@ class Session:
                 f"kerasmem run: fit number {self._count} of the script cannot be gone on with, and starts over if "
                 f"the script dies in it: {error}",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=from_script,
             )
             return self.keras_fit(model, **given) if options is None else train(model, given, options)
         else:
@@ -82,7 +83,7 @@ class Session:
                     f"kerasmem run: fit number {self._count} of the script is not bit for bit what python gives: "
                     f"{difference}",
                     RuntimeWarning,
-                    stacklevel=3,
+                    stacklevel=from_script,
                 )
             return self._train(model, given.get("x"), arguments, source, options or FitOptions())
         finally:
@@ -179,7 +180,10 @@ def main(arguments: list[str]) -> None:
     global SESSION
     SESSION = Session(RunFolder(os.environ[VARIABLE]))
     sys.modules["kerasmem.training.script"] = sys.modules[__name__]  # one session, whoever imports this
-    sys.meta_path.insert(0, _AfterImport(SESSION))
+    if "keras" in sys.modules:  # Python was told to import it before it runs anything
+        route_fit(SESSION, sys.modules["keras"])
+    else:
+        sys.meta_path.insert(0, _AfterImport(SESSION))
     try:
         if arguments[0] == "-m":
             sys.path[0], sys.argv = os.getcwd(), arguments[1:]

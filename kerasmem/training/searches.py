@@ -257,13 +257,11 @@ def _rows(x: Any) -> int | None:
     """Return the rows of a batch: of arrays Keras's default, of a data set its own; None where it does not tell."""
     import keras
 
-    if hasattr(x, "element_spec"):
-        shapes = [each.shape for each in keras.tree.flatten(x.element_spec)]
-    elif isinstance(x, keras.utils.PyDataset):
-        shapes = [each.shape for each in keras.tree.flatten(x[0])]
-    else:
+    if not hasattr(x, "element_spec") and not isinstance(x, keras.utils.PyDataset):
         return DEFAULT_BATCH_SIZE if hasattr(x, "shape") or isinstance(x, (dict, list, tuple)) else None
-    return shapes[0][0] if shapes and len(shapes[0]) else None
+    leaves = keras.tree.flatten(x.element_spec if hasattr(x, "element_spec") else x[0])
+    shape = getattr(next(iter(leaves), None), "shape", None)
+    return next(iter(shape), None) if shape is not None and getattr(shape, "rank", 1) is not None else None
 
 
 def _held(model: Any) -> int:

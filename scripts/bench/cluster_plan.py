@@ -59,7 +59,7 @@ def write_index(path: Path, scale: Scale) -> None:
     kind = StoredAs("chunked", (scale.chunk, FEATURES), ("gzip",), ((1, (4,)),))
     places = np.arange(chunks) * 1_000_000, np.full(chunks, 900_000, np.uint32), np.zeros(chunks, np.uint32)
     dataset = DatasetLayout("x", (scale.rows, FEATURES), "<f4", "chunked", kind.chunks, ("gzip",), chunks * 900_000)
-    writer = IndexWriter(str(path), ["x"], ["<f4"], [(FEATURES,)], checksums=False)
+    writer = IndexWriter(str(path), (dataset,), checksums=False)
     for number in range(scale.files):
         url = f"https://127.0.0.1/bucket/part-{number:05}.h5"
         writer.add(

@@ -12,6 +12,8 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ROOT = RESULTS.parent.parent.parent
+if str(ROOT) not in sys.path:  # this checkout's kerasmem, for the bench's own modules
+    sys.path.insert(0, str(ROOT))
 
 
 def environment(*packages: str) -> dict[str, Any]:
@@ -22,6 +24,16 @@ def environment(*packages: str) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         **{name: metadata.version(name) for name in packages},
     }
+
+
+def facts_of_rows() -> dict[str, Any]:
+    """Return what a row of the data set says of the software, the machine and its license."""
+    from kerasmem.estimation.truth.rows import LICENSE
+
+    here = environment("tensorflow", "keras", "numpy")
+    versions = {name: here[name] for name in ("python", "tensorflow", "keras", "numpy")}
+    machine = {"system": here["system"], "cores": here["cores"], "device": "cpu"}
+    return {"license": LICENSE, "versions": versions, "machine": machine}
 
 
 def write_results(name: str, data: dict[str, Any]) -> Path:

@@ -39,7 +39,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from environment import ROOT, environment, write_results
+from environment import ROOT, environment, facts_of_rows, write_results
 from estimates_rows import KERNELS, Row, design, on_kernels, one_a_model, quick, select
 from estimates_store import Store, in_a_fresh_process
 from estimates_summary import by_kernels, least_need, measured, plot, summarise, table
@@ -149,7 +149,7 @@ class Bench:
 
     def keep(self, row: Row, part: str, value: Any, said: str) -> None:
         """Store a part and say so."""
-        self.store.put(row.key, asdict(row), part, value)
+        self.store.put(row.key, asdict(row) | facts_of_rows(), part, value)
         self.done += 1
         print(f"{time.strftime('%H:%M:%S')} {part:9} {row.key:58} {said}", file=sys.stderr, flush=True)
 

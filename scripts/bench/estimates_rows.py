@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
+
+from kerasmem.estimation.truth.rows import KERNELS, Row
 
 ROUNDS = 5
 HEAVY_ROUNDS = 4
@@ -19,7 +21,6 @@ OPTIMIZER_CYCLE = (
     "adam", "sgd", "adamw", "momentum", "rmsprop", "adam", "lion", "adafactor", "adam_ema", "sgd", "adam_accumulate",
 )  # fmt: skip
 QUICK_ROWS = 24
-KERNELS = ("onednn", "eigen")
 
 
 class ModelEntry(Protocol):
@@ -35,27 +36,6 @@ class ModelEntry(Protocol):
     def modes(self) -> tuple[str, ...]: ...
     @property
     def mixed(self) -> tuple[str, ...]: ...
-
-
-@dataclass(frozen=True)
-class Row:
-    """One configuration that is estimated and trained; `kernels` says on which of a CPU's, which XLA does without."""
-
-    model: str
-    batch_size: int
-    optimizer: str
-    mode: str
-    dtype: str
-    metrics: bool
-    held_out: bool
-    heavy: bool
-    kernels: str = KERNELS[0]
-
-    @property
-    def key(self) -> str:
-        """The row's stable name."""
-        tail = ("/metrics" if self.metrics else "") + ("" if self.kernels == KERNELS[0] else f"/{self.kernels}")
-        return f"{self.model}/b{self.batch_size}/{self.optimizer}/{self.mode}/{self.dtype}{tail}"
 
 
 def design(zoo: Mapping[str, ModelEntry]) -> list[Row]:

@@ -16,37 +16,24 @@ from typing import Any
 
 from environment import RESULTS, ROOT
 
+from kerasmem.estimation.truth.rows import Rows
+
 ROWS = RESULTS / "estimates.jsonl"
 CHILD = Path(__file__).resolve().parent / "estimates_child.py"
 _OUT_OF_MEMORY = re.compile(r"OOM when allocating|RESOURCE_EXHAUSTED|ResourceExhausted|ran out of memory|Out of memory")
 _FOLDERS = re.compile(r"(?<![\w.])/[\w./+-]*/")
 
 
-class Store:
+class Store(Rows):
     """Rows of measurements by their key, one JSON line each; several processes may add to the same file."""
 
     def __init__(self, path: Path = ROWS) -> None:
-        self.path = path
-
-    def read(self) -> dict[str, dict[str, Any]]:
-        """Return key → row; a line that was damaged is left out."""
-        if not self.path.exists():
-            return {}
-        rows = {}
-        for line in self.path.read_text().splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                row = json.loads(line)
-                rows[row["key"]] = row
-        return rows
+        super().__init__(path)
 
     def put(self, key: str, facts: Mapping[str, Any], part: str, value: Any) -> None:
         """Set one part of one row, on top of what the file holds by now."""
         with self._locked():
-            rows = self.read()
-            rows[key] = {**rows.get(key, {}), "key": key, **facts, part: value}
-            partial = self.path.with_suffix(".partial")
-            partial.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
-            partial.replace(self.path)
+            super().put(key, facts, part, value)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

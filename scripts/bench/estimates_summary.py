@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kerasmem.estimation.truth.rows import StoredRow, measured, percentile
+
 MIB = 2**20
 METHODS = ("graph", "xla", "probe")
 RIVALS = ("formula", "model-profiler", "grappler")
 WORST = 8
-
-StoredRow = dict[str, Any]
-
-
-def measured(row: StoredRow) -> float | None:
-    """Return the row's need: the median over its processes of the median over the steps, in bytes."""
-    runs = row.get("truth", {}).get("runs")
-    return statistics.median(statistics.median(run["peak_bytes"]) for run in runs) if runs else None
 
 
 def least_need(row: StoredRow) -> float | None:
@@ -34,15 +28,6 @@ def least_need(row: StoredRow) -> float | None:
     if need is None or not runs:
         return need
     return min(need, statistics.median(run["persistent_bytes"] + run["requested_increase_bytes"] for run in runs))
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the percentile by linear interpolation between the nearest two."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def planned(row: StoredRow) -> tuple[int, int, int] | None:

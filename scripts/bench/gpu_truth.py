@@ -3,6 +3,11 @@
 
     python scripts/bench/gpu_truth.py [MODEL …] [--batches 32,128] [--dtypes float32,mixed_bfloat16] [--steps 5]
     python scripts/bench/gpu_truth.py --self-check        # the whole path on the CPU with one tiny model
+    python scripts/bench/gpu_truth.py --all [--only 3,1] [--minutes 25] [--out FOLDER]
+    python scripts/bench/gpu_truth.py --all --rehearse    # every kind of part on the CPU, as far as it goes there
+
+`--all` runs seven kinds of parts and writes a JSON file for each as it goes (`gpu_truth_parts.py`). A part that is
+there already is left alone, so a run that was cut goes on where it stopped. Without `--all`:
 
 Runs from a plain checkout with what is there: Keras on JAX, Keras on TensorFlow (`--framework`), or JAX alone, which
 then trains models of its own (their names begin with "plain_"). Every row is a fresh process that takes memory as it
@@ -20,19 +25,25 @@ Without a GPU the script says so and ends with exit code 2.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import os
-import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from environment import ROOT, environment, write_results
-from gpu_truth_models import KERAS_MODELS, PLAIN_MODELS, TINY, keras_model, plain_model
-
-LEARNING_RATE = 1e-3
-
+from environment import RESULTS, ROOT, environment, write_results
+from gpu_truth_machine import card_key, driver_bytes, environ_of, gpu_name, has, nvidia_smi
+from gpu_truth_models import (
+    KERAS_MODELS,
+    LEARNING_RATE,
+    PLAIN_MODELS,
+    TINY,
+    compiled_keras_model,
+    plain_model,
+    target_shape,
+)
+from gpu_truth_parts import KINDS, run_all
 
 # One row, in its own process
 
@@ -50,8 +61,10 @@ def measure_jax(task: dict[str, Any]) -> dict[str, Any]:
     """Compile the step on JAX's device, run it, and read the allocator."""
     import jax
 
-    step, state, data = plain_step(task) if task["model"] in PLAIN_MODELS or not has("keras") else keras_step(task)
     device = jax.devices()[0]
+    jax.block_until_ready(jax.device_put(1.0, device))
+    context = driver_bytes()
+    step, state, data = plain_step(task) if task["model"] in PLAIN_MODELS or not has("keras") else keras_step(task)
     state, data = jax.device_put((state, data), device)
     compiled = jax.jit(step, donate_argnums=0).lower(state, data).compile()
     memory = compiled.memory_analysis()
@@ -75,6 +88,8 @@ def measure_jax(task: dict[str, Any]) -> dict[str, Any]:
             "peak_is_of_steps": None if peak is None else peak > (after_compiling or 0),
             "in_use": stats.get("bytes_in_use"),
             "reserved": stats.get("pool_bytes", stats.get("bytes_reserved")),
+            "limit": stats.get("bytes_limit"),
+            "driver_with_context": context,
         },
     }
 
@@ -90,28 +105,13 @@ def keras_step(task: dict[str, Any]) -> tuple[Any, Any, Any]:
 
     model = compiled_keras_model(task)
     x = jnp.zeros((task["batch"], *model.inputs[0].shape[1:]), model.inputs[0].dtype)
-    y = jnp.zeros((task["batch"],), "int32")
+    y = jnp.zeros(target_shape(model, task["batch"]), "int32")
     model._symbolic_build(data_batch=(x, y))
     groups = (
         model.trainable_variables, model.non_trainable_variables, model.optimizer.variables, model.metrics_variables,
     )  # fmt: skip
     state = tuple([variable.value for variable in group] for group in groups)
     return model.train_step, state, (x, y)
-
-
-def compiled_keras_model(task: dict[str, Any]) -> Any:
-    """Return the model with Adam and the loss of classes, under the task's dtype policy."""
-    import keras
-
-    keras.utils.set_random_seed(0)
-    keras.config.set_dtype_policy(task["dtype"])
-    model = keras_model(task["model"])
-    model.compile(
-        keras.optimizers.Adam(LEARNING_RATE),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=task["jit_compile"],
-    )
-    return model
 
 
 def plain_step(task: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -134,42 +134,68 @@ def plain_step(task: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def measure_tensorflow(task: dict[str, Any]) -> dict[str, Any]:
-    """Train with Keras on TensorFlow and read the allocator."""
-    import numpy as np
+    """Train with Keras on TensorFlow, its batch on the device, and read the allocator after each step."""
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
     device = "GPU:0" if gpus else "CPU:0"
+    with tf.device(device):
+        tf.zeros((1,)).numpy()
+    context = driver_bytes()
     model = compiled_keras_model(task)
-    x = np.zeros((task["batch"], *model.inputs[0].shape[1:]), model.inputs[0].dtype)
-    y = np.zeros((task["batch"],), "int32")
+    x = tf.zeros((task["batch"], *model.inputs[0].shape[1:]), model.inputs[0].dtype)
+    y = tf.zeros(target_shape(model, task["batch"]), "int32")
     model.train_on_batch(x, y)
     after_compiling = tensorflow_peak(device)
-    if after_compiling is not None:
-        tf.config.experimental.reset_memory_stats(device)
+    peaks = []
     for _ in range(task["steps"]):
+        if after_compiling is not None:
+            tf.config.experimental.reset_memory_stats(device)
         model.train_on_batch(x, y)
+        peaks.append(tensorflow_peak(device))
+    known = [peak for peak in peaks if peak is not None]
     return {
         "device": tf.config.experimental.get_device_details(gpus[0]).get("device_name") if gpus else "cpu",
-        "plan": None,
+        "plan": tensorflow_plan(model, x, y, device) if task["jit_compile"] and task.get("plan") else None,
         "measured": {
             "peak_after_compiling": after_compiling,
-            "peak": tensorflow_peak(device),
+            "peak": max(known, default=None),
+            "peaks": peaks,
             "peak_is_of_steps": after_compiling is not None,
+            "in_use": tensorflow_peak(device, "current"),
+            "driver_with_context": context,
         },
     }
 
 
-def tensorflow_peak(device: str) -> int | None:
+def tensorflow_peak(device: str, which: str = "peak") -> int | None:
     """Return the allocator's peak in use; None where it keeps no account."""
     import tensorflow as tf
 
     try:
-        return int(tf.config.experimental.get_memory_info(device)["peak"])
+        return int(tf.config.experimental.get_memory_info(device)[which])
     except ValueError:
         return None
+
+
+def tensorflow_plan(model: Any, x: Any, y: Any, device: str) -> dict[str, Any]:
+    """Return XLA's plan of the step on the device itself, compiled once more, or why there is none."""
+    import tensorflow as tf
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    sys.path.insert(0, str(ROOT))
+    from kerasmem.estimation.xla import read_plan
+
+    where = f"/job:localhost/replica:0/task:0/device:{device}"
+    try:
+        compiled = tf.function(model.train_step, jit_compile=True).experimental_get_compiler_ir((x, y))
+        module = hlo_pb2.HloProto.FromString(compiled(stage="optimized_hlo_proto_serialized", device_name=where))
+        plan = read_plan(module)
+    except Exception as error:
+        return {"why_not": f"{type(error).__name__}: {error}"[:300]}
+    return {"temp": plan.temporary, "output": sum(plan.outputs), "requested": plan.requested}
 
 
 def deviceless(task: dict[str, Any]) -> dict[str, Any] | None:
@@ -182,7 +208,7 @@ def deviceless(task: dict[str, Any]) -> dict[str, Any] | None:
     from kerasmem.estimation.gpu_target.plan import gpu_target_plan
     from kerasmem.models.request import ModelRequest
 
-    source, arguments = "gpu_truth:compiled_keras_model", {"task": task}
+    source, arguments = "gpu_truth_models:compiled_keras_model", {"task": task}
     request = ModelRequest(source=source, factory_args=arguments, batch_size=task["batch"])
     try:
         plan = gpu_target_plan(request, find_card(task["card"]))
@@ -195,72 +221,14 @@ def deviceless(task: dict[str, Any]) -> dict[str, Any] | None:
     return {"card": plan.card, "variants": variants, "convolutions": len(plan.convolutions), "seconds": plan.seconds}
 
 
-# The machine
-
-
-def has(module: str) -> bool:
-    """Return whether a module can be imported, without importing it."""
-    return importlib.util.find_spec(module) is not None
-
-
-def nvidia_smi(query: str, table: str = "gpu") -> list[str]:
-    """Return the lines that nvidia-smi prints; none where there is no such program or no GPU."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    asked = [program, f"--query-{table}={query}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
-
-
-def gpu_name() -> str | None:
-    """Return the first GPU's name, as the driver has it."""
-    names = nvidia_smi("name")
-    if not names and has("pynvml"):
-        import pynvml
-
-        try:
-            pynvml.nvmlInit()
-            names = [str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))]
-        except pynvml.NVMLError:
-            names = []
-    return names[0] if names else None
-
-
-def driver_bytes() -> int | None:
-    """Return the bytes of the first GPU that the driver counts as used, by all processes."""
-    used = nvidia_smi("memory.used")
-    return int(used[0]) * 2**20 if used and used[0].isdigit() else None
-
-
-def card_key(name: str) -> str | None:
-    """Return the catalogue's key for the driver's name of a card; None where it has no such row."""
-    sys.path.insert(0, str(ROOT))
-    from kerasmem.devices.catalogue import find_card
-    from kerasmem.errors import KerasmemError
-
-    try:
-        return str(find_card(name).key)
-    except KerasmemError:
-        return None
-
-
 # All rows
 
 
 def in_a_fresh_process(task: dict[str, Any], what: str, device: str) -> dict[str, Any]:
     """Run `measure` or `deviceless` for one row; a failure is a row of its own."""
-    environ = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), str(ROOT)]),
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-    if what == "measure":
-        environ["KERAS_BACKEND"] = task["framework"]
-        environ.update({"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"} if device == "cpu" else {})
-    else:
-        environ.pop("KERAS_BACKEND", None)
+    environ = environ_of(task["framework"], device)
+    if what == "deviceless":
+        del environ["KERAS_BACKEND"]
     done = subprocess.run(
         [sys.executable, __file__, "--one", what, json.dumps(task)], capture_output=True, text=True, env=environ
     )
@@ -299,6 +267,27 @@ def summary_of(row: dict[str, Any]) -> str:
     )
 
 
+def all_parts(options: argparse.Namespace, name: str | None) -> int:
+    """Run `--all` and return its exit code."""
+    unknown = [kind for kind in options.only.split(",") if kind not in map(str, KINDS)]
+    if unknown:
+        print(f"--only {options.only}: kinds are {', '.join(map(str, KINDS))}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part that runs is ended too
+    wanted = None if options.rehearse else options.card or name
+    card = card_key(wanted) if wanted else None
+    folder = options.out or RESULTS / f"gpu_truth-{'rehearsal' if options.rehearse else card or 'gpu'}"
+    return run_all(
+        folder,
+        models=options.models,
+        kinds=[int(kind) for kind in options.only.split(",")],
+        card=card,
+        gpu=None if options.rehearse else name,
+        minutes=options.minutes,
+        steps=options.steps,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*")
@@ -308,6 +297,11 @@ def main() -> None:
     parser.add_argument("--framework", choices=("auto", "jax", "tensorflow"), default="auto")
     parser.add_argument("--card", help="the catalogue's name for the card, where the driver's is not in it")
     parser.add_argument("--self-check", action="store_true", help="one tiny model on the CPU; writes no results")
+    parser.add_argument("--all", action="store_true", help="all kinds of parts, a JSON file each")
+    parser.add_argument("--rehearse", action="store_true", help="with --all: small, on the CPU")
+    parser.add_argument("--only", default=",".join(map(str, KINDS)), help="with --all: kinds, in this order")
+    parser.add_argument("--minutes", type=float, help="with --all: begin no part after so many minutes")
+    parser.add_argument("--out", type=Path, help="with --all: the folder for the files")
     parser.add_argument("--one", choices=("measure", "deviceless"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -315,11 +309,13 @@ def main() -> None:
         print(json.dumps(measure(task) if options.one == "measure" else {"deviceless": deviceless(task)}))
         return
     name = gpu_name()
-    if name is None and not options.self_check:
+    if name is None and not (options.self_check or options.rehearse):
         print(
             "no NVIDIA GPU on this machine (nvidia-smi and NVML show none); --self-check runs without", file=sys.stderr
         )
         sys.exit(2)
+    if options.all or options.rehearse:
+        sys.exit(all_parts(options, name))
     framework = options.framework
     if framework == "auto":
         framework = "jax" if has("jax") else "tensorflow"

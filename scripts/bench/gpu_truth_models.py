@@ -9,6 +9,37 @@ from typing import Any
 KERAS_MODELS = ("MobileNetV2", "ResNet50", "VGG16", "EfficientNetB0", "mlp", "lstm", "decoder")
 PLAIN_MODELS = ("plain_mlp", "plain_convolution", "plain_attention")
 TINY = "tiny"
+# Every model of `gpu_truth.py --all` and its batch, those first that tell most.
+BATCHES = {
+    "ResNet50": 64, "decoder": 16, "mlp": 1024, "unet": 256, "lstm": 256, "VGG16": 32, "EfficientNetB0": 64,
+    "text_classifier": 512, "vision_transformer": 256, "conv3d": 128, "MobileNetV2": 64, "transformer": 256,
+    "wavenet": 256, "densenet121": 256, "mnist_cnn": 1024,
+}  # fmt: skip
+# Those of `zoo.py`, whose step is Keras's own.
+ZOO_MODELS = (
+    "unet", "transformer", "vision_transformer", "text_classifier", "conv3d", "wavenet", "densenet121", "mnist_cnn"
+)  # fmt: skip
+LEARNING_RATE = 1e-3
+
+
+def compiled_keras_model(task: dict[str, Any]) -> Any:
+    """Return the model with Adam and the loss of classes, under the task's dtype policy."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(task["dtype"])
+    model = keras_model(task["model"])
+    model.compile(
+        keras.optimizers.Adam(LEARNING_RATE),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=task["jit_compile"],
+    )
+    return model
+
+
+def target_shape(model: Any, batch: int) -> tuple[int, ...]:
+    """Return the shape of a batch of classes for a model with one output."""
+    return (batch, *model.outputs[0].shape[1:-1])
 
 
 def keras_model(name: str) -> Any:
@@ -32,6 +63,10 @@ def keras_model(name: str) -> Any:
             x = x + layers.MultiHeadAttention(12, 64)(y, y, use_causal_mask=True)
             x = x + layers.Dense(768)(layers.Dense(3072, activation="gelu")(layers.LayerNormalization()(x)))
         return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+    if name in ZOO_MODELS:
+        from zoo import ZOO
+
+        return ZOO[name].build()
     return getattr(keras.applications, name)(weights=None, classes=10, classifier_activation=None)
 
 

@@ -32,9 +32,11 @@ def measure(name: str) -> dict[str, Any]:
     import tensorflow as tf
     import zoo
 
+    from kerasmem.estimation.truth.networks import loss
+
     build, batch = zoo.MODELS[name]
     model = build()
-    model.compile(optimizer="adam", loss=zoo.LOSSES["sparse"](), jit_compile=False)
+    model.compile(optimizer="adam", loss=loss("sparse"), jit_compile=False)
     x = [tf.zeros((batch, *tensor.shape[1:]), tensor.dtype) for tensor in model.inputs]
     data = (x if len(x) > 1 else x[0], tf.zeros((batch,), tf.int32))
     for _ in range(3):

@@ -33,9 +33,9 @@ BAD_CUT = [
 ]  # three short segments at the front, and all the rest kept
 TIMEOUT = 600
 # Architectures that are compared with the curve of Chen et al.: of n layers that keep as much each, 2 √n are kept.
-CURVE = (
-    "dense", "resnet50", "transformer", "transfer", "deep_mlp", "very_deep", "vgg16", "mobilenet_v2", "efficientnet_b0",
-    "densenet121", "xception", "convnext_tiny", "unet", "wavenet", "conv3d", "decoder",
+CURVE = (  # the slowest last
+    "transfer", "deep_mlp", "wavenet", "unet", "conv3d", "vgg16", "decoder", "transformer", "very_deep", "mobilenet_v2",
+    "resnet50", "xception", "efficientnet_b0", "densenet121", "convnext_tiny", "dense",
 )  # fmt: skip
 KERNELS = {"onednn": "1", "eigen": "0"}
 
@@ -150,11 +150,12 @@ def summarise(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def curve(kinds: list[str], rows: dict[str, Any], save: Callable[[], None]) -> None:
+def curve(kinds: list[str], only: str, rows: dict[str, Any], save: Callable[[], None]) -> None:
     """Measure the peaks of the architectures on each kind of CPU kernels; what is there stays.
 
     Args:
         kinds: of kernels.
+        only: models whose name begins so.
         rows: to add to, by kind and architecture.
         save: called after each.
     """
@@ -163,7 +164,7 @@ def curve(kinds: list[str], rows: dict[str, Any], save: Callable[[], None]) -> N
             policy = "mixed_bfloat16" if model == "decoder" else "float32"
             common = {"model": model, "mode": "graph", "policy": policy, "steps": 3}
             of_kind = rows.setdefault(kind, {})
-            if model in of_kind:
+            if model in of_kind or not model.startswith(only):
                 continue
             variables = {"TF_ENABLE_ONEDNN_OPTS": KERNELS[kind]}
             ways = [
@@ -180,14 +181,18 @@ def on_curve(plain: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     if "error" in plain or "error" in ours:
         return {"error": plain.get("error") or ours["error"]}
     active = [each["median_peak_bytes"] - each["weight_bytes"] - each["gradient_bytes"] for each in (ours, plain)]
+    planned = ours["predicted"]
     promised = min(1.0, 2 / math.sqrt(plain["predicted"]["layers"]))
     return {
         "layers": plain["predicted"]["layers"],
-        "segments": ours["predicted"]["segments"],
+        "segments": planned["segments"],
         "plain_peak_bytes": plain["median_peak_bytes"],
         "peak_bytes": ours["median_peak_bytes"],
         "activations": round(active[0] / active[1], 3),
+        "planned": round(planned["activation_bytes"] / planned["plain_activation_bytes"], 3),
         "curve": round(promised, 3),
+        "step_time": round(ours["median_step_seconds"] / plain["median_step_seconds"], 2),
+        "load_average": round(os.getloadavg()[0], 1),
         "is_on_it": active[0] / active[1] <= promised,
     }
 
@@ -196,7 +201,7 @@ def main() -> None:
     """Measure what is missing and write the results after each row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two small rows")
-    parser.add_argument("--only", default="", help="rows whose name begins so")
+    parser.add_argument("--only", default="", help="rows, or models of the curve, whose name begins so")
     parser.add_argument("--restart", action="store_true", help="measure again what is there")
     parser.add_argument("--curve", nargs="+", choices=KERNELS, help="the peaks of many architectures on these kernels")
     parser.add_argument("--again", type=int, default=0, metavar="ROUNDS", help="more rounds of the main rows")
@@ -206,7 +211,7 @@ def main() -> None:
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if options.curve:
         found = kept.setdefault("curve", {})
-        curve(options.curve, found, lambda: write_results(name, kept))
+        curve(options.curve, options.only, found, lambda: write_results(name, kept))
         return
     rows: dict[str, dict[str, Any]] = kept.get("rows", {})
     asked = [row for row in design(options.quick) if key_of(row).startswith(options.only)]

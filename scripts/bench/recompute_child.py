@@ -84,17 +84,15 @@ def transfer(batch: int = 16) -> tuple[Any, Any, Any, str]:
 MODELS = {each.__name__: each for each in (dense, resnet50, transformer, transfer, small)}
 
 
-def of_zoo(name: str) -> tuple[Any, Any, Any, str]:
-    """Return a model of the benches' collection with a batch, and a loss that takes whatever it puts out."""
-    import numpy as np
+def of_zoo(name: str) -> tuple[Any, Any, Any, Any]:
+    """Return a model of the benches' collection with a batch and its loss."""
     import zoo
 
+    from kerasmem.estimation.truth.networks import loss
+
     entry = zoo.ZOO[name]
-    model, batch, draw = entry.build(), entry.batches[-1], np.random.default_rng(0)
-    shape = (batch, *model.inputs[0].shape[1:])
-    is_index = "int" in str(model.inputs[0].dtype)
-    x = draw.integers(0, 100, shape, "int32") if is_index else draw.random(shape, "float32")
-    return model, x, np.zeros((batch, *model.outputs[0].shape[1:]), "float32"), "mse"
+    model = entry.build()
+    return model, *zoo.batch_of(name, model, entry.batches[-1]), loss(entry.losses[0])
 
 
 def layer_count(model: Any) -> int:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `kerasmem.fit` costs and whether it keeps its word: overhead, time lost where it ran out, kills, peers.
 
-    python scripts/bench/recovery.py [--pairs 10] [--kills 20] [--cases 200] [--only PART …] [--quick]
+    python scripts/bench/recovery.py [--pairs 10] [--kills 100] [--cases 200] [--only PART …] [--quick]
 
 On the CPU, under TensorFlow's BFC allocator and with TF_ENABLE_ONEDNN_OPTS=0 (with oneDNN a failed step ends the
 process). Each part runs in a process of its own (`recovery_child.py`); the kills are by `tests/training/fitted.py`.
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,36 +42,84 @@ def ask(*arguments: Any, limit: int | None = None) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def kills(count: int) -> dict[str, Any]:
-    """Kill a run at random points, start it again each time, and compare it with one that was not."""
+EVERY, BATCHES, CHUNK = 4, 16, 10  # batches between two savings, batches of an epoch, kills a process
+Kept = dict[str, Any]
+Save = Callable[[Kept], None]
+
+
+def kills(count: int, kept: Kept, save: Save) -> Kept:
+    """Kill runs at random moments, start each once more, and compare it with one that was not; Keras's beside it.
+
+    Args:
+        count: of kills, by `kerasmem.fit` with a checkpoint; a fifth of them by `fit` with `BackupAndRestore` too.
+        kept: what an earlier run has measured; its rows are not measured again.
+        save: called after each `CHUNK` of them.
+    """
     import numpy as np
 
-    every, batches = 4, 16
+    draw = np.random.default_rng(11)
+    moments = [(int(draw.integers(1, 2 * BATCHES)), float(draw.uniform(0.001, 0.05))) for _ in range(count)]
+    rows = kept.get("rows", [])
+    while True:
+        killed = [row for row in rows if not row["ended_first"]]
+        theirs = [row["backup_and_restore"] for row in killed if "backup_and_restore" in row]
+        kept = {
+            "every": EVERY,
+            "kills": len(killed),
+            "bit_equal": sum(row["bit_equal"] for row in killed),
+            "most_batches_lost": max((row["batches_lost"] for row in killed), default=0),
+            "backup_and_restore": {"kills": len(theirs), "bit_equal": sum(row["bit_equal"] for row in theirs)},
+            "rows": rows,
+        }
+        if rows:
+            save(kept)
+        if len(rows) >= count:
+            return kept
+        rows = [*rows, *_killed(moments[len(rows) : len(rows) + CHUNK])]
+
+
+def _killed(moments: list[tuple[int, float]]) -> list[Kept]:
+    """Return what came of runs that were killed so many seconds after so many batches, and of those begun again."""
     common = {"model": "small", "rows": 1000, "size": 64}
-    places = [int(place) for place in np.random.default_rng(11).integers(1, 2 * batches, count)]
-    rows = []
+    runs: list[Kept] = [
+        {"name": "whole", **common, "fit": {"checkpoint": "whole.ckpt", "save_freq": EVERY}},
+        {"name": "whole, plain", "plain": True, **common},
+    ]
+    for number, (place, delay) in enumerate(moments):
+        ours = {**common, "fit": {"checkpoint": f"{number}.ckpt", "save_freq": EVERY}}
+        theirs = {**common, "plain": True, "backup": [f"backup{number}", EVERY]}
+        for name, way in [(f"{number}", ours), (f"{number}, plain", theirs)][: 1 if number % 5 else 2]:
+            runs += [
+                {**way, "name": name, "kill": place, "delay": delay},
+                {**way, "name": f"{name}, again", "seed": 99},
+            ]
     with tempfile.TemporaryDirectory() as folder:
-        runs = [{"name": "whole", **common, "fit": {"checkpoint": "whole.ckpt", "save_freq": every}}]
-        for number, place in enumerate(places):  # each from the beginning, killed once
-            name = f"killed {number}"
-            settings = {**common, "name": name, "fit": {"checkpoint": f"{number}.ckpt", "save_freq": every}}
-            runs += [{**settings, "kill": place}, {**settings, "seed": 99}]
         found = ask(FITTED, folder, json.dumps(runs))["runs"]
-        for number, place in enumerate(places):
-            steps = (Path(folder) / f"killed {number}.steps").read_text().splitlines()
-            # the second process counts those before its place too: all that is above 2 epochs was trained on twice
-            epoch_begun = place // batches * batches
-            again = len(steps) - place - (2 * batches - epoch_begun)
-            lost = place - epoch_begun - (place - epoch_begun) // every * every
-            same = found[f"killed {number}"]["digest"] == found["whole"]["digest"]
-            rows.append({"killed_after_batch": place, "batches_lost": lost, "bit_equal": same, "uncounted": again})
-    return {
-        "every": every,
-        "kills": len(rows),
-        "bit_equal": sum(row["bit_equal"] for row in rows),
-        "most_batches_lost": max(row["batches_lost"] for row in rows),
-        "rows": rows,
-    }
+        losses = {path.stem: path.read_text().split() for path in Path(folder).glob("*.steps")}
+    if wrong := [each["error"] for name, each in found.items() if each and "error" in each and ", plain" not in name]:
+        raise SystemExit(wrong[0])
+
+    rows = []
+    for number, (place, delay) in enumerate(moments):
+        name = f"{number}"
+        row = {"killed_after_batch": place, "milliseconds_later": round(1e3 * delay), "ended_first": bool(found[name])}
+        if not found[name]:
+            row["batches_lost"] = len(losses[name]) - _gone_on_from(losses[f"{name}, again"])
+            row["bit_equal"] = found[f"{name}, again"]["digest"] == found["whole"]["digest"]
+        theirs = found.get(f"{name}, plain, again")
+        if theirs and not found[f"{name}, plain"]:
+            row["backup_and_restore"] = {
+                "bit_equal": theirs.get("digest") == found["whole, plain"]["digest"],
+                **({"error": theirs["error"]} if "error" in theirs else {}),
+            }
+        rows.append(row)
+    return rows
+
+
+def _gone_on_from(losses: list[str]) -> int:
+    """Return the batch that a second run went on from: callbacks see those before it in its epoch, with one loss."""
+    skipped = next((place for place, loss in enumerate(losses) if loss != losses[0]), 0)
+    return 2 * BATCHES - len(losses) + (skipped if skipped > 1 else 0)
 
 
 def norm(arrays: list[Any]) -> float:
@@ -120,16 +169,37 @@ def lost(mode: str) -> dict[str, Any]:
     }
 
 
-def cases(count: int) -> dict[str, Any]:
-    """Seeded runs that run out, by what came of them; see `recovery_cases.py`."""
-    rows = ask(CASES, 0, count)
-    outcomes = Counter(row["outcome"] for row in rows)
+def cases(count: int, beside: int, kept: Kept, save: Save) -> Kept:
+    """Seeded runs that run out, by what came of them; see `recovery_cases.py`.
+
+    Args:
+        count: of cases.
+        beside: cases at once.
+        kept: what an earlier run has measured; its seeds are not measured again.
+        save: called after each case.
+    """
+    rows = {row["seed"]: row for row in kept.get("rows", [])}
+    missing = [seed for seed in range(count) if seed not in rows]
+    command = [sys.executable, str(CASES), str(beside), *map(str, missing)]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE) as process:
+        for line in process.stdout or ():
+            row = {**json.loads(line), "load_average": round(os.getloadavg()[0], 1)}
+            rows[row["seed"]] = row
+            print(row, file=sys.stderr)
+            kept = _counted([rows[seed] for seed in sorted(rows)])
+            save(kept)
+    if process.returncode:
+        raise SystemExit(f"{CASES.name} ended with {process.returncode}")
+    return kept
+
+
+def _counted(rows: list[Kept]) -> Kept:
     tried = [row for row in rows if row.get("failures")]
     exact = [row["difference"] for row in tried if row["outcome"] == "as the undisturbed run"]
     return {
         "cases": len(rows),
-        "outcomes": dict(outcomes.most_common()),
-        "failures": dict(sorted(Counter(row["failures"] for row in tried).items())),
+        "outcomes": dict(Counter(row["outcome"] for row in rows).most_common()),
+        "failures": dict(sorted(Counter(str(row["failures"]) for row in tried).items())),
         "largest_difference_of_the_exact": max(exact, default=None),
         "rows": rows,
     }
@@ -142,37 +212,50 @@ HOPELESS = {"activations": 64, "gradients": 56, "slots": 40}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--beside", type=int, default=4, help="cases at once (default: 4)")
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="measure these, keep the others' results")
     parser.add_argument("--quick", action="store_true", help="few of each, to see that it runs")
     options = parser.parse_args()
     if options.quick:
         options.pairs, options.kills, options.cases = 2, 2, 2
+
+    name = "recovery_quick" if options.quick else "recovery"
+    before = RESULTS / f"{name}.json"
+    results: Kept = json.loads(before.read_text()) if options.only and before.exists() else {}
+
+    def saving(part: str) -> Save:
+        def save(found: Kept) -> None:
+            results[part] = found
+            write_results(name, results)
+
+        return save
+
     parts = {
         "overhead": lambda: ask(CHILD, "overhead", options.pairs),
-        "kills": lambda: kills(options.kills),
+        "kills": lambda: kills(options.kills, results.get("kills", {}), saving("kills")),
         "checkpoint": lambda: ask(CHILD, "checkpoint"),
-        "peers": lambda: {"ragged": ask(CHILD, "ragged"), "backup": ask(CHILD, "backup")},
+        "peers": lambda: {"ragged": ask(CHILD, "ragged")},
         "peaks": lambda: [ask(CHILD, "peak", pieces) for pieces in (1, 2, 4, 8)],
         "differences": differences,
         "lost_where_it_ran_out": lambda: {mode: lost(mode) for mode in ("graph", "xla")},
         "hopeless": lambda: {name: ask(CHILD, "hopeless", name, limit=limit) for name, limit in HOPELESS.items()},
-        "cases": lambda: cases(options.cases),
+        "cases": lambda: cases(options.cases, options.beside, results.get("cases", {}), saving("cases")),
     }
-    name = "recovery_quick" if options.quick else "recovery"
     if unknown := set(options.only) - set(parts):
         parser.error(f"--only: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
-    before = RESULTS / f"{name}.json"
-    results: dict[str, Any] = json.loads(before.read_text()) if options.only and before.exists() else {}
-    results["environment"] = {
-        **environment("tensorflow", "keras", "numpy"), "load_average": round(os.getloadavg()[0], 1)
-    }  # fmt: skip
-    results["settings"] = {"pairs": options.pairs, "kills": options.kills, "cases": options.cases}
+    results["environment"] = environment("tensorflow", "keras", "numpy")
+    settings = {
+        "overhead": ("pairs", options.pairs),
+        "kills": ("kills", options.kills),
+        "cases": ("cases", options.cases),
+    }
     for part, measure in parts.items():  # what was measured is kept, should a later part fail
         if not options.only or part in options.only:
-            results[part] = measure()
-            write_results(name, results)
+            results.setdefault("load_average", {})[part] = round(os.getloadavg()[0], 1)
+            results.setdefault("settings", {}).update([settings[part]] if part in settings else [])
+            saving(part)(measure())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Seeded runs under limits that they run out under, each beside the same run with memory enough.
 
-    recovery_cases.py FIRST COUNT
+    recovery_cases.py BESIDE SEED …
 
 Draws a model, optimizer, precision, loop, batch and limit for each seed. A run is a process forked before TensorFlow
-does anything; several go on beside one another, since what runs out mostly waits. Prints JSON, a row a case.
+does anything; BESIDE cases go on beside one another, since what runs out mostly waits. Prints a line of JSON for each
+case when it ends.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ import numpy as np
 import kerasmem
 
 MIB = 1 << 20
-BESIDE = 4  # cases at once
 L = keras.layers
 LOOPS = ("arrays", "dataset", "pipeline", "generator", "super", "own step")
 OPTIMIZERS: dict[str, Any] = {
@@ -164,8 +164,12 @@ def limited(case: dict[str, Any], folder: str) -> dict[str, Any]:
         try:
             recoveries = [each.to_dict() for each in kerasmem.fit(model, **arguments, verbose=0).recoveries]
         except kerasmem.KerasmemError as error:
-            first = str(error).splitlines()[0]
-            return {"outcome": _refusal(str(error)), "said": first[:300], "seconds": time.monotonic() - begin}
+            return {
+                "outcome": _refusal(str(error)),
+                "failures": 1 + sum("ran out of memory" in str(each.message) for each in said),
+                "said": str(error).splitlines()[0][:300],
+                "seconds": round(time.monotonic() - begin, 1),
+            }
     texts = [str(each.message) for each in said if each.category is RuntimeWarning]
     failures = sum("ran out of memory" in each for each in texts)
     with np.load(f"{folder}/{case['seed']}.npz") as kept:
@@ -174,12 +178,10 @@ def limited(case: dict[str, Any], folder: str) -> dict[str, Any]:
     apart = _norm([a - b for a, b in zip(found, whole, strict=True)])
     difference = apart / _norm(whole)
     is_warned = any("micro-batches are not the same" in each for each in texts)
-    is_half = case["policy"] != "float32"
     outcome = (
         "nothing ran out" if not failures
         else "as the undisturbed run" if difference <= 1e-5
         else "other, as a warning said" if is_warned
-        else "other, by rounding of half precision" if is_half
         else "other"
     )  # fmt: skip
     return {
@@ -215,7 +217,7 @@ def in_a_fork(work: Any, case: dict[str, Any], folder: str, path: str) -> int:
     os._exit(0)
 
 
-def of_case(case: dict[str, Any], folder: str) -> None:
+def of_case(case: dict[str, Any], folder: str) -> dict[str, Any]:
     """Do both runs of a case; called in a process that has not started TensorFlow, which its runs inherit."""
     path = f"{folder}/{case['seed']}"
     os.waitpid(in_a_fork(undisturbed, case, folder, f"{path}.plain"), 0)
@@ -228,25 +230,22 @@ def of_case(case: dict[str, Any], folder: str) -> None:
         answer = Path(f"{path}.limited")
         ended = {"outcome": "crashed", "said": f"wait status {status}"}
         told |= json.loads(answer.read_text()) if answer.exists() else ended
-    Path(f"{path}.row").write_text(json.dumps({**case, **told}))
+    return {**case, **told}
 
 
-def main(first: str, count: str) -> None:
-    seeds = list(range(int(first), int(first) + int(count)))
+def main(beside: str, *seeds: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        waiting: set[int] = set()
-        for seed in seeds:
-            if len(waiting) == BESIDE:
-                waiting.discard(os.wait()[0])
-            child = os.fork()
-            if not child:
-                of_case(drawn(seed), folder)
+        waiting = 0
+        for seed in map(int, seeds):
+            if waiting == int(beside):
+                os.wait()
+                waiting -= 1
+            if not os.fork():
+                print(json.dumps(of_case(drawn(seed), folder)), flush=True)
                 os._exit(0)
-            waiting.add(child)
-        while waiting:
-            waiting.discard(os.wait()[0])
-        rows = [json.loads(Path(f"{folder}/{seed}.row").read_text()) for seed in seeds]
-    print(json.dumps(rows))
+            waiting += 1
+        for _ in range(waiting):
+            os.wait()
 
 
 if __name__ == "__main__":

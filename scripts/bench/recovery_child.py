@@ -205,41 +205,5 @@ def ragged() -> dict[str, Any]:
     return {"error_of_the_update": {"kerasmem.fit": error(ours), "gradient_accumulation_steps": error(theirs)}}
 
 
-def backup() -> dict[str, Any]:
-    """Training that breaks off at batch 7 of epoch 2, and is begun again with BackupAndRestore."""
-
-    def run(folder: str | None, stop: int | None) -> Any:
-        keras.utils.set_random_seed(0)
-        model = wide(32, 1)
-        x, y = data(model, 640)
-        steps = []
-
-        def note(batch: int, logs: Any) -> None:
-            steps.append(batch)
-            if len(steps) == stop:
-                raise InterruptedError
-
-        callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=note)]
-        if folder:
-            callbacks.insert(0, keras.callbacks.BackupAndRestore(folder, save_freq=4))
-        try:
-            model.fit(x, y, batch_size=64, epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
-        except InterruptedError:
-            return None
-        return model, len(steps)
-
-    with tempfile.TemporaryDirectory() as folder:
-        run(folder, 17)
-        again, trained = run(folder, None)
-    whole, _ = run(None, None)
-    difference = max(float(np.abs(a - b).max()) for a, b in zip(again.get_weights(), whole.get_weights(), strict=True))
-    return {
-        "steps_of_the_whole_run": int(whole.optimizer.iterations),
-        "steps_with_backup_and_restore": int(again.optimizer.iterations),
-        "batches_trained_after_the_restart": trained,
-        "largest_difference_of_weights": difference,
-    }
-
-
 if __name__ == "__main__":
     print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

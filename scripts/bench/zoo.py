@@ -3,85 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 
+from kerasmem.estimation.truth.networks import (
+    Entry,
+    application,
+    compiled_entry,
+    mnist_cnn,
+    recurrent,
+    text_classifier,
+    transformer,
+    unet,
+    wide_mlp,
+)
+
 layers = keras.layers
-
-
-def mnist_cnn() -> Any:
-    return keras.Sequential(
-        [
-            keras.Input((28, 28, 1)),
-            layers.Conv2D(32, 5, activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Conv2D(64, 5, activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dropout(0.5),
-            layers.Dense(1024, activation="relu"),
-            layers.Dense(10),
-        ]
-    )
-
-
-def wide_mlp() -> Any:
-    return keras.Sequential(
-        [keras.Input((1024,)), *(layers.Dense(4096, activation="relu") for _ in range(3)), layers.Dense(10)]
-    )
 
 
 def deep_mlp() -> Any:
     return keras.Sequential(
         [keras.Input((256,)), *(layers.Dense(256, activation="relu") for _ in range(40)), layers.Dense(10)]
     )
-
-
-def application(name: str, size: int) -> Callable[[], Any]:
-    def build() -> Any:
-        return getattr(keras.applications, name)(
-            weights=None, input_shape=(size, size, 3), classes=10, classifier_activation=None
-        )
-
-    return build
-
-
-def recurrent(layer: str) -> Callable[[], Any]:
-    def build() -> Any:
-        return keras.Sequential(
-            [keras.Input((64, 32)), getattr(layers, layer)(128, return_sequences=True), getattr(layers, layer)(128),
-             layers.Dense(10)]
-        )  # fmt: skip
-
-    return build
-
-
-def transformer() -> Any:
-    inputs = keras.Input((64, 128))
-    x = inputs
-    for _ in range(4):
-        y = layers.LayerNormalization()(x)
-        x = layers.Add()([x, layers.MultiHeadAttention(4, 32)(y, y)])
-        y = layers.Dense(512, activation="gelu")(layers.LayerNormalization()(x))
-        x = layers.Add()([x, layers.Dense(128)(y)])
-    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
-
-
-def unet() -> Any:
-    inputs = keras.Input((64, 64, 3))
-    x, skips = inputs, []
-    for width in (16, 32, 64):
-        x = layers.Conv2D(width, 3, padding="same", activation="relu")(x)
-        x = layers.Conv2D(width, 3, padding="same", activation="relu")(x)
-        skips.append(x)
-        x = layers.MaxPooling2D()(x)
-    for width in (64, 32, 16):
-        x = layers.Conv2DTranspose(width, 2, strides=2)(x)
-        x = layers.Concatenate()([x, skips.pop()])
-        x = layers.Conv2D(width, 3, padding="same", activation="relu")(x)
-    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 
 
 def wavenet() -> Any:
@@ -108,13 +52,6 @@ def siamese() -> Any:
     tower = keras.Model(image, layers.Flatten()(x))
     a, b = keras.Input((48, 48, 1)), keras.Input((48, 48, 1))
     return keras.Model([a, b], layers.Dense(10)(layers.Concatenate()([tower(a), tower(b)])))
-
-
-def text_classifier() -> Any:
-    return keras.Sequential(
-        [keras.Input((128,), dtype="int32"), layers.Embedding(20_000, 64), layers.Conv1D(64, 5, activation="relu"),
-         layers.GlobalMaxPooling1D(), layers.Dense(64, activation="relu"), layers.Dense(10)]
-    )  # fmt: skip
 
 
 # name -> (the function that builds it, batch size)
@@ -398,31 +335,6 @@ def recommender() -> Any:
     return keras.Model([user, item], layers.Dense(10)(joined))
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A model of the estimates' bench.
-
-    Attributes:
-        build: makes it, under the dtype policy that is set.
-        batches: the batch sizes it is trained at.
-        losses: for each output: "sparse" (class indices), or "mse".
-        held_out: reported apart; nothing may be tuned to it.
-        heavy: takes XLA long to compile, so it has one XLA row.
-        modes: the execution modes that TensorFlow can train it in on a CPU.
-        mixed: the mixed policies that TensorFlow can train it in on a CPU.
-        input_shape: of a model that does not declare its input, without the batch.
-    """
-
-    build: Callable[[], Any]
-    batches: tuple[int, ...]
-    losses: tuple[str, ...] = ("sparse",)
-    held_out: bool = False
-    heavy: bool = False
-    modes: tuple[str, ...] = ("graph", "xla")
-    mixed: tuple[str, ...] = ("mixed_bfloat16", "mixed_float16")
-    input_shape: tuple[int, ...] | None = None
-
-
 ZOO: dict[str, Entry] = {
     "mnist_cnn": Entry(mnist_cnn, (64, 512)),
     "resnet50": Entry(application("ResNet50", 96), (4, 16), heavy=True),
@@ -472,43 +384,10 @@ ZOO: dict[str, Entry] = {
     "nasnet_mobile": Entry(application("NASNetMobile", 64), (4, 12), held_out=True, heavy=True),
 }
 
-OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "adam": lambda: keras.optimizers.Adam(1e-4),
-    "sgd": lambda: keras.optimizers.SGD(1e-4),
-    "momentum": lambda: keras.optimizers.SGD(1e-4, momentum=0.9),
-    "rmsprop": lambda: keras.optimizers.RMSprop(1e-4),
-    "adafactor": lambda: keras.optimizers.Adafactor(1e-4),
-    "lion": lambda: keras.optimizers.Lion(1e-4),
-    "adamw": lambda: keras.optimizers.AdamW(1e-4),
-    "adam_ema": lambda: keras.optimizers.Adam(1e-4, use_ema=True),
-    "adam_accumulate": lambda: keras.optimizers.Adam(1e-4, gradient_accumulation_steps=4),
-}
-
-LOSSES: dict[str, Callable[[], Any]] = {
-    "sparse": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    "mse": keras.losses.MeanSquaredError,
-}
-
 
 def compiled(name: str, optimizer: str, dtype: str, metrics: bool, jit_compile: bool) -> Any:
     """Return a model of ZOO compiled as a row of the estimates' bench asks: the factory that `estimate` is given."""
-    entry = ZOO[name]
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(dtype)
-    try:
-        model = entry.build()
-    finally:
-        keras.config.set_dtype_policy(before)
-    losses = [LOSSES[loss]() for loss in entry.losses]
-    measures = [["accuracy"] if loss == "sparse" else ["mae"] for loss in entry.losses]
-    one = len(losses) == 1
-    model.compile(
-        optimizer=OPTIMIZERS[optimizer](),
-        loss=losses[0] if one else losses,
-        metrics=(measures[0] if one else measures) if metrics else None,
-        jit_compile=jit_compile,
-    )
-    return model
+    return compiled_entry(ZOO[name], optimizer, dtype, metrics, jit_compile)
 
 
 def batch_of(name: str, model: Any, batch: int) -> tuple[Any, Any]:

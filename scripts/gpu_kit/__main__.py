@@ -3,6 +3,7 @@
 
     python scripts/gpu_kit pack --python 3.12 --out parts/ [--part-size 60MB] [--capability 7.5] [--capability 9.0]
     python scripts/gpu_kit check parts/ --with python3.12      # unpacks it elsewhere, imports and trains on the CPU
+    python scripts/gpu_kit pack … --check                      # both
 
 There: `python3.12 parts/unpack.py`, then `kit/run kit/kerasmem/scripts/bench/gpu_truth.py`.
 Device code for other compute capabilities is zeroed, and so is all of it in libraries that TensorFlow only opens.
@@ -14,6 +15,7 @@ import argparse
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -64,9 +66,12 @@ def check(parts: Path, python: str) -> None:
     Raises:
         KitError: it cannot be unpacked, imported or trained with.
     """
+    found = shutil.which(python)
+    if found is None:
+        raise KitError(f"{python} is not here; `check PARTS --with PYTHON` takes another of the kit's version")
     with tempfile.TemporaryDirectory() as scratch:
         kit = Path(scratch, "kit")
-        for command in ([python, str(parts / "unpack.py"), "--into", str(kit)], [str(kit / "run"), "-sSc", _TRAIN]):
+        for command in ([found, str(parts / "unpack.py"), "--into", str(kit)], [str(kit / "run"), "-sSc", _TRAIN]):
             done = subprocess.run(
                 command,
                 capture_output=True,
@@ -90,6 +95,10 @@ def main() -> int:
         "--capability", type=capability, action="append", help="of a card it is for; may be repeated (default: 9.0)"
     )
     packing.add_argument("--add", action="append", default=[], metavar="REQUIREMENT", help="such as 'jax[cuda12]'")
+    packing.add_argument(
+        "--preset", type=int, choices=range(10), default=6, help="lzma's; 1 is some five times as fast as %(default)s"
+    )
+    packing.add_argument("--check", action="store_true", help="then check it with the Python of that version")
     packing.add_argument("--wheels", type=Path, help="take wheels from this folder, not from the network")
     checking = commands.add_parser("check", help="unpack a kit into a temporary folder and train with it on the CPU")
     checking.add_argument("parts", type=Path)
@@ -106,8 +115,12 @@ def main() -> int:
                 part_size=options.part_size,
                 needs=requirements() + options.add,
                 wheels=options.wheels,
+                preset=options.preset,
             )
-            print(json.dumps({**dataclasses.asdict(kit), "parts": len(kit.parts)}, indent=1))
+            large = {name: bytes for name, bytes in kit.sizes.items() if bytes > 1 << 20}
+            print(json.dumps({**dataclasses.asdict(kit), "parts": len(kit.parts), "sizes": large}, indent=1))
+            if options.check:
+                check(options.out.absolute(), f"python{options.python}")
     except KitError as error:
         print(f"gpu_kit: {error}", file=sys.stderr)
         return 1

@@ -46,8 +46,9 @@ LEFT_OUT = (
     "clang/*",
     "*/__pycache__/*",
 )
-# TensorFlow opens these at its start, and trains the models of the bench without their device code.
-ONLY_PRESENT = tuple(f"nvidia/{name}/*" for name in ("cufft", "cusolver", "cusparse", "curand", "nccl"))
+# TensorFlow opens these at its start; no model of the bench runs their device code on one card. (cuSOLVER's is run: the
+# orthogonal initializer of recurrent layers decomposes a matrix.)
+ONLY_PRESENT = tuple(f"nvidia/{name}/*" for name in ("cufft", "cusparse", "curand", "nccl"))
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Kit:
         unpacked: bytes of the packages and the checkout.
         zeroed: bytes of device code that the cards do not need.
         left_out: bytes of files that training does not open.
+        sizes: about how many bytes of the parts each package takes, the largest first.
     """
 
     parts: tuple[Path, ...]
@@ -67,6 +69,7 @@ class Kit:
     unpacked: int
     zeroed: int
     left_out: int
+    sizes: dict[str, int]
 
 
 def requirements() -> list[str]:
@@ -89,7 +92,7 @@ def download(into: Path, python: str, needs: list[str], wheels: Path | None) -> 
     Raises:
         KitError: pip found no wheel for one of them.
     """
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(into)]
+    command = [_python(python), "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(into)]
     command += ["--python-version", python, "--implementation", "cp", "--abi", f"cp{python.replace('.', '')}"]
     command += ["--abi", "abi3", "--abi", "none", *(f"--platform={name}_x86_64" for name in _PLATFORMS)]
     if wheels:
@@ -98,6 +101,14 @@ def download(into: Path, python: str, needs: list[str], wheels: Path | None) -> 
     if done.returncode:
         raise KitError(f"pip found no wheels for Python {python}:\n{done.stderr.strip()}")
     return sorted(into.glob("*.whl"))
+
+
+def _python(version: str) -> str:
+    """A Python of that version with pip, if there is one: pip reads markers such as `python_version` for its own."""
+    found = None if version == f"{sys.version_info[0]}.{sys.version_info[1]}" else shutil.which(f"python{version}")
+    if found and not subprocess.run([found, "-m", "pip", "--version"], capture_output=True).returncode:
+        return found
+    return sys.executable
 
 
 def lay_out(wheels: list[Path], into: Path) -> int:
@@ -158,13 +169,24 @@ def add_checkout(into: Path) -> None:
             shutil.copy2(ROOT / name, into / name)
 
 
-def _blocks(folder: Path) -> Iterator[bytes]:
-    """The folder as a tar archive, in blocks of one size; it is nowhere as a whole."""
+def _blocks(folder: Path, marks: list[tuple[int, str]]) -> Iterator[bytes]:
+    """The folder as a tar archive, in blocks of one size; it is nowhere as a whole.
+
+    Args:
+        folder: what to put in it.
+        marks: takes where in the archive each package begins.
+    """
 
     def write(end: int) -> None:
         with os.fdopen(end, "wb") as out, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+
+            def marked(member: tarfile.TarInfo) -> tarfile.TarInfo:
+                if not marks or marks[-1][1] != _package(member.name):
+                    marks.append((tar.offset, _package(member.name)))
+                return _of_nobody(member)
+
             for path in sorted(folder.iterdir()):
-                tar.add(path, path.name, filter=_of_nobody)
+                tar.add(path, path.name, filter=marked)
 
     reading, writing = os.pipe()
     with ThreadPoolExecutor(1) as writer, os.fdopen(reading, "rb") as source:  # closed first: the writer ends
@@ -174,20 +196,40 @@ def _blocks(folder: Path) -> Iterator[bytes]:
         written.result()
 
 
+def _package(name: str) -> str:
+    """The package that a file of the kit belongs to: each of NVIDIA's libraries is one."""
+    first, *rest = PurePosixPath(name).parts
+    return "/".join(rest[: 2 if rest[0] == "nvidia" else 1]) if first == "packages" and rest else first
+
+
+def _shares(marks: list[tuple[int, str]], compressed: list[int]) -> dict[str, int]:
+    """Divide the bytes of each compressed block among the packages that lie in it."""
+    sizes: dict[str, int] = {}
+    ends = [start for start, _ in marks[1:]] + [len(compressed) * _BLOCK]
+    for (start, name), end in zip(marks, ends, strict=True):
+        for number in range(start // _BLOCK, -(-end // _BLOCK)):
+            inside = min(end, (number + 1) * _BLOCK) - max(start, number * _BLOCK)
+            sizes[name] = sizes.get(name, 0) + compressed[number] * inside // _BLOCK
+    return dict(sorted(sizes.items(), key=lambda each: -each[1]))
+
+
 def _of_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = member.mtime = 0
     member.uname = member.gname = ""
     return member
 
 
-def _compress(block: bytes) -> bytes:
-    return lzma.compress(block, preset=6)
-
-
-def write_parts(folder: Path, into: Path, part_size: int) -> list[Path]:
-    """Compress a folder on all cores and cut it into files of a size; return them."""
+def write_parts(folder: Path, into: Path, part_size: int, preset: int = 6) -> tuple[list[Path], dict[str, int]]:
+    """Compress a folder on all cores and cut it into files of a size; return them, and the share of each package."""
     parts: list[Path] = []
+    marks: list[tuple[int, str]] = []
+    sizes: list[int] = []
     pending = io.BytesIO()
+
+    def add(compressed: bytes) -> None:
+        sizes.append(len(compressed))
+        pending.write(compressed)
+        cut(part_size)
 
     def cut(least: int) -> None:
         data = pending.getvalue()
@@ -201,16 +243,14 @@ def write_parts(folder: Path, into: Path, part_size: int) -> list[Path]:
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # lzma lets other threads run
         waiting: list[Future[bytes]] = []
-        for block in _blocks(folder):
-            waiting.append(pool.submit(_compress, block))
+        for block in _blocks(folder, marks):
+            waiting.append(pool.submit(lzma.compress, block, preset=preset))
             if len(waiting) > 2 * (os.cpu_count() or 1):
-                pending.write(waiting.pop(0).result())
-                cut(part_size)
+                add(waiting.pop(0).result())
         for compressed in waiting:
-            pending.write(compressed.result())
-            cut(part_size)
+            add(compressed.result())
     cut(1)
-    return parts
+    return parts, _shares(marks, sizes)
 
 
 def pack(
@@ -221,6 +261,7 @@ def pack(
     part_size: int,
     needs: list[str],
     wheels: Path | None = None,
+    preset: int = 6,
 ) -> Kit:
     """Write a kit: parts, a manifest with their checksums, and the script that puts them together.
 
@@ -231,6 +272,7 @@ def pack(
         part_size: largest size of a part in bytes.
         needs: requirements as pip reads them.
         wheels: a folder to take wheels from in place of the network.
+        preset: lzma's, from 0 (some ten times as fast) to 9.
 
     Raises:
         KitError: `out` exists, a wheel is not to be had, or this is no checkout.
@@ -247,11 +289,11 @@ def pack(
         zeroed = trim_libraries(kit / "packages", capabilities)
         add_checkout(kit / "kerasmem")
         unpacked = sum(path.stat().st_size for path in kit.rglob("*") if path.is_file())
-        parts = write_parts(kit, written, part_size)
+        parts, sizes = write_parts(kit, written, part_size, preset)
         digests = [{"name": part.name, "sha256": hashlib.sha256(part.read_bytes()).hexdigest()} for part in parts]
         manifest = {"python": python, "capabilities": capabilities, "needs": needs, "parts": digests}
         (written / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         shutil.copy2(HERE / "unpack.py", written / "unpack.py")
         packed = sum(part.stat().st_size for part in parts)
         written.rename(out)
-    return Kit(tuple(out / part.name for part in parts), packed, unpacked, zeroed, left_out)
+    return Kit(tuple(out / part.name for part in parts), packed, unpacked, zeroed, left_out, sizes)

@@ -15,6 +15,7 @@ import numpy as np
 from keras import layers
 
 import kerasmem
+from kerasmem.recovery import last_resorts
 
 
 def stack(width=64, depth=6):
@@ -69,3 +70,24 @@ def test_segments_are_computed_again_for_the_gradient():
     frozen = [each.value for each in model.non_trainable_variables]
     program = str(jax.make_jaxpr(jax.grad(loss))(trained, np.ones((4, 16), "float32")))
     assert program.count("checkpoint[") + program.count("remat2[") + program.count("remat[") >= 2
+
+
+def test_the_printed_layer_that_offloads_activations_trains_as_the_block_alone():
+    """`kerasmem advise` prints it as a last resort; on a CPU the host's memory is a kind of its own, too."""
+    made = {}
+    exec(last_resorts.OFFLOADED, made)
+
+    def block():
+        return keras.Sequential([layers.Dense(64, "gelu"), layers.BatchNormalization(), layers.Dense(64, "gelu")])
+
+    def build(wrap):
+        return keras.Sequential([keras.Input((32,)), wrap(block()), wrap(block()), layers.Dense(1)])
+
+    draw = np.random.default_rng(0)
+    x, y = draw.random((24, 32), "float32"), draw.random((24, 1), "float32")
+    plain, offloaded = build(lambda each: each), build(made["Offloaded"])
+    offloaded.set_weights(plain.get_weights())
+    (expected, weights), (found, others) = trained(plain, x, y), trained(offloaded, x, y)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for one, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)

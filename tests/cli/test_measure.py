@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from kerasmem.cli import main
+from kerasmem.errors import KerasmemError
 from kerasmem.estimation.probe.running import Answer, Run
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -81,3 +84,20 @@ def test_help_has_examples(cli):
     assert result.code == 0
     for text in ("kerasmem measure model.keras", "--timeout", "--jit-compile", "--optimizer", "Exit codes"):
         assert text in result.out
+
+
+def test_the_process_that_runs_steps_sees_the_cards_that_the_command_hides(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    seen = {}
+
+    def start_module(module, *, environ, **options):
+        seen.update(environ, hidden_here=os.environ["CUDA_VISIBLE_DEVICES"])
+        raise KerasmemError("no process is started")
+
+    monkeypatch.setattr("kerasmem.processes.task.start_module", start_module)
+    with pytest.raises(SystemExit):
+        main(["measure", f"{MODELS}:perceptron"])
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen["hidden_here"]) == ("1", "-1")
+    assert "JAX_PLATFORMS" not in seen
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"

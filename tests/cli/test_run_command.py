@@ -17,6 +17,8 @@ from kerasmem.processes.children import GOES_ON
 from kerasmem.training.run_folder import RAN_OUT, RunFolder, ScriptPosition
 from kerasmem.training.supervising import Supervisor
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 SCRIPT = Path(__file__).parent / "trained.py"
 ROOT = SCRIPT.parent.parent.parent
 LIMITED = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "18"}
@@ -47,6 +49,7 @@ def test_a_killed_script_ends_as_one_that_was_not(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("loaded_python")
 def test_a_script_that_runs_out_under_xla(tmp_path):
     code, said, _, _ = run(tmp_path / "whole", "xla")
     assert code == 0 and len(said) == 3
@@ -66,6 +69,7 @@ def test_a_loop_of_ones_own_is_told(tmp_path):
     assert "outside of model.fit" in told[0] and "train_on_batch" in told[0]
 
 
+@pytest.mark.usefixtures("loaded_python")  # Keras is imported before the script
 def test_what_a_script_asks_of_kerasmem_fit_is_done(tmp_path):
     asked = SCRIPT.parent / "asked.py"
     code, said, told, errors = run(tmp_path / "killed", "kill", "--every", "100", script=asked)
@@ -130,6 +134,7 @@ except ValueError as error:
 
 
 @pytest.mark.parametrize("as_module", [False, True])
+@pytest.mark.usefixtures("new_python")
 def test_a_script_sees_what_python_shows_it_and_its_errors_are_its_own(program, tmp_path, as_module):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
@@ -160,6 +165,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize(("number", "code", "said"), [(signal.SIGINT, 7, "cleaned up\n"), (signal.SIGTERM, 143, "")])
+@pytest.mark.usefixtures("new_python")
 def test_a_signal_to_the_command_alone_reaches_the_script(tmp_path, number, code, said):
     (tmp_path / "wait.py").write_text(WAIT)
     command = [sys.executable, "-m", "kerasmem", "run", "wait.py"]

@@ -17,6 +17,8 @@ from kerasmem.cli.estimate_command import command as estimate_command
 from kerasmem.cli.terminal import progress_bar, spinner
 from kerasmem.estimation import arguments
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
 
 
@@ -119,6 +121,7 @@ def test_a_cached_answer_says_so(cli, mnist_cnn, tmp_path, monkeypatch, command)
     assert not is_cached(json.loads(cli(*arguments, "--no-cache").out))
 
 
+@pytest.mark.usefixtures("new_python")
 def test_a_cached_answer_needs_no_tensorflow(program, mnist_cnn, tmp_path):
     mnist_cnn.save(tmp_path / "m.keras")
     script = (

@@ -24,7 +24,7 @@ VERBS = {
 }  # fmt: skip
 # command → what it is in Python
 FUNCTIONS = {
-    "estimate": kerasmem.estimate, "max-batch": kerasmem.max_batch_size, "cards": kerasmem.rank_cards,
+    "estimate": kerasmem.estimate_many, "max-batch": kerasmem.max_batch_size, "cards": kerasmem.rank_cards,
     "measure": kerasmem.measure, "advise": kerasmem.advise, "data inspect": kerasmem.inspect_data,
     "data convert": kerasmem.convert_data, "data repack": kerasmem.repack_data, "data stats": kerasmem.data_stats,
     "data index": kerasmem.index_data, "data bench": kerasmem.bench_data,

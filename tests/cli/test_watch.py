@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kerasmem.devices.processes import open_files, view_process
-from kerasmem.devices.sharing import CardProcess
+from kerasmem.devices.processes import CardProcess, open_files, view_process
 from kerasmem.errors import InputError, UsageError
 from kerasmem.monitoring.snapshot import Snapshot, read_snapshot
 from kerasmem.rendering.watch_view import sparkline, watch_view
@@ -90,6 +89,9 @@ def test_a_log_without_samples(tmp_path):
     log.write_text('{"kind":"run","format_version":1,"run":4,"notes":[]}\n')
     (run,) = read_snapshot(os.getpid(), log).runs
     assert (run.run, run.phase, run.batch) == (4, "starting", None)
+    log.write_text('{"kind":"run","format_version":1,"run":Infinity,"notes":[]}\n')
+    with pytest.raises(InputError, match="no sample in it yet"):
+        read_snapshot(os.getpid(), log)
     log.write_text("hello\n")
     with pytest.raises(InputError, match=r"run\.jsonl: no kerasmem log"):
         read_snapshot(os.getpid(), log)

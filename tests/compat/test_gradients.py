@@ -235,12 +235,13 @@ def test_captured_variables_of_a_graph_that_is_gone_are_freed():
     function, variable = times_a_variable()
     function(tf.ones(1000))
     handle = weakref.ref(variable.handle)
-    assert gradients.free_unneeded_gradients().variable_bytes == 0
+    _, _, variable_bytes = gradients.free_unneeded_gradients()
+    assert variable_bytes == 0
     assert handle() is not None
     del variable, function
     freed = [gradients.free_unneeded_gradients() for _ in range(2)]
     assert handle() is None
-    assert sum(each.gradients for each in freed) == 1
+    assert sum(entries for entries, _, _ in freed) == 1
 
 
 def test_the_gradients_of_a_graph_that_nobody_differentiates_can_be_forgotten():

@@ -82,15 +82,18 @@ def test_the_graph_is_the_one_that_keras_traces(monkeypatch, played, optimizer, 
 
 
 def test_variables_of_another_shape_are_traced_until_two_shapes_agree():
-    kind = repeated_updates._Kind()
+    import tensorflow as tf
+
+    kind, same = repeated_updates._Kind(), repeated_updates._Listener(tf.Graph(), {})
     assert not kind.serves((3,))
     for shape in ((3,), (3,)):
-        kind.add(shape, repeated_updates._Noted([], {}))
+        kind.add(shape, same)
     assert kind.serves((3,))
     assert not kind.serves((4,))
-    kind.add((4,), repeated_updates._Noted([], {}))
+    kind.add((4,), same)
     assert kind.serves((5,))
-    kind.add((6,), None)
+    same.is_lost = True
+    kind.add((6,), same)
     assert not kind.serves((3,))
 
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("loaded_python")
 SCRIPT = """
 import json, sys
 import tensorflow as tf
-from kerasmem.devices.allocator import TensorFlowAllocator
+from kerasmem.devices.allocator import tensorflow_allocator
 from kerasmem.devices.tracked_devices import cpu_uses_bfc, tracked_devices
 
 found = {"bfc": cpu_uses_bfc()}

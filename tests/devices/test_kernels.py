@@ -31,8 +31,9 @@ def test_what_onednn_computes_in():
 
 def test_this_process_is_asked(monkeypatch):
     monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "3")
-    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "no number")
-    here = cpu_kernels()
+    for wrong in ("--5", "\N{SUPERSCRIPT TWO}", "no number"):
+        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", wrong)
+        here = cpu_kernels()
     assert here.kind in (ONEDNN, EIGEN) and (here.dtypes == ()) == (here.kind == EIGEN)
     assert here.inter_op_threads == 3
     assert here.intra_op_threads == len(os.sched_getaffinity(0))

@@ -157,6 +157,7 @@ def test_all_cards_in_bus_order_by_default():
         ("-1", []),
         ("0,-1,1", [0]),
         ("7", []),
+        ("\N{SUPERSCRIPT TWO}", []),
         ("NoDevFiles", []),
         ("GPU-5f6e1c2a-77aa-4d0b-9b1e-000000000002", [1]),
         ("GPU-5f6e", []),  # fits both

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from kerasmem.devices.allocator import TrackedDevice
-from kerasmem.devices.other_allocators import JaxAllocator, TorchAllocator, jax_devices, torch_devices
+from kerasmem.devices.other_allocators import jax_allocator, jax_devices, torch_allocator, torch_devices
 from kerasmem.devices.tracked_devices import devices_of_other_backend
 
 # What a device of JAX tells of its BFC allocator (`xla::AllocatorStats`, by way of `PjRtDevice::GetAllocatorStats`).
@@ -52,7 +52,7 @@ class Cuda:
 
 def test_jax_tells_in_use_peak_and_pool():
     found, notes = jax_devices(SimpleNamespace(local_devices=lambda: [JaxDevice()]))
-    assert notes == [] and found == [TrackedDevice("GPU:1", JaxAllocator("GPU:1", JaxDevice()), 1, "NVIDIA A100")]
+    assert notes == [] and found == [TrackedDevice("GPU:1", jax_allocator("GPU:1", JaxDevice()), 1, "NVIDIA A100")]
     assert found[0].allocator.read() == (1024, 4096, 8192)
     with pytest.raises(NotImplementedError, match="cannot reset"):
         found[0].allocator.reset()
@@ -67,13 +67,13 @@ def test_a_jax_device_that_does_not_tell_is_named(stats):
 
 def test_without_a_pool_reserved_is_unknown():
     stats = {name: JAX_STATS[name] for name in ("bytes_in_use", "peak_bytes_in_use")}
-    assert JaxAllocator("GPU:0", JaxDevice(stats)).read().reserved_bytes is None
+    assert jax_allocator("GPU:0", JaxDevice(stats)).read().reserved_bytes is None
 
 
 def test_torch_tells_in_use_peak_and_reserved_and_resets():
     cuda = Cuda()
     found, notes = torch_devices(SimpleNamespace(cuda=cuda))
-    assert notes == [] and found == [TrackedDevice("GPU:2", TorchAllocator(2, cuda), 2, "card 2")]
+    assert notes == [] and found == [TrackedDevice("GPU:2", torch_allocator(2, cuda), 2, "card 2")]
     assert found[0].allocator.read() == (102, 900, 2048)
     found[0].allocator.reset()
     assert cuda.resets == [2]

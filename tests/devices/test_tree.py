@@ -7,8 +7,7 @@ from recorded_nvml import RecordedNvml
 
 from kerasmem.devices.host import parse_status
 from kerasmem.devices.nvml import Nvml
-from kerasmem.devices.processes import TreeReader
-from kerasmem.devices.sharing import card_processes
+from kerasmem.devices.processes import TreeReader, card_processes
 
 MIB = 2**20
 STATUS = b"Name:\tVmRSS:  9 kB\nVmPeak:\t  500 kB\nVmHWM:\t  300 kB\nVmRSS:\t  200 kB\nVmSwap:\t   4 kB\nThreads:\t9\n"

@@ -46,6 +46,11 @@ def computed(monkeypatch):
     return calls
 
 
+def test_an_answer_depends_on_code_and_tables():
+    names = {name for name, *_ in cache._surroundings()[0]}
+    assert {"units.py", "estimation/data/operations.json", "estimation/data/gpu_target.txtpb"} <= names
+
+
 def test_asked_twice_computed_once(folder, model_file, computed):
     first = cached_estimate(model_file, method="graph", batch_size=8)
     again = cached_estimate(model_file, method="graph", batch_size=8)

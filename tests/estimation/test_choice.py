@@ -12,8 +12,7 @@ from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
 from kerasmem.estimation import choice
 from kerasmem.estimation.arguments import EstimateArguments
 from kerasmem.estimation.facade import estimate, estimated
-from kerasmem.estimation.outcome import Outcome
-from kerasmem.estimation.report import Pool
+from kerasmem.estimation.report import Outcome, Pool
 from kerasmem.estimation.tracing import Step, open_step, trace_shapes
 
 layers = keras.layers

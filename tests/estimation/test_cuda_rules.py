@@ -19,7 +19,7 @@ from kerasmem.estimation.graph.program import COPY, Node, Program, Tensor
 from kerasmem.estimation.graph.rules import rules_of
 from kerasmem.estimation.graph.scratch import Chosen, Cores
 from kerasmem.estimation.graph.steps import graph_outcome
-from kerasmem.estimation.tables import table
+from kerasmem.files import package_data
 from kerasmem.models.op_names import Attribution
 
 BYTES = {"float32": 4, "float16": 2, "int32": 4}
@@ -142,7 +142,7 @@ def test_a_depthwise_convolution_goes_to_cudnn_for_16_bit_numbers(dtype, wanted)
 
 
 def test_the_table_names_functions_that_there_are():
-    assert set(table("kernels")[CUDA]["scratch"].values()) <= set(CUDA_FUNCTIONS)
+    assert set(package_data("kerasmem.estimation", "kernels")[CUDA]["scratch"].values()) <= set(CUDA_FUNCTIONS)
 
 
 def test_a_card_s_kernels_are_chosen_by_the_device():

@@ -11,7 +11,7 @@ from kerasmem.devices.catalogue import find_card
 from kerasmem.devices.gpu_specs import OLDEST_CAPABILITY, capability_specs, card_specs, has_spec
 from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.estimation.compiled import hlo
-from kerasmem.estimation.gpu_target import plan, targets, worker
+from kerasmem.estimation.gpu_target import plan, worker
 from kerasmem.estimation.gpu_target.plan import (
     WORKSPACE_LIMIT,
     GpuPlan,
@@ -66,19 +66,19 @@ def field(text, name):
 
 
 def test_a_target_has_the_cards_figures():
-    text = targets.target_text(A100)
+    text = plan.target_text(A100)
     assert int(field(text, "device_memory_size")) == A100.memory_bytes
     assert field(text, "core_count") == "108"
     assert field(text, "shared_memory_per_block_optin") == "166912"
     assert "cuda_compute_capability { major: 8 minor: 0 }" in text
     assert text.count("{") == text.count("}")
-    assert field(targets.target_text(A100, 5), "device_memory_size") == "5"
-    assert "major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES" in targets.target_text(H100)
+    assert field(plan.target_text(A100, 5), "device_memory_size") == "5"
+    assert "major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES" in plan.target_text(H100)
 
 
 def test_a_card_too_old_is_refused_with_the_way_out():
     with pytest.raises(UsageError, match=r"P100.*6\.0.*method='xla'"):
-        targets.target_text(find_card("p100-16"))
+        plan.target_text(find_card("p100-16"))
 
 
 # XLA's texts
@@ -235,7 +235,7 @@ def test_the_child_is_asked_for_the_card(monkeypatch):
     assert asked["module"] == worker.__name__
     assert (asked["timeout"], asked["memory_limit"]) == (9, 8)
     assert (asked["env"]["KERAS_BACKEND"], asked["env"]["JAX_PLATFORMS"]) == ("jax", "cpu")
-    assert asked["request"]["target"] == targets.target_text(T4)
+    assert asked["request"]["target"] == plan.target_text(T4)
     assert asked["request"]["has_triton"] is False  # Turing
     assert found.likely.total == 7
     assert found.instant.text == "while computing the gradient of l"

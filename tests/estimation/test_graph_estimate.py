@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 
 import keras
 import measuring
 import numpy as np
 import onednn
 import pytest
+import tensorflow as tf
 
 from kerasmem import measure
+from kerasmem.compat.graphs import optimise
 from kerasmem.devices.kernels import cpu_kernels
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.facade import estimate
@@ -370,6 +373,16 @@ def test_what_cannot_be_simulated_says_why_and_auto_falls_back(layer, monkeypatc
     report = estimate(build)
     assert report.settings.method == "formula"
     assert any("graph has no answer" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("megabytes", "is_in_place"), [(30, False), (120, True)])
+def test_grappler_adds_up_in_place_where_the_step_would_fill_the_device(megabytes, is_in_place):
+    """A canary of its memory optimizer: TensorFlow says that a CPU has 256 MiB, and it begins at 80 % of them."""
+    with tf.Graph().as_default() as graph:
+        drawn = [tf.random.uniform((megabytes << 18,)) for _ in range(3)]  # on paper
+        tf.identity(tf.add_n([tf.exp(each) for each in drawn]), name="result")
+    found = Counter(node.op for node in optimise(graph.as_graph_def(), ["result"]).node)
+    assert (found["AddN"], found["TemporaryVariable"], found["AssignAdd"]) == ((0, 1, 3) if is_in_place else (1, 0, 0))
 
 
 def test_a_giant_batch_allocates_nothing():

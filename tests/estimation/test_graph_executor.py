@@ -238,6 +238,20 @@ def test_an_assignment_gives_the_variable_another_buffer():
     assert run.heap.allocator.in_use == run.before
 
 
+def test_a_sum_in_place_holds_one_of_what_it_adds():
+    """What Grappler's memory optimizer makes of an AddN."""
+    made = program(
+        ("x", "Placeholder", [], 0), ("v", "TemporaryVariable", [], 1024), ("zeros", "Const", [], 1024),
+        ("start", "Assign", ["v", "zeros"], 1024), ("a", "Conv2D", ["x"], 1024, {"after": ["start"]}),
+        ("add_a", "AssignAdd", ["start", "a"], 1024), ("b", "Conv2D", ["x"], 1024, {"after": ["add_a"]}),
+        ("add_b", "AssignAdd", ["start", "b"], 1024),
+        ("sum", "DestroyTemporaryVariable", ["v"], 1024, {"after": ["add_a", "add_b"]}), results=["sum"],
+    )  # fmt: skip
+    run = Run(made)
+    assert {name: size for name, size in run.step().items() if size} == {"v": 1024, "a": 1024, "b": 1024}
+    assert run.heap.peak.in_use == run.before + 2 * 1024
+
+
 def test_results_are_kept_until_the_end_of_the_step():
     made = program(
         ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Conv2D", ["x"], 2048, {"after": ["a"]}),

@@ -15,6 +15,8 @@ from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.estimation.graph.rules import rules_of
 from kerasmem.models.sizes import element_bytes
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 PROGRAM = Path(__file__).parents[1] / "support" / "single_ops.py"
 # oneDNN asks for a little scratch of its own, and threads of a depthwise convolution for a row of the filter each.
 LITTLE = 160 << 10

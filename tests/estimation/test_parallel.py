@@ -12,7 +12,6 @@ from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.estimation import choice
 from kerasmem.estimation.arguments import EstimateArguments
 from kerasmem.estimation.compiled.hlo import Collective, collectives
-from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.parallel import plan as planning
 from kerasmem.estimation.parallel.parallelism import (
     Parallelism,
@@ -27,7 +26,7 @@ from kerasmem.estimation.parallel.parallelism import (
     weight_of,
 )
 from kerasmem.estimation.parallel.plan import DevicePlan, device_outcome, device_plan
-from kerasmem.estimation.report import Pool
+from kerasmem.estimation.report import Outcome, Pool
 from kerasmem.estimation.tracing import Step
 from kerasmem.models.request import ModelRequest
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import keras
 import pytest
 
@@ -58,13 +60,13 @@ def test_an_argument_of_a_function():
 
 def test_auto_keeps_to_the_method_that_answers(monkeypatch):
     asked = []
-    real = sizing.estimate
+    real = kerasmem.estimate
 
     def noted(model, **settings):
         asked.append(settings["method"])
         return real(model, **{**settings, "method": "formula"})
 
-    monkeypatch.setattr(sizing, "estimate", noted)
+    monkeypatch.setattr(sizing, "estimator", lambda keeps: noted)
     result = kerasmem.max_batch_size(deep, device="2MB")
     assert asked == ["auto"] + ["formula"] * (len(result.evaluations) - 1)
 
@@ -156,3 +158,10 @@ def test_a_hostile_name_in_the_table():
     text = plain_text(search_table(result))
     assert "\x1b" not in text
     assert "[red]\\x1b[2J.units 8 fits" in text
+
+
+@pytest.mark.parametrize(("cards", "is_said"), [([], True), ([None], True), ([None, 0], False)])
+def test_real_steps_ran_on_the_cpu_where_no_card_is_let_through(monkeypatch, cards, is_said):
+    monkeypatch.setattr(sizing, "list_devices", lambda environ: [SimpleNamespace(cuda_index=each) for each in cards])
+    notes = sizing._trial_notes(sizing.Found(8, None, True, None, True, ()), 8, ())
+    assert any("ran on the CPU" in each for each in notes) == is_said

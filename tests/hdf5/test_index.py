@@ -185,11 +185,11 @@ def craft(path, **changes):
         "size": (path.parent / "part-0.h5").stat().st_size,
         **changes,
     }
-    writer = IndexWriter(str(path), ["x"], ["<f4"], [(8,)], False)
     layout = FileLayout(str(path), values["size"], (DatasetLayout("x", (values["rows"], 8), "<f4", "contiguous"),))
+    writer = IndexWriter(str(path), layout.datasets, False)
     none = np.zeros(0, np.int64)
     writer.add(layout, 0, [Table(values.get("kind", kind), values["begin"], none, none, none, None)])
-    writer._numbers["paths"] = [values["name"]]
+    writer._named = [(values["name"], "")]
     writer.write()
     return path
 
@@ -262,7 +262,7 @@ def test_an_index_of_many_files_opens_in_little_memory(tmp_path):
         DatasetLayout("y", (rows,), "<i8", "chunked", shapes[1], ("gzip",), chunks * 9_000),
     )
     places = np.arange(chunks) * 1_000_000, np.full(chunks, 900_000, np.uint32), np.zeros(chunks, np.uint32)
-    writer = IndexWriter(str(tmp_path / "train.index"), ["x", "y"], ["<f4", "<i8"], [(32,), ()], False)
+    writer = IndexWriter(str(tmp_path / "train.index"), datasets, False)
     tables = [Table(kind, -1, *places, None) for kind in kinds]
     for number in range(files):
         url = f"http://127.0.0.1:9/bucket/some/folder/part-{number:05}.h5"

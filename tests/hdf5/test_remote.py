@@ -26,6 +26,7 @@ from kerasmem.errors import DataError, MissingExtraError, UsageError
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks by gRPC, which the emulator has not
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
+pytestmark = pytest.mark.usefixtures("loaded_python")
 CHILD = str(Path(__file__).with_name("remote_child.py"))
 ROWS, BUDGET = 3000, "2MiB"
 KINDS = {

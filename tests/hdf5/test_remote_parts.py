@@ -18,8 +18,8 @@ import pytest
 
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
-from kerasmem.hdf5.remote.cache import DiskCache, cache_key
+from kerasmem.hdf5.remote.access import RemoteAccess, ahead_bytes, read_remote
+from kerasmem.hdf5.remote.cache import DiskCache
 from kerasmem.hdf5.remote.failures import ChangedError, TransientError, retry
 from kerasmem.hdf5.remote.file import is_pattern
 from kerasmem.hdf5.remote.handle import join_extents
@@ -354,10 +354,11 @@ class TestCache:
         assert not wrong
 
     def test_another_version_is_another_key(self):
+        here, elsewhere = RemoteAccess(cache="c"), RemoteAccess({"endpoint_url": "http://o"}, cache="c")
         keys = {
-            cache_key("u", "e", 1, ""),
-            cache_key("u", "f", 1, ""),
-            cache_key("u", "e", 2, ""),
-            cache_key("u", "e", 1, "o"),
+            here.cache_key("s3://u", "e", 1),
+            here.cache_key("s3://u", "f", 1),
+            here.cache_key("s3://u", "e", 2),
+            elsewhere.cache_key("s3://u", "e", 1),
         }
-        assert len(keys) == 4
+        assert len(keys) == 4 and None not in keys

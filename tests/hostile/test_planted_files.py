@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_a_folder_of_another_user_is_not_used(tmp_path, arrays):
 
 def test_where_files_have_no_owners_nothing_is_refused(tmp_path, monkeypatch):
     """As on some network drives: every file has the same mode, whatever was asked for."""
-    make = files.tempfile.mkstemp
+    make = tempfile.mkstemp
 
     def made_for_all(**options):
         number, path = make(**options)
@@ -97,7 +98,7 @@ def test_where_files_have_no_owners_nothing_is_refused(tmp_path, monkeypatch):
     os.chmod(tmp_path / "folder", 0o777)
     with pytest.raises(UsageError):
         files.own_folder("x", str(tmp_path / "folder"))
-    monkeypatch.setattr(files.tempfile, "mkstemp", made_for_all)
+    monkeypatch.setattr(tempfile, "mkstemp", made_for_all)
     files.own_folder("x", str(tmp_path / "folder"))
     assert os.listdir(tmp_path / "folder") == []
 

@@ -48,3 +48,19 @@ def test_what_only_tensorflow_has_is_refused_elsewhere(monkeypatch):
     assert runs_on_jax()
     with pytest.raises(UsageError, match="profile: not on Keras's jax backend, only on TensorFlow; KERAS_BACKEND="):
         require_tensorflow("profile")
+
+
+def test_a_warning_of_fit_on_jax_names_the_line_of_the_script(monkeypatch):
+    from kerasmem.training import fitting
+
+    class Fitted:
+        recoveries = None
+
+    class Model:
+        def fit(self, **arguments):
+            return Fitted()
+
+    monkeypatch.setattr(fitting, "runs_on_jax", lambda: True)
+    with pytest.warns(RuntimeWarning, match="no step again") as caught:
+        fitting.fit(Model(), [[1.0]], [[1.0]])
+    assert [each.filename for each in caught] == [__file__]

@@ -11,12 +11,11 @@ import tensorflow as tf
 import kerasmem
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.models.batch import step_targets
-from kerasmem.models.inputs import model_inputs, normalise_input_shapes
+from kerasmem.models.inputs import given_targets, model_inputs, normalise_input_shapes
 from kerasmem.models.opening import open_model
-from kerasmem.models.optimizers import keeps_optimizers, optimizers_of
+from kerasmem.models.own_step import keeps_optimizers, optimizers_of
 from kerasmem.models.request import request_for
 from kerasmem.models.step import prepare_step, trace_step
-from kerasmem.models.targets import given_targets
 
 layers = keras.layers
 

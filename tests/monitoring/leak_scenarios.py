@@ -121,6 +121,7 @@ def main(names):
         else:
             results[name] = watch(name, globals()[name]())
         gc.collect()
+        gc.freeze()
     print("RESULT", json.dumps(results))
 
 

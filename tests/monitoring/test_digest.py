@@ -10,8 +10,7 @@ from kerasmem.monitoring import Sample, Timeline
 from kerasmem.monitoring.curves import thin
 from kerasmem.monitoring.log_summary import growth, summarise
 from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.monitoring.rank_logs import TrainingLogs
-from kerasmem.monitoring.ranks import group_by_rank
+from kerasmem.monitoring.rank_logs import TrainingLogs, group_by_rank
 
 
 def sample(

@@ -21,6 +21,7 @@ PACKAGE = Path(sampler_module.__file__).parents[1]
 
 
 @pytest.mark.parametrize("count", [45, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("loaded_python")
 def test_many_short_fits_end_as_they_would_without_the_logger(tmp_path, count):
     command = [sys.executable, SCRIPT, str(count)]
     done = subprocess.run(

@@ -9,7 +9,7 @@ import pytest
 from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.monitoring import Sample, Timeline, read_timeline
 from kerasmem.monitoring.logfile import LogFile, format_of
-from kerasmem.monitoring.outputs import require_tensorboard
+from kerasmem.monitoring.outputs import Board, require_tensorboard
 from kerasmem.monitoring.rows import PackedRows
 from kerasmem.monitoring.settings import LoggerSettings
 from kerasmem.monitoring.timeline import COLUMNS, KINDS
@@ -130,6 +130,8 @@ def test_columns_of_another_version_are_tolerated(timeline):
         {"rows": [[1]]},
         {"rows": 3},
         {"columns": ["run"], "rows": [[1]]},
+        {"columns": ["run", "time", "phase"], "rows": [[float("inf"), 0.5, "train"]]},
+        {"notes": None},
     ],
 )
 def test_what_is_no_timeline_is_an_input_error(timeline, change):
@@ -165,6 +167,12 @@ def test_a_file_gives_back_what_was_written(log):
     write(log, ROWS)
     assert read_timeline(log).samples == tuple(ROWS)
     assert read_timeline(log).notes == ()
+
+
+def test_a_run_of_no_number_counts_for_none(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"kind":"run","format_version":1,"run":Infinity,"notes":[]}\n')
+    assert LogFile(log, "jsonl", True).next_run == 0
 
 
 def test_notes_are_in_json_lines(tmp_path):
@@ -300,6 +308,14 @@ def test_good_arguments():
         {"verbose": True},
     ):
         LoggerSettings(**{**GOOD, **right})
+
+
+def test_tensorboard_is_loaded_before_another_thread_writes(monkeypatch, tmp_path):
+    """Its modules import one another in circles: two threads that import them at once fail."""
+    name = "tensorboard.summary.writer.record_writer"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    Board(tmp_path / "board")
+    assert name in sys.modules
 
 
 def test_tensorboard_that_is_missing_names_the_extra(monkeypatch):

@@ -7,13 +7,15 @@ import sys
 import threading
 import time
 import types
+from collections import deque
 
 import numpy as np
 import pytest
 
 import kerasmem
+from kerasmem import display
 from kerasmem.errors import UsageError
-from kerasmem.monitoring.tracking import Span, Use
+from kerasmem.monitoring.tracking import ActionTotals, Span, Use
 from kerasmem.rendering.track_table import track_table
 
 MIB = 2**20
@@ -164,6 +166,7 @@ def test_a_span_is_frozen_plain_data():
 ALLOCATOR = """
 import json, sys
 import kerasmem
+
 with kerasmem.track("without TensorFlow", show=False) as first:
     pass
 loaded = "tensorflow" in sys.modules
@@ -249,7 +252,21 @@ def test_the_table_orders_children_below_parents():
         return Span(path[-1], path, "MainThread", started, 1.0, {}, none, Use(0, 5, 9), none, None)
 
     spans = [span(("b", "d"), 4), span(("b", "c"), 3), span(("b",), 2), span(("a",), 1), span(("x", "inner"), 9)]
-    table = track_table(spans)
+    actions = {}
+    for each in [*spans, *spans]:
+        actions.setdefault(each.path, ActionTotals(each.started)).add(each)
+    table = track_table(actions)
     assert [cell.plain for cell in table.columns[0].cells] == ["a", "b", "  c", "  d", "  inner"]
-    assert list(table.columns[7].cells) == ["9 B"] * 5 and list(table.columns[8].cells) == ["+5 B"] * 5
+    assert list(table.columns[7].cells) == ["9 B"] * 5 and list(table.columns[8].cells) == ["+10 B"] * 5
     assert list(table.columns[3].cells) == ["–"] * 5
+    assert list(table.columns[1].cells) == list(table.columns[2].cells) == ["2"] * 5
+
+
+def test_a_long_program_keeps_totals_and_the_newest_calls(monkeypatch):
+    monkeypatch.setattr(display, "_spans", deque(maxlen=3))
+    monkeypatch.setattr(display, "_actions", {})
+    monkeypatch.setattr(display, "_shown_by", os.getpid())
+    for _ in range(5):
+        with kerasmem.track("step"):
+            pass
+    assert len(kerasmem.tracked()) == 3 and display._actions["step",].calls == 5

@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from kerasmem.compat.keras_compile import compile_arguments
-from kerasmem.models.targets import given_targets
+from kerasmem.models.inputs import given_targets
 from kerasmem.recovery.building import Origin
 from kerasmem.recovery.script import script
 from kerasmem.recovery.traits import Traits

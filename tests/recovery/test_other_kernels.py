@@ -16,8 +16,9 @@ layers = keras.layers
 
 
 def convnet():
-    return keras.Sequential([keras.Input((32, 32, 3)), *(layers.Conv2D(32, 3) for _ in range(3)), layers.Flatten(),
-                             layers.Dense(1)])  # fmt: skip
+    """Named, for the order of operations goes by names: "conv2d_10" comes before "conv2d_9"."""
+    parts = [*(layers.Conv2D(32, 3, name=f"conv_{number}") for number in range(3)), layers.Flatten(name="flat")]
+    return keras.Sequential([keras.Input((32, 32, 3)), *parts, layers.Dense(1, name="out")], name="net")
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from kerasmem.estimation.facade import estimate
-from kerasmem.estimation.report import Alternative, Bytes, DeviceVerdict, Instant, Pool
+from kerasmem.estimation.report import Alternative, Bytes, DeviceVerdict, Instant, Pool, interval
 from kerasmem.rendering.data import layers_to_csv
 from kerasmem.rendering.escape import printable, spreadsheet_cell
 from kerasmem.rendering.estimate_table import estimate_table
-from kerasmem.rendering.layout import interval, plain_text
+from kerasmem.rendering.layout import plain_text
 
 
 def nested_model():

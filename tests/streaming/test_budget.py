@@ -54,12 +54,12 @@ def test_the_budget_is_used_and_kept():
 
 
 def test_more_threads_than_cores_where_they_only_wait(monkeypatch):
-    monkeypatch.setattr("kerasmem.streaming.budget._cores", lambda: 2)
+    monkeypatch.setattr("kerasmem.streaming.budget.usable_cores", lambda: 2)
     packed = replace(dataset(chunk=256), filters=("gzip",))
     assert plan(dataset(chunk=256)).threads > 2
     assert plan(packed).threads == 2, "one a core, as they unpack"
     assert plan(packed, budget="20MiB").threads <= 2
-    monkeypatch.setattr("kerasmem.streaming.budget._cores", lambda: 64)
+    monkeypatch.setattr("kerasmem.streaming.budget.usable_cores", lambda: 64)
     assert plan(dataset(chunk=256)).threads == 16
     assert 4 <= plan(packed).threads <= 16, "as many as the budget has buffers for"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from math import ceil
 
 import h5py
@@ -12,7 +13,7 @@ import pytest
 from kerasmem import H5ChunkSequence, ResumeTraining
 from kerasmem.errors import UsageError
 from kerasmem.streaming.elastic import ElasticOrder, GlobalBatches
-from kerasmem.streaming.order import Blocks
+from kerasmem.streaming.order import Blocks, Segment
 
 COUNTS = (1, 2, 3, 4, 8)
 
@@ -95,6 +96,20 @@ def test_windows_hold_what_they_deliver_and_blocks_are_read_once():
         if lanes % 2 == 0:
             together = np.concatenate(read)
             assert len(np.unique(together)) == len(together), "no row is read by two workers"
+
+
+def test_what_is_remembered_of_an_order_is_within_what_the_budget_counts():
+    (_, order), *_ = orders(200_000, 960, 64, 24, 60, False, 1)
+    rows = max(order.window_rows(number) for number in range(order.windows))
+    tracemalloc.start()
+    try:
+        for number in range(order.windows):
+            order.places(Segment(number, 0, 1))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert order.windows >= 3
+    assert kept <= 2 * 8 * rows + 100_000  # a plan counts 8 bytes a row of each of two windows
 
 
 def _run(blocks, block):

@@ -19,7 +19,7 @@ import tensorflow as tf
 from kerasmem import H5ChunkSequence
 from kerasmem.cluster import worker_of
 from kerasmem.streaming.distributed import share_batches
-from kerasmem.training.common_point import latest_common
+from kerasmem.training.resume import latest_common
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from streams import tiny_model
+from streams import shared_model
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
@@ -46,18 +46,10 @@ def test_a_corrupt_chunk_is_named_when_its_rows_are_due(write, options, workers)
     with pytest.raises(DataError, match="200"):  # and it stays an error
         stream.batch(10)
     with pytest.raises(Exception, match=r"rows 200 to 210 of dataset 'x' cannot be read"):
-        tiny_model_of(50).fit(stream, epochs=2, verbose=0)
+        shared_model(50).fit(stream, epochs=2, verbose=0)
     stream.close()
     rest = np.r_[0:200, 210:400]
     assert sum(len(y) for _, y in H5ChunkSequence(path, rows=rest)) == 390, "and the rows after, left out"
-
-
-def tiny_model_of(width):
-    import keras
-
-    model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return model
 
 
 @pytest.mark.parametrize("chunks", [None, 50])
@@ -70,7 +62,7 @@ def test_a_file_cut_while_in_use(write, chunks):
         for x, _ in stream:
             assert x.min() == 1, "no silent zeros"
     with pytest.raises(Exception, match="cut while in use"):
-        tiny_model_of(50).fit(stream, verbose=0)
+        shared_model(50).fit(stream, verbose=0)
 
 
 def test_a_file_that_changed_or_went_before_it_is_read(numbered, write):
@@ -119,7 +111,7 @@ def test_fit_reports_a_failing_transform(numbered):
 
     stream = H5ChunkSequence(numbered(), transform=broken)
     with pytest.raises(Exception, match=r"transform, on batch 0 of epoch 0.*StopIteration"):
-        tiny_model().fit(stream, verbose=0)
+        shared_model().fit(stream, verbose=0)
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}])
@@ -138,7 +130,7 @@ def test_a_mere_touch_does_not_stop_a_run(write, options):
             warnings.simplefilter("error")
             assert sum(len(y) for _, y in stream.next_epoch()) == 4000, "said once"
         os.utime(path, ns=(1, 1))
-        tiny_model_of(50).fit(stream, verbose=0)
+        shared_model(50).fit(stream, verbose=0)
 
 
 def test_a_touch_while_many_threads_read(write):
@@ -179,7 +171,7 @@ def test_fit_stops_where_the_file_is_replaced(write, tmp_path):
 
     stream = H5ChunkSequence(path, batch_size=100, memory_budget="200kB", transform=replace)
     with pytest.raises(Exception, match="the file was replaced by another while in use; make the sequence again"):
-        tiny_model_of(50).fit(stream, epochs=3, verbose=0)
+        shared_model(50).fit(stream, epochs=3, verbose=0)
     stream.close()
     assert len(stream[0][1]) == 100, "closed, it may be used with the new one"
 

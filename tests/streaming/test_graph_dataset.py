@@ -13,7 +13,7 @@ from streams import slow_double
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, UsageError
-from kerasmem.streaming.dataset import within
+from kerasmem.streaming.service import within
 
 TYPES = ("u1", "i2", ">i4", "u4", "u8", "f4", ">f8", "f2", "?")
 

@@ -19,6 +19,8 @@ from kerasmem.errors import UsageError
 from kerasmem.streaming.order import Blocks
 from kerasmem.streaming.sharding import Share, read_shard
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 HERE = Path(__file__).parent
 WIDTH = 100
 

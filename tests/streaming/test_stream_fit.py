@@ -7,7 +7,7 @@ import os
 import keras
 import numpy as np
 import pytest
-from streams import Recorded, RowModel, die, note_process, raise_odd, slow_double, tiny_model
+from streams import Recorded, RowModel, die, note_process, raise_odd, shared_model, slow_double, tiny_model
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
@@ -40,7 +40,7 @@ def test_every_way_gives_every_row_once_and_the_same_batches(path):
         for shuffle in (True, False):
             stream = sequence(path, transform=slow_double, **way)
             assert stream.plan.window_rows < ROWS / 2, "several windows"
-            tiny_model().fit(stream, epochs=3, shuffle=shuffle, verbose=0)
+            shared_model().fit(stream, epochs=3, shuffle=shuffle, verbose=0)
             stream.close()
             assert [sorted(rows) for rows in stream.rows] == [list(range(ROWS))] * 3, (way, shuffle)
             expected = expected or stream.epochs
@@ -57,7 +57,7 @@ def test_each_row_is_read_about_once_an_epoch(numbered, shuffle, workers):
     path = numbered(rows=4000, chunks=16)
     stream = sequence(path, memory_budget="30kB", workers=workers, max_queue_size=4, batch_size=32)
     assert stream.plan.window_rows < 1500
-    tiny_model().fit(stream, epochs=2, shuffle=shuffle, verbose=0)
+    shared_model().fit(stream, epochs=2, shuffle=shuffle, verbose=0)
     reader = stream.opened().reader
     # two epochs, and the first window or two for the batches that Keras looks at before
     assert 8000 <= reader.rows_read <= 8000 + 2 * stream.plan.window_rows
@@ -66,7 +66,7 @@ def test_each_row_is_read_about_once_an_epoch(numbered, shuffle, workers):
 
 def test_file_order_is_kept_though_fit_shuffles(path):
     stream = sequence(path, shuffle=False)
-    tiny_model().fit(stream, shuffle=True, verbose=0)
+    shared_model().fit(stream, shuffle=True, verbose=0)
     assert stream.indices == sorted(stream.indices), "an index is the number of the batch"
     assert stream.rows[0] == list(range(ROWS))
 
@@ -223,7 +223,7 @@ def test_fit_after_an_interrupted_fit(path):
 
     with pytest.raises(KeyboardInterrupt):
         tiny_model().fit(stream, callbacks=[Stop()], verbose=0)
-    tiny_model().fit(stream, epochs=2, verbose=0)
+    shared_model().fit(stream, epochs=2, verbose=0)
     assert [sorted(rows) for rows in stream.rows[-2:]] == [list(range(ROWS))] * 2
 
 
@@ -249,7 +249,7 @@ def test_a_failing_worker_process_is_reported(path, transform, text):
     with pytest.raises(DataError, match=f"batch 0 of epoch 0.*{text}"):
         stream[0]
     with pytest.raises(Exception, match=text):
-        tiny_model().fit(stream, verbose=0)
+        shared_model().fit(stream, verbose=0)
     stream.close()
 
 

@@ -56,6 +56,15 @@ def executable() -> str:
     return str(_made[1])
 
 
+def fork_of(pid: int) -> int | None:
+    """Return the number of the fork that a program which was started so has asked for, if it has one yet."""
+    try:
+        with open(os.path.join(os.path.dirname(executable()), f"fork-{pid}")) as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
 _made: list[object] = []
 
 
@@ -135,8 +144,10 @@ def serve(path: str, owner: str, command: str) -> None:
     import selectors
     import shutil
 
+    gc.disable()
     for name in ("tensorflow", "keras", "h5py"):
         importlib.import_module(name)
+    gc.enable()
     gc.freeze()  # a collection in a fork need not copy every page of what was loaded here
     sys.executable = command
     sys.modules["loaded_python"] = sys.modules["__main__"]  # which knows the new Python
@@ -210,6 +221,8 @@ def _forked(path: bytes, files: list[int]) -> int:
     if pid:
         for descriptor in files:
             os.close(descriptor)
+        with open(path.replace(b"request-", b"fork-"), "w") as file:
+            file.write(str(pid))
         return pid
     os.setsid()
     code = 1

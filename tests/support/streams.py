@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 
@@ -38,6 +39,14 @@ class Recorded(H5ChunkSequence):
 def tiny_model(**settings):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", **settings)
+    return model
+
+
+@functools.cache
+def shared_model(width=3):
+    """A tiny model whose step is traced once, for tests about what it is fed and not about what it learns."""
+    model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
     return model
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import warnings
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -95,8 +96,12 @@ def data_of(kind, x, y, size, folder):
 
 
 def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=5000, size=2048, data="arrays", kill=None,
-        limit=None, fit=None, valid=True, seed=0, plain=False, spoil=None):  # fmt: skip
-    """Train and write what came out; with kill=N die at training step N, or end the process that takes the steps."""
+        limit=None, fit=None, valid=True, seed=0, plain=False, delay=0.0, backup=None):  # fmt: skip
+    """Train and write what came out; with kill=N die at training step N, or end the process that takes the steps.
+
+    With `delay` it dies so many seconds later, wherever it then is. With backup=[NAME, N] Keras's `BackupAndRestore`
+    saves every N steps.
+    """
     if limit:  # before TensorFlow starts
         os.environ.update(TF_CPU_ALLOCATOR_USE_BFC="true", TF_CPU_BFC_MEM_LIMIT_IN_MB=str(limit))
     import tensorflow as tf
@@ -128,14 +133,20 @@ def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=5000, s
             from kerasmem.training.steps.remote import RemoteEngine
 
             engines = [each for each in gc.get_objects() if isinstance(each, RemoteEngine)]
-            os.kill(engines[0].pid if engines else os.getpid(), signal.SIGKILL)
+            pid = engines[0].pid if engines else os.getpid()
+            if delay:
+                threading.Timer(delay, os.kill, (pid, signal.SIGKILL)).start()
+            else:
+                os.kill(pid, signal.SIGKILL)
 
-    watch = keras.callbacks.LambdaCallback(on_train_batch_end=note)
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=note)]
+    if backup:
+        callbacks.append(keras.callbacks.BackupAndRestore(os.path.join(folder, backup[0]), save_freq=backup[1]))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RuntimeWarning)
         train = net.fit if plain else lambda **all_: kerasmem.fit(net, **all_)
         try:
-            history = train(**data_of(data, x, y, size, folder), callbacks=[watch], **options)
+            history = train(**data_of(data, x, y, size, folder), callbacks=callbacks, **options)
         finally:
             _SAID.extend(str(each.message) for each in said if each.category is RuntimeWarning)
     values = [np.asarray(v.value) for v in net.variables + net.optimizer.variables]

@@ -13,6 +13,8 @@ import pytest
 from kerasmem import BestWeights, run_isolated
 from kerasmem.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 X, Y = np.linspace(-1, 1, 256).reshape(64, 4), np.linspace(0, 1, 64)
 
 

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 import kerasmem
 from kerasmem.errors import DataError, UsageError
+from kerasmem.training.steps import checks
+from kerasmem.training.steps.checks import uneven_layers
 from kerasmem.training.steps.losses import Divisors
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -27,8 +29,12 @@ CROSS = "sparse_categorical_crossentropy"
 Cross = keras.losses.SparseCategoricalCrossentropy
 
 
+AVERAGES = checks._averages_activity_penalties()
+
+
 def dense():
-    first = L.Dense(16, "tanh", kernel_regularizer="l2", activity_regularizer="l1")
+    # Keras 3.12 adds up activity penalties over the rows, which is told (below).
+    first = L.Dense(16, "tanh", kernel_regularizer="l2", activity_regularizer="l1" if AVERAGES else None)
     return keras.Sequential([keras.Input((8,)), first, L.Dense(3, "softmax")])
 
 
@@ -131,6 +137,19 @@ def test_layers_for_which_pieces_differ_are_named_once():
     with pytest.warns(RuntimeWarning, match="norm: statistics.*drop: random numbers") as said:
         kerasmem.fit(model, X, X[:, :1], batch_size=11, epochs=2, verbose=0, micro_batches=2)
     assert len([each for each in said if each.category is RuntimeWarning]) == 1
+
+
+def test_half_precision_is_named_where_it_sums_over_rows():
+    inputs = keras.Input((3, 8))
+    attended = L.MultiHeadAttention(2, 4, dtype="mixed_bfloat16", name="attend")(inputs, inputs)
+    frozen = L.Dense(4, dtype="mixed_bfloat16", name="frozen", trainable=False)(attended)
+    model = keras.Model(inputs, L.Dense(1, name="last")(L.Dense(4, dtype="mixed_float16", name="wide")(frozen)))
+    names, told = (
+        uneven_layers(model).removeprefix("micro-batches are not the same as the whole batch for ").split(": ")
+    )
+    assert set(names.split(", ")) == {"query", "key", "value", "attention_output", "wide"}
+    assert told.startswith("gradients are sums over the rows in half precision")
+    assert uneven_layers(dense()) is None
 
 
 def test_data_of_other_kinds():
@@ -293,3 +312,10 @@ def test_keras_gets_its_own_functions_back():
     assert not getattr(model.test_function, "is_kerasmem", False)
     model.fit(X, X[:, :1], epochs=2, verbose=0)
     assert int(model.optimizer.iterations) == 4
+
+
+def test_activity_penalties_that_keras_adds_up_are_told(monkeypatch):
+    model = keras.Sequential([keras.Input((4,)), L.Dense(3, activity_regularizer="l1", name="penalised"), L.Dense(1)])
+    assert (uneven_layers(model) is None) == AVERAGES
+    monkeypatch.setattr(checks, "_averages_activity_penalties", lambda: False)
+    assert "penalised: activity penalties" in uneven_layers(model)

@@ -16,6 +16,8 @@ from kerasmem.training.segments.chain import Kept, Step
 from kerasmem.training.segments.planning import plan_segments
 from kerasmem.training.segments.tracing import trace_chain
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 
 def stack(depth=12, units=256):
     inputs = keras.Input((units,))
@@ -44,7 +46,7 @@ def test_training_is_the_same_to_the_bit(name):
         model, x, y, cuts = make(name)
         if again:
             model = kerasmem.recompute(model, cuts=cuts)
-            assert [each.inside is not None for each in model._inside.segments].count(True) == 1
+            assert [each.inside is not None for each in model._inside.held].count(True) == 1
         model.compile(keras.optimizers.Adam(1e-2), "mse", run_eagerly=True)
         model.fit(x, y, epochs=3, batch_size=len(x) // 2, shuffle=False, verbose=0)
         weights.append(model.get_weights())

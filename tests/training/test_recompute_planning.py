@@ -10,8 +10,7 @@ import pytest
 from kerasmem.errors import InputError, UsageError
 from kerasmem.training.segments.chain import Kept, Step
 from kerasmem.training.segments.choosing import Table, cheapest, lowest_peak
-from kerasmem.training.segments.plan import RecomputePlan
-from kerasmem.training.segments.planning import plan_segments
+from kerasmem.training.segments.planning import RecomputePlan, plan_segments
 
 
 def chain(count, seed):

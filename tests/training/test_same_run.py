@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import keras
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 import kerasmem
+from kerasmem.errors import UsageError
 from kerasmem.training.array_source import ArraySource
 from kerasmem.training.dataset_sources import DatasetSource, make_source
+from kerasmem.training.run_state import RunState
 
 ROWS = 45
 
@@ -63,24 +66,29 @@ def given(kind):
     return {"x": x, "y": y, "batch_size": 6, **more}
 
 
+@functools.cache
+def plain_run(kind):
+    """What Keras's own `fit` gives: history, weights, and the number that Python's generator draws next."""
+    model = new_model()
+    history = model.fit(**given(kind), epochs=3, verbose=0).history
+    return history, model.get_weights(), random.random()
+
+
 @pytest.mark.parametrize("kind", ["arrays", "in order", "batch", "split", "steps", "dataset", "workers"])
 def test_the_same_seeds_give_the_same_run(tmp_path, kind):
-    model = new_model()
-    wanted = model.fit(**given(kind), epochs=3, verbose=0).history
-    drawn = random.random()
+    wanted, weights, drawn = plain_run(kind)
     ours = new_model()
     found = kerasmem.fit(ours, **given(kind), epochs=3, verbose=0, checkpoint=tmp_path / "run").history
     assert found == wanted
     assert random.random() == drawn, "Python's generator is where the script would have it"
-    for one, other in zip(ours.get_weights(), model.get_weights(), strict=True):
+    for one, other in zip(ours.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("kind", ["arrays", "batch", "dataset"])
 @pytest.mark.parametrize("batches", [3, 8])
 def test_so_it_is_where_the_run_was_stopped(tmp_path, kind, batches):
-    wanted = new_model().fit(**given(kind), epochs=3, verbose=0).history
-    drawn = random.random()
+    wanted, _, drawn = plain_run(kind)
     path = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         kerasmem.fit(
@@ -92,6 +100,12 @@ def test_so_it_is_where_the_run_was_stopped(tmp_path, kind, batches):
     assert found == wanted
     if kind == "dataset":
         assert random.random() == drawn
+
+
+@pytest.mark.parametrize("nothing", [None, np.float32(3), [None]])
+def test_data_without_rows_is_refused(nothing):
+    with pytest.raises(UsageError, match=r"^x"):
+        ArraySource(nothing, None, None, 6, True, None)
 
 
 def test_the_order_of_arrays_is_that_of_tensorflows_seed_alone():
@@ -131,3 +145,16 @@ def test_a_finished_run_leaves_pythons_generator_where_it_left_it(tmp_path):
     drawn = random.random()
     source.finish(position)
     assert random.random() == drawn
+
+
+def test_a_point_before_an_epochs_first_batch_has_the_state_that_drew_its_order():
+    source = DatasetSource(Batches(), True, None)
+    random.seed(5)
+    source.begin_epoch(0)
+    order = [source.index(place) for place in range(5)]
+    other = DatasetSource(Batches(), True, None)
+    other.go_to(source.position(RunState()), RunState())
+    random.seed(6)
+    other.begin_epoch(0)
+    assert [other.index(place) for place in range(5)] == order
+    assert source.position(RunState(epoch=1))["random"] == random.getstate()

@@ -14,6 +14,8 @@ import kerasmem
 from kerasmem.errors import DoesNotFitError, MissingExtraError, UsageError
 from kerasmem.training.isolation import DIED, DONE, OUT_OF_MEMORY, IsolatedRun
 
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
 HERE = Path(__file__).parent
 optuna = pytest.importorskip("optuna")
 keras_tuner = pytest.importorskip("keras_tuner")
@@ -149,6 +151,8 @@ def test_a_data_sets_own_batch_counts():
     data = tf.data.Dataset.from_tensor_slices((np.ones((8, 2)), np.ones(8)))
     assert _rows(data.batch(4, drop_remainder=True)) == 4 and _rows(data.batch(4)) is None
     assert _rows(np.ones((8, 2))) == 32 and _rows(iter([])) is None
+    open_rank = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=tf.TensorSpec(None, tf.float32))
+    assert _rows(open_rank) is None and _rows(data) is not None
 
 
 def test_wrong_usage(monkeypatch):

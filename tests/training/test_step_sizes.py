@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from kerasmem.devices.kernels import CUDA, TITLES
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.errors import ModelError
 from kerasmem.estimation.live import live_outcome
@@ -63,6 +64,19 @@ def test_a_step_of_the_models_own_is_estimated_too():
     model.compile(jit_compile=False)
     model.fit(*BATCH, batch_size=ROWS, verbose=0)
     assert live_outcome(model, BATCH, 1024).total > live_outcome(model, BATCH, 16).total
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_beside_a_card_its_kernels_count(monkeypatch, jit_compile):
+    import tensorflow as tf
+
+    here = live_outcome(dense(jit_compile), BATCH, 16)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["card"])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda card: {"compute_capability": (7, 5)})
+    found = live_outcome(dense(jit_compile), BATCH, 16)
+    assert (TITLES[CUDA] in found.notes[0]) != jit_compile
+    held = sum(found.categories[name] for name in ("weights", "optimizer", "inputs"))
+    assert (found.low == held < here.low) == jit_compile, "XLA's plan for the CPU stands in for the card's"
 
 
 def test_most_rows_asks_seldom():
@@ -132,12 +146,13 @@ class Engine:
         (lambda n: n > 16, lambda n: n, None, [(64, 64), (64, 32), (64, 16)]),
         (lambda n: n > 16, lambda n: n, 16, [(64, 64), (64, 16)]),
         (lambda n: True, lambda n: n, 1, [(64, 64), (2, 1)]),
+        (lambda n: n > 16, lambda n: n, -16, [(64, 64), (64, 16)]),  # not sure of 16: tried all the same
     ],
 )
 def test_what_is_tried_after_a_failure(monkeypatch, needs, asks, fitting, tried):
     engine, model = Engine(needs, asks), dense()
     driver = Driver(engine, model)
-    known = None if fitting is None else Fitting(fitting, fitting > 1, fitting == 1, None, Room(100), 0)
+    known = None if fitting is None else Fitting(abs(fitting), fitting > 1, fitting == 1, None, Room(100), 0)
     monkeypatch.setattr(driver, "_ask", lambda *_: known)
     monkeypatch.setattr("kerasmem.training.steps.driver.allocator_limit", lambda: 100)
     with (

@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from kerasmem.compat.hdf5_lock import hdf5_lock
 from kerasmem.datatools.converting.encoding import Compression, create_dataset
 from kerasmem.datatools.converting.fields import Target
 from kerasmem.datatools.converting.job import open_log, read_into, sync
@@ -125,7 +126,9 @@ class PackedStore:
                 for _, chunk, at, size in entries[entries["target"] == number].tolist():
                     self._log.seek(at)
                     place = (chunk * target.chunk_rows, *(0 for _ in target.field.shape))
-                    dataset.write_direct_chunk(place, self._log.read(size), 0)
+                    packed = self._log.read(size)
+                    with hdf5_lock():
+                        dataset.write_direct_chunk(place, packed, 0)
         self.close()
 
     def _check(self, entries: np.ndarray) -> None:

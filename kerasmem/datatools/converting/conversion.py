@@ -7,18 +7,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
 from kerasmem import checks
 from kerasmem.checks import SplitAs
-from kerasmem.datatools.converting.chunk_store import copy_attributes
 from kerasmem.datatools.converting.encoding import read_compression
 from kerasmem.datatools.converting.fields import ColumnChoice
-from kerasmem.datatools.converting.job import Job, folder_of
-from kerasmem.datatools.converting.planning import check_space, fingerprint, make_plan
+from kerasmem.datatools.converting.job import folder_of
+from kerasmem.datatools.converting.parts import PART_SIZE, Parting, read_parting, write_parts
+from kerasmem.datatools.converting.planning import WritePlan, make_plan
 from kerasmem.datatools.converting.results import Conversion, WrittenDataset
-from kerasmem.datatools.converting.running import ConversionRun
+from kerasmem.datatools.converting.running import Outcome, Ways, write_files
 from kerasmem.datatools.converting.settings import (
     ReadOptions,
     SourceOptions,
@@ -30,12 +29,13 @@ from kerasmem.datatools.converting.settings import (
 from kerasmem.datatools.converting.sizing import DEFAULT_MEMORY
 from kerasmem.datatools.converting.sources.image_decoding import LOSSES
 from kerasmem.datatools.converting.sources.opening import find_paths, open_sources
+from kerasmem.datatools.converting.sources.row_source import RowSource
 from kerasmem.datatools.converting.splitting import read_split
 from kerasmem.datatools.inspecting.advice import MOST_INPUTS, choose_features, choose_roles, stream_line
-from kerasmem.datatools.inspecting.inspection import type_name
-from kerasmem.datatools.progress import Progress
+from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.errors import DataError
-from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.layout import shown, type_name
+from kerasmem.processes.engines import Engine
 from kerasmem.units import parse_size
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def convert_data(
     memory_budget: int | str = DEFAULT_MEMORY,
     verify: bool = False,
     force: bool = False,
+    engine: Engine = None,
+    part_size: int | str = PART_SIZE,
     progress: Progress | None = None,
     **reading: Unpack[SourceOptions],
 ) -> Conversion:
@@ -70,7 +72,6 @@ def convert_data(
     Sources with the same columns are read one after another; those with none in common, such as x.npy and y.npy, side
     by side. Names are kept: those of columns, arrays and datasets, and of an .npy its file's; images become "x", the
     numbers of their folders "y". A process that is killed goes on where it was when the same call is made again.
-    The arguments from `image_size` to `text` say how sources of one kind are read (`SourceOptions`).
 
     Args:
         sources: files, patterns or folders: .npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a
@@ -89,21 +90,15 @@ def convert_data(
         compression: "none", "gzip", "zstd", or with a level, "gzip:6".
         keep_float64: write float64 as it is; else it becomes float32, and a value that this makes infinite is an error.
         narrow_integers: write whole numbers in as few bytes as their values allow; costs reading them twice.
-        image_size: "224x160", width first, to resize images; None where all have one size.
-        color: "rgb", "rgba" or "gray".
-        accept_mislabelled: accept images that are of another format than their names say.
-        follow_links: follow links in folders of images.
-        allow_external: read other files that an HDF5 file names.
-        allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
-        header: whether the first row of a CSV file names the columns.
-        delimiter: between the values of CSV; by default a comma, in .tsv a tab, and a semicolon where the first line
-            has some and no comma; numbers may then have decimal commas.
-        encoding: of the text in CSV.
-        text: columns of CSV that are texts also where they look like numbers.
         memory_budget: bytes or text ("512MiB") of the host's memory to work in.
         verify: read the files back and compare checksums before they are moved into place.
         force: overwrite outputs, and discard what an interrupted conversion with other settings left.
+        engine: what does the work, see `open_engine`: None for this process, "processes=4", "dask=tcp://host:8786",
+            "ray=host:6379", or a function like `map`. Its workers write the rows, in the same order, to part-00000.h5
+            and so on, and `output` is the index of these files, beside which they lie.
+        part_size: bytes of rows that such a file is to have, or text.
         progress: called with what goes on, the rows done and all rows.
+        **reading: how sources of one kind are read: `SourceOptions`.
 
     Raises:
         DataError: a source cannot be read, or its values cannot be written without loss.
@@ -122,7 +117,8 @@ def convert_data(
         keep_float64, read_split(split), split_as, stratify, group, narrow_integers,
     )  # fmt: skip
     options = ReadOptions(ColumnChoice(columns, drop, settings.key), settings.memory // 8, **reading)
-    return write_data(sources, output, settings, options, verify=verify, force=force, progress=progress)
+    ways = Ways(verify, force, progress or tell_nobody)
+    return write_data(sources, output, settings, options, read_parting(engine, part_size), ways)
 
 
 def write_data(
@@ -130,59 +126,52 @@ def write_data(
     output: str | os.PathLike[str],
     settings: WriteSettings,
     options: ReadOptions,
-    *,
-    verify: bool,
-    force: bool,
-    progress: Progress | None,
-    attributes_from: str | None = None,
+    parting: Parting | None,
+    ways: Ways,
 ) -> Conversion:
-    """Do what `convert_data` does, with checked settings; attributes are copied from `attributes_from`, if given."""
+    """Do what `convert_data` does, with checked settings."""
     started = time.monotonic()
-    tell = progress or (lambda what, done, total: None)
     given = [sources] if isinstance(sources, (str, os.PathLike)) else sources
-    target = read_output(output)
-    outputs = output_paths(target, settings)
     found = find_paths([os.fsdecode(path) for path in given])
-    inputs = [path for _, path in found]
-    refuse_outputs(outputs, inputs, force=force or os.path.isdir(folder_of(target)))
-    tell("opening the sources", 0, 0)
+    target = read_output(output) if parting is None else parting.read_output(output, settings)
+    if parting is None:
+        paths = [path for _, path in found]
+        refuse_outputs(output_paths(target, settings), paths, force=ways.force or os.path.isdir(folder_of(target)))
+    ways.progress("opening the sources", 0, 0)
     try:
         source = open_sources(found, options)
         for field in source.fields:
             options.columns.reads(field.name)
         options.columns.check()
-        plan = make_plan(source, settings, options, tell)
-        job = Job(target, fingerprint(source, plan, settings), discard=force)
-        with job.ending():
-            placing = job.state.get("phase") == "placing"
-            refuse_outputs(outputs, inputs, force=force or placing)
-            if not job.state:
-                check_space(plan, os.path.dirname(target), shuffle=settings.shuffle, packs=settings.compression.packs)
-            run = ConversionRun(source, plan, settings, job, threads=options.threads, progress=tell)
-            sums = run.write()
-            if attributes_from is not None and not placing:
-                pairs = [(field.columns[0], field.name) for field in plan.datasets if len(field.columns) == 1]
-                copy_attributes(attributes_from, run.paths[0], pairs)
-            if verify and not placing:
-                run.verify(sums)
-            run.place(outputs, sums)
-            return _result(run, outputs, sums, verified=verify, seconds=time.monotonic() - started)
+        plan = make_plan(source, settings, options, ways.progress)
+        if parting is None:
+            outcome = write_files(source, plan, settings, options.threads, target, ways)
+        else:
+            outcome = write_parts(source, plan, settings, options, target, ways, parting)
     except OSError as error:
         if error.filename is None:
             raise
         raise DataError(f"{shown(error.filename)}: cannot be read or written: {error.strerror}") from error
+    return _result(source, plan, settings, target, outcome, verified=ways.verify, seconds=time.monotonic() - started)
 
 
 def _result(
-    run: ConversionRun, outputs: Sequence[str], sums: Sequence[int], *, verified: bool, seconds: float
+    source: RowSource,
+    plan: WritePlan,
+    settings: WriteSettings,
+    target: str,
+    outcome: Outcome,
+    *,
+    verified: bool,
+    seconds: float,
 ) -> Conversion:
-    source, plan, settings = run.source, run.plan, run.settings
+    outputs = output_paths(target, settings)
     notes = [
         f"{name!r}: {count:,} whole numbers beyond 16,777,216 were rounded to float32; keep_float64 (--keep-float64) "
         "keeps their last digits"
-        for name, count in run.caster.inexact.items()
+        for name, count in outcome.inexact.items()
     ]
-    notes += [f"{count:,} images {LOSSES[what]}" for what, count in sorted(run.losses.items())]
+    notes += [f"{count:,} images {LOSSES[what]}" for what, count in sorted(outcome.losses.items())]
     compression = settings.compression
     columns = zip(plan.read, plan.cast, strict=True)
     saved = [read.row_bytes - cast.row_bytes for read, cast in columns if np.dtype(read.dtype).kind == "f"]
@@ -195,17 +184,17 @@ def _result(
         )
     return Conversion(
         sources=source.paths,
-        outputs=tuple(outputs),
+        outputs=outputs,
         parts=dict(zip(settings.shares, plan.assignment.sizes, strict=True)),
         rows=plan.rows,
-        datasets=tuple(_written(run, outputs, sums)),
+        datasets=tuple(_written(plan, outputs, outcome)),
         bytes_read=plan.rows * sum(field.row_bytes for field in plan.read),
-        bytes_written=sum(os.path.getsize(path) for path in outputs),
+        bytes_written=outcome.size,
         float64_saved=plan.rows * sum(saved),
         compression=f"{compression.kind}:{compression.level}" if compression.packs else "none",
         shuffled=settings.shuffle,
         seed=settings.seed,
-        resumed_rows=run.resumed_rows,
+        resumed_rows=outcome.resumed_rows,
         verified=verified,
         seconds=seconds,
         notes=(*source.notes, *notes),
@@ -213,20 +202,18 @@ def _result(
     )
 
 
-def _written(run: ConversionRun, outputs: Sequence[str], sums: Sequence[int]) -> Iterator[WrittenDataset]:
-    read = {field.name: type_name(field.dtype) for field in run.plan.read}
-    for target, crc32 in zip(run.plan.targets, sums, strict=True):
-        field, path = target.field, outputs[target.file]
-        with h5py.File(path, "r") as file:
-            stored_bytes = int(file[target.name].id.get_storage_size())
+def _written(plan: WritePlan, outputs: Sequence[str], outcome: Outcome) -> Iterator[WrittenDataset]:
+    read = {field.name: type_name(field.dtype) for field in plan.read}
+    for target, crc32, stored_bytes in zip(plan.targets, outcome.sums, outcome.stored, strict=True):
+        field = target.field
         yield WrittenDataset(
-            path=path,
+            path=outputs[target.file],
             name=target.name,
             rows=target.rows,
             shape=field.shape,
             dtype=type_name(field.dtype),
             source_dtype="+".join(dict.fromkeys(read[column] for column in field.columns)),
-            chunk_rows=target.chunk_rows,
+            chunk_rows=min(target.chunk_rows, outcome.most_rows),
             bytes=target.rows * field.row_bytes,
             stored_bytes=stored_bytes,
             crc32=crc32,

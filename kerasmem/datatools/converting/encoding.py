@@ -50,13 +50,13 @@ def read_compression(value: str | None) -> Compression:
         UsageError: there is no such compression.
         MissingExtraError: it needs a package that is not installed.
     """
-    kind, _, level = (value or "none").partition(":")
+    kind, _, level = str(value or "none").partition(":")
     if kind == "none" and not level:
         return Compression()
     if kind not in _LEVELS:
         raise UsageError(f"compression: {value!r} is none of none, gzip, zstd, gzip:1 to gzip:9, zstd:1 to zstd:19")
     usual, least, most = _LEVELS[kind]
-    if level and not (level.isdigit() and least <= int(level) <= most):
+    if level and not (level.isdecimal() and least <= int(level) <= most):
         raise UsageError(f"compression: {kind} has levels {least} to {most}, not {level!r}")
     if kind == "zstd" and (not register_filters() or find_spec("imagecodecs") is None):
         raise MissingExtraError("compression with zstd", "codecs")

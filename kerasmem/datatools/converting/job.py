@@ -85,10 +85,13 @@ class Job:
         self._written, self._since = 0, time.monotonic()
 
     @contextlib.contextmanager
-    def ending(self) -> Iterator[None]:
+    def ending(self, *, keeps: bool = False) -> Iterator[None]:
         """Remove the folder where the work ends or fails; keep it where the process is interrupted and can go on.
 
         A `UsageError` before anything was done leaves the folder of an earlier, interrupted conversion.
+
+        Args:
+            keeps: whether the folder is kept also where the work fails.
 
         Raises:
             DataError: what an interrupted conversion left is damaged.
@@ -96,11 +99,11 @@ class Job:
         try:
             yield
         except BaseException as error:
-            if self.state and (isinstance(error, UsageError) or not isinstance(error, Exception)):
+            if self.state and (keeps or isinstance(error, UsageError) or not isinstance(error, Exception)):
                 self.close()
             else:
                 self.remove()
-            if self._goes_on and _is_damage(error):
+            if not keeps and self._goes_on and _is_damage(error):
                 raise DataError(
                     f"{shown(self.folder)}: what an interrupted conversion left there cannot be gone on with "
                     f"({one_line(str(error), 200)}); it was removed, and the same command now begins again"

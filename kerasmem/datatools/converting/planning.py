@@ -17,6 +17,7 @@ from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings
 from kerasmem.datatools.converting.sizing import Sizes, choose_chunk_rows, choose_sizes
 from kerasmem.datatools.converting.sources.row_source import RowSource, even_pieces, rows_in
 from kerasmem.datatools.converting.splitting import GroupedSplit, RandomSplit
+from kerasmem.datatools.inspecting.inspection import count_classes
 from kerasmem.datatools.progress import Progress
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
@@ -158,9 +159,7 @@ def _count_keys(source: RowSource, key: str, progress: Progress) -> dict[int, in
     counts: Counter[int] = Counter()
     done = 0
     for piece in even_pieces(source.pieces(0, _SURVEY_ROWS, [key]), _SURVEY_ROWS):
-        found, rows = np.unique(keys_of(piece[key], key), return_counts=True)
-        counts.update(dict(zip(found.tolist(), rows.tolist(), strict=True)))
-        if len(counts) > _MOST_KEYS:
+        if not count_classes(counts, keys_of(piece[key], key), _MOST_KEYS):
             raise DataError(
                 f"{shown(key)}: has more than {_MOST_KEYS:,} different values; they cannot all be remembered"
             )

@@ -11,14 +11,17 @@ from kerasmem import checks
 from kerasmem.datatools.converting.conversion import write_data
 from kerasmem.datatools.converting.encoding import read_compression
 from kerasmem.datatools.converting.fields import ColumnChoice
+from kerasmem.datatools.converting.parts import PART_SIZE, read_parting
 from kerasmem.datatools.converting.results import Reading, Repacking
+from kerasmem.datatools.converting.running import Ways
 from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings
 from kerasmem.datatools.converting.sizing import DEFAULT_MEMORY
 from kerasmem.datatools.inspecting.inspection import choose_pair, preview_mixing, preview_plan
 from kerasmem.datatools.inspecting.listing import list_contents
-from kerasmem.datatools.progress import Progress
+from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.settings import read_path
+from kerasmem.processes.engines import Engine
 from kerasmem.units import parse_size
 
 
@@ -39,6 +42,8 @@ def repack_data(
     memory_budget: int | str = DEFAULT_MEMORY,
     verify: bool = False,
     force: bool = False,
+    engine: Engine = None,
+    part_size: int | str = PART_SIZE,
     progress: Progress | None = None,
 ) -> Repacking:
     """Rewrite an HDF5 file in whole rows and chunks of about 1 MiB, compressed as asked for.
@@ -61,6 +66,8 @@ def repack_data(
         memory_budget: bytes or text ("512MiB") of the host's memory to work in.
         verify: read the file back and compare checksums before it is moved into place.
         force: overwrite the output.
+        engine: as for `convert_data`; `output` is then an index, and the files beside it hold the rows.
+        part_size: as for `convert_data`.
         progress: called with what goes on, the rows done and all rows.
 
     Raises:
@@ -87,10 +94,11 @@ def repack_data(
         allow_external=allow_external, allow_hdf5_filters=allow_hdf5_filters,
     )  # fmt: skip
     before = read_reading(source, settings.batch_size)
-    done = write_data(
-        source, output, settings, options, verify=verify, force=force, progress=progress, attributes_from=source
-    )
-    return Repacking(done, before, read_reading(done.outputs[0], settings.batch_size))
+    parting = read_parting(engine, part_size)
+    ways = Ways(verify, force, progress or tell_nobody, attributes_from=source)
+    done = write_data(source, output, settings, options, parting, ways)
+    after = read_reading(done.outputs[0], settings.batch_size) if parting is None else None
+    return Repacking(done, before, after)
 
 
 def read_reading(path: str, batch_size: int) -> Reading | None:
@@ -104,7 +112,7 @@ def read_reading(path: str, batch_size: int) -> Reading | None:
         needed, read = plan.bytes_per_epoch()
         ratio = None
         labels = contents.usable.get(y or "")
-        if labels is not None and labels.row_shape in ((), (1,)) and labels.dtype[1] in "iub":
+        if labels is not None and labels.may_be_labels:
             ratio = preview_mixing(plan, labels.name).ratio
     except (DataError, UsageError):
         return None

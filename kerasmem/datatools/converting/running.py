@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import h5py
@@ -14,11 +15,11 @@ import numpy as np
 
 from kerasmem.datatools.converting.bucket_file import BucketFile
 from kerasmem.datatools.converting.casting import Caster
-from kerasmem.datatools.converting.chunk_store import PackedStore, PlainStore
+from kerasmem.datatools.converting.chunk_store import PackedStore, PlainStore, copy_attributes
 from kerasmem.datatools.converting.fields import Rows, join_columns
 from kerasmem.datatools.converting.job import Job
-from kerasmem.datatools.converting.planning import WritePlan, keys_of
-from kerasmem.datatools.converting.settings import WriteSettings
+from kerasmem.datatools.converting.planning import WritePlan, check_space, fingerprint, keys_of
+from kerasmem.datatools.converting.settings import WriteSettings, output_paths, refuse_outputs
 from kerasmem.datatools.converting.sources.row_source import RowSource, even_pieces, rows_in
 from kerasmem.datatools.converting.writing import ChunkWriter
 from kerasmem.datatools.inspecting.listing import CHECKSUM, checksums
@@ -27,6 +28,85 @@ from kerasmem.errors import KerasmemError
 from kerasmem.hdf5.layout import shown
 
 _BUCKETS, _PLACES = 2, 3  # which of the random streams
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a conversion turned out to have written, apart from what was planned.
+
+    Args:
+        sums: the checksum of each dataset.
+        stored: bytes that each takes.
+        size: bytes of the files.
+        inexact: whole numbers that were rounded, by column.
+        losses: images that lost something, by what it was.
+        resumed_rows: rows that an interrupted run had done before.
+        most_rows: of a dataset in one file.
+    """
+
+    sums: Sequence[int]
+    stored: Sequence[int]
+    size: int
+    inexact: Mapping[str, int]
+    losses: Mapping[str, int]
+    resumed_rows: int
+    most_rows: int
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How a conversion is carried out, on which its result does not depend.
+
+    Args:
+        verify: read the files back and compare.
+        force: overwrite outputs, and discard what an interrupted conversion with other settings left.
+        progress: told how far things are.
+        attributes_from: the HDF5 file whose attributes are copied.
+    """
+
+    verify: bool
+    force: bool
+    progress: Progress
+    attributes_from: str | None = None
+
+
+def write_files(
+    source: RowSource, plan: WritePlan, settings: WriteSettings, threads: int, target: str, ways: Ways
+) -> Outcome:
+    """Write a source's rows to files, whole or not at all.
+
+    Args:
+        source: what is read.
+        plan: what is written.
+        settings: order, split and compression.
+        threads: that compress.
+        target: the file, from whose name those of several are made.
+        ways: how.
+    """
+    outputs = output_paths(target, settings)
+    job = Job(target, fingerprint(source, plan, settings), discard=ways.force)
+    with job.ending():
+        placing = job.state.get("phase") == "placing"
+        refuse_outputs(outputs, source.paths, force=ways.force or placing)
+        if not job.state:
+            check_space(plan, os.path.dirname(target), shuffle=settings.shuffle, packs=settings.compression.packs)
+        run = ConversionRun(source, plan, settings, job, threads=threads, progress=ways.progress)
+        sums = run.write()
+        if ways.attributes_from is not None and not placing:
+            pairs = [(field.columns[0], field.name) for field in plan.datasets if len(field.columns) == 1]
+            copy_attributes(ways.attributes_from, run.paths[0], pairs)
+        if ways.verify and not placing:
+            run.verify(sums)
+        run.place(outputs, sums)
+        stored = [_stored_bytes(outputs[each.file], each.name) for each in plan.targets]
+        size = sum(os.path.getsize(path) for path in outputs)
+        most = max(each.rows for each in plan.targets)
+        return Outcome(sums, stored, size, run.caster.inexact, run.losses, run.resumed_rows, most)
+
+
+def _stored_bytes(path: str, name: str) -> int:
+    with h5py.File(path, "r") as file:
+        return int(file[name].id.get_storage_size())
 
 
 class ConversionRun:

@@ -12,6 +12,7 @@ from kerasmem.checks import Color, SplitAs
 from kerasmem.datatools.converting.encoding import Compression
 from kerasmem.datatools.converting.fields import ColumnChoice
 from kerasmem.datatools.converting.splitting import read_split
+from kerasmem.devices.host import usable_cores
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import read_path
@@ -21,12 +22,25 @@ _MOST_THREADS = 16
 
 def available_threads() -> int:
     """Return how many threads decode and compress."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _MOST_THREADS)
+    return min(usable_cores(), _MOST_THREADS)
 
 
 class SourceOptions(TypedDict, total=False):
-    """The arguments of `convert_data` that say how sources of one kind are read; it has them explained."""
+    """The arguments of `convert_data` that say how sources of one kind are read.
+
+    Args:
+        image_size: "224x160", width first, to resize images; None where all have one size.
+        color: "rgb", "rgba" or "gray".
+        accept_mislabelled: accept images that are of another format than their names say.
+        follow_links: follow links in folders of images.
+        allow_external: read other files that an HDF5 file names.
+        allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
+        header: whether the first row of a CSV file names the columns.
+        delimiter: between the values of CSV; by default a comma, in .tsv a tab, and a semicolon where the first line
+            has some and no comma; numbers may then have decimal commas.
+        encoding: of the text in CSV.
+        text: columns of CSV that are texts also where they look like numbers.
+    """
 
     image_size: Any
     color: Color
@@ -42,7 +56,7 @@ class SourceOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Everything that says how sources are read; what is not explained here is as in `convert_data`.
+    """Everything that says how sources are read; what is not explained here is as in `SourceOptions`.
 
     Args:
         columns: which columns are read.

@@ -32,7 +32,7 @@ def read_split(value: Any) -> dict[str, float]:
     if isinstance(value, Mapping):
         pairs = [(str(name), share) for name, share in value.items()]
     else:
-        entries = value.split(",") if isinstance(value, str) else list(value)
+        entries = value.split(",") if isinstance(value, str) else list(value) if np.iterable(value) else [value]
         texts = [str(entry).strip() for entry in entries]
         if all("=" in text for text in texts):
             pairs = [(text.split("=", 1)[0].strip(), text.split("=", 1)[1]) for text in texts]

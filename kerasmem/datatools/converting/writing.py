@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from kerasmem.archives import open_archive
 from kerasmem.datatools.converting.chunk_store import PackedStore, PlainStore
 from kerasmem.datatools.converting.encoding import Compression
 from kerasmem.datatools.converting.fields import Target
-from kerasmem.files import open_archive, open_kept, replacing
+from kerasmem.files import open_kept, replacing
 
 
 class ChunkWriter:

@@ -26,7 +26,11 @@ def known(layout: DatasetLayout) -> Known:
 
 def is_named_target(name: str) -> bool:
     """Return whether a dataset is called as targets are."""
-    return name.rsplit("/", 1)[-1].lower() in _TARGETS
+    return _last_part(name) in _TARGETS
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition("/")[2].lower()
 
 
 def choose_roles(datasets: Sequence[Known]) -> tuple[str, str | None]:
@@ -39,12 +43,8 @@ def choose_roles(datasets: Sequence[Known]) -> tuple[str, str | None]:
         >>> choose_roles([("id", "<i8", ()), ("images", "|u1", (28, 28)), ("label", "<i4", ())])
         ('images', 'label')
     """
-
-    def named(name: str, among: Sequence[str]) -> bool:
-        return name.rsplit("/", 1)[-1].lower() in among
-
-    rest = [entry for entry in datasets if not named(entry[0], _TARGETS)] or list(datasets)
-    by_name = [entry for entry in rest if named(entry[0], _FEATURES)]
+    rest = [entry for entry in datasets if not is_named_target(entry[0])] or list(datasets)
+    by_name = [entry for entry in rest if _last_part(entry[0]) in _FEATURES]
     x = max(by_name or rest, key=lambda entry: prod(entry[2]) * np.dtype(entry[1]).itemsize)
     others = [entry for entry in datasets if entry[0] != x[0]]
     folder = x[0].rpartition("/")[0]
@@ -52,7 +52,7 @@ def choose_roles(datasets: Sequence[Known]) -> tuple[str, str | None]:
     def fitness(entry: Known) -> tuple[bool, bool, bool, bool]:
         name, dtype, shape = entry
         whole = np.dtype(dtype).kind in "iub" and prod(shape) == 1
-        return named(name, _TARGETS), whole, prod(shape) == 1, name.rpartition("/")[0] == folder
+        return is_named_target(name), whole, prod(shape) == 1, name.rpartition("/")[0] == folder
 
     candidates = [entry for entry in others if fitness(entry)[0] or fitness(entry)[1] or len(others) == 1]
     if not candidates:
@@ -72,7 +72,7 @@ def choose_features(datasets: Sequence[Known], x: str, y: str | None) -> list[st
         ['age', 'height']
     """
     shapes = {name: shape for name, _, shape in datasets}
-    if x.rsplit("/", 1)[-1].lower() in _FEATURES or prod(shapes[x]) != 1:
+    if _last_part(x) in _FEATURES or prod(shapes[x]) != 1:
         return [x]
     return [name for name, shape in shapes.items() if name != y and prod(shape) == 1]
 

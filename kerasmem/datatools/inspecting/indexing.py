@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import os
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,10 +26,11 @@ from kerasmem.hdf5.links import walk_objects
 from kerasmem.hdf5.opened import OpenFile
 from kerasmem.hdf5.remote.access import REQUESTS, RemoteAccess, read_remote
 from kerasmem.hdf5.remote.fetcher import RangeFetcher
-from kerasmem.hdf5.remote.file import ask_for_info, open_remote
+from kerasmem.hdf5.remote.file import ask_for_info, open_remote, put_file
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.scan import close_file, look_at, open_file, scan_file
-from kerasmem.hdf5.settings import INDEX_SUFFIX, Access, read_path, read_paths
+from kerasmem.hdf5.settings import INDEX_SUFFIX, Access, read_paths, read_place
+from kerasmem.processes.engines import Engine, open_engine
 from kerasmem.units import MIB
 
 _GROUP = 128  # remote files whose first bytes are asked for at once, and stay in memory until they are looked at
@@ -43,6 +47,7 @@ def index_data(
     checksums: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     allow_hdf5_filters: bool = False,
+    engine: Engine = None,
     progress: Progress | None = None,
 ) -> DataIndexed:
     """Write an index of HDF5 files that are read as one: `H5ChunkSequence("train.index")` then opens none of them.
@@ -53,14 +58,16 @@ def index_data(
 
     Args:
         paths: the files as for `H5ChunkSequence`: a list, a pattern, or URLs.
-        output: the index to write, a name that ends with ".index". Files beside and below it are named relative to it,
-            so that both can be moved together.
+        output: the index to write, a path or URL that ends with ".index". Files beside and below a path are named
+            relative to it, so that both can be moved together.
         datasets: their names; by default all that have as many rows as the largest one of the first file.
         checksums: read all data, and note a CRC-32 of each chunk, or of each quarter of a MiB of data without chunks.
             They are compared whenever these bytes are read, so that a byte that changed on disk or on its way is an
             error.
         storage_options: for URLs, as for `H5ChunkSequence`.
         allow_hdf5_filters: as for `H5ChunkSequence`.
+        engine: what looks into the files: None for this process, or as for `convert_data`. Its workers have to find
+            the files under the same names.
         progress: called with what goes on, how many files are done, and of how many.
 
     Returns:
@@ -81,7 +88,7 @@ def index_data(
         >>> H5ChunkSequence("/tmp/indexed.index").num_rows
         300
     """
-    target = read_path(output)
+    target = read_place(output)
     if not target.endswith(INDEX_SUFFIX):
         raise UsageError(f"output: {shown(target)} does not end with {INDEX_SUFFIX!r}, by which an index is known")
     remote = read_remote(storage_options, None, None)
@@ -91,7 +98,12 @@ def index_data(
     wanted = [plain_name(name) for name in datasets] if datasets else _choose(files[0], access)
     with_sums = checks.flag("checksums", checksums)
     try:
-        rows, stored, hidden = _write(target, files, wanted, access, with_sums, progress)
+        with open_engine(engine) as run_tasks, _written_to(target, remote) as path:
+            look = functools.partial(_look_into_group, names=wanted, access=access, checksums=with_sums)
+            groups = (files[start : start + _GROUP] for start in range(0, len(files), _GROUP))
+            found: Iterator[_Found] = itertools.chain.from_iterable(run_tasks(look, groups))
+            rows, stored, hidden = _write(path, found, wanted, with_sums, len(files), progress)
+            size = os.path.getsize(path)
     except OSError as error:
         raise DataError(f"{shown(target)}: the index cannot be written: {error.strerror or error}") from error
     notes = [
@@ -99,37 +111,45 @@ def index_data(
         "has no checksums"
         for name in sorted(hidden)
     ]
-    size = os.path.getsize(target)
     return DataIndexed(target, len(files), rows, tuple(wanted), stored, size, with_sums, tuple(notes))
 
 
+@contextlib.contextmanager
+def _written_to(target: str, remote: RemoteAccess) -> Iterator[str]:
+    """Yield the path at which to write what is to end up at a path or URL."""
+    if not is_url(target):
+        yield target
+        return
+    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
+        path = os.path.join(folder, f"index{INDEX_SUFFIX}")
+        yield path
+        put_file(path, target, remote)
+
+
+_Found = tuple[FileLayout, int, list[Table]]
+"""A file, when it was changed, and where each of its datasets lies."""
+
+
 def _write(
-    path: str, files: Sequence[str], names: list[str], access: Access, checksums: bool, progress: Progress | None
+    path: str, found: Iterable[_Found], names: list[str], checksums: bool, files: int, progress: Progress | None
 ) -> tuple[int, int, set[str]]:
     """Write an index; return the rows, the bytes that the datasets take, and those that HDF5 alone finds."""
     writer: IndexWriter | None = None
     first: FileLayout | None = None
     hidden: set[str] = set()
-    fetcher = _Fetcher(access.remote)
     rows = stored = 0
-    try:
-        for done, layout in enumerate(_layouts(files, names, access)):
-            first = first or layout
-            DataLayout((first, layout))  # refuses one that differs
-            if writer is None:
-                dtypes, shapes = [each.dtype for each in layout.datasets], [each.row_shape for each in layout.datasets]
-                writer = IndexWriter(path, names, dtypes, shapes, checksums)
-            time, tables = _look_into(layout, access, fetcher, checksums)
-            writer.add(layout, time, tables)
-            hidden |= {name for name, table in zip(names, tables, strict=True) if not table.kind.direct}
-            rows += layout.datasets[0].rows
-            stored += sum(each.stored_bytes for each in layout.datasets)
-            if progress is not None:
-                progress("indexing", done + 1, len(files))
-        assert writer is not None
-        writer.write()
-    finally:
-        fetcher.close()
+    for done, (layout, time, tables) in enumerate(found):
+        first = first or layout
+        DataLayout((first, layout))  # refuses one that differs
+        writer = writer or IndexWriter(path, layout.datasets, checksums)
+        writer.add(layout, time, tables)
+        hidden |= {name for name, table in zip(names, tables, strict=True) if not table.kind.direct}
+        rows += layout.datasets[0].rows
+        stored += sum(each.stored_bytes for each in layout.datasets)
+        if progress is not None:
+            progress("indexing", done + 1, files)
+    assert writer is not None
+    writer.write()
     return rows, stored, hidden
 
 
@@ -153,12 +173,15 @@ def _choose(path: str, access: Access) -> list[str]:
     return [layout.name for layout in found if layout.rows == largest.rows]
 
 
-def _layouts(files: Sequence[str], names: list[str], access: Access) -> Iterator[FileLayout]:
-    for start in range(0, len(files), _GROUP):
-        group = files[start : start + _GROUP]
-        known = ask_for_info([path for path in group if is_url(path)], access.remote)
-        for path in group:
-            yield scan_file(path, names, access, known.get(path))
+def _look_into_group(files: Sequence[str], names: list[str], access: Access, checksums: bool) -> list[_Found]:
+    """Look into some files."""
+    known = ask_for_info([path for path in files if is_url(path)], access.remote)
+    fetcher = _Fetcher(access.remote)
+    try:
+        layouts = (scan_file(path, names, access, known.get(path)) for path in files)
+        return [(layout, *_look_into(layout, access, fetcher, checksums)) for layout in layouts]
+    finally:
+        fetcher.close()
 
 
 class _Fetcher:

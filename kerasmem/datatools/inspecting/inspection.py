@@ -12,11 +12,11 @@ import numpy as np
 
 from kerasmem import checks
 from kerasmem.datatools.inspecting.advice import choose_features, choose_roles, is_named_target, known, stream_line
-from kerasmem.datatools.inspecting.listing import Contents, Entry, checksum, list_contents
+from kerasmem.datatools.inspecting.listing import Contents, Entry, checksums, list_contents
 from kerasmem.datatools.inspecting.results import DatasetReport, Inspection
 from kerasmem.datatools.progress import Progress
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.layout import DatasetLayout, plain_name, shown
+from kerasmem.hdf5.layout import plain_name, shown, type_name
 from kerasmem.hdf5.scan import scan_files
 from kerasmem.hdf5.settings import Access, read_parts, read_path
 from kerasmem.streaming.description import advise, describe_plan, describe_quality
@@ -89,7 +89,7 @@ def inspect_data(
     access = Access(allow_external=allow_external, allow_hdf5_filters=allow_hdf5_filters)
     contents = list_contents(read_path(path), access)
     batch_size = checks.whole("batch_size", batch_size)
-    labels = [entry.name for entry in contents.entries if entry.layout is not None and _may_be_labels(entry.layout)]
+    labels = [name for name, layout in contents.usable.items() if layout.may_be_labels]
     first, second = choose_pair(contents, x, y)
     counted = set(_likely_labels(labels, second))
     share = MOST_COUNTED // max(1, len(counted))
@@ -198,15 +198,11 @@ def _checked_name(contents: Contents, option: str, name: str | None) -> str | No
     raise UsageError(f"{option}: there is no dataset {shown(name)}; there are {listed}")
 
 
-def count_classes(counts: Counter[int], values: np.ndarray) -> bool:
-    """Add the values of a window to the counts; return False once there are too many different ones to be labels."""
+def count_classes(counts: Counter[int], values: np.ndarray, most: int = MOST_CLASSES) -> bool:
+    """Add the values of some rows to the counts; return False once there are too many different ones to be labels."""
     found, rows = np.unique(values.reshape(len(values)), return_counts=True)
     counts.update(dict(zip(map(int, found.tolist()), rows.tolist(), strict=True)))
-    return len(counts) <= MOST_CLASSES
-
-
-def _may_be_labels(layout: DatasetLayout) -> bool:
-    return np.dtype(layout.dtype).kind in "iub" and prod(layout.row_shape) == 1
+    return len(counts) <= most
 
 
 def _likely_labels(names: Sequence[str], y: str | None) -> list[str]:
@@ -268,7 +264,7 @@ def _report(
     state = ""
     if verify and entry.checksum is not None:
         tell(f"summing up {entry.name}", 0, layout.rows)
-        state = "right" if checksum(contents.path, entry.name) == entry.checksum else "wrong"
+        state = "right" if checksums(contents.path, [entry.name])[entry.name] == entry.checksum else "wrong"
     return DatasetReport(
         name=entry.name,
         shape=layout.shape,
@@ -287,12 +283,6 @@ def _report(
         infinite_count=infinite,
         checksum=state,
     )
-
-
-def type_name(dtype: str) -> str:
-    """Return a type as it is shown: "float32", "big-endian int16"."""
-    kind = np.dtype(dtype)
-    return ("big-endian " if kind.byteorder == ">" else "") + kind.newbyteorder("=").name
 
 
 def _label_counts(entry: Entry, windows: Iterator[np.ndarray]) -> dict[str, int] | None:

@@ -122,16 +122,11 @@ def opened(path: str, locking: bool | str | None, what: str) -> Iterator[h5py.Fi
         close_file(file)
 
 
-def checksum(path: str, name: str) -> int:
-    """Return the CRC-32 of a dataset's values in order, little-endian, whatever their chunks.
-
-    It tells whether a dataset still holds what was written.
-    """
-    return checksums(path, [name])[name]
-
-
 def checksums(path: str, names: Sequence[str]) -> dict[str, int]:
-    """Return `checksum` of datasets of equally many rows, in one pass through the file."""
+    """Return the CRC-32 of datasets' values in order, little-endian, whatever their chunks, in one pass through a file.
+
+    It tells whether a dataset still holds what was written. The datasets have equally many rows.
+    """
     values = dict.fromkeys(names, 0)
     for _, window in read_windows([path], names):
         for name, array in window.items():

@@ -2,51 +2,61 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.datatools.inspecting.inspection import choose_pair, count_classes
+from kerasmem.datatools.inspecting.inspection import MOST_CLASSES, choose_pair, count_classes
 from kerasmem.datatools.inspecting.listing import Contents, list_contents
 from kerasmem.datatools.inspecting.results import ColumnStats, DataStats
-from kerasmem.datatools.progress import Progress
+from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import DatasetLayout, plain_name, shown
-from kerasmem.hdf5.settings import Access, read_path
+from kerasmem.hdf5.remote.urls import is_url
+from kerasmem.hdf5.scan import scan_files
+from kerasmem.hdf5.settings import Access, read_files, read_path
+from kerasmem.processes.engines import Engine, open_engine
 from kerasmem.streaming.file_order import read_windows
 
 _PIECE_VALUES = 1 << 18  # taken together as float64: they stay in the processor's cache
+_SECTION_VALUES = 1 << 24  # added up by themselves, whoever does it
+_TASK_VALUES = 1 << 28  # that a worker adds up at a time
 _MOST_SHOWN = 16  # numbers written out in code
 
 
 @checks.former_names(names="datasets")
 def data_stats(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     datasets: Sequence[str] | None = None,
     *,
     scale: float = 1.0,
     allow_external: bool = False,
     allow_hdf5_filters: bool = False,
+    engine: Engine = None,
     progress: Progress | None = None,
 ) -> DataStats:
     """Return mean, variance, range and class weights of datasets, for `keras.layers.Normalization` and `class_weight`.
 
     Means and variances are those that `Normalization(axis=-1).adapt` finds: over all axes but the last. They are taken
     piece by piece in float64 and put together as Chan, Golub and LeVeque do, which loses no digits however many rows
-    there are and however far from 0 the values lie. NaN and infinity are counted and left out.
+    there are and however far from 0 the values lie. NaN and infinity are counted and left out. The figures are the same
+    to the last digit whatever reads the data.
 
     Args:
-        path: the HDF5 file.
+        path: the HDF5 file, or an index, a list or a pattern of files that are read as one.
         datasets: the datasets, of equally many rows; None for all that go with the largest.
         scale: the factor that x will be multiplied by, such as 1/255; applied to the features, not to labels.
         allow_external: follow what leads into other files.
         allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
+        engine: what adds up: None for this process, or as for `convert_data`. Its workers have to find the files under
+            the same names.
         progress: called with what goes on, the rows done and all rows.
 
     Raises:
@@ -65,21 +75,57 @@ def data_stats(
     """
     scale = checks.number("scale", scale, least=-math.inf)
     access = Access(allow_external=allow_external, allow_hdf5_filters=allow_hdf5_filters)
-    contents = list_contents(read_path(path), access)
+    files = read_files(path)
+    contents = list_contents(_first_file(files), access)
     first, second = choose_pair(contents, datasets[0] if datasets else None, None)
     if first is None:
         contents.refuse_unusable()
-    layouts = _choose_layouts(contents, first, datasets)
-    columns = {layout.name: _Moments(layout) for layout in layouts}
-    rows = 0
-    for start, window in read_windows([contents.path], list(columns), access=access):
+    layouts = scan_files(files, [each.name for each in _choose_layouts(contents, first, datasets)], access).datasets
+    rows = layouts[0].rows
+    section = max(1, _SECTION_VALUES // max(prod(layout.row_shape) for layout in layouts))
+    step = rows if engine is None else section * max(1, _TASK_VALUES // _SECTION_VALUES)
+    tasks = [range(start, min(start + step, rows)) for start in range(0, rows, step)]
+    tell = progress or tell_nobody
+    add_up = functools.partial(
+        _add_up, files=files, layouts=layouts, access=access, section=section,
+        progress=tell if engine is None else None,
+    )  # fmt: skip
+    columns: list[_Moments] = []
+    with open_engine(engine) as run_tasks:
+        for task, found in zip(tasks, run_tasks(add_up, tasks), strict=True):
+            columns = [one.join(other) for one, other in zip(columns, found, strict=True)] if columns else found
+            tell("adding up", task.stop, rows)
+    results = tuple(column.result(scale) for column in columns)
+    given = read_path(path) if isinstance(path, (str, os.PathLike)) else contents.path
+    return DataStats(given, rows, scale, results, _code(given, results, first, second, datasets, scale))
+
+
+def _first_file(files: Sequence[str | Mapping[str, str]]) -> str:
+    first = files[0]
+    if not isinstance(first, str) or is_url(first):
+        raise UsageError("path: statistics are of files on this machine, one after another")
+    return first
+
+
+def _add_up(
+    rows: range,
+    *,
+    files: Sequence[str | Mapping[str, str]],
+    layouts: Sequence[DatasetLayout],
+    access: Access,
+    section: int,
+    progress: Progress | None,
+) -> list[_Moments]:
+    """Return what some rows of each dataset come to; they begin where a section does."""
+    columns = {layout.name: _Moments(layout, section, from_start=not rows.start) for layout in layouts}
+    for start, window in read_windows(files, list(columns), start=rows.start, stop=rows.stop, access=access):
         for name, values in window.items():
             columns[name].add(values)
-        rows = start + len(next(iter(window.values())))
         if progress is not None:
-            progress("adding up", rows, layouts[0].rows)
-    results = tuple(column.result(scale) for column in columns.values())
-    return DataStats(contents.path, rows, scale, results, _code(contents.path, results, first, second, datasets, scale))
+            progress("adding up", start + len(values), rows.stop)
+    for column in columns.values():
+        column.finish()
+    return list(columns.values())
 
 
 def _choose_layouts(contents: Contents, first: str, datasets: Sequence[str] | None) -> list[DatasetLayout]:
@@ -98,28 +144,87 @@ def _choose_layouts(contents: Contents, first: str, datasets: Sequence[str] | No
     return found
 
 
-class _Moments:
-    """Count, mean and sum of squared deviations, a number for each entry of the last axis."""
+_State = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Count, mean and sum of squared deviations, a number for each entry of the last axis."""
 
-    def __init__(self, layout: DatasetLayout) -> None:
-        may_be_labels = np.dtype(layout.dtype).kind in "iub" and prod(layout.row_shape) == 1
+
+def _together(one: _State, other: _State) -> _State:
+    (count0, mean0, squares0), (count, mean, squares) = one, other
+    total = np.maximum(count0 + count, 1)
+    shift = mean - mean0
+    return (
+        count0 + count,
+        mean0 + shift * (count / total),
+        squares0 + squares + np.square(shift) * (count0 * count / total),
+    )
+
+
+class _Moments:
+    """What a run of rows comes to, in sections that begin at the same rows whoever adds them up, and in what order.
+
+    Args:
+        layout: the dataset.
+        section: rows of a section.
+        from_start: whether it begins with the dataset's first row; sections are then put together as they end.
+    """
+
+    def __init__(self, layout: DatasetLayout, section: int, *, from_start: bool) -> None:
         self.layout = layout
-        self.counts: Counter[int] | None = Counter() if may_be_labels else None  # rows of each value
+        self.counts: Counter[int] | None = Counter() if layout.may_be_labels else None  # rows of each value
         self.nans = self.infinite = self.rows = 0
         self.low, self.high = np.inf, -np.inf
-        self._state: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        width = layout.shape[-1] if layout.row_shape else 1
+        self._section = section * (prod(layout.row_shape) // width)
+        self._left, self._from_start = self._section, from_start
+        self._ended: list[_State] = []
+        self._state: _State | None = None  # of the section that is being added up
+        self._piece = np.empty((max(1, _PIECE_VALUES // width), width))
+        self._held = 0
 
     def add(self, values: np.ndarray) -> None:
+        """Add the rows that come next."""
         if self.counts is not None and not count_classes(self.counts, values):
             self.counts = None
         self.rows += len(values)
-        width = self.layout.shape[-1] if self.layout.row_shape else 1
-        flat = values.reshape(-1, width)
-        step = max(1, _PIECE_VALUES // width)
-        for first in range(0, len(flat), step):
-            self._add(flat[first : first + step].astype(np.float64))
+        flat = values.reshape(-1, self._piece.shape[1])
+        while len(flat):
+            taken = min(len(flat), len(self._piece) - self._held, self._left)
+            self._piece[self._held : self._held + taken] = flat[:taken]
+            self._held += taken
+            self._left -= taken
+            flat = flat[taken:]
+            if self._held == len(self._piece):
+                self._end_piece()
+            if not self._left:
+                self._end_section()
 
-    def _add(self, values: np.ndarray) -> None:
+    def finish(self) -> None:
+        """End the section that has begun, and keep what can be put together with others."""
+        self._end_section()
+        self._piece = self._piece[:0].copy()
+
+    def join(self, other: _Moments) -> _Moments:
+        """Add what the rows after these come to."""
+        self._ended = [functools.reduce(_together, self._ended + other._ended)]
+        counts = None if self.counts is None or other.counts is None else self.counts + other.counts
+        self.counts = counts if counts is None or len(counts) <= MOST_CLASSES else None
+        self.rows += other.rows
+        self.nans += other.nans
+        self.infinite += other.infinite
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        return self
+
+    def _end_section(self) -> None:
+        if self._held:
+            self._end_piece()
+        if self._state is not None:
+            self._ended.append(self._state)
+        self._state, self._left = None, self._section
+        if self._from_start and len(self._ended) > 1:
+            self._ended = [functools.reduce(_together, self._ended)]
+
+    def _end_piece(self) -> None:
+        values, self._held = self._piece[: self._held], 0
         finite = np.isfinite(values)
         where: Any = True
         if not finite.all():
@@ -132,21 +237,12 @@ class _Moments:
         squares = np.square(values - mean).sum(axis=0, where=where)
         self.low = min(self.low, float(values.min(where=where, initial=np.inf)))
         self.high = max(self.high, float(values.max(where=where, initial=-np.inf)))
-        if self._state is None:
-            self._state = count, mean, squares
-            return
-        count0, mean0, squares0 = self._state
-        total = np.maximum(count0 + count, 1)
-        shift = mean - mean0
-        self._state = (
-            count0 + count,
-            mean0 + shift * (count / total),
-            squares0 + squares + np.square(shift) * (count0 * count / total),
-        )
+        found = count, mean, squares
+        self._state = found if self._state is None else _together(self._state, found)
 
     def result(self, scale: float) -> ColumnStats:
-        assert self._state is not None
-        count, mean, squares = self._state
+        """Return the figures, of values times a scale."""
+        ((count, mean, squares),) = self._ended
         scale = 1.0 if self.counts is not None else scale
         variance = squares / np.maximum(count, 1)
         known = self.low <= self.high

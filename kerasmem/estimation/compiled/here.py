@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +10,10 @@ from kerasmem.errors import ModelError
 from kerasmem.estimation.compiled import on_jax
 from kerasmem.estimation.compiled.hlo import library_scratch
 from kerasmem.estimation.compiled.planned import OwnPlan
-from kerasmem.estimation.outcome import Outcome
-from kerasmem.estimation.report import Unmodelled
+from kerasmem.estimation.report import Outcome, Unmodelled
 from kerasmem.estimation.tracing import Step
 from kerasmem.models.backend import import_keras
+from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
 from kerasmem.processes.children import ChildFailure
 
 
@@ -33,7 +32,7 @@ def jax_outcome(step: Step) -> Outcome:
     import jax
 
     opened, shapes = step.opened, step.shapes
-    prepared = on_jax.jax_step(
+    prepared = symbolic_step(
         opened.model, opened.training, shapes.structure, shapes.inputs, shapes.batch_size, step.arguments.mode
     )
     device = jax.devices()[0]
@@ -47,7 +46,7 @@ def jax_outcome(step: Step) -> Outcome:
     return plan.outcome(step.rows, step.weights(), None, tuple(missing), [_note(plan, device)], scratch)
 
 
-def _plan(step: on_jax.JaxStep, device: Any) -> tuple[OwnPlan, Any]:
+def _plan(step: SymbolicStep, device: Any) -> tuple[OwnPlan, Any]:
     """Return the plan, and the compiled step."""
     import jax
 
@@ -55,16 +54,11 @@ def _plan(step: on_jax.JaxStep, device: Any) -> tuple[OwnPlan, Any]:
     state, data = import_keras().tree.map_structure(
         lambda tensor: on_jax.shaped(tensor, place), (step.state(), step.data)
     )
-    lowered, arguments = on_jax.lower(step, state, data)
+    lowered, described = on_jax.lower(step, state, data)
     # How much LLVM optimises has no part in XLA's plan of memory, and takes half of the time and more.
     hurried = {"xla_backend_optimization_level": 0} if device.platform == "cpu" else {}
-    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
-        compiled = on_jax.compile_lowered(lowered, {**on_jax.dump_to(folder), **hurried}, "this machine")
-        found = {
-            **on_jax.planned_bytes(compiled), "arguments": arguments, "notes": list(step.notes),
-            **on_jax.at_peak(compiled.as_text(), folder, step),
-        }  # fmt: skip
-    return OwnPlan.from_dict(found), compiled
+    compiled, found = on_jax.compile_once(lowered, hurried, "this machine", step)
+    return OwnPlan.from_dict({**described, **found}), compiled
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
@@ -74,21 +75,11 @@ def convolution_bytes(module: str) -> tuple[tuple[int, str], ...]:
 
     A convolution whose workspace is part of the plan (more than 0 bytes reserved) is left out.
     """
-    shapes: dict[str, str] = {}
-    found = []
-    for line in module.splitlines():
-        instruction = _INSTRUCTION.match(line)
-        if instruction is None:
-            continue
-        name, shape, _, operands, rest = instruction.groups()
-        shapes[name] = shape
-        if not _CONVOLUTION.search(rest) or not re.search(r"u8\[0\]", shape):
-            continue
-        names = [each.rpartition("%")[2].strip() for each in operands.split(",")]
-        operand_bytes = sum(shape_bytes(shapes.get(each, "")) for each in names)
-        operation = _OP_NAME.search(rest)
-        found.append((shape_bytes(shape) + operand_bytes, operation.group(1) if operation else name))
-    return tuple(found)
+    return tuple(
+        (sum(map(shape_bytes, (each.shape, *each.operands))), each.operation or each.name)
+        for each in _instructions(module)
+        if _CONVOLUTION.search(each.rest) and "u8[0]" in each.shape
+    )
 
 
 def library_scratch(module: str) -> int:
@@ -98,27 +89,45 @@ def library_scratch(module: str) -> int:
     that it is made of); a product may copy what it takes and what it puts out into blocks. Weights are copied block by
     block.
     """
-    called, computation, most = set(_LIBRARY_CALL.findall(module)), "", 0
-    shapes: dict[str, str] = {}
-    for line in module.splitlines():
-        begins, instruction = _COMPUTATION.match(line), _INSTRUCTION.match(line)
-        if begins is not None:
-            computation = begins.group(1)
-        if instruction is None:
+    called, most = set(_LIBRARY_CALL.findall(module)), 0
+    for each in _instructions(module):
+        if each.computation not in called or each.kind not in ("convolution", "dot"):
             continue
-        name, shape, kind, operands, rest = instruction.groups()
-        shapes[name] = shape
-        if computation not in called or kind not in ("convolution", "dot"):
+        left, right = each.operands
+        labels = _KERNEL_AND_OUTPUT.search(each.rest)
+        if each.kind == "dot" or labels is None:
+            most = max(most, shape_bytes(left) + shape_bytes(each.shape))
             continue
-        left, right = (shapes.get(each.rpartition("%")[2].strip(), "") for each in operands.split(","))
-        labels = _KERNEL_AND_OUTPUT.search(rest)
-        if kind == "dot" or labels is None:
-            most = max(most, shape_bytes(left) + shape_bytes(shape))
-            continue
-        features = _sizes(right)[labels.group(1).index("o")]
-        places = math.prod(_sizes(shape)) // _sizes(shape)[labels.group(2).index("f")]
+        features, sizes = _sizes(right)[labels.group(1).index("o")], _sizes(each.shape)
+        places = math.prod(sizes) // sizes[labels.group(2).index("f")]
         most = max(most, places * shape_bytes(right) // features)
     return most
+
+
+class _Instruction(NamedTuple):
+    """A line of a module: in which computation it stands, what it makes, and of what (shapes, where they are known)."""
+
+    computation: str
+    name: str
+    shape: str
+    kind: str
+    operands: tuple[str, ...]
+    operation: str | None
+    rest: str
+
+
+def _instructions(module: str) -> Iterator[_Instruction]:
+    shapes: dict[str, str] = {}
+    computation = ""
+    for line in module.splitlines():
+        begins, found, operation = _COMPUTATION.match(line), _INSTRUCTION.match(line), _OP_NAME.search(line)
+        computation = computation if begins is None else begins.group(1)
+        if found is None:
+            continue
+        name, shape, kind, operands, rest = found.groups()
+        shapes[name] = shape
+        taken = tuple(shapes.get(each.rpartition("%")[2].strip(), "") for each in operands.split(","))
+        yield _Instruction(computation, name, shape, kind, taken, operation and operation.group(1), rest)
 
 
 def _sizes(shape: str) -> list[int]:
@@ -128,12 +137,7 @@ def _sizes(shape: str) -> list[int]:
 
 def operation_names(module: str) -> dict[str, str]:
     """Return the operation's name of every instruction that has one."""
-    names = {}
-    for line in module.splitlines():
-        instruction, operation = _INSTRUCTION.match(line), _OP_NAME.search(line)
-        if instruction is not None and operation is not None:
-            names[instruction.group(1)] = operation.group(1)
-    return names
+    return {each.name: each.operation for each in _instructions(module) if each.operation is not None}
 
 
 def peak_of(live_ranges: str) -> tuple[str | None, tuple[tuple[str, int], ...]]:

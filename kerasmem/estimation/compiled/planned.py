@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from kerasmem.estimation.allocator import GRAIN, BFCAllocator, smallest_limit
 from kerasmem.estimation.compiled.hlo import BACKWARD, OPTIMIZER, LiveBuffer
-from kerasmem.estimation.outcome import SPREAD, Outcome, Shares
-from kerasmem.estimation.report import Pool, Unmodelled
+from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
 from kerasmem.models.op_names import CATEGORIES, Instant
 from kerasmem.records import Record
 from kerasmem.units import GIB

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import resources
+from string import Template
 
 from kerasmem.devices.cards import Card
-from kerasmem.devices.gpu_specs import has_spec
-from kerasmem.errors import MissingExtraError
+from kerasmem.devices.gpu_specs import capability_specs, card_specs, has_spec
+from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.compiled import planned
-from kerasmem.estimation.gpu_target.targets import check_target, target_text
 from kerasmem.estimation.gpu_target.worker import EXTRA, FEATURE, missing_parts
-from kerasmem.estimation.outcome import Outcome
-from kerasmem.estimation.report import Pool, Unmodelled
+from kerasmem.estimation.report import Outcome, Pool, Unmodelled
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import run_child, started_ahead
 from kerasmem.units import GIB
@@ -117,6 +117,44 @@ def gpu_target_plan(
     return GpuPlan.from_dict({"card": card.key, "memory_bytes": memory, **answer})
 
 
+def check_target(card: Card) -> None:
+    """Raise UsageError, with the way out, unless XLA's compiler can be told of the card."""
+    if not has_spec(card):
+        raise UsageError(
+            f"gpu-target does not know {card.name} (compute capability {'{}.{}'.format(*card.compute_capability)}): "
+            "its hardware figures are not in kerasmem's catalogue, which begins at compute capability 7.0; "
+            "use method='xla' or 'graph'"
+        )
+
+
+def target_text(card: Card, memory_bytes: int | None = None) -> str:
+    """Return the target configuration of a card.
+
+    What stands as a number in `data/gpu_target.txtpb` is the same on every card since compute capability 7.0
+    (`devices.gpu_specs.CAPABILITIES_ADDRESS`), but the versions of cuDNN and CUDA: those that the step would run with,
+    which choose among kernels, and no buffer depends on them that was found to.
+
+    Args:
+        card: a row of the catalogue.
+        memory_bytes: the memory to plan for, in place of the card's own.
+
+    Raises:
+        UsageError: the card's hardware figures are not known.
+    """
+    check_target(card)
+    shared = capability_specs()[card.compute_capability]
+    major, minor = card.compute_capability
+    text = resources.files("kerasmem.estimation").joinpath("data/gpu_target.txtpb").read_text("utf-8")
+    return Template(text).substitute(
+        {**vars(shared), **vars(card_specs()[card.key])},
+        memory_bytes=card.memory_bytes if memory_bytes is None else memory_bytes,
+        major=major,
+        minor=minor,
+        extension=" feature_extension: ACCELERATED_FEATURES" if shared.is_accelerated else "",
+        name=card.name,
+    )
+
+
 def gpu_target_outcome(plan: GpuPlan, rows: Collection[str] = (), weights: planned.Weights | None = None) -> Outcome:
     """Return what the step needs on a card by XLA's plan for it, its buffers put through the allocator's rules.
 
@@ -146,7 +184,8 @@ def gpu_target_outcome(plan: GpuPlan, rows: Collection[str] = (), weights: plann
         unmodelled=(
             Unmodelled(
                 "CUDA context and libraries",
-                "outside the allocator; they depend on the driver, the card and the version",
+                "outside the allocator; the verdict on a card takes the context off, and TensorFlow leaves room for "
+                "libraries",
             ),
             Unmodelled("autotuning", "while the first step is compiled on the card; freed before it runs"),
             Unmodelled(

@@ -14,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from kerasmem.errors import MissingExtraError
+from kerasmem.errors import MissingExtraError, first_line
 from kerasmem.estimation.compiled import on_jax
 from kerasmem.estimation.compiled.hlo import convolution_bytes, is_recomputed
 from kerasmem.models.backend import import_keras
 from kerasmem.models.request import ModelRequest, open_request
+from kerasmem.models.symbolic_step import SymbolicStep
 from kerasmem.processes.task import ChildFailure, serve
 
 Describe = Callable[[str], dict[str, Any]]
@@ -55,12 +56,10 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
         place = jax.sharding.SingleDeviceSharding(_device(data["target"]))
         given = (step.state(), step.data)
         state, batch = import_keras().tree.map_structure(lambda tensor: on_jax.shaped(tensor, place), given)
-        lowered, arguments = on_jax.lower(step, state, batch)
-    found = _compile_all(lowered, options, data["has_triton"], step)
+        lowered, described = on_jax.lower(step, state, batch)
     return {
-        **found,
-        "arguments": arguments,
-        "notes": list(step.notes),
+        **described,
+        **_compile_all(lowered, options, data["has_triton"], step),
         "seconds": time.monotonic() - begin,
         "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
@@ -104,12 +103,10 @@ def _device(target: str) -> Any:
     try:
         return topologies.get_topology_desc("target", "cuda", target_config=target, topology="1x1x1").devices[0]
     except NotImplementedError as error:
-        raise ChildFailure(
-            f"this version of JAX does not compile without a device ({on_jax.first_line(error)})"
-        ) from error
+        raise ChildFailure(f"this version of JAX does not compile without a device ({first_line(error)})") from error
 
 
-def _compile_all(lowered: Any, options: dict[str, Any], has_triton: bool, step: on_jax.JaxStep) -> dict[str, Any]:
+def _compile_all(lowered: Any, options: dict[str, Any], has_triton: bool, step: SymbolicStep) -> dict[str, Any]:
     """Compile the variants that differ: two at a time, as XLA's compiler spends most of its time in one thread."""
 
     def variant(limited: bool, triton: bool, more: dict[str, Any], describe: Describe | None = None) -> dict[str, Any]:

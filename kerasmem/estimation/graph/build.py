@@ -1,33 +1,24 @@
-"""From a traced step to the program that TensorFlow will execute: Grappler's rewriting, shapes, plain data."""
+"""From a traced step to the program that TensorFlow will execute, as plain data with all shapes filled in."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kerasmem.compat.graphs import constant_value, optimise
-from kerasmem.compat.xla import CPU
-from kerasmem.errors import KerasmemError
+from kerasmem.compat.graphs import constant_value
 from kerasmem.estimation.graph.control import unroll
 from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
-from kerasmem.estimation.graph.placement import devices, on_card, place
-from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
+from kerasmem.estimation.graph.placement import on_card, place
+from kerasmem.estimation.graph.program import Node, Program, Tensor, Variable, tensor_of
+from kerasmem.estimation.graph.rewriting import UNFED, rewritten
 from kerasmem.estimation.graph.rules import KernelRules
 from kerasmem.estimation.graph.scratch import REPLICAS
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
 
-DEEP = 20_000  # operations
-LARGE = 1 << 20  # bytes
-FOLDED = "_kerasmem_folded"
-# Grappler makes a tensor of zeros for each placeholder, as large as the batch; beyond so many elements it is given
-# another source of a known shape, for which it makes no zeros.
-LARGEST_FED, _UNFED = 16 * 2**20, "InfeedDequeue"
-_FUNCTIONAL = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
     "strides", "padding", "explicit_paddings", "dilations", "data_format", "ksize", "fused_ops", "is_training",
@@ -57,95 +48,13 @@ def build_program(traced: TracedStep, rules: KernelRules) -> tuple[Program, tupl
     Raises:
         NotModelled: Grappler refuses the graph, or what runs in it depends on the data.
     """
-    graph = traced.function.graph
-    definition = _runnable(traced, rules.card is not None)
-    lowered = _lowered(definition)
-    fetches = list(dict.fromkeys([each.name for each in graph.outputs] + [each.name for each in graph.control_outputs]))
-    if len(definition.node) > DEEP:
-        _fold_large(graph, definition)
-    capability = None if rules.card is None else rules.card.capability
-    optimised = _optimise(definition, fetches, capability)
-    try:
-        imported = _imported(optimised, rules.card is not None)
-    except ValueError:  # fused operations of dtypes that they are not registered for (bfloat16 convolutions)
-        optimised = _optimise(definition, fetches, capability, fuses=False)
-        try:
-            imported = _imported(optimised, rules.card is not None)
-        except ValueError as error:
-            raise NotModelled(f"the optimised graph cannot be read: {str(error).splitlines()[0][:200]}") from error
-    program, notes = unroll(_plain(imported, traced, [each.name for each in graph.outputs], rules))
-    by_name = {node.name: node for node in optimised.node}
-    program = resolve_lists(program, *_asked_of_tensorflow(by_name, optimised.versions))
+    graph, definition, lowered = rewritten(traced, None if rules.card is None else rules.card.capability)
+    program, notes = unroll(_plain(graph, traced, [each.name for each in traced.function.graph.outputs], rules))
+    by_name = {node.name: node for node in definition.node}
+    program = resolve_lists(program, *_asked_of_tensorflow(by_name, definition.versions))
     if rules.card is not None:
-        program = on_card(program, {each.name: place(each, by_name[each.name]) for each in imported.get_operations()})
+        program = on_card(program, {each.name: place(each, by_name[each.name]) for each in graph.get_operations()})
     return program, (*lowered, *notes)
-
-
-def _lowered(definition: Any) -> tuple[str, ...]:
-    """Let loops and branches that a kernel runs as a whole, as in TensorFlow's CTC loss, be spelled out as others are.
-
-    Returns a note where there are such.
-    """
-    inside = (node for function in definition.library.function for node in function.node_def)
-    found = [node for node in (*definition.node, *inside) if node.op in _FUNCTIONAL]
-    whole = [node for node in found if not node.attr["_lower_using_switch_merge"].b]
-    for node in whole:
-        node.attr["_lower_using_switch_merge"].b = True
-    if not whole:
-        return ()
-    return (f"{len(whole)} loops or branches ({whole[0].name}, …) run as one operation, and are counted as several",)
-
-
-def _fold_large(graph: Any, definition: Any) -> None:
-    """Put a constant without a value in place of each operation that makes a large tensor out of constants alone.
-
-    A decoder makes a mask in each of its blocks. Grappler would compute every one before it finds that they are the
-    same, in memory and time that grow with the depth.
-    """
-    nodes = {node.name: node for node in definition.node}
-    values: dict[str, str] = {}  # operations on constants alone → what stands for their value
-    large: dict[str, str] = {}
-    for operation in graph.get_operations():
-        sizes = [tensor_of(each) for each in operation.outputs]
-        on_shapes = operation.type in ("Shape", "ShapeN", "Size", "Rank") and all(
-            tensor.shape.is_fully_defined() for tensor in operation.inputs
-        )
-        on_constants = bool(operation.inputs) and all(tensor.op.name in values for tensor in operation.inputs)
-        if not (operation.type == "Const" or on_shapes or (on_constants and not operation.op_def.is_stateful)):
-            continue
-        if not sizes or any(each.bytes is None for each in sizes):
-            continue
-        values[operation.name] = _value_of(operation, nodes[operation.name], values)
-        if operation.type != "Const" and len(sizes) == 1 and (sizes[0].bytes or 0) > LARGE:
-            large[operation.name] = values[operation.name]
-    first: dict[str, str] = {}
-    for name, value in large.items():
-        node, is_first = nodes[name], value not in first
-        first.setdefault(value, name)
-        made = graph.get_operation_by_name(name).outputs[0]
-        node.attr.clear()
-        del node.input[:]
-        if is_first:
-            node.op = "Placeholder"
-            node.attr["dtype"].type = made.dtype.as_datatype_enum
-            node.attr["shape"].shape.CopyFrom(made.shape.as_proto())
-            node.attr[FOLDED].b = True
-        else:
-            node.op = "Identity"
-            node.input.append(first[value])
-            node.attr["T"].type = made.dtype.as_datatype_enum
-
-
-def _value_of(operation: Any, node: Any, values: dict[str, str]) -> str:
-    """Return a digest that two operations share only where they make the same value."""
-    digest = hashlib.sha256(operation.type.encode())
-    for key in sorted(node.attr):
-        if not key.startswith("_"):
-            digest.update(key.encode() + node.attr[key].SerializeToString(deterministic=True))
-    for tensor in operation.inputs:
-        known = values.get(tensor.op.name) or str(tensor.shape)
-        digest.update(f"{known}:{tensor.value_index}".encode())
-    return digest.hexdigest()
 
 
 def _asked_of_tensorflow(by_name: dict[str, Any], versions: Any) -> tuple[Infer, Evaluate]:
@@ -207,62 +116,6 @@ def _alone(definition: Any, versions: Any, inputs: Sequence[Tensor], values: Seq
     return graph.get_operation_by_name(definition.name)
 
 
-def _runnable(traced: TracedStep, is_on_card: bool) -> Any:
-    """Return the function's graph with its captured variables as operations of their own, all on their devices."""
-    import tensorflow as tf
-
-    graph = traced.function.graph
-    definition = graph.as_graph_def()
-    for node in definition.node:
-        node.device = CPU
-        variable = traced.captures.get(node.name)
-        if variable is not None:
-            node.op = "VarHandleOp"
-            del node.input[:]
-            node.attr.clear()
-            node.attr["dtype"].type = tf.as_dtype(variable.dtype).as_datatype_enum
-            node.attr["shape"].shape.CopyFrom(tf.TensorShape(tuple(variable.shape)).as_proto())
-            node.attr["shared_name"].s = node.name.encode()
-        elif node.op == "Placeholder" and _is_large(node.attr["shape"].shape):
-            node.op = _UNFED
-    if is_on_card:
-        # `fit` takes the batch from a dataset, which is on the host.
-        batch = [each.op.name for each in graph.inputs[: len(traced.flat)]]
-        by_name = {node.name: node for node in definition.node}
-        for node in definition.node:
-            node.device = ""
-        for name, device in devices(graph.get_operations(), by_name, batch).items():
-            by_name[name].device = device
-    return definition
-
-
-def _is_large(shape: Any) -> bool:
-    return math.prod(each.size for each in shape.dim) > LARGEST_FED
-
-
-def _imported(definition: Any, is_on_card: bool) -> Any:
-    import tensorflow as tf
-
-    if not is_on_card:
-        for node in definition.node:
-            node.device = ""  # all are on one; TensorFlow would look at each
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(definition, name="")
-    return graph
-
-
-def _optimise(
-    definition: Any, fetches: list[str], capability: tuple[int, int] | None = None, fuses: bool = True
-) -> Any:
-    """Return what Grappler makes of the graph, on one CPU or on a card of this compute capability beside it."""
-    try:
-        return optimise(definition, fetches, fuses, capability)
-    except KerasmemError:
-        raise
-    except Exception as error:
-        raise NotModelled(f"Grappler refuses the step's graph: {str(error).splitlines()[0][:200]}") from error
-
-
 def _plain(graph: Any, traced: TracedStep, results: list[str], rules: KernelRules) -> Program:
     operations = graph.get_operations()
     number = {operation.name: index for index, operation in enumerate(operations)}
@@ -279,7 +132,7 @@ def _plain(graph: Any, traced: TracedStep, results: list[str], rules: KernelRule
         nodes.append(
             Node(
                 operation.name,
-                "Placeholder" if operation.type == _UNFED else operation.type,
+                "Placeholder" if operation.type == UNFED else operation.type,
                 inputs,
                 tuple(number[each.name] for each in operation.control_inputs),
                 tuple(tensor_of(each) for each in operation.outputs),
@@ -354,18 +207,6 @@ def _variable(variable: Any, traced: TracedStep) -> Variable:
         shape,
         dtype,
     )
-
-
-def tensor_of(tensor: Any) -> Tensor:
-    """Return a symbolic tensor as plain data; what only names a value elsewhere takes nothing."""
-    dtype = tensor.dtype.base_dtype.name
-    if dtype in ("resource", "variant"):
-        return Tensor(None, dtype, 0)
-    shape = tensor.shape
-    if shape.rank is None or not shape.is_fully_defined():
-        return Tensor(None, dtype, None)
-    sizes = tuple(shape.as_list())
-    return Tensor(sizes, dtype, math.prod(sizes) * element_bytes(dtype))
 
 
 def _attributes(operation: Any) -> dict[str, Any]:

@@ -11,16 +11,15 @@ import math
 from collections.abc import Sequence
 
 from kerasmem.estimation.graph.program import Node, Tensor
-from kerasmem.estimation.graph.rules import ALIASES, NOTHING, UPDATES, Rates
-from kerasmem.estimation.tables import table
+from kerasmem.estimation.graph.rules import ALIASES, KINDS, NOTHING, OPERATIONS, UPDATES, Rates
 
 OVERHEAD_SECONDS = 1e-6
 BYTES_PER_SECOND = 40e9  # of operations that work element by element
 PRODUCT_BYTES_PER_SECOND = 16e9  # of matrix products with few rows, which wait for the weights
 # Of operations that gather many values into one or put them here and there.
-SLOWER_BYTES_PER_SECOND = {name: float(rate) for rate, names in table("operations")["slower"].items() for name in names}
+SLOWER_BYTES_PER_SECOND = {name: float(rate) for rate, names in OPERATIONS["slower"].items() for name in names}
 PRODUCT = 400e9  # floating-point operations per second; those of convolutions are the kernels' (`data/kernels.json`)
-USUAL = Rates(**table("kernels")["onednn"]["rates"])
+USUAL = Rates(**KINDS["onednn"]["rates"])
 # A second factor that is read across its rows, as in the gradient of a dense layer's input, is put in order first:
 # with few rows not quite, with many it is lost in the arithmetic.
 TRANSPOSED_BYTES_PER_SECOND, FEW_ROWS, MANY_ROWS = 4.2e9, 16, 512

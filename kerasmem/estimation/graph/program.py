@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.errors import KerasmemError
+from kerasmem.models.sizes import element_bytes
 
 
 class NotModelled(KerasmemError):
@@ -31,6 +33,18 @@ class Tensor:
     dtype: str
     bytes: int | None
     on_host: bool = False
+
+
+def tensor_of(tensor: Any) -> Tensor:
+    """Return a symbolic tensor as plain data; what only names a value elsewhere takes nothing."""
+    dtype = tensor.dtype.base_dtype.name
+    if dtype in ("resource", "variant"):
+        return Tensor(None, dtype, 0)
+    shape = tensor.shape
+    if shape.rank is None or not shape.is_fully_defined():
+        return Tensor(None, dtype, None)
+    sizes = tuple(shape.as_list())
+    return Tensor(sizes, dtype, math.prod(sizes) * element_bytes(dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +82,6 @@ class Variable:
             "filled" (with one number).
         shape: of its value; with the dtype it says which fillings are the same.
         dtype: of its value.
-        layer: the layer that has it, or None.
     """
 
     path: str
@@ -77,7 +90,6 @@ class Variable:
     initial: str
     shape: tuple[int, ...]
     dtype: str
-    layer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,6 @@ class Program:
         variables: those that the step touches.
         arguments: numbers of the nodes that stand for the batch, held by the caller.
         results: (node, output) of what the step returns.
-        functions: names of functions that stay calls (no rule looks inside).
     """
 
     nodes: tuple[Node, ...]

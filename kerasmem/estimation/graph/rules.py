@@ -15,38 +15,38 @@ from kerasmem.devices.kernels import CUDA, EIGEN, ONEDNN, TITLES, CardKernels, C
 from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, WORKSPACE_LIMIT, channels_last
 from kerasmem.estimation.graph.program import ON_HOST, Node
 from kerasmem.estimation.graph.scratch import FUNCTIONS, Chosen, Cores, Scratch
-from kerasmem.estimation.tables import table
+from kerasmem.files import package_data
 
 # Names of operations by what they do; `data/operations.json` is where one is added.
-_OPERATIONS = table("operations")
+OPERATIONS = package_data("kerasmem.estimation", "operations")
 
 # The output is a view of an input's buffer (the number of the input).
-ALIASES = frozenset(_OPERATIONS["views"])
+ALIASES = frozenset(OPERATIONS["views"])
 
 # Nothing is allocated while a step runs: handles, persistent values, control.
-NOTHING = frozenset(_OPERATIONS["nothing"])
+NOTHING = frozenset(OPERATIONS["nothing"])
 
 # The tensor that comes out of a list is the one that went in: its place among the inputs (see `lists`).
 TAKEN_FROM_LIST = {"TensorListPopBack": 2, "TensorListGetItem": 3}
 
 # A variable is changed in place: value and change are read, the value is written.
-UPDATES = frozenset(_OPERATIONS["updates"])
+UPDATES = frozenset(OPERATIONS["updates"])
 
 # The output may take over the buffer of one of these inputs: `None` for any.
 FORWARDS: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(_OPERATIONS["unary"], (0,)),
-    **dict.fromkeys(_OPERATIONS["binary"], (0, 1)),
-    **{name: None if places is None else tuple(places) for name, places in _OPERATIONS["forwards"].items()},
+    **dict.fromkeys(OPERATIONS["unary"], (0,)),
+    **dict.fromkeys(OPERATIONS["binary"], (0, 1)),
+    **{name: None if places is None else tuple(places) for name, places in OPERATIONS["forwards"].items()},
 }
 
 # Each output is new memory.
-ALLOCATES = frozenset(_OPERATIONS["allocates"])
+ALLOCATES = frozenset(OPERATIONS["allocates"])
 
 # Done at once on the thread that made it ready: the kernels that call themselves inexpensive.
-INEXPENSIVE = frozenset(_OPERATIONS["inexpensive"])
+INEXPENSIVE = frozenset(OPERATIONS["inexpensive"])
 
 # What depends on whose kernels they are; `data/kernels.json` is where a kind is described.
-_KINDS = table("kernels")
+KINDS = package_data("kerasmem.estimation", "kernels")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class KernelRules:
     cores: Cores = field(default_factory=Cores)
     forwards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     hidden_outputs: Mapping[str, str] = field(default_factory=dict)
-    rates: Rates = Rates(**_KINDS[ONEDNN]["rates"])
+    rates: Rates = Rates(**KINDS[ONEDNN]["rates"])
     dtypes: tuple[str, ...] | None = None
     others: KernelRules | None = None
     card: CardKernels | None = None
@@ -122,16 +122,16 @@ def _on_card(kernels: CardKernels) -> KernelRules:
         cores=Cores(beside.intra_op_threads, card=chosen),
         others=host,
         card=kernels,
-        launch=_KINDS[CUDA]["launch"],
+        launch=KINDS[CUDA]["launch"],
     )
     most = Cores(beside.intra_op_threads, card=replace(chosen, workspace=WORKSPACE_LIMIT))
     return replace(own, upper=replace(own, cores=most))
 
 
 def _rules(kind: str, kernels: CpuKernels) -> KernelRules:
-    row = _KINDS[kind]
+    row = KINDS[kind]
     known = CUDA_FUNCTIONS if kind == CUDA else FUNCTIONS
-    scratch = {name: FUNCTIONS[which] for name, which in _KINDS["both"]["scratch"].items()}
+    scratch = {name: FUNCTIONS[which] for name, which in KINDS["both"]["scratch"].items()}
     scratch |= {name: known[which] for name, which in row["scratch"].items()}
     return KernelRules(
         TITLES[kind],

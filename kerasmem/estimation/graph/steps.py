@@ -13,15 +13,13 @@ from kerasmem.estimation.graph.heap import Buffer, Heap, Peak
 from kerasmem.estimation.graph.memory import Memory
 from kerasmem.estimation.graph.placement import host_bytes
 from kerasmem.estimation.graph.program import COPY, Node, Program
-from kerasmem.estimation.graph.rules import KernelRules, is_known
-from kerasmem.estimation.outcome import SPREAD, Outcome, Shares
-from kerasmem.estimation.report import Pool, Unmodelled
-from kerasmem.estimation.tables import table
+from kerasmem.estimation.graph.rules import KINDS, KernelRules, is_known
+from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.processes.guarding import note_stage
 
 WARM_UP_STEPS, STEPS, OTHER_STEPS, FEWEST_STEPS = 3, 15, 5, 3
-_BEYOND = table("kernels")["cuda"]["missing"]  # what a step on a card takes beyond the total, where such operations are
+_BEYOND = KINDS["cuda"]["missing"]  # what a step on a card takes beyond the total, where such operations are
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
 
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.compat.keras_optimizers import Pairs, gradients_summed_by
-from kerasmem.estimation.outcome import Outcome
-from kerasmem.estimation.report import Unmodelled
+from kerasmem.estimation.report import Outcome, Unmodelled
 from kerasmem.models.backend import import_keras
 
 SCOPE = "exchange_of_gradients"

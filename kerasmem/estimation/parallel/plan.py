@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation.compiled import planned
 from kerasmem.estimation.compiled.hlo import Collective
-from kerasmem.estimation.outcome import Outcome
 from kerasmem.estimation.parallel.parallelism import DATA, MODEL, WEIGHTS, Parallelism, Placed, not_divided
-from kerasmem.estimation.report import Unmodelled
+from kerasmem.estimation.report import Outcome, Unmodelled
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import run_child
 
@@ -32,13 +31,12 @@ class DevicePlan(planned.OwnPlan, what="device plan"):
     collectives: tuple[Collective, ...]
 
 
-def device_plan(request: ModelRequest, asked: Parallelism, *, timeout: float = planned.DEFAULT_TIMEOUT) -> DevicePlan:
+def device_plan(request: ModelRequest, asked: Parallelism) -> DevicePlan:
     """Have XLA plan a step that is spread over several devices; this machine's CPU stands in for each of them.
 
     Args:
         request: the model and its training, with the batch of all devices together.
         asked: what is divided.
-        timeout: seconds.
 
     Raises:
         UsageError: the layout does not fit the model, or the batch does not come out even.
@@ -54,24 +52,14 @@ def device_plan(request: ModelRequest, asked: Parallelism, *, timeout: float = p
         )
     if importlib.util.find_spec("jax") is None:
         raise MissingExtraError(FEATURE, EXTRA)
-    devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={asked.replicas}"}
     data = {"model": request.to_dict(), "parallelism": asked.to_dict()}
-    return DevicePlan.from_dict(
-        run_child(
-            WORKER,
-            data,
-            timeout=timeout,
-            memory_limit=planned.DEFAULT_MEMORY_LIMIT,
-            env={**planned.ENVIRONMENT, **devices},
-        )
-    )
+    env = {**planned.ENVIRONMENT, "XLA_FLAGS": f"--xla_force_host_platform_device_count={asked.replicas}"}
+    timeout, most = planned.DEFAULT_TIMEOUT, planned.DEFAULT_MEMORY_LIMIT
+    return DevicePlan.from_dict(run_child(WORKER, data, timeout=timeout, memory_limit=most, env=env))
 
 
 def device_outcome(
-    plan: DevicePlan,
-    asked: Parallelism,
-    rows: Collection[str] = (),
-    weights: planned.Weights | None = None,
+    plan: DevicePlan, asked: Parallelism, rows: Collection[str] = (), weights: planned.Weights | None = None
 ) -> Outcome:
     """Return the peak on one device, divided by category and layer.
 

@@ -7,7 +7,6 @@ devices are this machine's CPU under several names; no weight is allocated and n
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from typing import Any
 
 from kerasmem.errors import UsageError
@@ -26,6 +25,7 @@ from kerasmem.estimation.parallel.parallelism import (
 from kerasmem.models.backend import import_keras
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.sizes import variable_bytes
+from kerasmem.models.symbolic_step import SymbolicStep
 from kerasmem.processes.task import ChildFailure, serve
 
 WAY_OUT = "Keras shards on JAX alone; --parallel data without --shard-optimizer is answered for TensorFlow (graph)"
@@ -54,7 +54,7 @@ def plan_request(data: dict[str, Any]) -> dict[str, Any]:
         found = _compiled(step, placed, asked, layout)
         if unused := layout.unused():
             raise unused_layout(unused, [each.path for each in placed if each.group == "trainable"])
-    return {**found, "notes": list(step.notes)}
+    return found
 
 
 def _layout_map(asked: Parallelism) -> Any:
@@ -96,7 +96,7 @@ def _devices(count: int) -> list[str]:
     return [f"cpu:{device.id}" for device in jax.devices()[:count]]
 
 
-def _compiled(step: on_jax.JaxStep, placed: tuple[Placed, ...], asked: Parallelism, layout: Any) -> dict[str, Any]:
+def _compiled(step: SymbolicStep, placed: tuple[Placed, ...], asked: Parallelism, layout: Any) -> dict[str, Any]:
     """Compile the step with its variables laid out, and return the plan for one device."""
     import jax
 
@@ -120,17 +120,14 @@ def _compiled(step: on_jax.JaxStep, placed: tuple[Placed, ...], asked: Paralleli
     if asked.layout:  # Keras lays out the outputs of layers that it names, as it does in `fit`
         scope = import_keras().distribution.ModelParallel(layout_map=layout, batch_dim_name=BATCH_AXIS).scope()
     with scope:
-        lowered, arguments = on_jax.lower(step, state, data, f"; {WAY_OUT}", out_shardings=(None, kept))
-    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
-        compiled = on_jax.compile_lowered(lowered, on_jax.dump_to(folder), "several devices")
-        module = compiled.as_text()
-        return {
-            **on_jax.planned_bytes(compiled),
-            "arguments": arguments,
-            "placed": [each.to_dict() for each in placed],
-            "collectives": [vars(each) for each in collectives(module)],
-            **on_jax.at_peak(module, folder, step),
-        }
+        lowered, described = on_jax.lower(step, state, data, f"; {WAY_OUT}", out_shardings=(None, kept))
+    compiled, found = on_jax.compile_once(lowered, {}, "several devices", step)
+    return {
+        **described,
+        **found,
+        "placed": [each.to_dict() for each in placed],
+        "collectives": [vars(each) for each in collectives(compiled.as_text())],
+    }
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from kerasmem.devices.recording import of_device, read_recording
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.outcome import SPREAD, Outcome
 from kerasmem.estimation.probe.fitting import Fit, fit_recording, replay_fit, split_recording
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, run_steps
-from kerasmem.estimation.report import Pool
+from kerasmem.estimation.report import SPREAD, Outcome, Pool
 from kerasmem.models.request import ModelRequest
 
 # The smallest of the batches that are run by default is this share of the target, within these bounds; the others are

@@ -22,7 +22,7 @@ from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.xla import XlaRefused, compile_plan
 from kerasmem.models.op_names import Attribution, outside_scopes
 from kerasmem.models.op_scopes import NotedScopes, scopes_noted
-from kerasmem.models.optimizers import optimizers_of
+from kerasmem.models.own_step import optimizers_of
 from kerasmem.models.request import ModelRequest
 from kerasmem.models.step import trace_step
 from kerasmem.processes.forked_call import prepare_devices

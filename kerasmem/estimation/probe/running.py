@@ -13,13 +13,13 @@ from typing import Any
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.verification import Trial
-from kerasmem.models.backend import runs_on_jax
+from kerasmem.models.backend import TENSORFLOW, keras_backend, runs_on_jax
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import ChildFailure, run_child
 from kerasmem.records import Record
 
 WORKER = "kerasmem.estimation.probe.worker"
-JAX_WORKER = "kerasmem.estimation.probe.jax_worker"
+BACKEND_WORKER = "kerasmem.estimation.probe.backend_worker"
 DEFAULT_TIMEOUT = 600.0
 _SHARE_OF_HOST = 0.95  # of the memory that is free when the worker starts; what it takes beyond would only swap
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -27,11 +27,8 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # in use. A program from JAX's cache on disk would not be the one that is measured.
 _ON_JAX = {**_QUIET, "MALLOC_MMAP_THRESHOLD_": "65536", "JAX_ENABLE_COMPILATION_CACHE": "false"}
 _OF_A_GPU, _ON_A_CPU = "TensorFlow's allocator", "the GPUs' allocator, on the CPU"
-_CRASHES = (
-    signal.SIGSEGV,
-    signal.SIGABRT,
-    getattr(signal, "SIGBUS", signal.SIGSEGV),
-)  # so some kernels end where memory runs out
+# So some kernels end where memory runs out.
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, getattr(signal, "SIGBUS", signal.SIGSEGV))
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ def run_steps(
         KerasmemError: the process gave no answer: it was too slow or was ended by the system.
     """
     more = {"folder": None if folder is None else os.fspath(folder), "seconds": seconds}
-    worker = JAX_WORKER if runs_on_jax() else WORKER
+    worker = WORKER if keras_backend() == TENSORFLOW else BACKEND_WORKER
     return Answer.from_dict(ask_worker(worker, request, runs, more, timeout=timeout, memory_limit=memory_limit))
 
 
@@ -145,7 +142,7 @@ def ask_worker(
         "request": request.to_dict(), "runs": [{"batch_size": size, "steps": steps} for size, steps in runs], **more,
     }  # fmt: skip
     try:
-        env = _ON_JAX if worker == JAX_WORKER else _QUIET
+        env = _ON_JAX if worker == BACKEND_WORKER and runs_on_jax() else _QUIET
         return run_child(worker, data, timeout=timeout, memory_limit=memory_limit, env=env)
     except ChildFailure as failure:
         sizes = ", ".join(str(size) for size, _ in runs)

@@ -17,8 +17,8 @@ from kerasmem.compat.keras_variables import give_value
 from kerasmem.devices.recording import start_recording
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.inputs import model_inputs
-from kerasmem.models.optimizers import optimizer_variables, optimizers_of
 from kerasmem.models.own_loop import loop_is_compiled
+from kerasmem.models.own_step import optimizer_variables, optimizers_of
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import with_replaced
@@ -78,7 +78,6 @@ class Session:
         self.device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
         self.jit_compile = False
         self.prepared: PreparedStep | None = None
-        self.prepared_size = 0
         with open_request(request) as opened:
             self.model, self.training = opened.model, opened.training
             self.structure, self.inputs = model_inputs(opened.model, request.input_shapes())
@@ -134,28 +133,20 @@ class Session:
 
     def _prepare(self, batch_size: int, mode: str) -> tuple[Any, Callable[[Any], Any]]:
         """Return specs of the batch, and a function that takes such a batch and runs the step."""
-        import tensorflow as tf
-
         model, request = self.model, self.request
-        if self.prepared is None:
+        known = self.prepared
+        if known is None:
             wanted = request.jit_compile
             if wanted == "auto":
                 compiles = loop_is_compiled(model)
                 wanted = self.device != "CPU:0" and supports_jit(model) if compiles is None else compiles
             self.jit_compile = bool(wanted)
-            self.prepared = prepare_step(
-                model, with_replaced(self.training, request.optimizer, request.loss, request.targets()), self.structure,
-                self.inputs, batch_size, mode, self.jit_compile,
-            )  # fmt: skip
-            self.prepared_size = batch_size
+        training = with_replaced(self.training, request.optimizer, request.loss, request.targets())
+        self.prepared = prepare_step(
+            model, training, self.structure, self.inputs, batch_size, mode, self.jit_compile, known
+        )
+        if known is None:
             give_values()
-        prepared = self.prepared
-
-        def resized(spec: Any) -> Any:
-            shape = tuple(spec.shape)
-            own = shape[:1] == (self.prepared_size,)
-            return tf.TensorSpec((batch_size, *shape[1:]) if own else shape, spec.dtype)
-
         # A new function for each batch size: the last one would be traced again, for any batch size.
         kind = {"inference": "predict", "evaluate": "test"}.get(mode, "train")
         if kind == "predict":
@@ -164,8 +155,7 @@ class Session:
             model.jit_compile = self.jit_compile
         getattr(model, f"make_{kind}_function")(force=True)
         function = getattr(model, f"{kind}_function")
-        specs = tf.nest.map_structure(resized, prepared.data)
-        return specs, lambda tensors: function([tensors] if kind == "predict" else iter([tensors]))
+        return self.prepared.data, lambda tensors: function([tensors] if kind == "predict" else iter([tensors]))
 
     def step(self, function: Callable[[Any], Any], tensors: Any, mark: str) -> int:
         """Run one step and return its peak in use, in bytes."""

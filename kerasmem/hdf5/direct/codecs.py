@@ -72,20 +72,20 @@ def _libdeflate(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
 
 
 def _zlib(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
-    decoder = zlib.decompressobj()
-    result = decoder.decompress(stored, out.nbytes)
-    # The checksum may be left, and nothing more.
-    if not decoder.eof and (decoder.decompress(decoder.unconsumed_tail, 1) or not decoder.eof):
-        raise DecodeError("it is longer than the chunk, or cut off")
-    return result
+    return _all_of(zlib.decompressobj(), stored, out.nbytes)
 
 
 def _bzip2(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
     import bz2
 
-    decoder = bz2.BZ2Decompressor()
-    result = decoder.decompress(bytes(stored), out.nbytes)
-    if not decoder.eof and (decoder.decompress(b"", 1) or not decoder.eof):
+    return _all_of(bz2.BZ2Decompressor(), bytes(stored), out.nbytes)
+
+
+def _all_of(decoder: Any, stored: Any, size: int) -> bytes:
+    result: bytes = decoder.decompress(stored, size)
+    rest = getattr(decoder, "unconsumed_tail", b"")  # bz2's keeps it
+    # The checksum may be left, and nothing more.
+    if not decoder.eof and (decoder.decompress(rest, 1) or not decoder.eof):
         raise DecodeError("it is longer than the chunk, or cut off")
     return result
 

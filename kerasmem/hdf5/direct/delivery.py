@@ -270,7 +270,7 @@ class ScatterRead:
         if isinstance(self.places, slice):
             window, before = view_of(self.target), self.places.start
             for start, end, offset in zip(starts.tolist(), ends.tolist(), offsets, strict=True):
-                handle.read([window[(before + start) * size : (before + end) * size]], offset, (end - start) * size)
+                handle.read(window[(before + start) * size : (before + end) * size], offset)
             return
         vectors = np.empty((last - first, 2), np.uintp)
         vectors[:, 0] = self.places[first:last]

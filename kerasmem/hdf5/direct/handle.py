@@ -7,7 +7,7 @@ import errno
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -61,8 +61,8 @@ class Handle:
     def close(self) -> None:
         """Close it; nothing where each read is by itself."""
 
-    def read(self, views: Sequence[memoryview], offset: int, size: int) -> None:
-        """Fill the views, `size` bytes in all, with what follows `offset`."""
+    def read(self, view: memoryview, offset: int) -> None:
+        """Fill a view with what follows `offset`."""
         raise NotImplementedError
 
     def changed(self) -> str:
@@ -113,22 +113,15 @@ class FileHandle(Handle):
             digest.update(files.read_bytes(self._number, _SAMPLE_BYTES, self.size * number // _SAMPLES))
         return digest.digest()
 
-    def read(self, views: Sequence[memoryview], offset: int, size: int) -> None:
-        """Fill the views, `size` bytes in all, with what follows `offset`.
+    def read(self, view: memoryview, offset: int) -> None:
+        """Fill a view with what follows `offset`.
 
         Raises:
             EOFError: the file ends before that.
         """
-        done = 0
-        for first in range(0, len(views), MOST_VIEWS):
-            part = views[first : first + MOST_VIEWS]
-            wanted = sum(map(len, part)) if len(views) > MOST_VIEWS else size
-            got = files.read_at(self._number, part, offset + done)
-            if got < wanted:
-                self._read_rest(part, offset + done, got, wanted)
-            done += wanted
+        self._fill(view, offset, 0)
         with self._counting:
-            self.bytes_read += size
+            self.bytes_read += len(view)
 
     def scatter(
         self, target: np.ndarray, vectors: np.ndarray, pieces: Iterable[tuple[int, int, int]], row_bytes: int
@@ -152,21 +145,19 @@ class FileHandle(Handle):
                 if got < 0 and ctypes.get_errno() != errno.EINTR:
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
                 window, begin = view_of(target), target.ctypes.data
-                views = [window[to : to + row_bytes] for to in (vectors[at : at + rows, 0] - begin).tolist()]
-                self._read_rest(views, offset, max(got, 0), rows * row_bytes)
+                for row, to in enumerate((vectors[at : at + rows, 0] - begin).tolist()):
+                    before = row * row_bytes
+                    self._fill(window[to : to + row_bytes], offset + before, max(got - before, 0))
         with self._counting:
             self.bytes_read += len(vectors) * row_bytes
 
-    def _read_rest(self, views: Sequence[memoryview], offset: int, got: int, wanted: int) -> None:
-        """Read on after a call that brought less than was asked for, as any may."""
-        at = 0
-        for view in views:
-            while got < at + len(view):
-                more = files.read_at(self._number, [view[got - at :]], offset + got)
-                if not more:
-                    raise EOFError(f"the file ends at byte {offset + got:,}, and {offset + wanted:,} are needed")
-                got += more
-            at += len(view)
+    def _fill(self, view: memoryview, offset: int, got: int) -> None:
+        """Read what a view lacks beyond its first bytes; a call may bring less than was asked for."""
+        while got < len(view):
+            more = files.read_at(self._number, view[got:], offset + got)
+            if not more:
+                raise EOFError(f"the file ends at byte {offset + got:,}, and {offset + len(view):,} are needed")
+            got += more
 
     def changed(self) -> str:
         """Return in words what makes the file unfit to be read on; "" where it is as it was or is longer."""

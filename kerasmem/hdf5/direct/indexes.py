@@ -35,7 +35,7 @@ def refuse_endless_sources(raw: RawFile, header: int) -> None:
     if len(layout) > 2 + raw.address_size and layout[0] >= 4 and layout[1] == _VIRTUAL:
         heap = little(layout[2 : 2 + raw.address_size])
         if heap and not _is_nowhere(raw, heap):
-            raw.look_through_heap(heap)
+            raw.heap(heap)
 
 
 def refuse_endless_index(raw: RawFile, header: int) -> None:

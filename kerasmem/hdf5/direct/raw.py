@@ -162,53 +162,41 @@ class RawFile:
     def _text(self, heap: int, number: int, length: int) -> bytes:
         if not length:
             return b""
-        at, size = self._heap(heap).get(number, (0, 0))
+        if heap not in self._heaps:
+            self._looked_through += little(self.bytes_at(heap, 8 + self.length_size)[8:])
+            if self._looked_through > _MOST_HEAP:
+                raise RawError("the heaps of its texts are too large")
+        at, size = self.heap(heap).get(number, (0, 0))
         if length > size:
             raise RawError("a text lies outside its heap")
         return self.bytes_at(at, length)
 
-    def look_through_heap(self, address: int) -> None:
-        """Go through a heap as HDF5 does, which trusts the sizes in it.
+    def heap(self, address: int) -> dict[int, tuple[int, int]]:
+        """Return where the objects of a heap lie, and how many bytes they have, by their numbers.
 
         Args:
             address: place of the heap.
 
         Raises:
-            RawError: it is damaged: HDF5 would go round for ever, or read what lies behind it.
+            RawError: it is damaged: HDF5, which trusts the sizes in it, would go round for ever, or read what lies
+                behind it.
         """
-        header = 8 + self.length_size
-        start = self.bytes_at(address, header)
-        size = little(start[8:])
-        if start[:4] != b"GCOL" or size < header:
-            raise RawError("a heap is damaged")
-        data, at = self.bytes_at(address, size), header
-        while at + header <= size:
-            length = little(data[at + 8 : at + header])
-            if little(data[at : at + 2]):
-                length = header + -(-length // 8) * 8
-            if not header <= length <= size - at:
-                raise RawError("a heap is damaged")
-            at += length
-
-    def _heap(self, address: int) -> dict[int, tuple[int, int]]:
-        """Return where the objects of a heap lie, and how many bytes they have, by their numbers."""
         if address in self._heaps:
             return self._heaps[address]
         header = 8 + self.length_size
         start = self.bytes_at(address, header)
         size = little(start[8:])
-        self._looked_through += size
-        if start[:4] != b"GCOL" or size < header or self._looked_through > _MOST_HEAP:
-            raise RawError("a heap of its texts is damaged or too large")
+        if start[:4] != b"GCOL" or size < header:
+            raise RawError("a heap is damaged")
         data, found, at = self.bytes_at(address, size), {}, header
         while at + header <= size:
             number, length = little(data[at : at + 2]), little(data[at + 8 : at + header])
-            if not number:
-                break  # what follows is free
-            if at + header + length > size:
-                raise RawError("a heap of its texts is damaged")
-            found[number] = (address + at + header, length)
-            at += header + -(-length // 8) * 8
+            whole = header + -(-length // 8) * 8 if number else length  # 0 is what is free
+            if not header <= whole <= size - at:
+                raise RawError("a heap is damaged")
+            if number:
+                found[number] = (address + at + header, length)
+            at += whole
         self._heaps[address] = found
         return found
 

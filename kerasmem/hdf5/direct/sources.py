@@ -163,20 +163,19 @@ class DirectSource(Source):
         for part in run.cells(cell):
             count = part.stop - part.start
             raw = scratch.take("rows", count * size)
-            self.handle.read([view_of(raw)], offset + (part.start - run.start) * size, len(raw))
+            self.handle.read(view_of(raw), offset + (part.start - run.start) * size)
             rows = raw.view(self.dtype).reshape(count, *self.shape[1:])
             for delivery, target in outputs:
                 delivery.put(rows, part.picked, target, part.places, scratch)
 
     def _scatter(self, offset: int, run: RowRun, target: np.ndarray) -> None:
-        """Let the kernel put each row into its place."""
-        size, count = self.row_bytes, run.stop - run.start
-        window = view_of(target)
+        """Read each row into its place."""
+        size, window = self.row_bytes, view_of(target)
         if isinstance(run.places, slice):
-            views = [window[run.places.start * size : run.places.stop * size]]
-        else:
-            views = [window[at : at + size] for at in (run.places.astype(np.int64) * size).tolist()]
-        self.handle.read(views, offset, count * size)
+            self.handle.read(window[run.places.start * size : run.places.stop * size], offset)
+            return
+        for row, at in enumerate((run.places.astype(np.int64) * size).tolist()):
+            self.handle.read(window[at : at + size], offset + row * size)
 
 
 @dataclass(eq=False)
@@ -298,7 +297,7 @@ class ChunkedSource(DirectSource):
         self._check_size(chunk)
         assert chunk.offset is not None
         stored = scratch.take("stored", chunk.size)
-        self.handle.read([view_of(stored)], chunk.offset, chunk.size)
+        self.handle.read(view_of(stored), chunk.offset)
         if chunk.sum is not None and zlib.crc32(view_of(stored)) != chunk.sum:
             raise DecodeError("its checksum is another than the index has: the file was changed, or came changed")
         if self.cut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 from collections.abc import Mapping
@@ -10,7 +11,6 @@ from typing import Any
 
 from kerasmem import checks, files
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.remote.cache import cache_key
 from kerasmem.hdf5.remote.urls import identity
 from kerasmem.units import GIB, MIB, format_size, parse_size
 
@@ -49,7 +49,8 @@ class RemoteAccess:
             return None
         options = self.storage_options
         endpoint = options.get("endpoint_url") or dict(options.get("client_kwargs") or {}).get("endpoint_url") or ""
-        return cache_key(identity(url), tag, size, str(endpoint))
+        text = "\n".join((identity(url), tag, str(size), str(endpoint)))
+        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def read_remote(storage_options: Any, cache: Any, cache_size: Any, *, remote: bool = True) -> RemoteAccess:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import hashlib
 import os
 import re
 import threading
@@ -179,16 +178,3 @@ class DiskCache:
 
 def _checksum(key: str, start: int, data: bytes | memoryview) -> int:
     return zlib.crc32(data, zlib.crc32(f"{key} {start:x}".encode()))
-
-
-def cache_key(identity: str, tag: str, size: int, options: str) -> str:
-    """Return the name of an object's folder in a cache.
-
-    Args:
-        identity: its URL, without what is secret.
-        tag: its version.
-        size: its bytes.
-        options: where its store is, if the URL does not say.
-    """
-    text = "\n".join((identity, tag, str(size), options))
-    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

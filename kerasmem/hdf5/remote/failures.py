@@ -102,7 +102,7 @@ async def retry(
 def of_status(status: int, wait: str = "") -> Exception:
     """Return the failure that an HTTP status means."""
     if status in (408, 425, 429) or status >= 500:
-        return TransientError(f"HTTP status {status}", float(wait) if wait.isdigit() else 0.0)
+        return TransientError(f"HTTP status {status}", float(wait) if wait.isdecimal() else 0.0)
     if status == 412:
         return ChangedError("its ETag is another")
     texts = {

@@ -22,7 +22,7 @@ import h5py
 
 from kerasmem.compat.event_loops import no_running_loop
 from kerasmem.compat.file_systems import call_file_system
-from kerasmem.errors import DataError
+from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.hdf5.links import DAMAGED
 from kerasmem.hdf5.remote.access import REQUESTS, RemoteAccess
@@ -252,6 +252,30 @@ def expand(url: str, access: RemoteAccess) -> list[str]:
     if not found:
         raise DataError(f"{shown(url)}: no file matches this pattern; a list of URLs can be given too")
     return found
+
+
+def put_file(path: str, url: str, access: RemoteAccess) -> None:
+    """Write a file of this machine to a URL, where it appears as a whole or not at all.
+
+    Raises:
+        DataError: it cannot be written there.
+    """
+    if scheme_of(url) in ("http", "https"):
+        raise UsageError(f"output: {shown(url)} is on a web server, which takes no files; name a bucket, or a folder")
+    with contextlib.closing(RangeFetcher(access)) as fetcher:
+        try:
+            fetcher.run(retry(lambda: _put(path, url, fetcher.file_systems)))
+        except PermanentError as error:
+            raise DataError(f"{shown(url)}: cannot be written: {error}") from None
+
+
+async def _put(path: str, url: str, file_systems: FileSystems) -> None:
+    system, target = file_systems.system_of(url)
+    if getattr(system, "asynchronous", False):  # object stores, which show an object when it is whole
+        await call_file_system(system, "put_file", path, target)
+        return
+    await call_file_system(system, "put_file", path, f"{target}.part")
+    await call_file_system(system, "mv", f"{target}.part", target)
 
 
 async def _glob(url: str, file_systems: FileSystems) -> list[str]:

@@ -108,18 +108,17 @@ class RemoteHandle(Handle):
         self._fetcher.prefetch(requests)
         return claims
 
-    def read(self, views: Sequence[memoryview], offset: int, size: int) -> None:
-        """Fill the views, `size` bytes in all, with what follows `offset`.
+    def read(self, view: memoryview, offset: int) -> None:
+        """Fill a view with what follows `offset`.
 
         Raises:
             DataError: the store fails, or has another version now.
             EOFError: the file ends before that.
         """
-        if offset + size > self.length:
-            raise EOFError(f"the file ends at byte {self.length:,}, and {offset + size:,} are needed")
+        at, stop = offset, offset + len(view)
+        if stop > self.length:
+            raise EOFError(f"the file ends at byte {self.length:,}, and {stop:,} are needed")
         claim = getattr(_mine, "claim", None)
-        at, stop = offset, offset + size
-        view, filled, numbers = memoryview(b""), 0, iter(views)
         while at < stop:
             request = claim.find(at) if claim is not None else None
             # A thread's claim is on one file; whatever was not foreseen is fetched by itself.
@@ -129,14 +128,8 @@ class RemoteHandle(Handle):
                 alone = Claim(self._fetcher, [request])
             try:
                 data = self._result(request)[at - request.start : stop - request.start]
+                view[at - offset :][: len(data)] = data
                 at += len(data)
-                while len(data):
-                    if filled == len(view):
-                        view, filled = next(numbers), 0
-                    count = min(len(view) - filled, len(data))
-                    view[filled : filled + count] = data[:count]
-                    filled += count
-                    data = data[count:]
             finally:
                 if alone is not None:
                     alone.release()

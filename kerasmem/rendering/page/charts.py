@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerasmem.monitoring.curves import Curve, Curves, thin
+from kerasmem.monitoring.curves import OF_THE_HOST, Curve, Curves, thin
+from kerasmem.rendering.contents import Composition
 from kerasmem.rendering.escape import short_name
 from kerasmem.units import GIB, KIB, MIB, TIB, format_size
 
 # size -> (what a line of it is called, the role of its colour)
-LINES = {
+_LINES = {
     "peak_bytes": ("peak of the batch", "peak"),
     "in_use_bytes": ("in use after the batch", "in_use"),
     "reserved_bytes": ("reserved by the allocator", "reserved"),
@@ -25,9 +27,9 @@ LINES = {
     "rss_bytes": ("host process", "host"),
     "swap_bytes": ("host process, in swap", "swap"),
 }
-_OF_THE_HOST = ("rss_bytes", "swap_bytes")
 _MOST_MARKS = 60
 _MOST_SPANS = 200
+_MOST_PARTS = 16  # of a bar
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,6 @@ def unit_for(largest: int) -> tuple[str, int]:
     return "B", 1
 
 
-def panels_of(stretch: Curves) -> tuple[list[Curve], list[Curve]]:
-    """Return the lines of the devices and those of the host."""
-    of_host = [line for line in stretch.lines if line.size in _OF_THE_HOST]
-    return [line for line in stretch.lines if line.size not in _OF_THE_HOST], of_host
-
-
 def thinned(line: Curve, most: int) -> Curve:
     """Return a line of at most `most` points; the least and the largest stay."""
     if len(line.values) <= most:
@@ -102,10 +98,9 @@ def over_time(name: str, caption: str, stretch: Curves, limit: Limit | None = No
     """
     devices = list(dict.fromkeys(line.device for line in stretch.lines if line.device is not None))
     panels = []
-    for lines in panels_of(stretch):
-        if lines:
+    for of_host in (False, True):
+        if lines := [line for line in stretch.lines if (line.size in OF_THE_HOST) is of_host]:
             unit, factor = unit_for(max(max(line.values) for line in lines))
-            of_host = lines[0].size in _OF_THE_HOST
             panels.append(
                 {
                     "title": f"{'host' if of_host else 'device'}, {unit}",
@@ -127,7 +122,7 @@ def over_time(name: str, caption: str, stretch: Curves, limit: Limit | None = No
 
 def _line(line: Curve, devices: list[str], factor: int) -> dict[str, Any]:
     device = f", {short_name(line.device, 24)}" if line.device is not None and len(devices) > 1 else ""
-    title, role = LINES[line.size]
+    title, role = _LINES[line.size]
     return {
         "label": title + device,
         "role": role,
@@ -182,6 +177,26 @@ def bars(
         ],
     }
     return Chart(name, caption, data)
+
+
+def by_category(name: str, compositions: Sequence[Composition], limit: Limit | None = None) -> Chart:
+    """Return what some peaks are made of: a bar for each of them, in parts."""
+    names = dict.fromkeys(name for each in compositions for name, part in each.categories if part)
+    series = [
+        (part, f"c{place % 8}", [Bar(dict(each.categories).get(part)) for each in compositions])
+        for place, part in enumerate(islice(names, _MOST_PARTS))
+    ]
+    sources = [each.source for each in compositions]
+    return bars(name, "The peak by category", sources, series, stacked=True, limit=limit)
+
+
+def by_layer(name: str, composition: Composition, most: int) -> Chart:
+    """Return a bar for each of the largest layers of a peak."""
+    top = composition.largest_layers[:most]
+    kind = "What each layer holds at the peak" if composition.is_at_peak else "Each layer’s share of the total"
+    caption = f"{kind}, the largest {len(top)} of {len(composition.layers)} layers"
+    role = "measured" if composition.is_measured else "estimated"
+    return bars(name, caption, [layer.name for layer in top], [(role, role, [Bar(layer.bytes) for layer in top])])
 
 
 def _bar(bar: Bar, factor: int) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.rendering.contents import Composition, PageContents
 from kerasmem.rendering.escape import html_attribute, html_text
 from kerasmem.rendering.page import tables
-from kerasmem.rendering.page.charts import Bar, Chart, bars, over_time
+from kerasmem.rendering.page.charts import Bar, Chart, bars, by_category, by_layer, over_time
 from kerasmem.rendering.page.verdicts import limit_of
 from kerasmem.rendering.runs_table import kept_rows, peak_place, run_name
 from kerasmem.units import format_size
@@ -142,16 +142,8 @@ class Sections:
             return
         parts = ["<h2>What the peak is made of</h2>"]
         shown = every[:_MOST_BARS]
-        names = list(dict.fromkeys(name for each in shown for name, part in each.categories if part))
-        if names:
-            series = [
-                (name, f"c{place % 8}", [Bar(dict(each.categories).get(name)) for each in shown])
-                for place, name in enumerate(names[:16])
-            ]
-            sources = [each.source for each in shown]
-            limit = limit_of(self._contents)
-            chart = bars(self._name(), "The peak by category", sources, series, stacked=True, limit=limit)
-            parts.append(self._place(chart))
+        if any(part for each in shown for _, part in each.categories):
+            parts.append(self._place(by_category(self._name(), shown, limit_of(self._contents))))
             parts.append(tables.folded("By category, as a table", tables.categories(shown)))
         paired = {id(profile) for each in self._contents.estimates if (profile := self._contents.profile_for(each))}
         for each in shown:
@@ -162,15 +154,10 @@ class Sections:
     def _layers(self, each: Composition) -> Iterator[str]:
         yield f"<h3>{html_text(each.source)}</h3>"
         yield f'<p class="soft">{html_text(_settings(each))}{_verdict(each)}</p>'
-        top = each.largest_layers[:_MOST_LAYERS]
-        if not top:
+        if not each.largest_layers:
             yield "<p>This method does not divide the peak by layer.</p>"
             return
-        kind = "What each layer holds at the peak" if each.is_at_peak else "Each layer’s share of the total"
-        caption = f"{kind}, the largest {len(top)} of {len(each.layers)} layers"
-        role = "measured" if each.is_measured else "estimated"
-        series = [(role, role, [Bar(layer.bytes) for layer in top])]
-        yield self._place(bars(self._name(), caption, [layer.name for layer in top], series))
+        yield self._place(by_layer(self._name(), each, _MOST_LAYERS))
         yield tables.folded("By layer, as a table", tables.layers(each))
 
     def _beside(self) -> Iterator[str]:

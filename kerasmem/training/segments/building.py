@@ -20,8 +20,7 @@ from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
 from kerasmem.training.segments.chain import nested_models
-from kerasmem.training.segments.plan import RecomputePlan
-from kerasmem.training.segments.planning import AUTO, described, plan_segments
+from kerasmem.training.segments.planning import AUTO, RecomputePlan, described, plan_segments
 from kerasmem.training.segments.shapes import shaped_chain
 from kerasmem.training.segments.tracing import trace_chain
 from kerasmem.units import format_size

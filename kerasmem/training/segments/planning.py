@@ -1,17 +1,88 @@
-"""From what was asked for to a plan: so many segments, the lowest peak, or the least time within a target."""
+"""From what was asked for to a plan: so many segments, the lowest peak, or the least time within a target.
+
+Sizes are bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 from kerasmem.errors import UsageError
+from kerasmem.records import Record
 from kerasmem.training.segments.chain import Step
 from kerasmem.training.segments.choosing import Cut, Table, cheapest, lowest_peak
-from kerasmem.training.segments.plan import PlannedSegment, RecomputePlan
 from kerasmem.units import format_size
 
 AUTO = "auto"
 _NEAR_LOWEST = 1.02  # within it, less time is worth more than memory
+
+
+@dataclass(frozen=True)
+class PlannedSegment:
+    """A run of layers between two cuts.
+
+    Attributes:
+        first: name of its first layer.
+        last: of its last.
+        recomputed: whether its inside is computed again for the gradient, rather than kept.
+        held_bytes: what it leaves in memory until its gradient is computed: its inside where that is kept, else the
+            tensors that cross its end.
+        peak_bytes: activations in memory while its gradient is computed, those of the segments before included.
+        flops: of its matrix products and convolutions, forward.
+    """
+
+    first: str
+    last: str
+    recomputed: bool
+    held_bytes: int
+    peak_bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class RecomputePlan(Record, what="recomputation plan", version=1, also=("predicted_bytes",)):
+    """Where a model is cut, and what that is predicted to save and to cost.
+
+    Attributes:
+        batch_size: samples in a batch, for which all of it holds.
+        segments: in the order of the model.
+        activation_bytes: predicted peak of what the backward pass needs of the forward pass, with its own scratch.
+        plain_activation_bytes: the same without recomputation.
+        persistent_bytes: weights, their gradients, the optimizer's slots and the batch, which recomputation leaves as
+            they are.
+        forward_flops: of one forward pass: matrix products and convolutions.
+        extra_flops: what is computed a second time.
+        extra_time: predicted share by which a step takes longer, the backward pass taken as two forward passes.
+        target_bytes: the memory that was asked for; None where none was.
+    """
+
+    batch_size: int
+    segments: tuple[PlannedSegment, ...]
+    activation_bytes: int
+    plain_activation_bytes: int
+    persistent_bytes: int
+    forward_flops: int
+    extra_flops: int
+    extra_time: float
+    target_bytes: int | None = None
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """The layers after which a segment ends."""
+        return tuple(each.last for each in self.segments[:-1])
+
+    @property
+    def recomputed(self) -> tuple[bool, ...]:
+        """For each segment whether it is recomputed."""
+        return tuple(each.recomputed for each in self.segments)
+
+    @property
+    def predicted_bytes(self) -> int:
+        """Predicted peak of a training step; `kerasmem.estimate` of the recomputed model says it more exactly."""
+        return self.activation_bytes + self.persistent_bytes
 
 
 def plan_segments(
@@ -48,11 +119,12 @@ def plan_segments(
     cuts: list[Cut] | None
     if segments != AUTO:
         most = len(table.places) - 1
-        if isinstance(segments, bool) or not isinstance(segments, int) or not 1 <= segments <= most:
+        given: Any = segments  # NumPy's whole numbers too
+        if isinstance(given, bool) or not isinstance(given, Integral) or not 1 <= int(given) <= most:
             raise UsageError(
                 f"segments {segments!r}: write 'auto' or a whole number from 1 to {most}, one for each layer"
             )
-        cuts = lowest_peak(table, segments)
+        cuts = lowest_peak(table, int(segments))
     elif budget is not None:
         cuts = cheapest(table, budget)
     else:

@@ -11,9 +11,9 @@ from typing import Any
 
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
-from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes
 from kerasmem.training.segments.chain import Kept, Step
+from kerasmem.training.segments.tracing import inputs_and_calls, last_calls
 
 _BYTES_A_SECOND = 1e10  # only ratios count
 
@@ -30,11 +30,10 @@ def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[
         UsageError: an input has open dimensions that `input_shape` does not give.
         ModelError: the model cannot be called.
     """
-    from kerasmem.models.recomputed import chain_of, walked
+    from kerasmem.models.recomputed import walked
 
     keras = import_keras()
-    _, inputs = model_inputs(model, normalise_input_shapes(input_shape))
-    flat = [keras.KerasTensor((each.shape[0] or batch_size, *each.shape[1:]), each.dtype) for each in inputs]
+    inputs, calls = inputs_and_calls(model, batch_size, input_shape)
     tensors: dict[int, Any] = {}
 
     def call(*batch: Any) -> Any:
@@ -42,20 +41,19 @@ def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[
         return run(keras.tree.pack_sequence_as(model.input, list(batch)), training=True)
 
     try:
-        symbolic_outputs(call, *flat)
+        symbolic_outputs(call, *(keras.KerasTensor(*each) for each in inputs))
     except KerasmemError:
         raise
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be called on a batch: {keras_reason(error)}") from error
     sizes = {key: math.prod(each.shape) * element_bytes(str(each.dtype)) for key, each in tensors.items()}
-    calls = [pair for each in chain_of(model) for pair in each.inner]
     uses: dict[int, list[int]] = {}
     for number, (_, made) in enumerate(calls):
         for each in made.input_tensors:
             uses.setdefault(id(each), []).append(number)
     for each in model.outputs:
         uses.setdefault(id(each), []).append(len(calls))
-    last_call = {id(made.operation): number for number, (_, made) in enumerate(calls)}
+    last_call = last_calls(made for _, made in calls)
     return tuple(
         _step(name, made, sizes, uses, last_call[id(made.operation)] == number)
         for number, (name, made) in enumerate(calls)

@@ -15,9 +15,8 @@ from kerasmem.compat.graphs import loop_body
 from kerasmem.compat.keras_state import mask_of
 from kerasmem.compat.keras_variables import handle_only, raw_value
 from kerasmem.errors import KerasmemError, ModelError
-from kerasmem.estimation.graph.build import tensor_of
 from kerasmem.estimation.graph.costs import operations, seconds
-from kerasmem.estimation.graph.program import Node, Tensor
+from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
 from kerasmem.estimation.graph.rules import ALIASES, NOTHING
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
@@ -45,19 +44,35 @@ def trace_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[S
         UsageError: an input has open dimensions that `input_shape` does not give.
         ModelError: the model cannot be traced.
     """
-    from kerasmem.models.recomputed import chain_of
-
-    _, inputs = model_inputs(model, normalise_input_shapes(input_shape))
-    shapes = [(each.shape[0] or batch_size, *each.shape[1:]) for each in inputs]
-    calls = [pair for each in chain_of(model) for pair in each.inner]
+    inputs, calls = inputs_and_calls(model, batch_size, input_shape)
     try:
         with with_stand_ins(handle_only):
-            graph, begins, tensors = _traced(model, list(zip(shapes, (each.dtype for each in inputs), strict=True)))
+            graph, begins, tensors = _traced(model, inputs)
     except KerasmemError:
         raise
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be traced for training: {keras_reason(error)}") from error
     return _Reader(graph, begins, tensors, model, calls).steps()
+
+
+def inputs_and_calls(
+    model: Any, batch_size: int, input_shape: Any
+) -> tuple[list[tuple[tuple[int | None, ...], str]], list[tuple[str, Any]]]:
+    """Return the shape, with a batch, and the type of each input of a Functional model, and its calls by name.
+
+    Raises:
+        UsageError: an input has open dimensions that `input_shape` does not give.
+    """
+    from kerasmem.models.recomputed import chain_of
+
+    _, inputs = model_inputs(model, normalise_input_shapes(input_shape))
+    batch = [((each.shape[0] or batch_size, *each.shape[1:]), each.dtype) for each in inputs]
+    return batch, [pair for each in chain_of(model) for pair in each.inner]
+
+
+def last_calls(calls: Iterable[Any]) -> dict[int, int]:
+    """Return the number of the last call of each operation, by the operation's identity."""
+    return {id(each.operation): number for number, each in enumerate(calls)}
 
 
 def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> tuple[Any, list[int], dict[int, Any]]:
@@ -104,7 +119,7 @@ class _Reader:
         self._needed = _needed_for(graph.outputs)  # the tape makes gradients of frozen layers too; nothing runs them
 
     def steps(self) -> tuple[Step, ...]:
-        last_call = {id(each.operation): number for number, each in enumerate(self._calls)}
+        last_call = last_calls(self._calls)
         uses = self._uses()
         trained = self._trained()
         return tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from kerasmem.errors import UsageError
 from kerasmem.models.own_step import has_own_step
 
 _SHARES = ("rate", "dropout", "recurrent_dropout")
+_HALF = ("float16", "bfloat16")
 
 
 def check_model(model: Any) -> None:
@@ -48,8 +50,10 @@ def _check_reductions(model: Any) -> None:
 
 def uneven_layers(model: Any) -> str | None:
     """Return what to say of layers for which a batch in pieces is not the same as the batch, or None."""
-    statistics, random, added = [], [], []
-    for layer in flatten_layers(model, include_self=False):
+    layers = flatten_layers(model, include_self=False)
+    statistics, random, added, half = [], [], [], [layer.name for layer in layers if _sums_in_half(layer)]
+    penalised = [layer.name for layer in layers if layer.activity_regularizer is not None]
+    for layer in layers:
         if isinstance(layer, (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)):
             if layer.trainable:
                 statistics.append(layer.name)
@@ -59,17 +63,36 @@ def uneven_layers(model: Any) -> str | None:
                 random.append(layer.name)
         elif has_added_losses(layer) and layer.activity_regularizer is None:
             added.append(layer.name)
-    parts = []
-    if statistics:
-        parts.append(
-            f"{_list(statistics)}: statistics are those of each micro-batch, so that results differ from the whole "
-            "batch's (frozen, or replaced by GroupNormalization or LayerNormalization, they would not)"
-        )
-    if random:
-        parts.append(f"{_list(random)}: random numbers are drawn for each micro-batch, others than for the whole")
-    if added:
-        parts.append(f"{_list(added)}: what add_loss was given is taken for a mean over the rows")
+    reasons = (
+        (statistics, "statistics are those of each micro-batch, so that results differ from the whole batch's (frozen, "
+         "or replaced by GroupNormalization or LayerNormalization, they would not)"),
+        (random, "random numbers are drawn for each micro-batch, others than for the whole"),
+        (added, "what add_loss was given is taken for a mean over the rows"),
+        ([] if not penalised or _averages_activity_penalties() else penalised,
+         "activity penalties, which this version of Keras adds up over the rows, are taken for means"),
+        # TensorFlow's kernels add up rows in bfloat16 itself: pieces are nearer to float32 than the whole is
+        (half, "gradients are sums over the rows in half precision, which are rounded otherwise in micro-batches (in "
+         "float32 they would be the same)"),
+    )  # fmt: skip
+    parts = [f"{_list(names)}: {why}" for names, why in reasons if names]
     return "micro-batches are not the same as the whole batch for " + "; ".join(parts) if parts else None
+
+
+@functools.cache
+def _averages_activity_penalties() -> bool:
+    """Return whether Keras divides activity penalties by the batch; older versions add them up."""
+    layer = keras.layers.Identity(activity_regularizer=keras.regularizers.L1(1.0))
+    layer(keras.ops.ones((2, 1)))
+    return float(layer.losses[0]) == 1.0
+
+
+def _sums_in_half(layer: Any) -> bool:
+    """Return whether a layer's gradients are sums in half precision, and not those of a layer inside it."""
+
+    def sums(each: Any) -> bool:
+        return bool(each.compute_dtype in _HALF and each.trainable_variables)
+
+    return sums(layer) and not any(map(sums, flatten_layers(layer, include_self=False)))
 
 
 def _list(names: list[str], most: int = 5) -> str:

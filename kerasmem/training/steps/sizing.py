@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.estimation.live import live_outcome
-from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.report import Outcome
 from kerasmem.estimation.verdict import at_least, at_most
 from kerasmem.models.sizes import variable_bytes
 
@@ -86,13 +87,12 @@ class StepSizes:
         """
         added = gradient_bytes(self._model) if accumulates and kind == "train" else 0
         asked: dict[int, Outcome] = {}
-
         ask = self._asking(batch, kind, asked)
         end, free = self._clock() + MOST_SECONDS, room.limit - room.other - added
         rows, is_sure, is_hopeless = 1, False, True
         try:
-            for bound in (at_most, _total, at_least):
-                rows = most_rows(partial(_bounded, bound, ask), free, most, lambda: self._clock() < end)
+            for bound in _BOUNDS:
+                rows = most_rows(partial(_need, bound, ask), free, most, lambda: self._clock() < end)
                 if rows not in asked or bound(asked[rows]) <= free:
                     is_sure, is_hopeless = rows in asked and bound is at_most, False
                     break
@@ -115,13 +115,9 @@ class StepSizes:
         end, free = self._clock() + 2 * MOST_SECONDS, room.limit - room.other
         try:
             return most_rows(
-                partial(_bounded, at_most, ask),
-                free,
-                most,
-                lambda: self._clock() < end,
-                between=2 * _MOST_BETWEEN,
-                near=16,
-            )
+                partial(_need, at_most, ask), free, most, lambda: self._clock() < end,
+                between=2 * _MOST_BETWEEN, near=16,
+            )  # fmt: skip
         except Exception:
             return None
 
@@ -134,16 +130,15 @@ class StepSizes:
         return ask
 
 
-def _bounded(bound: Callable[[Outcome], int], ask: Callable[[int], Outcome], rows: int) -> int:
+_BOUNDS: tuple[Callable[[Outcome], int], ...] = (at_most, attrgetter("total"), at_least)
+
+
+def _need(bound: Callable[[Outcome], int], ask: Callable[[int], Outcome], rows: int) -> int:
     return bound(ask(rows))
 
 
 def _least_held(found: Outcome) -> int:
     return at_least(found) - (found.categories.get("workspace") or 0)
-
-
-def _total(found: Outcome) -> int:
-    return found.total
 
 
 def most_rows(

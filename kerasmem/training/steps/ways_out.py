@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kerasmem.estimation.outcome import Outcome
+from kerasmem.estimation.report import Outcome
 from kerasmem.training.steps.sizing import Fitting
 from kerasmem.units import format_size
 
@@ -96,6 +96,6 @@ def _ways(model: Any, found: Fitting | None) -> Iterator[str]:
         yield f"an optimizer that keeps less than {name}, such as keras.optimizers.SGD{text}"
     yield "a smaller model: fewer or narrower layers, shorter sequences, smaller pictures"
     if tf.config.list_physical_devices("GPU"):
-        yield "TF_FORCE_UNIFIED_MEMORY=1 in the environment: the host's memory stands in for the card's, slowly"
+        yield "unified memory, slow (`kerasmem advise --code H1`): the host's memory stands in for the card's"
     size = "" if found is None or one is None else f" with {format_size(_need(found, one))} and more for TensorFlow"
     yield f"a larger card or limit{size}; other processes on this one ended"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import stat
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -68,6 +69,9 @@ class ImageFolder(RowSource):
         if not classes:
             raise DataError(f"{self.label}: holds no images (names that end in {', '.join(SUFFIXES)})")
         self._names = bytes(names)
+        self._listed = self._digest.hexdigest()
+        del self._digest  # which no other process can be given
+        self._begins = 0
         self._classes = np.array(classes, np.int32)
         self._ends = np.array(ends, np.int64)
         self.rows = len(classes)
@@ -85,7 +89,7 @@ class ImageFolder(RowSource):
 
     def identity(self) -> list[Any]:
         """Return the number of images, and what their names, sizes and times of change come to."""
-        return [os.path.abspath(self.paths[0]), self.rows, self._digest.hexdigest()]
+        return [os.path.abspath(self.paths[0]), self._begins, self.rows, self._listed]
 
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield images and classes."""
@@ -101,6 +105,19 @@ class ImageFolder(RowSource):
                 image[...] = found.array
                 self._losses.update(found.losses)
             yield {"x": images, "y": self._classes[first : first + len(images)]}
+
+    def part(self, start: int, stop: int) -> RowSource:
+        """Return some of the images, with no more names than theirs."""
+        found = copy.copy(self)
+        vars(found).update(
+            rows=stop - start,
+            _begins=start,
+            _losses=Counter(),
+            _classes=self._classes[start:stop],
+            _names=self._names[self._ends[start] : self._ends[stop]],
+            _ends=self._ends[start : stop + 1] - self._ends[start],
+        )
+        return found
 
     def _decode(self, number: int) -> DecodedImage:
         name, first = (os.fsdecode(self._names[self._ends[k] : self._ends[k + 1]]) for k in (number, 0))

@@ -30,25 +30,6 @@ class _Feature(NamedTuple):
     is_image: bool
 
 
-class _RecordError(Exception):
-    """A record is no Example."""
-
-    @property
-    def message(self) -> str:
-        return str(self)
-
-
-def _check(records: Sequence[bytes], first: int) -> None:
-    """Refuse what is no Example: TensorFlow's fast parser trusts the lengths in it, and reads beyond its end."""
-    import tensorflow as tf
-
-    for number, record in enumerate(records, start=first):
-        try:
-            tf.train.Example.FromString(record)
-        except Exception as error:  # protobuf's errors differ from version to version
-            raise _RecordError(f"record {number:,} is no tf.train.Example ({one_line(str(error), 200)})") from error
-
-
 class RecordSource(RowSource):
     """A TFRecord file whose records all have the features of the first.
 
@@ -62,6 +43,8 @@ class RecordSource(RowSource):
     Raises:
         DataError: the file is damaged, or its records are no Examples of one kind.
     """
+
+    starts = (0,)
 
     def __init__(self, path: str, options: ReadOptions) -> None:
         super().__init__(shown(path), path)
@@ -86,12 +69,13 @@ class RecordSource(RowSource):
             with tf.device("/CPU:0"):
                 data = tf.data.TFRecordDataset(list(self.paths), compression_type="GZIP" if self._packed else "")
                 for batch in data.skip(start).batch(rows):
-                    _check(batch.numpy().tolist(), done)
+                    for number, record in enumerate(batch.numpy().tolist(), start=done):
+                        self._example(record, number)  # TensorFlow's fast parser trusts the lengths in it
                     parsed = tf.io.parse_example(batch, spec)
                     values = {field: parsed[self._features[field.name].name].numpy() for field in wanted}
                     yield {field.name: self._values(field, found, done) for field, found in values.items()}
                     done += len(batch)
-        except (tf.errors.OpError, UnicodeDecodeError, _RecordError) as error:
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
             # how TensorFlow puts it names the feature, or the place in the file; it may quote bytes that are no text
             said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else error.message
             reason = one_line(said, 300)
@@ -124,16 +108,19 @@ class RecordSource(RowSource):
             self._losses.update(found.losses)
         return out
 
-    def _look(self, first: bytes) -> tuple[Field, ...]:
-        """Return the fields that the features of the first record become."""
+    def _example(self, record: bytes, number: int) -> Any:
         import tensorflow as tf
 
         try:
-            features = tf.train.Example.FromString(first).features.feature
+            return tf.train.Example.FromString(record)
         except Exception as error:  # protobuf's errors differ from version to version
             raise DataError(
-                f"{self.label}: its records are no tf.train.Example ({one_line(str(error), 200)})"
+                f"{self.label}: record {number:,} is no tf.train.Example ({one_line(str(error), 200)})"
             ) from error
+
+    def _look(self, first: bytes) -> tuple[Field, ...]:
+        """Return the fields that the features of the first record become."""
+        features = self._example(first, 0).features.feature
         fields = []
         for name in sorted(features):
             if not self._options.columns.reads(name):

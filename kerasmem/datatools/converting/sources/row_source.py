@@ -5,6 +5,8 @@ Several sources are one too: those with the same columns one after another, thos
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -29,10 +31,12 @@ class RowSource(ABC):
         fields: the columns.
         rows: how many rows there are.
         notes: what a user should know about the data.
+        starts: the rows at which reading can begin without reading what comes before them; None for any row.
     """
 
     fields: tuple[Field, ...]
     rows: int
+    starts: Sequence[int] | None = None
 
     def __init__(self, label: str, *paths: str) -> None:
         self.label, self.paths = label, paths
@@ -58,6 +62,35 @@ class RowSource(ABC):
             rows: the most rows of a piece.
             names: columns wanted; None for all.
         """
+
+    def part(self, start: int, stop: int) -> RowSource:
+        """Return some of the rows alone, as a source that can be sent to another process."""
+        return _Part(self, start, stop)
+
+
+class _Part(RowSource):
+    def __init__(self, source: RowSource, start: int, stop: int) -> None:
+        super().__init__(source.label, *source.paths)
+        self.fields, self.rows = source.fields, stop - start
+        self._source, self._start = source, start
+
+    @property
+    def losses(self) -> Counter[str]:
+        """How many images lost something, of the whole source as far as it was read here."""
+        return self._source.losses
+
+    def identity(self) -> list[Any]:
+        """Return the identity of the whole source, and which rows of it these are."""
+        return [*self._source.identity(), self._start, self.rows]
+
+    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
+        """Yield rows."""
+        left = self.rows - start
+        with contextlib.closing(self._source.pieces(self._start + start, rows, names)) as pieces:  # type: ignore[type-var]
+            while left > 0:
+                piece = next(pieces)
+                yield {name: values[:left] for name, values in piece.items()}
+                left -= rows_in(piece)
 
 
 def even_pieces(pieces: Iterator[Rows], rows: int) -> Iterator[Rows]:
@@ -136,6 +169,26 @@ class ConcatenatedSource(_CombinedSource):
                             f"{_short(one)}; sources with the same columns are read as one and have to agree"
                         )
 
+    @property
+    def starts(self) -> Sequence[int] | None:  # type: ignore[override]
+        """Where sources begin, and where they say; None where all can be read from any row."""
+        if all(source.starts is None for source in self._sources):
+            return None
+        return [at + start for at, source in self._placed() for start in source.starts or (0,)]
+
+    def part(self, start: int, stop: int) -> RowSource:
+        """Return some of the rows: of the sources that have them."""
+        found = []
+        for at, source in self._placed():
+            first, last = max(start - at, 0), min(stop - at, source.rows)
+            if first < last:
+                found.append(source if last - first == source.rows else source.part(first, last))
+        return found[0] if len(found) == 1 else ConcatenatedSource(found)
+
+    def _placed(self) -> Iterator[tuple[int, RowSource]]:
+        """Yield the sources, and the row at which each begins."""
+        return zip(itertools.accumulate([0, *(source.rows for source in self._sources)]), self._sources, strict=False)
+
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield rows of one source after the other, all in the byte order of the first."""
         dtypes = {field.name: field.dtype for field in self.fields}
@@ -165,6 +218,12 @@ class SideBySideSource(_CombinedSource):
                 f"the sources differ in their number of rows: {counts}; rows that belong together are needed"
             )
         check_names(self.fields, self.label)
+
+    @property
+    def starts(self) -> Sequence[int] | None:  # type: ignore[override]
+        """Where all of the sources can be read from."""
+        told = [set(source.starts) for source in self._sources if source.starts is not None]
+        return sorted(set.intersection(*told)) if told else None
 
     def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield rows of all sources at once."""

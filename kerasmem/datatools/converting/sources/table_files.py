@@ -63,6 +63,7 @@ class CsvSource(TableSource):
     """
 
     format = "CSV"
+    starts = (0,)
     codes: dict[str, str]
 
     def settle(self, columns: dict[str, Column]) -> None:

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""`kerasmem estimate` on Keras's JAX backend against real steps: models of several kinds, each in processes of its own.
+"""`kerasmem estimate` on Keras's JAX and PyTorch backends against real steps: each model in processes of its own.
 
-    python scripts/bench/jax_estimates.py [--only NAME] [--steps 5]
+    python scripts/bench/backend_estimates.py jax|torch [--only NAME] [--steps 5]
 
-The estimate is XLA's plan of the step that Keras's trainer compiles, its state donated (`method="xla"`). The
-measurement is `kerasmem.measure`: JAX counts nothing on a CPU, so a process that really trains says how much more it
-came to hold while a step ran: live arrays before the step, plus what the kernel's high-water mark of resident memory
-rose by from its reset to the step's end. glibc is told to take blocks from 64 KiB on straight from the kernel and to
-give them back at once. So kernels' scratch counts where it is 64 KiB and more, machine code that was loaded in the
-first step does not, and pages of a buffer that a step never writes do not either. The median of the steps is compared.
+The estimate is what `method="auto"` says: on JAX XLA's plan of the step that Keras's trainer compiles, its state
+donated; on PyTorch the step on fake tensors. The measurement is `kerasmem.measure`, the median of its steps.
 
-The rows were chosen before any of them was run. Those marked "held out" were run only after the last change to the
-estimator.
+On PyTorch that is the profiler's, which sees every block. JAX counts nothing on a CPU, so a process that really trains
+says how much more it came to hold while a step ran: live arrays before the step, plus what the kernel's high-water mark
+of resident memory rose by from its reset to the step's end. glibc is told to take blocks from 64 KiB on straight from
+the kernel and to give them back at once. So kernels' scratch counts where it is 64 KiB and more, machine code that was
+loaded in the first step does not, and pages of a buffer that a step never writes do not either.
+
+The rows were chosen before any of them was run on JAX. Those marked "held out" were run only after the last change to
+the estimator.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def row(model: str, batch: int, optimizer: str, policy: str, mode: str, held_out
 
     name = model if model.startswith("keras.") else f"{HERE}/{model}"
     settings = {"batch_size": batch, "optimizer": optimizer, "dtype_policy": policy, "mode": mode}
-    found = kerasmem.estimate(name, method="xla", **settings)
+    found = kerasmem.estimate(name, **settings)
     really = kerasmem.measure(name, steps=steps, **settings)
     return {
         "model": model, **settings, "held_out": held_out,
@@ -83,10 +85,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backend", choices=("jax", "torch"))
     parser.add_argument("--only", help="rows whose model has this in its name; writes nothing")
     parser.add_argument("--steps", type=int, default=5, help="steps that are measured")
     arguments = parser.parse_args()
-    os.environ.update(KERAS_BACKEND="jax", JAX_PLATFORMS="cpu", KERASMEM_CACHE="off")
+    os.environ.update(KERAS_BACKEND=arguments.backend, JAX_PLATFORMS="cpu", KERASMEM_CACHE="off")
     sys.path.insert(0, str(HERE.parent.parent))
     from environment import environment, write_results
 
@@ -108,14 +111,14 @@ def main() -> int:
         print(kind, sizes, file=sys.stderr, flush=True)
     held_out = [each for each in rows if each["held_out"]]
     data = {
-        "environment": environment("keras", "jax", "jaxlib"),
+        "environment": environment("keras", *{"jax": ("jax", "jaxlib"), "torch": ("torch",)}[arguments.backend]),
         "summary": {"all": summary(rows), **({"held_out": summary(held_out)} if held_out else {})},
         "rows": rows,
         "failed": failed,
     }
     print(json.dumps(data["summary"], indent=1))
     if arguments.only is None:
-        write_results("jax_estimates", data)
+        write_results(f"{arguments.backend}_estimates", data)
     return 0
 
 

@@ -1,0 +1,178 @@
+"""Train on several workers, started by Ray, Slurm or torchrun; killed ones go on with the very next batch.
+
+    python examples/train_on_cluster.py --ray 2 [--kill]
+    srun -n 4 python examples/train_on_cluster.py --folder /shared/run
+    torchrun --nproc-per-node 2 examples/train_on_cluster.py --folder run
+    KERAS_BACKEND=jax torchrun --nproc-per-node 2 examples/train_on_cluster.py --folder run
+
+Each worker asks what started it which one it is, and `shard="auto"` gives it its share of every batch. With TensorFlow,
+workers train under `MultiWorkerMirroredStrategy`, and `ResumeTraining` saves as they go; started again after a kill, by
+Ray itself or by the same command, they end with the weights of a run that nobody killed. With JAX they train over
+`keras.distribution`, without saving. `--kill` has worker 1 kill itself in the middle of the first epoch, once.
+
+Ray Train and Slurm tell TensorFlow all addresses, on any number of machines; torchrun tells that of the first worker
+only, so with TensorFlow it is for one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+ROWS, FEATURES, BATCH, EPOCHS = 6_000, 32, 64, 2
+KILLED_AT = 20  # batches
+LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+
+
+def main() -> int:
+    """Train as the worker that this process is, or have Ray start the workers."""
+    arguments = read_arguments()
+    folder = Path(arguments.folder or tempfile.mkdtemp(prefix="kerasmem-cluster-")).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"folder": str(folder), "kill": arguments.kill}
+    if find_rank()[0] == 0:
+        write_file(folder / "train.h5")
+    if arguments.ray:
+        train_by_ray(config, arguments.ray)
+        print((folder / "weights.txt").read_text())
+    else:
+        said = train(config)
+        if find_rank()[0] == 0:
+            print(said)
+    return 0
+
+
+def train_by_ray(config: dict, workers: int) -> None:
+    """Have Ray start the workers, and start all of them again when one is lost."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.tensorflow import TensorflowTrainer
+
+    TensorflowTrainer(
+        train,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(storage_path=config["folder"], failure_config=FailureConfig(max_failures=3)),
+    ).fit()
+
+
+def train(config: dict) -> str:
+    """Be one worker."""
+    import keras
+
+    from kerasmem import H5ChunkSequence, ResumeTraining
+
+    on_jax = keras.backend.backend() == "jax"
+    scope, rank = join_jax() if on_jax else join_tensorflow()
+    folder = Path(config["folder"])
+    keras.utils.set_random_seed(1)
+    with scope:
+        settings = {"batch_size": BATCH, "memory_budget": "1MB", "elastic": True, "drop_remainder": True}
+        data = H5ChunkSequence(folder / "train.h5", shard="auto", **settings)
+        model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+    callbacks = [kill(folder / "killed")] if config["kill"] and rank == 1 else []
+    if not on_jax:
+        callbacks.append(ResumeTraining(folder / "run.resume", data, save_freq=5))
+    model.fit(data, epochs=EPOCHS, callbacks=callbacks, verbose=0)
+    values = b"".join(keras.ops.convert_to_numpy(each).tobytes() for each in model.weights)
+    said = f"worker {data.shard[0]} of {data.shard[1]}, {len(data)} batches an epoch, weights {zlib.crc32(values):08x}"
+    if rank == 0:
+        (folder / "weights.txt").write_text(said)
+    return said
+
+
+def join_tensorflow():
+    """Return the scope of the workers' strategy, and this worker's number."""
+    import tensorflow as tf
+
+    rank, size = find_rank()
+    resolver = None
+    if "SLURM_STEP_NUM_TASKS" in os.environ:
+        port = int(os.environ.get("MASTER_PORT", "8888"))
+        # Slurm itself deals out cards; how many there are, the resolver could not find out on a machine without any.
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            port_base=port, gpus_per_node=size, gpus_per_task=1, auto_set_gpu=False
+        )
+    elif "RANK" in os.environ:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        workers = [f"{address}:{port + 1 + number}" for number in range(size)]
+        os.environ["TF_CONFIG"] = json.dumps(
+            {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+        )
+    if "TF_CONFIG" in os.environ:  # Ray sets it too
+        rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    several = resolver is not None or "TF_CONFIG" in os.environ
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver) if several else None
+    return (strategy or tf.distribute.get_strategy()).scope(), rank
+
+
+def join_jax():
+    """Join the processes of JAX; return a scope that does nothing, and this worker's number."""
+    import contextlib
+
+    import keras
+
+    rank, size = find_rank()
+    if size > 1:
+        host = os.environ.get("MASTER_ADDR") or os.environ["SLURM_LAUNCH_NODE_IPADDR"]
+        keras.distribution.initialize(f"{host}:{os.environ.get('MASTER_PORT', '8888')}", size, rank)
+        keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    return contextlib.nullcontext(), rank
+
+
+def find_rank() -> tuple[int, int]:
+    """Return which worker this is and of how many, as the launcher says."""
+    for rank, size in LAUNCHERS:
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return 0, 1
+
+
+def kill(mark: Path):
+    """Return a callback that ends this process as the system would, unless it has before."""
+    import keras
+
+    class Kill(keras.callbacks.Callback):
+        seen = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen += 1
+            if self.seen == KILLED_AT and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return Kill()
+
+
+def write_file(path: Path) -> None:
+    import h5py
+    import numpy as np
+
+    if path.exists():
+        return
+    random = np.random.default_rng(0)
+    x = random.standard_normal((ROWS, FEATURES), dtype="f4")
+    with h5py.File(f"{path}.part", "w") as file:
+        file.create_dataset("x", data=x, chunks=(128, FEATURES))
+        file["y"] = x[:, :4].sum(axis=1)
+    os.replace(f"{path}.part", path)
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ray", type=int, metavar="N", help="have Ray start N workers")
+    parser.add_argument("--folder", help="where data and checkpoints lie, for all workers (default: a new one)")
+    parser.add_argument("--kill", action="store_true", help="have worker 1 kill itself once")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

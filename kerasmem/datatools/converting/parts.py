@@ -1,0 +1,243 @@
+"""A conversion in parts that an engine's workers write, each a file of its own; the index of all of them comes last."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kerasmem.datatools.converting.job import Job
+from kerasmem.datatools.converting.planning import WritePlan, fingerprint, make_plan
+from kerasmem.datatools.converting.running import Outcome, Ways, write_files
+from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings, read_output, refuse_outputs
+from kerasmem.datatools.converting.sources.row_source import RowSource
+from kerasmem.datatools.inspecting.indexing import index_data
+from kerasmem.datatools.progress import tell_nobody
+from kerasmem.errors import DataError, UsageError
+from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.remote.access import RemoteAccess
+from kerasmem.hdf5.remote.file import expand, put_file
+from kerasmem.hdf5.remote.urls import is_url
+from kerasmem.hdf5.settings import INDEX_SUFFIX, read_place
+from kerasmem.processes.engines import Engine, open_engine
+from kerasmem.units import parse_size
+
+PART_SIZE = "1GiB"
+_PART = re.compile(r"part-\d{5,}\.h5")
+
+
+@dataclass(frozen=True)
+class Parting:
+    """How a conversion is parted.
+
+    Args:
+        engine: as `open_engine` takes it.
+        size: bytes of rows that a part is to have.
+    """
+
+    engine: Engine
+    size: int
+
+    def read_output(self, output: Any, settings: WriteSettings) -> str:
+        """Return the index to be written, a path or a URL.
+
+        Raises:
+            UsageError: it is none, or what is asked for needs all rows in one place.
+        """
+        whole = {
+            "shuffle": (settings.shuffle, "H5ChunkSequence shuffles as it reads"),
+            "split": (settings.splits, "H5ChunkSequence(rows=…) takes a part of the rows"),
+            "narrow_integers": (settings.narrow_integers, "compression makes up for most of it"),
+        }
+        for name, (given, instead) in whole.items():
+            if given:
+                raise UsageError(
+                    f"engine: {name} needs all rows in one place, and parts are written by themselves; leave out "
+                    f"one of the two ({instead})"
+                )
+        target = read_place(output)
+        if not target.endswith(INDEX_SUFFIX):
+            raise UsageError(
+                "output: with an engine, part-00000.h5 and so on are written and an index of them; name the index, "
+                f"such as parts/train{INDEX_SUFFIX}, not {shown(target)}"
+            )
+        return target if is_url(target) else read_output(target)
+
+
+def read_parting(engine: Engine, part_size: int | str) -> Parting | None:
+    """Return how a conversion is parted; None where there is no engine."""
+    size = parse_size(part_size, field="part_size")
+    return None if engine is None else Parting(engine, size)
+
+
+@dataclass(frozen=True)
+class _Part:
+    source: RowSource
+    output: str
+
+
+def write_parts(
+    source: RowSource,
+    plan: WritePlan,
+    settings: WriteSettings,
+    options: ReadOptions,
+    target: str,
+    ways: Ways,
+    parting: Parting,
+) -> Outcome:
+    """Write a source's rows to files beside an index, by the workers of an engine, and the index.
+
+    What a coordinator that was killed had done is not done again, but for parts at a URL.
+
+    Args:
+        source: what is read.
+        plan: what would be written in one file.
+        settings: compression.
+        options: how sources are read.
+        target: the index, a path or a URL.
+        ways: how.
+        parting: what does it, and how large parts are.
+    """
+    bounds = part_bounds(source, max(1, parting.size // plan.row_bytes))
+    folder, name = target.rsplit("/", 1) if is_url(target) else os.path.split(target)
+    outputs = [f"{folder}/part-{number:05}.h5" for number in range(len(bounds) - 1)]
+    with open_engine(parting.engine) as run_tasks, tempfile.TemporaryDirectory(prefix="kerasmem-") as own:
+        beside = os.path.join(own, name) if is_url(target) else target
+        job = Job(beside, {**fingerprint(source, plan, settings), "parts": bounds}, discard=ways.force)
+        with job.ending(keeps=True):
+            done = _done(job.state, outputs)
+            if not job.state:
+                _clear(folder, [target, *outputs], source.paths, force=ways.force)
+                job.checkpoint({"parts": {}})
+            left = [number for number in range(len(outputs)) if number not in done]
+            before = sum(bounds[number + 1] - bounds[number] for number in done)
+            parts = (_Part(source.part(bounds[number], bounds[number + 1]), outputs[number]) for number in left)
+            write = functools.partial(
+                _write_part, settings=settings, options=replace(options, threads=1),
+                ways=replace(ways, force=True, progress=tell_nobody),
+            )  # fmt: skip
+            for number, outcome in zip(left, run_tasks(write, parts), strict=True):
+                _check_reached(outputs[number])
+                done[number] = outcome
+                if job.due(outcome.size):
+                    job.checkpoint({"parts": {number: asdict(each) for number, each in done.items()}})
+                ways.progress("writing", bounds[number + 1], plan.rows)
+            names = [field.name for field in plan.datasets]
+            index = index_data(outputs, target, datasets=names, engine=run_tasks, progress=ways.progress)
+    found = _joined([done[number] for number in range(len(outputs))], np.diff(bounds).tolist(), plan)
+    return replace(found, size=found.size + index.index_bytes, resumed_rows=found.resumed_rows + before)
+
+
+def _done(state: Mapping[str, Any], outputs: Sequence[str]) -> dict[int, Outcome]:
+    """Return the parts that an interrupted run had written, as far as they are still there."""
+    try:
+        found = {int(number): Outcome(**each) for number, each in state.get("parts", {}).items()}
+        return {number: each for number, each in found.items() if os.path.exists(outputs[number])}
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return {}  # another version's, or damaged
+
+
+def part_bounds(source: RowSource, rows: int) -> list[int]:
+    """Return the first row of each part, and the number of rows.
+
+    Parts have about as many rows, `rows` at most where the source can be read from any row; else they begin where it
+    can be.
+    """
+    bounds = np.linspace(0, source.rows, -(-source.rows // rows) + 1).astype(np.int64)
+    if source.starts is not None:
+        starts = np.array([*source.starts, source.rows])
+        bounds = np.unique(starts[np.searchsorted(starts, bounds)])
+    return [int(bound) for bound in bounds]
+
+
+def _clear(folder: str, outputs: Sequence[str], sources: Sequence[str], *, force: bool) -> None:
+    """Refuse to write where there are outputs or parts already; with `force`, remove those that would be left over."""
+    if is_url(folder):
+        if not force and (found := _at_url(folder)):
+            raise UsageError(
+                f"output: {shown(found[0])} exists already; choose another place, or give force=True (--force)"
+            )
+        return
+    present = [
+        path for path in glob.glob(f"{glob.escape(folder)}/part-*.h5") if _PART.fullmatch(os.path.basename(path))
+    ]
+    refuse_outputs([*outputs, *present], sources, force=force)
+    for path in present:
+        os.unlink(path)
+
+
+def _at_url(folder: str) -> list[str]:
+    try:
+        return sorted(expand(f"{folder}/part-*.h5", RemoteAccess()))
+    except DataError:
+        return []  # or the place cannot be reached, which the first part will tell
+
+
+def _write_part(part: _Part, settings: WriteSettings, options: ReadOptions, ways: Ways) -> Outcome:
+    """Write a part; run by a worker, which may have been at it before."""
+    plan = make_plan(part.source, settings, options, ways.progress)
+    if not is_url(part.output):
+        return write_files(part.source, plan, settings, options.threads, part.output, ways)
+    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
+        path = os.path.join(folder, "part.h5")
+        outcome = write_files(part.source, plan, settings, options.threads, path, ways)
+        put_file(path, part.output, RemoteAccess())
+        return outcome
+
+
+def _check_reached(output: str) -> None:
+    if not is_url(output) and not os.path.exists(output):
+        raise DataError(
+            f"{shown(output)}: a worker has written it, and it is not to be seen from here; name a folder that all "
+            "machines share, or a URL"
+        )
+
+
+def _joined(outcomes: Sequence[Outcome], rows: Sequence[int], plan: WritePlan) -> Outcome:
+    """Return what all parts come to as one."""
+    sums = [0] * len(plan.targets)
+    for outcome, count in zip(outcomes, rows, strict=True):
+        pairs = zip(sums, outcome.sums, plan.targets, strict=True)
+        sums = [join_checksums(before, after, count * target.field.row_bytes) for before, after, target in pairs]
+    inexact, losses = (
+        sum((Counter(dict(getattr(each, name))) for each in outcomes), Counter()) for name in ("inexact", "losses")
+    )
+    stored = np.sum([each.stored for each in outcomes], axis=0).tolist()
+    size, resumed = (sum(getattr(each, name) for each in outcomes) for name in ("size", "resumed_rows"))
+    return Outcome(sums, stored, size, inexact, losses, resumed, max(each.most_rows for each in outcomes))
+
+
+def join_checksums(first: int, second: int, size: int) -> int:
+    """Return the CRC-32 of some bytes and those after them, of which there are `size`, from the CRC-32 of each.
+
+    The first one is multiplied by x to the power of 8 · size, modulo the polynomial of CRC-32 over GF(2).
+
+    Examples:
+        >>> import zlib
+        >>> join_checksums(zlib.crc32(b"one"), zlib.crc32(b"and two"), 7) == zlib.crc32(b"oneand two")
+        True
+    """
+    product, power = 1 << 31, 1 << 23  # 1 and x ** 8; the highest bit is the coefficient of x ** 0
+    while size:
+        if size & 1:
+            product = _multiply(product, power)
+        power = _multiply(power, power)
+        size >>= 1
+    return _multiply(product, first) ^ second
+
+
+def _multiply(one: int, other: int) -> int:
+    product = 0
+    for bit in reversed(range(32)):
+        if one >> bit & 1:
+            product ^= other
+        other = other >> 1 ^ (0xEDB88320 if other & 1 else 0)
+    return product

@@ -1,0 +1,85 @@
+"""What a training process takes of a card beside what its allocator hands out, read from `data/driver_memory.json`.
+
+A row is one figure: "read" with the address where somebody printed it, or "predicted" from the rows that were read.
+None was read by this project. TensorFlow looks at what is free when its CUDA context exists already, and leaves a part
+of it to the system (`kerasmem.devices.catalogue.available_bytes`). What libraries take later (cuBLAS, cuDNN, NCCL)
+comes out of that part, so the verdict on a card takes off the context, and not the libraries again.
+
+A context grows with the multiprocessors, of which each keeps memory for the threads that it can hold. So of
+several readings of one compute capability that of the next larger card stands for a card, and beyond the largest one
+the figure grows in proportion.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from kerasmem.devices.cards import Card, parse_capability
+from kerasmem.devices.gpu_specs import card_specs
+from kerasmem.files import package_data
+
+CONTEXT = "CUDA context"
+
+
+@dataclass(frozen=True)
+class DriverShare:
+    """One figure of what a process takes of a card.
+
+    Attributes:
+        part: "CUDA context", "cuBLAS workspace", "cuDNN" or "NCCL".
+        capability: (major, minor) of the card; for libraries the least that it holds for.
+        card: the card, by the catalogue's key where it has it; None where no card was read.
+        multiprocessors: of that card.
+        size_bytes: the figure; None where it is not known.
+        basis: "read" or "predicted".
+        framework: what was running, with its version.
+        source: the address; None for what is predicted.
+        note: what kind of figure it is.
+    """
+
+    part: str
+    capability: tuple[int, int]
+    card: str | None
+    multiprocessors: int | None
+    size_bytes: int | None
+    basis: str
+    framework: str
+    source: str | None
+    note: str
+
+
+@functools.cache
+def driver_shares() -> tuple[DriverShare, ...]:
+    """Return every row of the table."""
+    rows = package_data(__package__, "driver_memory")["rows"]
+    return tuple(DriverShare(**{**row, "capability": parse_capability(row["capability"])}) for row in rows)
+
+
+def context_of(card: Card) -> tuple[int, str]:
+    """Return the bytes that a CUDA context takes of a card, and "read" or "predicted".
+
+    Args:
+        card: of the catalogue.
+
+    Examples:
+        >>> from kerasmem.devices.catalogue import find_card
+        >>> context_of(find_card("t4"))
+        (230686720, 'read')
+    """
+    rows = [
+        (share.multiprocessors or 0, share.size_bytes or 0, share)
+        for share in driver_shares()
+        if share.part == CONTEXT and share.capability == card.compute_capability
+    ]
+    own = [size for _, size, share in rows if share.card == card.key and share.basis == "read"]
+    if own:
+        return max(own), "read"
+    spec = card_specs().get(card.key)
+    most, size, _ = max(rows, key=lambda row: row[:2])
+    if spec is None or not most:
+        return size, "predicted"
+    larger = [row for row in rows if row[0] >= spec.sms]
+    if larger:
+        return min(larger, key=lambda row: row[:2])[1], "predicted"
+    return size * spec.sms // most, "predicted"

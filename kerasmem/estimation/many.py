@@ -1,0 +1,264 @@
+"""`kerasmem.estimate_many`: many models, each in several settings, estimated in warm processes; a row each."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from kerasmem import checks
+from kerasmem.devices.limits import default_memory_limit
+from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.estimation.arguments import EstimateArguments
+from kerasmem.estimation.facade import estimate, forked_report
+from kerasmem.estimation.report import FORMAT_VERSION, MemoryReport
+from kerasmem.estimation.sizing import reshaped_ask
+from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
+from kerasmem.processes.children import Limits, off_the_cards
+from kerasmem.processes.engines import Engine, open_engine
+from kerasmem.records import Record
+from kerasmem.units import format_size
+
+LONGEST = 1800.0  # seconds of one estimate
+FAILED = "failed"
+_MOST = 1_000_000  # candidates
+# What of `kerasmem.estimate` a grid may set; other names are arguments of the function that builds the model.
+_SETTINGS = {each.name for each in fields(EstimateArguments)} - {
+    "model", "factory", "factory_args", "custom_objects", "trust",
+}  # fmt: skip
+_SAID = {FITS: "fit", DOES_NOT_FIT: "do not fit", TOO_CLOSE: "too close to call", FAILED: "failed"}
+_COLUMNS = ("parameters", "batch_size", "method", "execution", "total", "low", "high", "device")
+
+
+@dataclass(frozen=True)
+class Candidate(Record, what="candidate", version=FORMAT_VERSION):
+    """One model in one setting.
+
+    Attributes:
+        model: as it was given; of a function its name.
+        grid: what this setting is, by name: {"batch_size": 32}.
+        report: the estimate, without its layers; None where it failed.
+        reason: why it failed; None where it did not.
+    """
+
+    model: str
+    grid: Mapping[str, Any]
+    report: MemoryReport | None = None
+    reason: str | None = None
+
+    @property
+    def verdict(self) -> str | None:
+        """ "fits", "does not fit", "too close to call" or "failed"; None where no device was named."""
+        if self.report is None:
+            return FAILED
+        return None if self.report.device is None else self.report.device.verdict
+
+    def row(self) -> dict[str, Any]:
+        """Return it as a row of a table, sizes in bytes; None for what is not known."""
+        plain: dict[str, Any] = {}
+        if self.report is not None:
+            settings, need, device = self.report.settings, self.report.bytes, self.report.device
+            plain = {
+                "parameters": self.report.model.parameters, "batch_size": settings.batch_size,
+                "method": settings.method, "execution": settings.execution, "total": need.total, "low": need.low,
+                "high": need.high, "device": None if device is None else device.name,
+            }  # fmt: skip
+        known = {name: plain.get(name, self.grid.get(name)) for name in _COLUMNS}
+        return {"model": self.model, **self.grid, **known, "verdict": self.verdict, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class EstimateTable(Record, what="table of estimates", version=FORMAT_VERSION, rows="candidates"):
+    """Many estimates: a row a model and setting, in the order asked, those that failed with their reasons.
+
+    `to_frame()` has a column for each setting that differs, and sizes in bytes.
+    """
+
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def failed(self) -> tuple[Candidate, ...]:
+        """Those without an estimate."""
+        return tuple(each for each in self.candidates if each.report is None)
+
+    @property
+    def answer(self) -> str:
+        """The answer: "12 candidates, 256 MiB to 2.10 GiB: 7 fit, 3 do not fit, 1 too close to call, 1 failed"."""
+        peaks = [each.report.peak for each in self.candidates if each.report is not None]
+        sizes = f", {format_size(min(peaks))} to {format_size(max(peaks))}" if peaks else ""
+        counts = Counter(each.verdict for each in self.candidates)
+        told = ", ".join(f"{counts[verdict]:,} {said}" for verdict, said in _SAID.items() if counts[verdict])
+        count = len(self.candidates)
+        return f"{count:,} candidate{'' if count == 1 else 's'}{sizes}" + (f": {told}" if told else "")
+
+    def _table(self) -> list[dict[str, Any]]:
+        return [each.row() for each in self.candidates]
+
+
+def estimate_many(
+    models: Iterable[Any],
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    engine: Engine = None,
+    timeout: float | None = LONGEST,
+    host_memory_limit: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    ask: Callable[..., MemoryReport] = estimate,
+    **options: Any,
+) -> EstimateTable:
+    """Return what training each of many models takes, in each setting of a grid.
+
+    Each estimate has a process of its own, forked from one that has loaded TensorFlow already. One that crashes, takes
+    too much memory or does not end is a row with its reason, and no memory is left behind. (Without forks, so on
+    Windows and macOS, estimates share the process.)
+
+    Args:
+        models: paths, "package.module:function", or functions that return a model.
+        grid: name to values, of which every combination is estimated: a setting of `kerasmem.estimate`
+            ({"batch_size": [16, 32], "optimizer": ["sgd", "adam"]}), "layer.field" for a whole number of a layer
+            ({"dense_1.units": [64, 128]}), or an argument of the function that builds the model.
+        engine: what does the work: None for one estimate at a time, "processes" for one on each core, "processes=4",
+            "dask=tcp://host:8786", "ray", or a function that works as `map` does.
+        timeout: seconds for each estimate; None for no limit.
+        host_memory_limit: bytes of resident memory for each; None: 80 % of what its job may have.
+        progress: called with what was estimated, how many are done, and of how many.
+        ask: what estimates, such as `kerasmem.estimation.cache.cached_estimate`.
+        **options: the other arguments of `kerasmem.estimate`.
+
+    Returns:
+        An `EstimateTable`, in the order of `models`, and for each in that of the grid, its last name varying fastest.
+
+    Raises:
+        UsageError: an argument is wrong, or a model is none that another process can open.
+        KerasmemError: the engine cannot be reached.
+
+    Examples:
+        >>> import kerasmem
+        >>> table = kerasmem.estimate_many(
+        ...     ["keras.applications:MobileNetV2", "no.module:f"], grid={"batch_size": [8, 64]}, method="formula")
+        >>> [(row.grid["batch_size"], row.verdict) for row in table.candidates]
+        [(8, None), (64, None), (8, 'failed'), (64, 'failed')]
+    """
+    found: list[Candidate] = []
+    rows, count = estimate_each(
+        models, grid=grid, engine=engine, timeout=timeout, host_memory_limit=host_memory_limit, ask=ask, **options
+    )
+    for row in rows:
+        found.append(row)
+        if progress is not None:
+            progress(row.model, len(found), count)
+    return EstimateTable(tuple(found))
+
+
+def estimate_each(
+    models: Iterable[Any],
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    engine: Engine = None,
+    timeout: float | None = LONGEST,
+    host_memory_limit: int | None = None,
+    ask: Callable[..., MemoryReport] = estimate,
+    **options: Any,
+) -> tuple[Iterator[Candidate], int]:
+    """Return the rows of `estimate_many` as they come, in order, and how many there will be.
+
+    Raises:
+        UsageError: an argument is wrong; before anything is estimated.
+    """
+    settings = list(_settings(grid or {}))
+    asked = [(model, setting) for model in models for setting in settings]
+    if not asked or len(asked) > _MOST:
+        raise UsageError(f"models: {len(asked):,} candidates; give from 1 to {_MOST:,}")
+    if timeout is not None and not checks.number("timeout", timeout) > 0:
+        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
+    if host_memory_limit is not None:
+        checks.whole("host_memory_limit", host_memory_limit)
+    for setting in settings:
+        EstimateArguments(None, **_arguments(setting, options)[0])
+    for model, _ in asked[:: len(settings)]:
+        _check_model(model)
+    work = functools.partial(_candidate, ask=ask, seconds=timeout, host_bytes=host_memory_limit, options=options)
+    return _run(engine, work, asked), len(asked)
+
+
+def _run(engine: Engine, work: Callable[[Any], Candidate], asked: Sequence[Any]) -> Iterator[Candidate]:
+    with open_engine(engine) as run_tasks:
+        yield from run_tasks(work, asked)
+
+
+def _settings(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield every combination."""
+    for name, values in grid.items():
+        if "." not in name and not name.isidentifier():
+            raise UsageError(f"grid: {name!r} is no setting of estimate, layer.field, or argument of a function")
+        if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
+            raise UsageError(f"grid: {name}: {values!r}: give a list of values")
+        if "." in name:
+            for value in values:
+                checks.whole(f"grid: {name}", value)
+    for combination in itertools.product(*grid.values()):
+        yield dict(zip(grid, combination, strict=True))
+
+
+def _arguments(setting: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return what a setting comes to: arguments of `estimate`, and numbers by layer and field."""
+    layers = {name: value for name, value in setting.items() if "." in name}
+    plain = {name: value for name, value in setting.items() if name in _SETTINGS}
+    built = {name: value for name, value in setting.items() if name not in {*layers, *plain}}
+    more = {"factory_args": {**(options.get("factory_args") or {}), **built}} if built else {}
+    return {**options, **plain, **more}, layers
+
+
+def _check_model(model: Any) -> None:
+    is_named = isinstance(model, (str, os.PathLike))
+    if not is_named and (not callable(model) or hasattr(model, "layers")):
+        raise UsageError(
+            f"models: {type(model).__name__}: give a path, package.module:function, or a function that returns a model;"
+            " a Keras model that is there already is for kerasmem.estimate"
+        )
+
+
+def _candidate(
+    task: tuple[Any, Mapping[str, Any]],
+    *,
+    ask: Callable[..., MemoryReport],
+    seconds: float | None,
+    host_bytes: int | None,
+    options: Mapping[str, Any],
+) -> Candidate:
+    """Return one row; run by a worker of an engine, which keeps a process that has loaded TensorFlow."""
+    model, setting = task
+    is_named = isinstance(model, (str, os.PathLike))
+    name = os.fspath(model) if is_named else getattr(model, "__qualname__", type(model).__name__)
+    limits = Limits(seconds, default_memory_limit() if host_bytes is None else host_bytes)
+    work = functools.partial(_report, ask, model, *_arguments(setting, options))
+    try:
+        report = forked_report(name, limits, work) if hasattr(os, "pidfd_open") else work()
+    except KerasmemError as error:
+        return Candidate(name, setting, reason=str(error))
+    return Candidate(name, setting, replace(report, layers=(), nested=()))
+
+
+def _report(
+    ask: Callable[..., MemoryReport], model: Any, options: Mapping[str, Any], layers: Mapping[str, int]
+) -> MemoryReport:
+    with off_the_cards():
+        return _asked(ask, model, options, layers)
+
+
+def _asked(
+    ask: Callable[..., MemoryReport], model: Any, options: Mapping[str, Any], layers: Mapping[str, int]
+) -> MemoryReport:
+    """Return the estimate of a model with other numbers in some of its layers."""
+    if not layers:
+        return ask(model, **options)
+    (vary, number), *others = layers.items()
+
+    def ask_further(source: Any, **more: Any) -> MemoryReport:
+        return _asked(ask, source, more, dict(others))
+
+    return reshaped_ask(ask_further, model, vary, options)(number)

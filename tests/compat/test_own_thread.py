@@ -1,0 +1,44 @@
+"""What Keras is told for a trace holds in the thread that traces: another one may be training meanwhile."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import keras
+import tensorflow as tf
+
+from kerasmem.compat.keras_layers import SEES_GPU, gpu_assumed
+from kerasmem.compat.keras_optimizers import gradients_summed_by
+from kerasmem.models.weightless import on_one_device
+
+
+def elsewhere(function):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def test_a_gpu_is_assumed():
+    is_there = SEES_GPU.get()()
+    with gpu_assumed():
+        assert SEES_GPU.get()()
+        assert elsewhere(lambda: SEES_GPU.get()()) == is_there
+
+
+def test_gradients_are_summed():
+    optimizer, pairs = keras.optimizers.SGD(), [(tf.constant(1.0), tf.Variable(1.0))]
+    with gradients_summed_by(lambda given: []):
+        assert optimizer._all_reduce_sum_gradients(pairs) == []
+        assert len(elsewhere(lambda: optimizer._all_reduce_sum_gradients(pairs))) == 1
+
+
+def test_a_strategy_opens_no_scope():
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+
+    def is_open():
+        with strategy.scope():
+            return tf.distribute.has_strategy()
+
+    with on_one_device() as found:
+        assert (is_open(), is_open(), found) == (False, False, [("OneDeviceStrategy", 1)])
+        assert elsewhere(is_open)
+    assert is_open()

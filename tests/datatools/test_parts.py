@@ -1,0 +1,282 @@
+"""Work with data parted into tasks: on any engine the same bytes as in one process, whatever worker is lost."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import engine_tasks
+import h5py
+import numpy as np
+import pytest
+from converted import content, left_in, streamed
+
+from kerasmem import convert_data, data_stats, index_data, repack_data
+from kerasmem.datatools.converting import parts
+from kerasmem.datatools.converting.job import folder_of
+from kerasmem.datatools.inspecting import indexing, statistics
+from kerasmem.errors import DataError, KerasmemError, MissingExtraError, UsageError
+from kerasmem.processes.engines import open_engine
+
+ROWS = (700, 1, 999, 450)
+NAMES = [f"part-{number:05}.h5" for number in range(4)]
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    random = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("raw")
+    for number, rows in enumerate(ROWS):
+        np.savez(folder / f"raw-{number}.npz", x=random.normal(size=(rows, 6)), y=random.integers(0, 5, rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(raw):
+    """What one process makes of it: the result, and the content."""
+    done = convert_data(raw / "raw-*.npz", raw / "whole.h5")
+    return done, content(raw / "whole.h5")
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(3) as pool:
+        yield pool.map
+
+
+def read_parts(folder):
+    found = [content(path) for path in sorted(folder.glob("part-*.h5"))]
+    return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].dtype == other[name].dtype and one[name].tobytes() == other[name].tobytes(), name
+
+
+def check(raw, whole, folder, engine, **settings):
+    """Convert on an engine, and compare with one process's result."""
+    one, rows = whole
+    done = convert_data(raw / "raw-*.npz", folder / "train.index", engine=engine, part_size="20KB", **settings)
+    assert_same(read_parts(folder), rows)
+    assert [(each.crc32, each.rows) for each in done.datasets] == [(each.crc32, each.rows) for each in one.datasets]
+    x, y = streamed(folder / "train.index")
+    np.testing.assert_array_equal(x, rows["x"])
+    np.testing.assert_array_equal(y, rows["y"])
+    return done
+
+
+def test_parts_are_the_rows_of_one_file(raw, whole, tmp_path, threads):
+    done = check(raw, whole, tmp_path, threads, verify=True, compression="gzip:1")
+    assert left_in(tmp_path) == [*NAMES, "train.index"]
+    assert done.outputs == (str(tmp_path / "train.index"),) and "train.index" in done.line
+    with h5py.File(tmp_path / NAMES[-1]) as file:
+        assert [file[each.name].chunks[0] for each in done.datasets] == [each.chunk_rows for each in done.datasets]
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert done.bytes_written == sum(sizes)
+
+
+def test_a_process_that_is_killed_loses_nothing(raw, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "_write_part", engine_tasks.write_part_and_die)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    check(raw, whole, folder, "processes=2")
+    assert (tmp_path / "died").exists() and left_in(folder) == [*NAMES, "train.index"]
+
+
+def test_a_command_that_is_killed_goes_on(raw, whole, tmp_path, monkeypatch):
+    wrote = []
+
+    def write_some(part, **settings):
+        wrote.append(os.path.basename(part.output))
+        if len(wrote) == 3:
+            raise KeyboardInterrupt
+        return engine_tasks.write_part(part, **settings)
+
+    monkeypatch.setattr(parts, "_write_part", write_some)
+    monkeypatch.setattr(parts.Job, "due", lambda *arguments: True)
+    given = {"engine": map, "part_size": "20KB"}
+    with pytest.raises(KeyboardInterrupt):
+        convert_data(raw / "raw-*.npz", tmp_path / "train.index", **given)
+    assert os.path.isdir(folder_of(str(tmp_path / "train.index")))
+    with pytest.raises(UsageError, match="other settings"):
+        convert_data(raw / "raw-*.npz", tmp_path / "train.index", compression="gzip", **given)
+    (tmp_path / NAMES[0]).unlink()
+    done = check(raw, whole, tmp_path, map)
+    assert wrote[3:] == [NAMES[0], *NAMES[2:]]
+    assert done.resumed_rows == 538
+    with pytest.raises(UsageError, match="exists already"):
+        convert_data(raw / "raw-*.npz", tmp_path / "train.index", **given)
+    more = convert_data(raw / "raw-*.npz", tmp_path / "train.index", engine=map, force=True)
+    assert more.rows == 2150 and left_in(tmp_path) == ["part-00000.h5", "train.index"]
+
+
+def test_to_a_store(raw, whole, tmp_path, threads):
+    fsspec = pytest.importorskip("fsspec")
+    store = fsspec.filesystem("memory")
+    given = {"engine": threads, "part_size": "20KB"}
+    done = convert_data(raw / "raw-*.npz", "memory://made/train.index", **given)
+    try:
+        names = sorted(os.path.basename(name) for name in store.ls("/made", detail=False))
+        assert names == [*NAMES, "train.index"]
+        assert [each.crc32 for each in done.datasets] == [each.crc32 for each in whole[0].datasets]
+        np.testing.assert_array_equal(streamed("memory://made/train.index")[0], whole[1]["x"])
+        with pytest.raises(UsageError, match="exists already"):
+            convert_data(raw / "raw-*.npz", "memory://made/train.index", **given)
+        convert_data(raw / "raw-*.npz", "memory://made/train.index", force=True, **given)
+    finally:
+        store.rm("/made", recursive=True)
+    with pytest.raises(UsageError, match="web server"):
+        convert_data(raw / "raw-*.npz", "http://127.0.0.1:9/train.index", force=True, **given)
+
+
+def test_repack_keeps_attributes(tmp_path, threads):
+    with h5py.File(tmp_path / "slow.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(6000).reshape(1500, 4), chunks=(1500, 1))
+        file["x"].attrs["unit"] = "mV"
+    one = repack_data(tmp_path / "slow.h5", tmp_path / "fast.h5")
+    (tmp_path / "parts").mkdir()
+    done = repack_data(tmp_path / "slow.h5", tmp_path / "parts" / "fast.index", engine=threads, part_size="16KB")
+    assert_same(read_parts(tmp_path / "parts"), content(tmp_path / "fast.h5"))
+    assert done.after is None and [each.crc32 for each in done.datasets] == [each.crc32 for each in one.datasets]
+    with h5py.File(tmp_path / "parts" / "part-00002.h5") as file:
+        assert file["x"].attrs["unit"] == "mV"
+
+
+def test_tables_and_images_are_parted_where_they_can_be(tmp_path, threads):
+    """Types are those of all files together, and classes of texts are numbered alike; a CSV file stays whole."""
+    pytest.importorskip("pyarrow")
+    image = pytest.importorskip("PIL.Image")
+    for number, words in enumerate((["dog", "cat"], ["emu", "cat"], ["ant", "bee"])):
+        rows = "".join(f"{k + number / 2},{words[k % 2]}\n" for k in range(40))
+        (tmp_path / f"t{number}.csv").write_text("a,animal\n" + rows)
+    for number in range(9):
+        (tmp_path / "images" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        image.fromarray(np.full((5, 4, 3), number, "u1")).save(tmp_path / "images" / "ab"[number % 2] / f"{number}.png")
+    for sources, size, count in ((tmp_path / "t*.csv", "300", 3), (tmp_path / "images", "200", 3)):
+        one = tmp_path / f"one-{count}.h5"
+        folder = tmp_path / f"parts-{os.path.basename(sources)[0]}"
+        folder.mkdir()
+        convert_data(sources, one)
+        convert_data(sources, folder / "all.index", engine=threads, part_size=size)
+        assert len(list(folder.glob("part-*.h5"))) == count
+        assert_same(read_parts(folder), content(one))
+        one.unlink()
+
+
+def test_statistics_are_the_same_to_the_last_digit(raw, whole, tmp_path, threads, monkeypatch):
+    monkeypatch.setattr(statistics, "_PIECE_VALUES", 64)
+    monkeypatch.setattr(statistics, "_SECTION_VALUES", 600)
+    monkeypatch.setattr(statistics, "_TASK_VALUES", 1300)
+    x = whole[1]["x"].copy()
+    x[[5, 800, 801], 2] = np.nan
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file.create_dataset("x", data=x, chunks=(37, 6))
+        file["y"] = whole[1]["y"]
+    one = data_stats(tmp_path / "d.h5")
+    assert data_stats(tmp_path / "d.h5", engine=threads) == one
+    np.testing.assert_allclose(one["x"].mean, np.nanmean(x.astype("f8"), axis=0), rtol=1e-12)
+    np.testing.assert_allclose(one["x"].variance, np.nanvar(x.astype("f8"), axis=0), rtol=1e-12)
+    assert one["x"].nan_count == 3 and sum(one["y"].class_counts.values()) == len(x)
+    convert_data(tmp_path / "d.h5", tmp_path / "d.index", engine=threads, part_size="20KB")
+    assert data_stats(tmp_path / "d.index", engine=threads).columns == one.columns
+    assert data_stats(str(tmp_path / "part-*.h5")).columns == one.columns
+
+
+def test_an_index_is_the_same(tmp_path, threads, monkeypatch):
+    monkeypatch.setattr(indexing, "_GROUP", 2)
+    for number in range(5):
+        with h5py.File(tmp_path / f"p{number}.h5", "w") as file:
+            file.create_dataset("x", data=np.full((50 + number, 3), number, "f4"), chunks=(8, 3), compression="gzip")
+    found = index_data(tmp_path / "p*.h5", tmp_path / "one.index", checksums=True)
+    told = index_data(tmp_path / "p*.h5", tmp_path / "many.index", checksums=True, engine=threads)
+    assert (told.rows, told.files, told.index_bytes) == (found.rows, found.files, found.index_bytes)
+    with np.load(tmp_path / "one.index") as one, np.load(tmp_path / "many.index") as many:
+        assert_same(dict(one), dict(many))
+
+
+def test_what_cannot_be_parted_is_refused(raw, tmp_path, threads, cli):
+    def convert(output="train.index", **settings):
+        convert_data(raw / "raw-*.npz", tmp_path / output, **{"engine": threads, **settings})
+
+    for settings in ({"shuffle": True}, {"split": "0.5,0.5"}, {"narrow_integers": True}):
+        with pytest.raises(UsageError, match=f"{next(iter(settings))} needs all rows in one place"):
+            convert(**settings)
+    with pytest.raises(UsageError, match="name the index"):
+        convert("train.h5")
+    with pytest.raises(UsageError, match="does not exist"):
+        convert("nowhere/train.index")
+    for engine, said in (("spark", "'spark' is none"), ("processes=0", "'0' is no number"), (7, "'7' is none")):
+        with pytest.raises(UsageError, match=said):
+            convert(engine=engine)
+    assert left_in(tmp_path) == []
+    (tmp_path / "bad.npz").write_bytes(b"PK")
+    done = cli("data", "convert", tmp_path / "bad.npz", "-o", tmp_path / "t.index", "--engine", "processes")
+    assert done.code == 2 and "bad.npz" in done.err
+    done = cli("data", "convert", *sorted(raw.glob("raw-*.npz")), "-o", tmp_path / "t.index", "--engine", "horse")
+    assert done.code == 2 and "processes=4, dask" in done.err
+
+
+@pytest.mark.parametrize("name", ["dask", "ray"])
+def test_a_missing_extra_is_named(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, {"dask": "distributed"}.get(name, name), None)
+    with pytest.raises(MissingExtraError, match=rf"pip install 'kerasmem\[{name}\]'"), open_engine(name):
+        pass
+
+
+def test_checksums_are_put_together():
+    data = np.random.default_rng(1).bytes(10_000)
+    for cut in (0, 1, 777, 10_000):
+        first, second = zlib.crc32(data[:cut]), zlib.crc32(data[cut:])
+        assert parts.join_checksums(first, second, len(data) - cut) == zlib.crc32(data)
+
+
+def needs(name):
+    return pytest.param(
+        name.partition("=")[0],
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(
+                importlib.util.find_spec({"dask": "distributed"}.get(name, name)) is None, reason=f"{name} is missing"
+            ),
+        ],
+        id=name,
+    )
+
+
+@pytest.mark.parametrize("engine", ["processes=1", needs("dask"), needs("ray")])
+def test_an_engine_does_tasks_again_and_hands_errors_on(engine, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (Path.cwd(), Path(engine_tasks.__file__).parent))))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with open_engine(engine) as run:
+        if engine in ("dask", "ray"):  # `test_a_process_that_is_killed_loses_nothing` is of processes
+            tasks = [(number, str(tmp_path / "died")) for number in range(6)]
+            assert list(run(engine_tasks.square_and_die, tasks)) == [0, 1, 4, 9, 16, 25]
+            assert (tmp_path / "died").exists()
+        with pytest.raises(DataError, match=r"^x.h5: row 2 is damaged$"):
+            list(run(engine_tasks.fail, [2]))
+        with pytest.raises(KerasmemError, match="RuntimeError: no luck with 5"):
+            list(run(engine_tasks.crash, [5]))
+
+
+def test_errors_can_be_sent():
+    error = pickle.loads(pickle.dumps(MissingExtraError("reading", "convert")))
+    assert type(error) is MissingExtraError and "kerasmem[convert]" in str(error)
+
+
+@pytest.mark.parametrize("engine", [needs("dask"), needs("ray")])
+def test_a_real_engine_loses_nothing(engine, raw, whole, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (Path.cwd(), Path(engine_tasks.__file__).parent))))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setattr(parts, "_write_part", engine_tasks.write_part_and_die)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    check(raw, whole, folder, engine)
+    assert (tmp_path / "died").exists() and left_in(folder) == [*NAMES, "train.index"]
+    assert data_stats(folder / "train.index", engine=engine).columns == data_stats(raw / "whole.h5").columns

@@ -1,0 +1,132 @@
+"""`kerasmem.estimate_many`: rows as single estimates have them, failures as rows, warm processes, engines."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import spawn
+
+import keras
+import pytest
+
+import kerasmem
+from kerasmem.errors import UsageError
+from kerasmem.estimation.many import EstimateTable
+from kerasmem.processes.forking import running_servers
+
+pytestmark = pytest.mark.usefixtures("loaded_python")
+
+
+def dense(units=4, depth=1):
+    layers = [keras.layers.Dense(units, name=f"dense_{number}") for number in range(depth)]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile("sgd", "mse")
+    return model
+
+
+def crashes():
+    os.abort()
+
+
+def never_ends():
+    import time
+
+    time.sleep(600)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("many")
+    for name, units in (("a.keras", 4), ("b.h5", 32)):
+        dense(units, 2).save(folder / name)
+    (folder / "torn.keras").write_bytes((folder / "a.keras").read_bytes()[:200])
+    return folder
+
+
+def test_rows_are_those_of_single_estimates(files):
+    grid = {"batch_size": [8, 512], "optimizer": ["sgd", "adam"]}
+    table = kerasmem.estimate_many([files / "a.keras"], grid=grid, method="formula", device="t4")
+    singles = [
+        kerasmem.estimate(files / "a.keras", batch_size=size, optimizer=optimizer, method="formula", device="t4")
+        for size in grid["batch_size"] for optimizer in grid["optimizer"]
+    ]  # fmt: skip
+    assert [each.report.bytes for each in table.candidates] == [each.bytes for each in singles]
+    assert [each.report.settings for each in table.candidates] == [each.settings for each in singles]
+    frame = table.to_frame()
+    assert list(frame["optimizer"]) == ["sgd", "adam"] * 2 and list(frame["total"]) == [each.peak for each in singles]
+    assert set(frame["verdict"]) == {"fits"} and frame["reason"].isna().all()
+    assert EstimateTable.from_dict(table.to_dict()) == table
+    assert str(table).startswith("4 candidates, ") and str(table).endswith(": 4 fit")
+
+
+def test_a_grid_of_layers_and_arguments(files):
+    grid = {"dense_0.units": [16], "dense_1.units": [4, 64]}
+    table = kerasmem.estimate_many([files / "a.keras"], grid=grid, method="formula")
+    built = [(units, last) for units in (16,) for last in (4, 64)]
+    assert [each.report.model.parameters for each in table.candidates] == [
+        9 * first + (first + 1) * last for first, last in built
+    ]
+    assert {each.report.model.source for each in table.candidates} == {str(files / "a.keras")}
+    table = kerasmem.estimate_many([dense], grid={"units": [3], "depth": [1, 2]}, method="formula")
+    assert [each.report.model.parameters for each in table.candidates] == [27, 27 + 12]
+    assert [(each.model, each.grid) for each in table.candidates][1] == ("dense", {"units": 3, "depth": 2})
+
+
+def test_what_fails_is_a_row_with_its_reason(files):
+    models = [dense, files / "torn.keras", crashes, "no.module:build", files / "a.keras"]
+    table = kerasmem.estimate_many(models, method="formula")
+    assert [each.report is None for each in table.candidates] == [False, True, True, True, False]
+    torn, crashed, absent = (each.reason for each in table.failed)
+    assert "torn.keras" in torn and "SIGABRT" in crashed and "no.module" in absent
+    assert table.answer.endswith(": 3 failed") and table.to_frame()["total"].isna().sum() == 3
+    slow = kerasmem.estimate_many([never_ends], method="formula", timeout=0.3)
+    assert slow.candidates[0].reason == "never_ends: it took longer than 0.3 s"
+    large = kerasmem.estimate_many([dense], method="formula", host_memory_limit=2**20)
+    assert "of host memory, more than the 1.00 MiB it may have" in large.candidates[0].reason
+
+
+def test_one_loaded_process_serves_all_candidates(files):
+    kerasmem.estimate_many([dense], method="formula")
+    before, told = running_servers(), []
+
+    def tell(*progress):
+        told.append(progress)
+
+    kerasmem.estimate_many([dense], grid={"units": [1, 2, 3]}, method="formula", progress=tell)
+    assert running_servers() == before
+    assert told == [("dense", done, 3) for done in (1, 2, 3)]
+
+
+def test_engines_give_the_same_table_in_the_same_order(files, monkeypatch):
+    models, asked = [files / "a.keras", files / "torn.keras", files / "b.h5"], {"method": "formula"}
+    alone = kerasmem.estimate_many(models, **asked)
+    with ThreadPoolExecutor(2) as threads:
+        assert kerasmem.estimate_many(models, engine=threads.map, **asked) == alone
+    before = spawn.get_executable()
+    multiprocessing.set_executable(sys.executable)  # so that workers need not load TensorFlow
+    try:
+        assert kerasmem.estimate_many(models, engine="processes=1", **asked) == alone
+    finally:
+        multiprocessing.set_executable(before)
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "said"),
+    [
+        ([], {}, "0 candidates"), ([3], {}, "models: int"), ([dense], {"grid": {"units": 3}}, "give a list"),
+        ([dense], {"grid": {"units": []}}, "give a list"), ([dense], {"grid": {"a-b": [1]}}, "no setting"),
+        ([dense], {"grid": {"batch_size": [0]}}, "batch_size"), ([dense], {"grid": {"method": ["magic"]}}, "magic"),
+        ([dense], {"grid": {"dense.units": [0.5]}}, "whole number"), ([dense], {"timeout": 0}, "timeout"),
+        ([dense], {"host_memory_limit": "2GB"}, "host_memory_limit"), ([dense], {"engine": "slurm"}, "engine"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_refused_before_anything_is_estimated(models, options, said):
+    with pytest.raises(UsageError, match=said):
+        kerasmem.estimate_many(models, **options)
+
+
+def test_a_model_that_is_there_is_refused():
+    with pytest.raises(UsageError, match=r"for kerasmem\.estimate"):
+        kerasmem.estimate_many([dense()])
