@@ -142,12 +142,20 @@ def eigen_cache_bytes() -> int:
 
 def cpu_flags() -> frozenset[str]:
     """Return the CPU's features as Linux names them; none where it does not tell."""
+    return frozenset(_told_of_cpu("flags", "Features").split())
+
+
+def cpu_name() -> str | None:
+    """Return the CPU's name as Linux tells it; None where it does not."""
+    return _told_of_cpu("model name") or None
+
+
+def _told_of_cpu(*names: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except (OSError, ValueError):
-        return frozenset()
-    told = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(told, ()))
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
 
 
 def onednn_is_chosen(flags: frozenset[str], environment: Mapping[str, str]) -> bool:

@@ -159,6 +159,8 @@ def test_a_network_is_measured_here_and_a_second_run_goes_on(tmp_path, monkeypat
     stored = Rows("mine.jsonl").read()[row.key]
     assert measured(stored) == pytest.approx(row.measured, abs=1) and len(stored["truth"]["runs"][0]["peak_bytes"]) == 2
     assert check_rows("mine.jsonl").problems == ()
+    told = Path("/proc/cpuinfo").read_text()
+    assert stored["machine"]["processor"] in told if "model name" in told else stored["machine"]["processor"] is None
     for private in (getpass.getuser(), platform.node(), str(tmp_path), str(Path.home())):
         assert f'"{private}' not in text and f"/{private.strip('/')}" not in text
     with monkeypatch.context() as patch:
