@@ -224,9 +224,9 @@ def replacing(
     temporary = f"{path}.part" if temporary is None else temporary
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
-    number = open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    number = open_plain(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        with os.fdopen(number, "wb") as file:
+        with os.fdopen(number, "w+b") as file:
             yield file
             if durable:
                 file.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import struct
 import threading
 import zipfile
 from collections.abc import Collection
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.archives import open_archive, read_npy_header
+from kerasmem.archives import entry_begin, open_archive, read_npy_header
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import RemoteAccess
@@ -20,7 +19,6 @@ from kerasmem.hdf5.remote.file import RemoteFile
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.units import MIB
 
-_LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip archive's entry: the lengths of its name and of what comes after
 _PAGE = MIB  # read at a time of a large array
 _WHOLE = 64 * MIB  # a remote index up to this size is fetched at once
 
@@ -104,8 +102,6 @@ def _place(archive: zipfile.ZipFile, file: Any, entry: zipfile.ZipInfo) -> tuple
     with archive.open(entry) as member:
         shape, _, dtype = read_npy_header(member)
         skipped = member.tell()
-    file.seek(entry.header_offset)
-    name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     if len(shape) != 1 or entry.compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{entry.filename!r} is no list of numbers")
-    return entry.header_offset + _LOCAL_HEADER.size + name + extra + skipped, dtype, shape[0]
+    return entry_begin(file, entry) + skipped, dtype, shape[0]
