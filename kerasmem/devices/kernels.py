@@ -39,6 +39,8 @@ _NEEDED_FOR = {
     "bfloat16": ("avx512f", "avx_ne_convert"),
     "float16": ("avx512_fp16", "amx_fp16", "avx_ne_convert"),
 }
+# There its products and convolutions copy blocks of their operands, whose sizes it chooses by heuristics of its own.
+_COPIED_WHERE = {"bfloat16": ("amx_bf16",), "float16": ("avx512_fp16", "amx_fp16")}
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,14 @@ class CpuKernels:
         dtypes: what oneDNN's kernels take here; none where they are off.
         inter_op_threads: how many operations run at once.
         intra_op_threads: among how many threads an operation is divided.
+        copied: the dtypes in which oneDNN's products and convolutions copy blocks of their operands here.
     """
 
     kind: str
     dtypes: tuple[str, ...] = ()
     inter_op_threads: int = 2
     intra_op_threads: int = 2
+    copied: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -96,7 +100,10 @@ def cpu_kernels() -> CpuKernels:
         except NotAvailableError:
             is_on = onednn_is_chosen(flags, os.environ)
     inter_op, intra_op = _threads()
-    return CpuKernels(ONEDNN if is_on else EIGEN, onednn_dtypes(flags) if is_on else (), inter_op, intra_op)
+    if not is_on:
+        return CpuKernels(EIGEN, (), inter_op, intra_op)
+    copied = tuple(dtype for dtype, features in _COPIED_WHERE.items() if not flags.isdisjoint(features))
+    return CpuKernels(ONEDNN, onednn_dtypes(flags), inter_op, intra_op, copied)
 
 
 def onednn_is_left_off() -> bool:

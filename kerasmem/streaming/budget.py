@@ -193,13 +193,19 @@ def is_plain(layout: DatasetLayout) -> bool:
     return layout.storage in ("contiguous", "chunked") and not layout.filters and whole_rows
 
 
+def _chunk_bytes(layout: DatasetLayout) -> int:
+    """Return the bytes of a whole chunk, which may reach beyond the dataset; 0 without chunks."""
+    if not layout.chunks:
+        return 0
+    return prod(layout.chunks) * prod(layout.row_shape[len(layout.chunks) - 1 :]) * np.dtype(layout.dtype).itemsize
+
+
 def _thread_bytes(layout: DatasetLayout, columns: Sequence[Column], block: int, dense: bool) -> int:
     """Return what a thread that reads this dataset needs for buffers."""
     used = [column for column in columns if column.name == layout.name]
-    size = np.dtype(layout.dtype).itemsize
     row = max(layout.row_bytes, 1)
     piece = min(max(PIECE_BYTES, row), block * row)
-    chunk = prod(layout.chunks) * prod(layout.row_shape[len(layout.chunks) - 1 :]) * size if layout.chunks else 0
+    chunk = _chunk_bytes(layout)
     if layout.filters:
         needed = 3 * chunk + chunk // 8  # as stored, decoded, and its bytes put together
     elif not is_plain(layout):
@@ -208,7 +214,7 @@ def _thread_bytes(layout: DatasetLayout, columns: Sequence[Column], block: int, 
         return 0
     else:
         needed = piece
-    values = min(max(PIECE_VALUES, 1), block * row // size)
+    values = min(max(PIECE_VALUES, 1), block * row // np.dtype(layout.dtype).itemsize)
     for column in used:
         if column.converts:
             needed += values * (np.dtype(column.dtype).itemsize + (8 if column.offset else 0))
@@ -274,11 +280,11 @@ def _caches(layouts: Sequence[DatasetLayout], limit: int) -> dict[str, int]:
 
 
 def _refusal(layouts: Sequence[DatasetLayout], given: int, smallest: int, batch_bytes: int) -> str:
-    heaviest = max(layouts, key=lambda d: d.row_bytes)
-    chunk = heaviest.chunk_rows * heaviest.row_bytes
+    heaviest = max(layouts, key=lambda layout: (_chunk_bytes(layout), layout.row_bytes))
     why = f"windows of rows and {KERAS_BATCHES + _LEAST_AHEAD} batches of {format_size(batch_bytes)}"
     if heaviest.chunks is not None:
-        why += f", with chunks of {heaviest.chunk_rows:,} rows ({format_size(chunk)}) in {shown(heaviest.name)}"
+        chunk = format_size(_chunk_bytes(heaviest))
+        why += f", with chunks of {heaviest.chunks[0]:,} rows ({chunk}) in {shown(heaviest.name)}"
     size = f"{-(-smallest // MIB)}MiB" if smallest >= 8 * MIB else f"{-(-smallest // KIB)}KiB"
     return (
         f"memory_budget: {format_size(given)} is too small for {why}; the smallest that works is {size!r} "

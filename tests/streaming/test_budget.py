@@ -53,6 +53,16 @@ def test_the_budget_is_used_and_kept():
                     assert made.window_rows / made.block_rows > 100, "many blocks a window, where chunks allow it"
 
 
+def test_a_refusal_names_the_dataset_with_the_largest_chunks():
+    """As PyTables makes them on a processor with a large cache, far beyond the rows that there are."""
+    layouts = [
+        dataset(rows=500, chunk=32, row=(6,)),
+        replace(dataset("y", 500, (), chunk=60_000_000), filters=("blosc2",)),
+    ]
+    with pytest.raises(UsageError, match=r"with chunks of 60,000,000 rows \(229 MiB\) in 'y'"):
+        plan(*layouts)
+
+
 def test_more_threads_than_cores_where_they_only_wait(monkeypatch):
     monkeypatch.setattr("kerasmem.streaming.budget.usable_cores", lambda: 2)
     packed = replace(dataset(chunk=256), filters=("gzip",))

@@ -72,6 +72,7 @@ class KernelRules:
         hidden_outputs: pooling → its gradient, to which it hands a second, hidden output.
         rates: how fast they are.
         dtypes: what they compute in; None for all.
+        copied: of these, in which products and convolutions copy blocks of their operands, of unknown sizes.
         others: the kernels that compute the other dtypes; beside a card, those on the CPU.
         card: the card that they run on; None for a CPU.
         launch: seconds to start an operation on a card; all take as long and none is expensive. None on a CPU.
@@ -86,6 +87,7 @@ class KernelRules:
     hidden_outputs: Mapping[str, str] = field(default_factory=dict)
     rates: Rates = Rates(**KINDS[ONEDNN]["rates"])
     dtypes: tuple[str, ...] | None = None
+    copied: tuple[str, ...] = ()
     others: KernelRules | None = None
     card: CardKernels | None = None
     launch: float | None = None
@@ -109,7 +111,9 @@ def rules_of(kernels: CpuKernels | CardKernels) -> KernelRules:
     if isinstance(kernels, CardKernels):
         return _on_card(kernels)
     own = _rules(EIGEN, kernels)
-    return own if kernels.kind == EIGEN else replace(_rules(ONEDNN, kernels), dtypes=kernels.dtypes, others=own)
+    if kernels.kind == EIGEN:
+        return own
+    return replace(_rules(ONEDNN, kernels), dtypes=kernels.dtypes, copied=kernels.copied, others=own)
 
 
 def _on_card(kernels: CardKernels) -> KernelRules:

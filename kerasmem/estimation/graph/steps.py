@@ -68,13 +68,29 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
             Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")
             for name, count in unknown.items()
         ) + (
-            () if is_on_cpu else _not_on_card(program, workspace=max(most - total, 0), host=host_bytes(program))
+            _copied_blocks(program, rules)
+            if is_on_cpu
+            else _not_on_card(program, workspace=max(most - total, 0), host=host_bytes(program))
         ),
         notes=(
             f"{len(peaks)} simulated steps of {len(program.nodes):,} operations, {rules.workers} at once, "
             f"on {rules.title}",
         ),
     )  # fmt: skip
+
+
+def _copied_blocks(program: Program, rules: KernelRules) -> tuple[Unmodelled, ...]:
+    """Return, by dtype, that products and convolutions copy blocks of their operands in sizes that no rule gives."""
+    products = (node for node in program.nodes if "MatMul" in node.type or node.type.endswith("Conv2D"))
+    counts = Counter(node.outputs[0].dtype for node in products if node.outputs)
+    return tuple(
+        Unmodelled(
+            f"copies in {dtype} products and convolutions",
+            f"on this CPU oneDNN copies blocks of their operands ({counts[dtype]} operations), some MB at a time",
+        )
+        for dtype in rules.copied
+        if counts[dtype]
+    )
 
 
 def _not_on_card(program: Program, **figures: int) -> tuple[Unmodelled, ...]:
