@@ -112,7 +112,7 @@ def test_the_script_of_a_combination(tmp_path):
     kinds = {
         "recompute": "auto",
         "batch_size": BATCH // 2,
-        "dtype_policy": "mixed_float16",
+        "dtype_policy": "mixed_bfloat16",
         "optimizer": "sgd_momentum",
     }
     changes = tuple(search.traits.change(kind, value) for kind, value in kinds.items())
