@@ -103,6 +103,7 @@ def test_a_loop_is_spelled_out(times):
     assert count(straight, "body") == times
     assert count(straight, "loop/add") == times
     assert count(straight, "loop/less") == times + 1
+    assert not straight.has_nested_loops
     assert chain(straight, straight.results[0]) == ["body"] * times + ["x"]
 
 
@@ -132,6 +133,7 @@ def test_a_loop_in_a_loop():
     assert count(straight, "outer_body") == 3
     assert count(straight, "inner_body") == 6
     assert chain(straight, straight.results[0]) == ["inner_body", "inner_body", "outer_body"] * 3 + ["x"]
+    assert straight.has_nested_loops
 
 
 def test_what_follows_a_loop_by_control_edge_runs_once_after_it():

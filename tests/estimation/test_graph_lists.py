@@ -161,6 +161,23 @@ def test_shapes_left_open_are_inferred_from_inputs_and_constants():
     assert asked == [("y", [(4, 3), ()], [None, 1]), ("z", [(4, 7)], [None])]
 
 
+def test_where_the_shape_is_not_told_the_value_tells_it():
+    small, made = Tensor((2,), "int32", 8), Tensor(None, "int32", None)
+    nodes = (
+        Node("a", "Const", (), (), (small,), {"value": np.array([8, 1])}),
+        Node("b", "Placeholder", (), (), (small,), {}),
+        Node("known", "BroadcastGradientArgs", ((0, 0), (0, 0)), (), (made, made), {}),
+        Node("open", "BroadcastGradientArgs", ((0, 0), (1, 0)), (), (made, made), {}),
+    )
+
+    def evaluate(node, output, inputs, values):
+        return np.arange(output, dtype="int32")
+
+    found = resolve_lists(Program(nodes, (), (), ()), lambda *_: [None, None], evaluate).nodes
+    assert found[2].outputs == (Tensor((0,), "int32", 0), Tensor((1,), "int32", 4))
+    assert found[3].outputs == (made, made), "one of its inputs depends on the data"
+
+
 def rows_of_a_gradient():
     """A loop's gradient: rows of zeros, and at each iteration a list with one row is added to them."""
     return settled(

@@ -117,7 +117,8 @@ class _Walk:
             if (token := self._tokens.get(end)) is not None and token.source is not None
         )
         arguments = tuple(self._place[number] for number in program.arguments if number in self._place)
-        return Program(tuple(self._new), program.variables, arguments, results)
+        is_nested = any(len(context) > 1 for context in self._iterations)
+        return Program(tuple(self._new), program.variables, arguments, results, is_nested)
 
     def _at(self, number: int, context: _Context) -> _Waiting:
         waiting = self._waiting.get((number, context))

@@ -103,9 +103,7 @@ class _Lists:
 
 
 def _is_open(node: Node) -> bool:
-    return node.type.startswith("TensorList") or any(
-        each.bytes is None and each.dtype != "variant" for each in node.outputs
-    )
+    return node.type.startswith("TensorList") or any(map(_is_unknown, node.outputs))
 
 
 def _with_lists(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
@@ -259,7 +257,13 @@ class _Values:
             other = node.inputs[0 if values[0] is None else 1]
             least = self._least(other, depth + 1)  # both ends of `tf.math.bincount` may be the same
             return known[0] if least is not None and np.all(least >= known[0]) else None
-        return None if any(each is None for each in values) else self._evaluate(node, output, inputs, values)
+        return self.made(node, output, inputs, values)
+
+    def made(self, node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
+        """Return the value of an output, by those of all inputs; None where one is not known."""
+        return (
+            None if not values or any(each is None for each in values) else self._evaluate(node, output, inputs, values)
+        )
 
     def _least(self, source: _Source, depth: int) -> Any:
         """Return what an output that depends on the data is never below, where it is a maximum of it."""
@@ -269,20 +273,26 @@ class _Values:
 
 
 def _with_shapes(node: Node, inputs: Sequence[Tensor], values: _Values, infer: Infer) -> Node:
-    if not any(each.bytes is None and each.dtype != "variant" for each in node.outputs):
+    if not any(_is_unknown(each) for each in node.outputs):
         return node
-    shapes = _of_list(node, inputs)
+    shapes, known = _of_list(node, inputs), []
     if shapes is None and all(each.shape is not None or each.dtype in ("variant", "resource") for each in inputs):
-        shapes = infer(node, inputs, [values.of(source) for source in node.inputs])
+        known = [values.of(source) for source in node.inputs]
+        shapes = infer(node, inputs, known)
     if shapes is None:
         return node
-    outputs = tuple(
-        Tensor(shape, each.dtype, math.prod(shape) * element_bytes(each.dtype))
-        if each.bytes is None and each.dtype != "variant" and shape is not None
-        else each
-        for each, shape in zip(node.outputs, shapes, strict=True)
-    )
-    return replace(node, outputs=outputs)
+    outputs = list(node.outputs)
+    for place, (each, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
+        if shape is None and _is_unknown(each):  # how long the value is may follow from other values alone
+            value = values.made(node, place, inputs, known)
+            shape = None if value is None else value.shape
+        if shape is not None and _is_unknown(each):
+            outputs[place] = Tensor(shape, each.dtype, math.prod(shape) * element_bytes(each.dtype))
+    return replace(node, outputs=tuple(outputs))
+
+
+def _is_unknown(tensor: Tensor) -> bool:
+    return tensor.bytes is None and tensor.dtype != "variant"
 
 
 def _of_list(node: Node, inputs: Sequence[Tensor]) -> list[Shape | None] | None:

@@ -101,9 +101,11 @@ class Program:
         variables: those that the step touches.
         arguments: numbers of the nodes that stand for the batch, held by the caller.
         results: (node, output) of what the step returns.
+        has_nested_loops: loops inside loops were spelled out; how many iterations are under way depends on threads.
     """
 
     nodes: tuple[Node, ...]
     variables: tuple[Variable, ...]
     arguments: tuple[int, ...]
     results: tuple[tuple[int, int], ...]
+    has_nested_loops: bool = False

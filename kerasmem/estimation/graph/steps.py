@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections import Counter
+from dataclasses import replace
 
 from kerasmem.estimation.allocator import BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
@@ -38,6 +39,8 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     heap, peaks = _simulate(program, rules)
     is_on_cpu = rules.card is None
     _, others = _simulate(program, rules.upper or rules, OTHER_STEPS, is_reversed=True)
+    if program.has_nested_loops:  # a thread that gets no time leaves as much undone as one that is not there
+        others += _simulate(program, replace(rules, workers=1), OTHER_STEPS)[1]
     most = max(each.in_use for each in others)
     if rules.card is not None:  # where there is no room to work in, cuDNN's algorithms without are taken
         most = min(most, rules.card.available_bytes)
