@@ -201,6 +201,14 @@ def test_what_cannot_be_packed(kit, tmp_path, monkeypatch):
     assert any(need.startswith("tensorflow[and-cuda]>=") for need in kit.packing.requirements())
 
 
+def test_a_module_that_is_only_imported_is_emptied(kit, tmp_path):
+    (module,) = kit.packing.EMPTIED
+    files = {module: "code" * 9, "nvidia/curand/lib/libcurand.so.10": "code", "nvidia/cufft/lib/libcufft.so.11": "code"}
+    assert kit.packing.lay_out([wheel(tmp_path, "some", files)], tmp_path / "there") == 40
+    found = {path.name: path.read_text() for path in (tmp_path / "there").rglob("*.[sp][oy]*")}
+    assert found == {"_pywrap_profiler_plugin.py": "", "libcufft.so.11": "code"}
+
+
 def test_what_is_only_opened_keeps_no_device_code(kit, tmp_path):
     """cuSOLVER is run: the orthogonal initializer of recurrent layers decomposes a matrix on the card."""
     for name, kept in (("cufft", False), ("cusolver", True), ("cudnn", True)):

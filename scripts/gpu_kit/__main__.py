@@ -29,15 +29,24 @@ from unpack import KitError  # noqa: E402
 
 from kerasmem.units import parse_size  # noqa: E402
 
+# Opens each CUDA library that is left, but those that link to the driver, and trains.
 _TRAIN = """
-import keras, numpy, kerasmem, tensorflow
+import ctypes, pathlib, keras, numpy, kerasmem, tensorflow
+libraries = sorted(pathlib.Path(tensorflow.__file__).parents[1].glob("nvidia/*/lib/*.so*"))
+for library in libraries:
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        if "libcuda.so.1" not in str(error):
+            raise
 model = keras.Sequential([keras.layers.Input((28, 28, 1)), keras.layers.Conv2D(8, 3), keras.layers.Flatten(),
                           keras.layers.Dense(10)])
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 history = model.fit(numpy.ones((64, 28, 28, 1), "float32"), numpy.zeros(64), epochs=2, verbose=0,
                     callbacks=[kerasmem.MemoryLogger(verbose=0)])
 assert history.history["loss"][-1] < history.history["loss"][0]
-print("trained with TensorFlow", tensorflow.__version__, "and Keras", keras.__version__)
+versions = f"TensorFlow {tensorflow.__version__} and Keras {keras.__version__}"
+print(f"opened {len(libraries)} CUDA libraries and trained with {versions}")
 """
 
 

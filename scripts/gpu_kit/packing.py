@@ -28,7 +28,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 _BLOCK = 32 << 20  # bytes that one thread compresses at a time
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
-# What training does not open: headers, static libraries, the compiler of CUDA C++, profilers, tests.
+# What training does not open: headers, static libraries, the compilers of CUDA C++ (XLA has LLVM in itself and takes
+# libdevice and ptxas), profilers, what kernels of users' own take of NCCL, cuRAND (TensorFlow names it nowhere).
 LEFT_OUT = (
     "*/include/*.h",
     "*/include/*.hpp",
@@ -40,15 +41,22 @@ LEFT_OUT = (
     "nvidia/cuda_nvcc/bin/cudafe++",
     "nvidia/cuda_nvcc/bin/nvcc*",
     "nvidia/cuda_nvcc/bin/fatbinary",
+    "nvidia/cuda_nvcc/nvvm/lib64/*",
+    "nvidia/curand/*",
+    "nvidia/nccl/lib/libnccl_device.*",
     "nvidia/cuda_cupti/*",
     "nvidia/cuda_nvrtc/lib/*.alt.so*",
     "nvidia/cusolver/lib/libcusolverMg*",
+    "tensorflow/compiler/tf2xla/ops/_xla_ops.so",
+    "tensorflow/compiler/mlir/stablehlo/stablehlo_extension.so",
     "clang/*",
     "*/__pycache__/*",
 )
+# Modules that TensorFlow only imports, to be asked by a profiler elsewhere: an empty one takes the place of each.
+EMPTIED = ("tensorflow/python/profiler/internal/_pywrap_profiler_plugin.so",)
 # TensorFlow opens these at its start; no model of the bench runs their device code on one card. (cuSOLVER's is run: the
 # orthogonal initializer of recurrent layers decomposes a matrix.)
-ONLY_PRESENT = tuple(f"nvidia/{name}/*" for name in ("cufft", "cusparse", "curand", "nccl"))
+ONLY_PRESENT = tuple(f"nvidia/{name}/*" for name in ("cufft", "cusparse", "nccl"))
 
 
 @dataclass(frozen=True)
@@ -127,10 +135,14 @@ def lay_out(wheels: list[Path], into: Path) -> int:
                 if any(fnmatch(name, pattern) for pattern in LEFT_OUT):
                     left_out += member.file_size
                     continue
-                path = into / name
+                path = into / (name if name not in EMPTIED else f"{name.removesuffix('.so')}.py")
                 if not path.resolve().is_relative_to(into.resolve()):
                     raise KitError(f"{wheel.name}: {member.filename!r} is outside of the package")
                 path.parent.mkdir(parents=True, exist_ok=True)
+                if name in EMPTIED:
+                    left_out += member.file_size
+                    path.touch()
+                    continue
                 with archive.open(member) as source, path.open("wb") as target:
                     shutil.copyfileobj(source, target, 1 << 20)
                 if member.external_attr >> 16 & 0o111:
