@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
-from kerasmem.devices.allocator import tensorflow_allocator
+from kerasmem.devices.allocator import Allocator, tensorflow_allocator
 from kerasmem.devices.catalogue import available_bytes
 from kerasmem.devices.host import host_memory
 from kerasmem.devices.kernels import CardKernels, CpuKernels, cpu_kernels
 from kerasmem.devices.live import list_devices
 from kerasmem.devices.tracked_devices import cpu_uses_bfc
 from kerasmem.units import MIB
+
+_FIRST_REGION = 2 * MIB  # of TensorFlow's allocator where it grows
 
 
 def allocator_limit() -> int | None:
@@ -61,10 +64,40 @@ def _cpu_limit() -> int | None:
 
 def bytes_in_use() -> int | None:
     """Return what the allocator of the first GPU, or of the CPU, has handed out; None where it is not known."""
+    allocator = _first_allocator()
+    return None if allocator is None else allocator.read().in_use_bytes
+
+
+def in_use_reader() -> Callable[[], int]:
+    """Return what tells, in microseconds, what `bytes_in_use` does; 0 where it is not known."""
+    allocator = _first_allocator()
+    return (lambda: 0) if allocator is None else (lambda: allocator.read().in_use_bytes)
+
+
+def reserve_in_one_piece() -> None:
+    """Have TensorFlow's allocator for the CPU take the memory up to its limit as one region, where it has a limit.
+
+    A card's allocator does so, or gives free regions back when it runs out. The CPU's does neither: it doubles its
+    regions as it grows, so that after a step that ran out no tensor larger than the largest of them fits any more.
+    Nothing is written, so the host's memory is not taken.
+    """
+    import tensorflow as tf
+
+    limit = None if tf.config.list_physical_devices("GPU") else _cpu_limit()
+    allocator = None if limit is None else _first_allocator()
+    if limit is None or allocator is None:
+        return
+    # Growing, it has reserved about twice what was in use at most; what it has not got takes ten seconds to be refused.
+    free = limit - 2 * allocator.read().peak_bytes - _FIRST_REGION
+    if free > limit // 4:
+        with tf.device("CPU:0"):
+            tf.raw_ops.Empty(shape=[free // 16], dtype=tf.complex128)
+
+
+def _first_allocator() -> Allocator | None:
     import tensorflow as tf
 
     try:
-        name = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
-        return tensorflow_allocator(name).read().in_use_bytes
+        return tensorflow_allocator("GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0")
     except Exception:  # ValueError as a rule: the CPU's own allocator keeps no statistics
         return None

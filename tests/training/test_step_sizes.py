@@ -104,15 +104,17 @@ def test_what_does_not_surely_fit_is_told_from_what_does():
     sizes = StepSizes(model)
     for room, is_sure in ((2 * outcomes[1].high, True), (outcomes[0].total, False), (10, False)):
         found = sizes.fitting("train", BATCH, ROWS, Room(room), accumulates=False)
-        assert found.is_sure == is_sure and (found.rows == ROWS) == (room > outcomes[1].total)
-        assert found.is_hopeless == (room == 10) and found.rows >= ROWS // 4, "not row by row for a doubt"
-        assert found.is_impossible == (room == 10)
+        assert found.is_sure == is_sure != found.is_in_doubt and (found.rows == ROWS) == (room > outcomes[1].total)
+        assert found.is_hopeless == found.is_impossible == (room == 10)
     held = Room(2 * outcomes[1].high, other=2 * outcomes[1].high)  # by something else, which may go
     found = sizes.fitting("train", BATCH, ROWS, held, accumulates=False)
     assert found.is_hopeless and not found.is_impossible
     added = sizes.fitting("train", BATCH, ROWS, Room(2 * outcomes[1].high), accumulates=True).added
     assert added == 4 * model.count_params()
     assert sizes.fitting("train", (np.array(["a"] * 4), None), 2, Room(10), accumulates=False) is None
+
+
+SURE, IN_DOUBT, HOPELESS = (True, False, False), (False, True, False), (False, True, True)
 
 
 class Engine:
@@ -144,15 +146,18 @@ class Engine:
         (lambda n: True, lambda n: 100, None, [(64, 64), (64, 32), (2, 1)]),
         (lambda n: n > 4, lambda n: 100, None, [(64, 64), (64, 32), (2, 1), (64, 16), (16, 8), (8, 4), (64, 4)]),
         (lambda n: n > 16, lambda n: n, None, [(64, 64), (64, 32), (64, 16)]),
-        (lambda n: n > 16, lambda n: n, 16, [(64, 64), (64, 16)]),
-        (lambda n: True, lambda n: n, 1, [(64, 64), (2, 1)]),
-        (lambda n: n > 16, lambda n: n, -16, [(64, 64), (64, 16)]),  # not sure of 16: tried all the same
+        (lambda n: n > 16, lambda n: n, SURE, [(64, 64), (64, 16)]),
+        (lambda n: n > 4, lambda n: n, SURE, [(64, 64), (64, 16), (8, 4), (64, 4)]),  # much less, against the estimate
+        (lambda n: True, lambda n: n, HOPELESS, [(64, 64), (2, 1)]),
+        (lambda n: n > 16, lambda n: n, HOPELESS, [(64, 64), (2, 1), (64, 16)]),
+        (lambda n: True, lambda n: n, IN_DOUBT, [(64, 64), (2, 1)]),
+        (lambda n: n > 16, lambda n: n, IN_DOUBT, [(64, 64), (2, 1), (64, 8)]),  # a closer look before a second try
     ],
 )
 def test_what_is_tried_after_a_failure(monkeypatch, needs, asks, fitting, tried):
     engine, model = Engine(needs, asks), dense()
     driver = Driver(engine, model)
-    known = None if fitting is None else Fitting(abs(fitting), fitting > 1, fitting == 1, None, Room(100), 0)
+    known = fitting and Fitting(16, *fitting, None, Room(100), 0, look_closer=lambda: 8)
     monkeypatch.setattr(driver, "_ask", lambda *_: known)
     monkeypatch.setattr("kerasmem.training.steps.driver.allocator_limit", lambda: 100)
     with (
@@ -168,7 +173,7 @@ def test_what_is_tried_after_a_failure(monkeypatch, needs, asks, fitting, tried)
 def test_nothing_is_tried_where_one_row_holds_more_than_there_is(monkeypatch, recwarn):
     engine, model = Engine(lambda n: True, lambda n: n), dense()
     driver = Driver(engine, model)
-    known = Fitting(1, False, True, live_outcome(model, BATCH, 1), Room(100), 0, is_impossible=True)
+    known = Fitting(1, *HOPELESS, live_outcome(model, BATCH, 1), Room(100), 0, is_impossible=True)
     monkeypatch.setattr(driver, "_ask", lambda *_: known)
     monkeypatch.setattr("kerasmem.training.steps.driver.allocator_limit", lambda: 100)
     with pytest.raises(ModelError, match=r"(?s)not even one row at a time.*a step on one row takes"):

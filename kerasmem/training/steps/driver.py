@@ -34,6 +34,7 @@ JOURNAL_STEPS = 1000
 SPREAD_STEPS = 100  # between copies under a strategy, whose batches are not kept: no step is taken again there
 _MOST_BETWEEN_STEPS = 3
 _MANY_PIECES = 8
+_LESS = 4  # what ran out against the estimate is divided by it
 _INEXACTLY = (
     f". micro_batches={INEXACT!r} takes the pieces of a batch that runs out as batches of their own, which is other "
     "arithmetic; or choose a batch that fits (batch_size)"
@@ -246,7 +247,11 @@ class Driver:
             self.sizes[entry.kind] = 1  # where that runs out nothing helps
             self.engine.step(entry.kind, part(entry.batch, 0, 2), 1)
             self.engine.load(self.good)
-            self.sizes[entry.kind], self._is_in_doubt, self._one_row_fits = size, False, True
+            self._is_in_doubt, self._one_row_fits = False, True
+            found = self._fitting
+            if found is not None and not found.is_hopeless:
+                size = min(size, even_rows(row_count(entry.batch), found.look_closer()))
+            self.sizes[entry.kind] = size
         elif row_count(entry.batch) // size >= _MANY_PIECES:
             self.engine.step(entry.kind, part(entry.batch, 0, 2 * size), size)
             self.engine.load(self.good, releases=False)
@@ -268,19 +273,14 @@ class Driver:
         obstacle = self._obstacle(kind, entry.batch)
         if len(failures) == 1:
             limit = failure.diagnosis.limit_bytes or allocator_limit()
-            self._fitting = None if limit is None else self._ask(kind, entry.batch, -(-now // 2), limit)
-        found, how = self._fitting, ""
+            most = -(-now // (_LESS if self.recoveries else 2))  # the estimate was wrong before
+            self._fitting = None if limit is None else self._ask(kind, entry.batch, most, limit)
+        found = self._fitting
         if found is not None and found.is_impossible:  # a trial would take the allocator's ten seconds to say the same
             raise ModelError(nothing_fits(failure.diagnosis.summary, self._model, found, self._since()))
         if obstacle is not None and not self._may_differ:
             raise ModelError(cannot_divide(failure.diagnosis.summary, obstacle, self._since(), found))
-        if len(failures) == 1 and found is not None and not found.is_hopeless:
-            self.sizes[kind], how = even_rows(rows, found.rows), ", by the estimate"
-        else:
-            self.sizes[kind] = -(-now // 2)
-            in_doubt = _is_stuck(failures) or (found is not None and not found.is_sure)
-            self._is_in_doubt = in_doubt and not self._one_row_fits
-            how = ", if fewer rows help at all: one row is tried first" if self._is_in_doubt else ""
+        self.sizes[kind], how = self._chosen(rows, now, failures)
         warnings.warn(
             f"a {'training' if kind == 'train' else 'validation'} step on {rows} rows ran out of memory "
             f"({failure.diagnosis.summary.rstrip('.')}); it is repeated from a copy of the state before it "
@@ -290,6 +290,21 @@ class Driver:
         )
         if kind == "train":
             self._warn_uneven()
+
+    def _chosen(self, rows: int, now: int, failures: list[RanOut]) -> tuple[int, str]:
+        """Return the rows of the pieces to take next, and in words why.
+
+        Each failure costs ten seconds at least. So one row is tried before anything else where it is in doubt whether
+        fewer rows help, and what ran out against the estimate is not just halved.
+        """
+        found, is_first = self._fitting, len(failures) == 1
+        in_doubt = _is_stuck(failures) or (found is not None and found.is_in_doubt)
+        self._is_in_doubt = in_doubt and not self._one_row_fits
+        how = ", if fewer rows help at all: one row is tried first" if self._is_in_doubt else ""
+        if is_first and found is not None and not found.is_hopeless:
+            most = found.look_closer() if in_doubt and self._one_row_fits else found.rows
+            return even_rows(rows, most), how or ", by the estimate"
+        return -(-now // (2 if found is None else _LESS)), how
 
     def _ask(self, kind: str, batch: Any, most: int, limit: int) -> Fitting | None:
         """Return how many rows fit by the estimate; None where it has no answer."""

@@ -8,7 +8,7 @@ from typing import Any
 from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.keras_fit import step_on_data
 from kerasmem.compat.keras_layers import symbolic_build
-from kerasmem.devices.room import bytes_in_use
+from kerasmem.devices.room import in_use_reader, reserve_in_one_piece
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.models.freeing import drop_frames
@@ -50,12 +50,16 @@ class LocalEngine:
         self._division = Division(model)
         self._micro = MicroStep(model, self._division, any_rows=any_rows)
         self._open = {"train", "test"} if any_rows and not model.run_eagerly else set()
+        self._in_use = in_use_reader()
+        self._most_before = 0  # bytes that were in use before a step, beside what micro-batches keep
+        reserve_in_one_piece()
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
         """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole where it has no more.
 
         Where a batch cannot be divided with the same result, its pieces are batches of their own.
         """
+        self._most_before = max(self._most_before, self._in_use() - self._micro.held_bytes)
         try:
             total = row_count(batch)
             if size < total and self._division.obstacle(kind, batch) is None:
@@ -93,8 +97,11 @@ class LocalEngine:
         load_state(self.model, state)
 
     def other_bytes(self, state_bytes: int) -> int:
-        """Return what this process's allocator has handed out beside a state; 0 where that is not known."""
-        return max(0, (bytes_in_use() or 0) - state_bytes)
+        """Return what this process's allocator has handed out beside a state; 0 where that is not known.
+
+        Pipelines hold more or fewer batches from step to step; the most that was seen before a step counts.
+        """
+        return max(0, self._in_use() - state_bytes, self._most_before - state_bytes)
 
     def reset_metrics(self) -> None:
         """Reset the metrics."""

@@ -32,6 +32,9 @@ class MicroStep:
         division: of this model's batches, with no obstacle.
         any_rows: whether Keras's pipeline leaves open how many rows a batch has; then the shown losses of a model's
             outputs are means over batches, not over rows.
+
+    Attributes:
+        held_bytes: of the accumulators.
     """
 
     def __init__(self, model: Any, division: Division, *, any_rows: bool = False) -> None:
@@ -44,6 +47,7 @@ class MicroStep:
         self._is_known = self._is_sum = False
         self._kinds: list[str] = []  # of each gradient: "" for dense, "slices", "none"
         self._accumulators: list[Any] | None = None
+        self.held_bytes = 0
         self._functions: dict[tuple[str, int], Callable[..., Any]] = {}
 
     def train(self, batch: Any, size: int) -> dict[str, Any]:
@@ -68,7 +72,7 @@ class MicroStep:
 
     def release(self) -> None:
         """Give the accumulators back."""
-        self._accumulators = None
+        self._accumulators, self.held_bytes = None, 0
         self._functions.clear()
 
     def _pieces(self, batch: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
@@ -187,6 +191,8 @@ class MicroStep:
                     None if kind else tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
                     for kind, variable in zip(self._kinds, trainable, strict=True)
                 ]
+            made = [each for each in self._accumulators if each is not None]
+            self.held_bytes = sum(each.shape.num_elements() * each.dtype.size for each in made)
         slices = []
         for accumulator, gradient, kind in zip(self._accumulators, gradients, self._kinds, strict=True):
             if kind == "slices":

@@ -44,24 +44,28 @@ class Fitting:
     """What the estimator says of a batch that ran out.
 
     Attributes:
-        rows: the most rows of a piece that surely fit; where none do, those that may fit, or a quarter of the most that
-            were asked about: a batch is not taken row by row for a doubt.
+        rows: the most rows of a piece that surely fit; where none do, those that may fit, on the line between one row
+            and the most that were asked about.
         is_sure: whether they surely fit.
+        is_in_doubt: whether one row does not surely fit.
         is_hopeless: whether not even one row may fit.
         one_row: the step on one row; None where it was not needed.
         room: what there is.
         added: bytes that a step in pieces takes beside the step itself: its accumulators.
         is_impossible: whether one row cannot fit even on a device that holds nothing else and with kernels that take no
             scratch; what the estimator does not know of another machine's kernels makes no difference then.
+        look_closer: returns `rows` from more sizes, where it is worth their tracing.
     """
 
     rows: int
     is_sure: bool
+    is_in_doubt: bool
     is_hopeless: bool
     one_row: Outcome | None
     room: Room
     added: int
     is_impossible: bool = False
+    look_closer: Callable[[], int] = lambda: 1
 
 
 class StepSizes:
@@ -88,20 +92,26 @@ class StepSizes:
         added = gradient_bytes(self._model) if accumulates and kind == "train" else 0
         asked: dict[int, Outcome] = {}
         ask = self._asking(batch, kind, asked)
-        end, free = self._clock() + MOST_SECONDS, room.limit - room.other - added
-        rows, is_sure, is_hopeless = 1, False, True
+        free = room.limit - room.other - added
+
+        def found_by(bound: Callable[[Outcome], int], seconds: float = MOST_SECONDS) -> int:
+            end = self._clock() + seconds
+            return most_rows(partial(_need, bound, ask), free, most, lambda: self._clock() < end)
+
         try:
-            for bound in _BOUNDS:
-                rows = most_rows(partial(_need, bound, ask), free, most, lambda: self._clock() < end)
-                if rows not in asked or bound(asked[rows]) <= free:
-                    is_sure, is_hopeless = rows in asked and bound is at_most, False
-                    break
+            rows = found_by(at_most)
+            is_sure = rows in asked and at_most(asked[rows]) <= free
+            bound = at_most if is_sure else next((each for each in _BOUNDS if each(ask(1)) <= free), None)
+            if bound is not None and bound is not at_most:  # one row is tried before more sizes are asked for
+                rows = found_by(bound, 0.0)
         except Exception:  # a size is tried instead, as without an estimator
             return None
-        one = asked.get(1)
-        is_impossible = is_hopeless and one is not None and _least_held(one) + added > room.limit
-        rows = rows if is_sure else max(rows, -(-most // 4))
-        return Fitting(rows, is_sure, is_hopeless, one, room, added, is_impossible)
+        return Fitting(
+            rows=rows, is_sure=is_sure, is_in_doubt=bound is not at_most, is_hopeless=bound is None,
+            one_row=asked.get(1), room=room, added=added,
+            is_impossible=bound is None and _least_held(ask(1)) + added > room.limit,
+            look_closer=partial(found_by, bound or at_least),
+        )  # fmt: skip
 
     def largest(self, batch: Any, most: int, room: Room) -> int | None:
         """Return the largest training batch that surely fits, to a sixteenth; None where the estimator has no answer.

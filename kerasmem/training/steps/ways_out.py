@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kerasmem.estimation.report import Outcome
+from kerasmem.estimation.verdict import at_most
 from kerasmem.training.steps.sizing import Fitting
 from kerasmem.units import format_size
 
@@ -60,9 +61,10 @@ def _figures(found: Fitting | None) -> str:
     parts = [f"{name} {format_size(size)}" for key, name in _HELD.items() if (size := one.categories.get(key))]
     parts += [f"gradients added up {format_size(found.added)}"] if found.added else []
     parts += [f"data and other models {format_size(found.room.other)}"] if found.room.other else []
+    most = _need(found, one) + at_most(one) - one.total
     return (
-        f"By the estimate a step on one row takes {format_size(_need(found, one))} ({', '.join(parts)}), and the "
-        f"device has {format_size(found.room.limit)}. "
+        f"By the estimate a step on one row takes {format_size(_need(found, one))} ({', '.join(parts)}), at most "
+        f"{format_size(most)}, and the device has {format_size(found.room.limit)}. "
     )
 
 
