@@ -12,6 +12,7 @@ COROUTINES = {
     "cat_file": Borrowed(_PLACE, "AsyncFileSystem._cat_file", feature=_URLS, parameters=("path", "start", "end")),
     "info": Borrowed(_PLACE, "AsyncFileSystem._info", feature=_URLS, parameters=("path",)),
     "put_file": Borrowed(_PLACE, "AsyncFileSystem._put_file", feature="writing to URLs", parameters=("lpath", "rpath")),
+    "rm_file": Borrowed(_PLACE, "AsyncFileSystem._rm_file", feature="writing to URLs", parameters=("path",)),
     "glob": Borrowed(_PLACE, "AsyncFileSystem._glob", feature="patterns in URLs", parameters=("path",)),
 }
 CALL_S3 = Borrowed("s3fs", "S3FileSystem._call_s3", feature="reading s3:// URLs", parameters=("method",))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import pickle
+import signal
+import subprocess
 import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -134,6 +137,20 @@ def test_to_a_store(raw, whole, tmp_path, threads):
         store.rm("/made", recursive=True)
     with pytest.raises(UsageError, match="web server"):
         convert_data(raw / "raw-*.npz", "http://127.0.0.1:9/train.index", force=True, **given)
+
+
+def test_a_command_that_is_killed_goes_on_in_a_store(raw, whole, tmp_path):
+    pytest.importorskip("fsspec")
+    script = Path(__file__).with_name("convert_to_store.py")
+    command = [sys.executable, str(script), str(raw / "raw-*.npz"), f"disk://{tmp_path}/train.index"]
+    killed = subprocess.run([*command, "2"], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    state = "train.index.kerasmem-partial"
+    assert left_in(tmp_path) == [*NAMES[:2], state]
+    done = json.loads(subprocess.run([*command, "-1"], stdout=subprocess.PIPE, check=True).stdout)
+    assert done == {"written": NAMES[2:], "resumed": 1075, "crc": [each.crc32 for each in whole[0].datasets]}
+    assert left_in(tmp_path) == [*NAMES, "train.index"]
+    assert_same(read_parts(tmp_path), whole[1])
 
 
 def test_repack_keeps_attributes(tmp_path, threads):

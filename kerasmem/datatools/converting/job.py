@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 import numpy as np
@@ -19,6 +20,8 @@ import numpy as np
 from kerasmem import files
 from kerasmem.errors import DataError, KerasmemError, UsageError
 from kerasmem.hdf5.layout import one_line, shown
+from kerasmem.hdf5.remote.access import RemoteAccess
+from kerasmem.hdf5.remote.file import RemoteFile, put_file, remove_file
 from kerasmem.units import GIB
 
 CHECKPOINT_BYTES = GIB
@@ -43,13 +46,14 @@ class Job:
         output: the file to be written.
         settings: what the result depends on; a folder left by other settings is not gone on with.
         discard: remove such a folder.
+        folder: where it is, if not beside the output.
 
     Raises:
         UsageError: another process writes this output, or other settings left their work behind.
     """
 
-    def __init__(self, output: str, settings: Mapping[str, Any], *, discard: bool) -> None:
-        self.folder = folder_of(output)
+    def __init__(self, output: str, settings: Mapping[str, Any], *, discard: bool, folder: str | None = None) -> None:
+        self.folder = folder or folder_of(output)
         self._settings = json.loads(json.dumps(settings))
         self._written = 0
         self._since = time.monotonic()
@@ -140,6 +144,34 @@ class Job:
             if name != "lock":
                 os.unlink(self.path(name))
         return {}
+
+
+class StoreJob(Job):
+    """The state of a conversion to a store: one object beside the output there. No lock keeps another process off.
+
+    Args:
+        output: the URL to be written.
+        settings: as for a `Job`.
+        discard: as for a `Job`.
+        folder: one on this machine, for as long as the process lives.
+    """
+
+    def __init__(self, output: str, settings: Mapping[str, Any], *, discard: bool, folder: str) -> None:
+        self._object = folder_of(output)
+        with contextlib.suppress(DataError), contextlib.closing(RemoteFile(self._object, RemoteAccess())) as there:
+            Path(folder, _STATE).write_bytes(there.readall() or b"")
+        super().__init__(output, settings, discard=discard, folder=folder)
+
+    def checkpoint(self, state: dict[str, Any]) -> None:
+        """Remember how far things are, in the store."""
+        super().checkpoint(state)
+        put_file(self.path(_STATE), self._object, RemoteAccess())
+
+    def remove(self) -> None:
+        """Leave nothing behind."""
+        super().remove()
+        with contextlib.suppress(DataError):  # there was none, or it may not be deleted, and does no harm
+            remove_file(self._object, RemoteAccess())
 
 
 def _is_damage(error: BaseException) -> bool:

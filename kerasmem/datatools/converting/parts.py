@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.datatools.converting.job import Job
+from kerasmem.datatools.converting.job import Job, StoreJob
 from kerasmem.datatools.converting.planning import WritePlan, fingerprint, make_plan
 from kerasmem.datatools.converting.running import Outcome, Ways, write_files
 from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings, read_output, refuse_outputs
@@ -24,7 +24,7 @@ from kerasmem.datatools.progress import tell_nobody
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import RemoteAccess
-from kerasmem.hdf5.remote.file import expand, put_file
+from kerasmem.hdf5.remote.file import expand, put_file, refuse_web
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.settings import INDEX_SUFFIX, read_place
 from kerasmem.processes.engines import Engine, open_engine
@@ -69,7 +69,10 @@ class Parting:
                 "output: with an engine, part-00000.h5 and so on are written and an index of them; name the index, "
                 f"such as parts/train{INDEX_SUFFIX}, not {shown(target)}"
             )
-        return target if is_url(target) else read_output(target)
+        if not is_url(target):
+            return read_output(target)
+        refuse_web(target)
+        return target
 
 
 def read_parting(engine: Engine, part_size: int | str) -> Parting | None:
@@ -95,7 +98,7 @@ def write_parts(
 ) -> Outcome:
     """Write a source's rows to files beside an index, by the workers of an engine, and the index.
 
-    What a coordinator that was killed had done is not done again, but for parts at a URL.
+    What a coordinator that was killed had done is not done again.
 
     Args:
         source: what is read.
@@ -107,11 +110,14 @@ def write_parts(
         parting: what does it, and how large parts are.
     """
     bounds = part_bounds(source, max(1, parting.size // plan.row_bytes))
-    folder, name = target.rsplit("/", 1) if is_url(target) else os.path.split(target)
+    folder = target.rsplit("/", 1)[0] if is_url(target) else os.path.dirname(target)
     outputs = [f"{folder}/part-{number:05}.h5" for number in range(len(bounds) - 1)]
     with open_engine(parting.engine) as run_tasks, tempfile.TemporaryDirectory(prefix="kerasmem-") as own:
-        beside = os.path.join(own, name) if is_url(target) else target
-        job = Job(beside, {**fingerprint(source, plan, settings), "parts": bounds}, discard=ways.force)
+        told = {**fingerprint(source, plan, settings), "parts": bounds}
+        if is_url(target):
+            job: Job = StoreJob(target, told, discard=ways.force, folder=own)
+        else:
+            job = Job(target, told, discard=ways.force)
         with job.ending(keeps=True):
             done = _done(job.state, outputs)
             if not job.state:
@@ -140,6 +146,9 @@ def _done(state: Mapping[str, Any], outputs: Sequence[str]) -> dict[int, Outcome
     """Return the parts that an interrupted run had written, as far as they are still there."""
     try:
         found = {int(number): Outcome(**each) for number, each in state.get("parts", {}).items()}
+        if found and is_url(outputs[0]):
+            there = {path.rsplit("/", 1)[1] for path in _at_url(outputs[0].rsplit("/", 1)[0])}
+            return {number: each for number, each in found.items() if outputs[number].rsplit("/", 1)[1] in there}
         return {number: each for number, each in found.items() if os.path.exists(outputs[number])}
     except (AttributeError, IndexError, TypeError, ValueError):
         return {}  # another version's, or damaged

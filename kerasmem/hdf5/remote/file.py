@@ -254,19 +254,42 @@ def expand(url: str, access: RemoteAccess) -> list[str]:
     return found
 
 
+def refuse_web(url: str) -> None:
+    """Refuse a URL to which nothing can be written."""
+    if scheme_of(url) in ("http", "https"):
+        raise UsageError(f"output: {shown(url)} is on a web server, which takes no files; name a bucket, or a folder")
+
+
 def put_file(path: str, url: str, access: RemoteAccess) -> None:
     """Write a file of this machine to a URL, where it appears as a whole or not at all.
 
     Raises:
         DataError: it cannot be written there.
     """
-    if scheme_of(url) in ("http", "https"):
-        raise UsageError(f"output: {shown(url)} is on a web server, which takes no files; name a bucket, or a folder")
+    refuse_web(url)
+    _change(url, access, "written", lambda file_systems: _put(path, url, file_systems))
+
+
+def remove_file(url: str, access: RemoteAccess) -> None:
+    """Remove an object.
+
+    Raises:
+        DataError: it cannot be removed, or there is none.
+    """
+
+    async def remove(file_systems: FileSystems) -> None:
+        system, target = file_systems.system_of(url)
+        await call_file_system(system, "rm_file", target)
+
+    _change(url, access, "removed", remove)
+
+
+def _change(url: str, access: RemoteAccess, done: str, change: Callable[[FileSystems], Awaitable[None]]) -> None:
     with contextlib.closing(RangeFetcher(access)) as fetcher:
         try:
-            fetcher.run(retry(lambda: _put(path, url, fetcher.file_systems)))
+            fetcher.run(retry(lambda: change(fetcher.file_systems)))
         except PermanentError as error:
-            raise DataError(f"{shown(url)}: cannot be written: {error}") from None
+            raise DataError(f"{shown(url)}: cannot be {done}: {error}") from None
 
 
 async def _put(path: str, url: str, file_systems: FileSystems) -> None:
