@@ -49,10 +49,10 @@ def weight(size, kind="weights"):
     return Variable("w", size, kind, "filled", (size // 4,), "float32")
 
 
-def starts(made, rules=ONE, costs=None):
-    """The names of nodes in the order in which they start."""
+def starts(made, rules=ONE, costs=None, is_settled=True):
+    """The names of nodes in the order in which they start, when only what takes long is expensive any more."""
     costs = costs or {}
-    order = Executor(made, rules, lambda node: costs.get(node.name, 0.0)).order()
+    order = Executor(made, rules, lambda node: costs.get(node.name, 0.0), is_settled).order()
     assert sorted(order) == sorted([(n, end) for n in range(len(made.nodes)) for end in (False, True)])
     return [made.nodes[number].name for number, end in order if not end]
 
@@ -121,6 +121,18 @@ def test_expensive_nodes_wait_for_inexpensive_ones():
 def test_a_cheap_kernel_runs_inline_whatever_its_type():
     made = program(("a", "Placeholder", [], 4), ("x", "Conv2D", ["a"], 4), ("y", "Conv2D", ["a"], 4))
     assert starts(made, costs={"x": EXPENSIVE_SECONDS / 2, "y": EXPENSIVE_SECONDS / 2}) == ["a", "x", "y"]
+
+
+def test_what_waits_for_nothing_runs_before_all_that_takes_long():
+    made = program(("a", "Const", [], 4), ("x", "Conv2D", ["a"], 4), ("b", "Const", [], 4), ("y", "Conv2D", ["b"], 4))
+    assert starts(made, costs={"x": COST, "y": COST}) == ["a", "b", "y", "x"]
+
+
+def test_in_the_first_steps_every_kernel_is_taken_to_be_expensive():
+    made = program(
+        ("a", "Placeholder", [], 4), ("x", "Conv2D", ["a"], 4), ("y", "Conv2D", ["a"], 4), ("z", "Identity", ["a"], 4)
+    )
+    assert starts(made, is_settled=False) == ["a", "z", "y", "x"]
 
 
 def test_the_other_thread_steals_from_the_back():

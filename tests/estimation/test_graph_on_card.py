@@ -159,8 +159,8 @@ def test_dense_layers_take_what_they_take_on_the_cpu():
     """The same buffers but for the batch, which lies on the host until it is copied, and small constants."""
     card, cpu = on_card(dense(), 512), estimate(dense(), method="graph", batch_size=512)
     assert (card.bytes.weights, card.bytes.optimizer) == pytest.approx((cpu.bytes.weights, cpu.bytes.optimizer), abs=64)
-    # The order on the card is another one: a result of eight numbers for each row more or less is there at the peak.
-    assert abs(card.pool.requested - cpu.pool.requested) <= 512 * 8 * 4 + 256
+    # The order on the card is another one: a result or two of eight numbers for each row are there at the peak, or not.
+    assert abs(card.pool.requested - cpu.pool.requested) <= 2 * 512 * 8 * 4 + 256
     assert card.bytes.inputs == cpu.bytes.inputs == 512 * (64 + 8) * 4
     assert not any(each.what.startswith("scratch of") for each in card.unmodelled)
     assert not any("cuDNN's" in each.what for each in card.unmodelled)

@@ -43,7 +43,8 @@ def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates = USUAL) -> float
     if is_product and node.attributes.get("transpose_b") and len(inputs) > 1 and rows <= MANY_ROWS:
         share = 1.0 if rows >= FEW_ROWS else rows / (2 * FEW_ROWS)
         took += share * (inputs[1].bytes or 0) / TRANSPOSED_BYTES_PER_SECOND
-    return took + (_patch_bytes(node, inputs) / rates.patches if rates.patches else 0.0)
+    took += _patch_bytes(node, inputs) / rates.patches if rates.patches else 0.0
+    return took * rates.filter if "BackpropFilter" in node.type and "Depthwise" not in node.type else took
 
 
 def operations(node: Node, inputs: Sequence[Tensor]) -> float:

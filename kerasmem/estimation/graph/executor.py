@@ -1,18 +1,19 @@
 """TensorFlow's executor, simulated: the order of one step's operations. Pure Python.
 
-As in tensorflow/core/common_runtime/executor.cc: a node is ready when all it waits for has run. Inexpensive
-nodes run inline on the thread that made them ready, first in, first out. Of the expensive ones a thread keeps one for
-itself where it has nothing inline; the others go to the front of its queue in the thread pool. Threads take from the
-front of their own queue and from the back of another's.
+As in tensorflow/core/common_runtime/executor.cc: a node is ready when all it waits for has run; one thread finds those
+that wait for nothing ready all at once. Inexpensive ones run inline on the thread that made them ready, first in, first
+out. Of the expensive ones a thread keeps one for itself where it has nothing inline; the others go to the front of its
+queue in the thread pool. Threads take from the front of their queue and from the back of another's.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
+import random
 from collections import deque
 from collections.abc import Callable
 
+from kerasmem.estimation.graph.ordering import KEPT_IN_ORDER, consumers_in_order
 from kerasmem.estimation.graph.program import Node, Program
 from kerasmem.estimation.graph.rules import INEXPENSIVE, KernelRules
 
@@ -27,30 +28,35 @@ class Executor:
         program: the step.
         rules: of the kernels.
         seconds: how long an operation takes; decides the order between threads.
-        is_reversed: operations that become ready together come in the reverse of the graph's order. TensorFlow's own
-            is not the same in two processes: its passes go through sets of nodes that have no order.
+        is_settled: whether the process has run some ninety steps. Before, every kernel that does not call itself
+            inexpensive is taken to be expensive, since TensorFlow's guess of its time begins high and falls by a tenth
+            each time.
+        process: decides what differs from process to process.
     """
 
     def __init__(
-        self, program: Program, rules: KernelRules, seconds: Callable[[Node], float], is_reversed: bool = False
+        self,
+        program: Program,
+        rules: KernelRules,
+        seconds: Callable[[Node], float],
+        is_settled: bool = False,
+        process: random.Random | None = None,
     ) -> None:
         nodes = program.nodes
         self._workers = rules.workers
         self._seconds = [seconds(node) for node in nodes]
         self._expensive = [
-            node.type not in INEXPENSIVE and took > EXPENSIVE_SECONDS and rules.of(node).launch is None
+            node.type not in INEXPENSIVE
+            and (took > EXPENSIVE_SECONDS or not is_settled)
+            and rules.of(node).launch is None
             for node, took in zip(nodes, self._seconds, strict=True)
         ]
         self._waits = [len(node.inputs) + len(node.controls) for node in nodes]
-        consumers: list[list[list[int]]] = [[[] for _ in node.outputs] for node in nodes]
-        after: list[list[int]] = [[] for _ in nodes]
-        for number in range(len(nodes))[:: -1 if is_reversed else 1]:
-            node = nodes[number]
-            for source, output in node.inputs:
-                consumers[source][output].append(number)
-            for source in node.controls:
-                after[source].append(number)
-        self._waiting = [[*itertools.chain(*taken), *later] for taken, later in zip(consumers, after, strict=True)]
+        process = process or random.Random(0)
+        self._waiting = consumers_in_order(program, rules, process)
+        self._first = [number for number, wait in enumerate(self._waits) if not wait]
+        if len(self._first) > KEPT_IN_ORDER:  # they wait for a node of their own that comes before all
+            process.shuffle(self._first)
         self._starts = [(number, False) for number in range(len(nodes))]
         self._ends = [(number, True) for number in range(len(nodes))]
 
@@ -61,7 +67,8 @@ class Executor:
             vary: from an operation's usual time to the one it takes now.
         """
         seconds, expensive, waiting, waits = self._seconds, self._expensive, self._waiting, list(self._waits)
-        workers = _Workers(self._workers, [number for number, wait in enumerate(waits) if not wait])
+        workers = _Workers(self._workers)
+        workers.hand(0, self._first, expensive)
         idle = list(range(self._workers))  # the one that became idle last comes first
         clock: list[tuple[float, int, int]] = []  # (end, worker, node)
         steps: list[tuple[int, bool]] = []
@@ -92,8 +99,8 @@ class Executor:
 class _Workers:
     """The threads of the pool, each with a queue that others take from and nodes that it runs inline."""
 
-    def __init__(self, count: int, ready: list[int]) -> None:
-        self._queues: list[deque[int]] = [deque(ready[place::count]) for place in range(count)]
+    def __init__(self, count: int) -> None:
+        self._queues: list[deque[int]] = [deque() for _ in range(count)]
         self._inline: list[deque[int]] = [deque() for _ in range(count)]
 
     def hand(self, worker: int, ready: list[int], expensive: list[bool]) -> None:

@@ -51,12 +51,16 @@ KINDS = package_data("kerasmem.estimation", "kernels")
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast kernels are, a second: floating-point operations, and bytes of `patches` (None: none are copied)."""
+    """How fast kernels are, a second: floating-point operations, and bytes of `patches` (None: none are copied).
+
+    The gradient of a convolution's filter takes `filter` times what these say.
+    """
 
     forward: float
     backward: float
     depthwise: float
     patches: float | None = None
+    filter: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class KernelRules:
         cores: what an operation's work is divided by.
         forwards: operation → inputs whose buffer its output may take over, where these kernels differ.
         hidden_outputs: pooling → its gradient, to which it hands a second, hidden output.
+        rewritten: operations that become others before they run, which changes the order of their consumers.
+        absorbing: gradients of filters that take over that of the bias.
         rates: how fast they are.
         dtypes: what they compute in; None for all.
         copied: of these, in which products and convolutions copy blocks of their operands, of unknown sizes.
@@ -85,6 +91,8 @@ class KernelRules:
     cores: Cores = field(default_factory=Cores)
     forwards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     hidden_outputs: Mapping[str, str] = field(default_factory=dict)
+    rewritten: frozenset[str] = frozenset()
+    absorbing: frozenset[str] = frozenset()
     rates: Rates = Rates(**KINDS[ONEDNN]["rates"])
     dtypes: tuple[str, ...] | None = None
     copied: tuple[str, ...] = ()
@@ -144,6 +152,8 @@ def _rules(kind: str, kernels: CpuKernels) -> KernelRules:
         cores=Cores(kernels.intra_op_threads),
         forwards={name: tuple(places) for name, places in row["forwards"].items()},
         hidden_outputs=row["hidden_outputs"],
+        rewritten=frozenset(row.get("rewritten", ())),
+        absorbing=frozenset(row.get("absorbing", ())),
         rates=Rates(**row["rates"]),
     )
 
