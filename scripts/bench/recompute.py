@@ -194,6 +194,7 @@ def on_curve(plain: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
         "step_time": round(ours["median_step_seconds"] / plain["median_step_seconds"], 2),
         "load_average": round(os.getloadavg()[0], 1),
         "is_on_it": active[0] / active[1] <= promised,
+        "is_in_reach": planned["activation_bytes"] / planned["plain_activation_bytes"] <= promised,
     }
 
 

@@ -12,7 +12,7 @@ from kerasmem.checks import whole
 from kerasmem.compat.keras_compile import compile_arguments
 from kerasmem.compat.keras_functional import functional_class, graph_of
 from kerasmem.devices.catalogue import resolve_device
-from kerasmem.errors import UsageError
+from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.facade import estimate
 from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.call_graph import graph_by_call
@@ -20,7 +20,7 @@ from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
 from kerasmem.training.segments.chain import nested_models
-from kerasmem.training.segments.planning import AUTO, RecomputePlan, described, plan_segments
+from kerasmem.training.segments.planning import AUTO, RecomputePlan, described, plan_segments, uncut
 from kerasmem.training.segments.shapes import shaped_chain
 from kerasmem.training.segments.tracing import trace_chain
 from kerasmem.units import format_size
@@ -57,7 +57,8 @@ def recompute(
 
     Returns:
         A Functional model of class `kerasmem.models.recomputed.RecomputedFunctional`; `plan` on it says what is
-        predicted. Models inside it are cut too, where it calls them once. One warning says where nothing is saved.
+        predicted. Models inside it are cut too, where it calls them once. Where nothing is saved, one warning says so,
+        and with segments="auto" the model is left as it is.
         Keras saves it as the plain model, alone or inside another one, and it opens without kerasmem;
         `recompute(keras.saving.load_model(path), cuts=model.cuts)` recomputes it again.
 
@@ -75,11 +76,14 @@ def recompute(
     target = None if memory is None else resolve_device(str(memory)).available_bytes
     model = _as_graph(model, input_shape)
     plan = _planned(model, segments, target, batch_size, cuts, input_shape)
-    if target is None or cuts is not None:
-        if plan.activation_bytes >= plan.plain_activation_bytes:
-            warnings.warn(_nothing_saved(model, plan), stacklevel=2)
-        return build_recomputed(model, plan)
-    return _estimated_within(model, plan, target, segments, input_shape)
+    if target is not None and cuts is None:
+        return _estimated_within(model, plan, target, segments, input_shape)
+    made, is_free = build_recomputed(model, plan), segments == AUTO and cuts is None
+    saves = plan.activation_bytes < plan.plain_activation_bytes
+    if saves and (not is_free or _saves_by_estimate(model, made, input_shape)):
+        return made
+    warnings.warn(_nothing_saved(model, plan), stacklevel=2)
+    return build_recomputed(model, uncut(plan)) if is_free else made
 
 
 def _planned(
@@ -109,12 +113,31 @@ def _planned(
     )
 
 
+def _saves_by_estimate(model: Any, made: Any, input_shape: Any) -> bool:
+    """Return whether the estimator, too, says that a cut model takes less; it is asked where that is in question.
+
+    The planner counts tensors. An allocator's chunk may be nearly twice as large as what lies in it, and kernels work
+    in scratch, so that a plan which leaves more than half may save nothing at all.
+    """
+    plan = made.plan
+    if 2 * plan.activation_bytes <= plan.plain_activation_bytes:
+        return True
+    try:
+        ours, plain = (
+            estimate(each, batch_size=plan.batch_size, input_shape=input_shape).bytes.total for each in (made, model)
+        )
+    except KerasmemError:  # what it has no answer for is cut as planned
+        return True
+    return ours < plain
+
+
 def _nothing_saved(model: Any, plan: RecomputePlan) -> str:
     what = f"cut after {', '.join(plan.cuts)}" if plan.cuts else "wherever it is cut"
     return (
         f"kerasmem.recompute saves nothing in model {model.name!r}, {what}: at batch {plan.batch_size:,} the backward "
         f"pass needs {format_size(plan.plain_activation_bytes)} of activations as the model is, and "
-        f"{format_size(plan.activation_bytes)} so. Frozen layers keep nothing that recomputing could save; inside a "
+        f"{format_size(plan.activation_bytes)} so, before the kernels' scratch and what the allocator wastes. With "
+        'segments="auto" the model is left as it is. Frozen layers keep nothing that recomputing could save; inside a '
         "layer, a model that is called more than once and a model with code of its own there are no cuts"
     )
 
@@ -207,12 +230,11 @@ def _functional(model: Any) -> Any:
 
 
 def _persistent_bytes(model: Any, source: Any, batch_size: int, input_shape: Any) -> int:
-    """Return the bytes of weights, gradients, the optimizer's slots and the batch."""
+    """Return the bytes of weights, the optimizer's slots and the batch."""
     _, inputs = model_inputs(source, normalise_input_shapes(input_shape))
-    trained = list(source.trainable_variables)
     batch = 0
     for each in inputs:
         batch += batch_size * math.prod(size or 1 for size in each.shape[1:]) * element_bytes(each.dtype)
     weights = sum(variable_bytes(each) for each in source.variables)
-    slots = optimizer_slot_bytes(training_of_model(model), trained) or 0
-    return weights + sum(variable_bytes(each) for each in trained) + slots + batch
+    slots = optimizer_slot_bytes(training_of_model(model), list(source.trainable_variables)) or 0
+    return weights + slots + batch

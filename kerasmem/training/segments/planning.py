@@ -6,7 +6,7 @@ Sizes are bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -49,10 +49,10 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
     Attributes:
         batch_size: samples in a batch, for which all of it holds.
         segments: in the order of the model.
-        activation_bytes: predicted peak of what the backward pass needs of the forward pass, with its own scratch.
+        activation_bytes: predicted peak of what the backward pass needs of the forward pass, with its own scratch and
+            the gradients of the weights that are updated meanwhile.
         plain_activation_bytes: the same without recomputation.
-        persistent_bytes: weights, their gradients, the optimizer's slots and the batch, which recomputation leaves as
-            they are.
+        persistent_bytes: weights, the optimizer's slots and the batch, which recomputation leaves as they are.
         forward_flops: of one forward pass: matrix products and convolutions.
         extra_flops: what is computed a second time.
         extra_time: predicted share by which a step takes longer, the backward pass taken as two forward passes.
@@ -136,7 +136,7 @@ def plan_segments(
         raise UsageError(
             f"memory {format_size(target_bytes or 0)}: even cut {'at the best places' if segments == AUTO else 'so'} "
             f"the step needs about {format_size(round(lowest) + persistent_bytes)} at batch {batch_size:,}, "
-            f"{format_size(persistent_bytes)} of it weights, gradients, optimizer and batch; take a smaller batch"
+            f"{format_size(persistent_bytes)} of it weights, optimizer and batch; take a smaller batch"
         )
     return described(steps, cuts or [], batch_size, persistent_bytes, target_bytes)
 
@@ -174,3 +174,11 @@ def described(
         extra_time=round(sum(twice) / (3 * forward), 4) if forward else 0.0,
         target_bytes=target_bytes,
     )
+
+
+def uncut(plan: RecomputePlan) -> RecomputePlan:
+    """Return the plan of the same model that recomputes nothing."""
+    first, last = plan.segments[0], plan.segments[-1]
+    peak, flops = plan.plain_activation_bytes, sum(each.flops for each in plan.segments)
+    whole = PlannedSegment(first.first, last.last, recomputed=False, held_bytes=peak, peak_bytes=peak, flops=flops)
+    return replace(plan, segments=(whole,), activation_bytes=peak, extra_flops=0, extra_time=0.0)

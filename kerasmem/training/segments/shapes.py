@@ -13,7 +13,7 @@ from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
 from kerasmem.models.sizes import element_bytes
 from kerasmem.training.segments.chain import Kept, Step
-from kerasmem.training.segments.tracing import inputs_and_calls, last_calls
+from kerasmem.training.segments.tracing import inputs_and_calls, last_calls, update_bytes
 
 _BYTES_A_SECOND = 1e10  # only ratios count
 
@@ -68,5 +68,5 @@ def _step(name: str, call: Any, sizes: dict[int, int], uses: dict[int, list[int]
         for key, size in made.items()
         if key in uses
     )
-    working = taken + sum(made.values())
+    working = taken + sum(made.values()) + update_bytes(call.operation)
     return Step(name, working / _BYTES_A_SECOND, 0, working, kept, may_end)

@@ -20,7 +20,7 @@ from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
 from kerasmem.estimation.graph.rules import ALIASES, NOTHING
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
-from kerasmem.models.sizes import element_bytes
+from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.weightless import with_stand_ins
 from kerasmem.training.segments.chain import Kept, Step
 
@@ -75,6 +75,12 @@ def last_calls(calls: Iterable[Any]) -> dict[int, int]:
     return {id(each.operation): number for number, each in enumerate(calls)}
 
 
+def update_bytes(operation: Any) -> int:
+    """Return the bytes that a layer's update takes, which follows its gradients at once: those, and as much again for
+    what the optimizer makes of them."""
+    return 2 * sum(variable_bytes(each) for each in getattr(operation, "trainable_variables", ()))
+
+
 def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> tuple[Any, list[int], dict[int, Any]]:
     """Return the graph, the number of operations in it before each call and after the last, and the tensors."""
     import tensorflow as tf
@@ -127,7 +133,7 @@ class _Reader:
                 name=self._names[number],
                 seconds=sum(seconds(*_as_node(one)) for one in self._made_by(number)),
                 flops=round(sum(operations(*_as_node(one)) for one in self._made_by(number))),
-                working_bytes=self._working(each) if trained[number] else 0,
+                working_bytes=self._working(each) + update_bytes(each.operation) if trained[number] else 0,
                 kept=tuple(self._kept(number, uses)),
                 may_end=last_call[id(each.operation)] == number,
             )
