@@ -6,6 +6,7 @@ import keras
 import pytest
 
 from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
+from kerasmem.estimation.allocator import LARGEST_WASTE
 from kerasmem.estimation.graph.build import build_program
 from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, Executor
 from kerasmem.estimation.graph.heap import HANDLE_BYTES, Heap
@@ -13,7 +14,9 @@ from kerasmem.estimation.graph.memory import Memory
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import KernelRules, rules_of
 from kerasmem.estimation.graph.scratch import Need
+from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.models.inputs import model_inputs
+from kerasmem.models.op_names import Attribution
 from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step
 
@@ -275,6 +278,14 @@ def test_results_are_kept_until_the_end_of_the_step():
     assert run.heap.allocator.requested_in_use >= 1024 + 2048
     run.memory.run([])
     assert run.heap.allocator.in_use == run.before
+
+
+def test_the_upper_end_has_room_for_what_the_allocator_may_waste_on_one_buffer():
+    made = program(
+        ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1 << 30), ("b", "Conv2D", ["a"], 4), results=["b"]
+    )
+    found = graph_outcome(made, {}, Attribution({}, (), ()), ONE)
+    assert found.high == found.total + LARGEST_WASTE
 
 
 def test_a_size_that_depends_on_the_data_is_not_modelled():

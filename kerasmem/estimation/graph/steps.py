@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from dataclasses import replace
 
-from kerasmem.estimation.allocator import BFCAllocator, smallest_limit
+from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.heap import Buffer, Heap, Peak
@@ -54,8 +54,9 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     shares = _divide(program, live, usual, layer_of, attribution)
     shares.fill(total)
     limit = smallest_limit(heap.requests(), descending=is_on_cpu, enough=heap.allocator.reserved)
-    # A chunk may be nearly twice as large as what lies in it; whether the largest one's is, depends on the past.
-    wasted = max((buffer.bytes for buffer in live), default=0)
+    # A chunk may be nearly twice as large as what lies in it, within a limit; whether the largest one's is, depends on
+    # the past.
+    wasted = min(max((buffer.bytes for buffer in live), default=0), LARGEST_WASTE)
     unknown = Counter(
         node.type for node in program.nodes if not is_known(node.type) and "scratch" not in node.attributes
     )
