@@ -119,15 +119,34 @@ def test_precision_mode_and_batch_count():
     evaluate = kerasmem.estimate(convolutional, batch_size=64, mode="evaluate", method="xla").bytes
     assert more.total > 1.5 * full.total
     assert half.settings.dtype_policy == "mixed_float16" and half.bytes.optimizer >= full.optimizer
-    assert inference.optimizer == evaluate.optimizer == 0
+    assert inference.optimizer == 0 and evaluate.optimizer == full.optimizer, "Keras makes slots for evaluate too"
     assert inference.total < full.total and evaluate.total < full.total
 
 
+def estimated_and_measured(build, **settings):
+    name = f"{__file__}:{build.__name__}"
+    return kerasmem.estimate(name, method="xla", **settings), kerasmem.measure(name, steps=3, **settings)
+
+
+def padded():
+    return keras.Sequential([keras.Input((64, 64, 32)), layers.Conv2D(8, 3, padding="same")])
+
+
+def unpadded():
+    return keras.Sequential([keras.Input((40, 40, 16)), layers.Conv2D(64, 5)])
+
+
+@pytest.mark.parametrize(
+    ("build", "copied"), [(padded, 4 * 64 * 66 * 66 * 32), (unpadded, 4 * 64 * 36 * 36 * 5 * 5 * 16)]
+)
+def test_what_a_convolution_copies_is_counted(build, copied):
+    estimated, measured = estimated_and_measured(build, batch_size=64, mode="inference")
+    assert estimated.bytes.workspace >= copied == estimated.bytes.total - estimated.pool.in_use
+    assert measured.bytes.total == pytest.approx(estimated.bytes.total, rel=0.02)
+
+
 def test_the_estimate_is_what_a_process_really_takes():
-    settings = {"batch_size": 256, "optimizer": "adam", "loss": "mse"}
-    name = f"{__file__}:wide"
-    estimated = kerasmem.estimate(name, method="xla", **settings)
-    measured = kerasmem.measure(name, steps=3, **settings)
+    estimated, measured = estimated_and_measured(wide, batch_size=256, optimizer="adam", loss="mse")
     assert measured.settings.method == "measure" and measured.settings.execution == "xla"
     assert measured.bytes.optimizer == pytest.approx(estimated.bytes.optimizer, rel=1e-3)
     assert measured.bytes.inputs == estimated.bytes.inputs

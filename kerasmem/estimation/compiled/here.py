@@ -8,11 +8,12 @@ from typing import Any
 
 from kerasmem.errors import ModelError
 from kerasmem.estimation.compiled import on_jax
-from kerasmem.estimation.compiled.hlo import library_scratch
+from kerasmem.estimation.compiled.hlo import NO_SCRATCH, Scratch, library_scratch
 from kerasmem.estimation.compiled.planned import OwnPlan
 from kerasmem.estimation.report import Outcome, Unmodelled
 from kerasmem.estimation.tracing import Step
 from kerasmem.models.backend import import_keras
+from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
 from kerasmem.processes.children import ChildFailure
 
@@ -38,16 +39,21 @@ def jax_outcome(step: Step) -> Outcome:
     device = jax.devices()[0]
     try:
         with _no_compilation_cache():
-            plan, compiled = _plan(prepared, device)
+            plan, compiled = _plan(prepared, device, _held_beside(opened.model, step.arguments.mode))
     except ChildFailure as failure:
         raise ModelError(f"model {opened.model.name!r}: {failure.reason}") from failure
-    scratch = library_scratch(compiled.as_text()) if device.platform == "cpu" else 0
+    scratch = library_scratch(compiled.as_text()) if device.platform == "cpu" else NO_SCRATCH
     missing = _unmodelled(plan, int(compiled.memory_analysis().generated_code_size_in_bytes), device, scratch)
     return plan.outcome(step.rows, step.weights(), None, tuple(missing), [_note(plan, device)], scratch)
 
 
-def _plan(step: SymbolicStep, device: Any) -> tuple[OwnPlan, Any]:
-    """Return the plan, and the compiled step."""
+def _held_beside(model: Any, mode: str) -> dict[str, list[int]]:
+    """Return bytes that the model holds and its step does not take: Keras on JAX makes the slots for `evaluate` too."""
+    return {"optimizer": list(map(variable_bytes, model.optimizer.variables))} if mode == "evaluate" else {}
+
+
+def _plan(step: SymbolicStep, device: Any, beside: dict[str, list[int]]) -> tuple[OwnPlan, Any]:
+    """Return the plan, with what is held beside its arguments, and the compiled step."""
     import jax
 
     place = jax.sharding.SingleDeviceSharding(device)
@@ -58,6 +64,7 @@ def _plan(step: SymbolicStep, device: Any) -> tuple[OwnPlan, Any]:
     # How much LLVM optimises has no part in XLA's plan of memory, and takes half of the time and more.
     hurried = {"xla_backend_optimization_level": 0} if device.platform == "cpu" else {}
     compiled, found = on_jax.compile_once(lowered, hurried, "this machine", step)
+    described["arguments"].update(beside)
     return OwnPlan.from_dict({**described, **found}), compiled
 
 
@@ -83,7 +90,7 @@ def _note(plan: OwnPlan, device: Any) -> str:
     )
 
 
-def _unmodelled(plan: OwnPlan, code: int, device: Any, scratch: int) -> Iterator[Unmodelled]:
+def _unmodelled(plan: OwnPlan, code: int, device: Any, scratch: Scratch) -> Iterator[Unmodelled]:
     if code:
         yield Unmodelled("compiled code", "the step's machine code and constants, outside the plan", code)
     if device.platform != "cpu":
@@ -92,4 +99,4 @@ def _unmodelled(plan: OwnPlan, code: int, device: Any, scratch: int) -> Iterator
         yield Unmodelled("autotuning", "while the first step is compiled on the card; freed before it runs")
     else:
         why = "what matrix products and convolutions take from the C library; in the interval, not in the total"
-        yield Unmodelled("scratch of kernels", why, scratch or None)
+        yield Unmodelled("scratch of kernels", why, scratch.most - scratch.copied or None)

@@ -27,8 +27,10 @@ _RECOMPUTED = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+\.remat\d*[\w.]* = ", re.MULT
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute", "collective-broadcast")
 _COLLECTIVE = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (\([^=]*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(", re.MULTILINE)
 _COMPUTATION = re.compile(r"%([\w.\-]+) \(.*\{$")
-_LIBRARY_CALL = re.compile(r'calls=%([\w.\-]+).*"kind":"__(?:ynn|xnn|onednn)')  # kernels of a library on a CPU
-_KERNEL_AND_OUTPUT = re.compile(r"dim_labels=\w+_(\w+)->(\w+)")
+_LIBRARY_CALL = re.compile(r'calls=%([\w.\-]+).*"kind":"__(ynn|xnn|onednn)')  # kernels of a library on a CPU
+_DIMENSION_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_WINDOW = re.compile(r"(?<=[{ ])(size|pad)=([\dx_\-]+)(?=[} ])")
+_GROUPS = re.compile(r"feature_group_count=(\d+)")
 _COMMENT = re.compile(r"/\*.*?\*/")  # long tuples number their elements: /*index=5*/
 
 
@@ -82,26 +84,64 @@ def convolution_bytes(module: str) -> tuple[tuple[int, str], ...]:
     )
 
 
-def library_scratch(module: str) -> int:
-    """Return the most that one call of a library's kernel on a CPU may take beside the plan, in bytes.
+@dataclass(frozen=True)
+class Scratch:
+    """What one call of a library's kernel on a CPU takes beside the plan, in bytes: the largest call's.
 
-    A convolution may be written out as a matrix product ("im2col": for each place of the output the part of the input
-    that it is made of); a product may copy what it takes and what it puts out into blocks. Weights are copied block by
-    block.
+    Attributes:
+        copied: by a convolution of YNNPACK's, from its shapes.
+        most: at most, matrix products included.
     """
-    called, most = set(_LIBRARY_CALL.findall(module)), 0
+
+    copied: int
+    most: int
+
+
+NO_SCRATCH = Scratch(0, 0)
+
+
+def library_scratch(module: str) -> Scratch:
+    """Return what kernels of libraries on a CPU take beside the plan.
+
+    YNNPACK's convolution is a matrix product of a copy that has, for each place of the output, the part of the input it
+    is made of ("im2col"). It makes that copy whole where it takes the input as it is, and none for one channel at a
+    time. Where the input is padded it makes the padded input, and reads that in place. (XLA's `ynn_emitter.cc` defines
+    pad, stencil copy and product; how much each takes was measured.) A matrix product may copy what it takes and what
+    it puts out into blocks. Weights are copied block by block.
+    """
+    called = dict(_LIBRARY_CALL.findall(module))
+    copied = most = 0
     for each in _instructions(module):
-        if each.computation not in called or each.kind not in ("convolution", "dot"):
+        library = called.get(each.computation)
+        if library is None or each.kind not in ("convolution", "dot"):
             continue
-        left, right = each.operands
-        labels = _KERNEL_AND_OUTPUT.search(each.rest)
+        labels = _DIMENSION_LABELS.search(each.rest)
         if each.kind == "dot" or labels is None:
-            most = max(most, shape_bytes(left) + shape_bytes(each.shape))
+            most = max(most, shape_bytes(each.operands[0]) + shape_bytes(each.shape))
             continue
-        features, sizes = _sizes(right)[labels.group(1).index("o")], _sizes(each.shape)
-        places = math.prod(sizes) // sizes[labels.group(2).index("f")]
-        most = max(most, places * shape_bytes(right) // features)
-    return most
+        columns, padded = _convolution_copies(each, *labels.groups())
+        most = max(most, columns, padded)
+        if library == "ynn":
+            copied = max(copied, padded or columns)
+    return Scratch(copied, most)
+
+
+def _convolution_copies(each: _Instruction, of_input: str, of_kernel: str, of_output: str) -> tuple[int, int]:
+    """Return the bytes of a convolution's input for all places (0: one channel at a time) and padded (0: it is not)."""
+    left, right = each.operands
+    window, groups = dict(_WINDOW.findall(each.rest)), _GROUPS.search(each.rest)
+    kernel, output = _sizes(right), _sizes(each.shape)
+    places = math.prod(output) // output[of_output.index("f")]
+    columns = places * shape_bytes(right) // kernel[of_kernel.index("o")] * int(groups.group(1) if groups else 1)
+    if groups is not None and kernel[of_kernel.index("i")] == 1:
+        columns = 0
+    if "pad" not in window:
+        return columns, 0
+    padded = _sizes(left)
+    unpadded = math.prod(padded)
+    for number, edges in enumerate(window["pad"].split("x")):
+        padded[of_input.index(str(number))] += sum(map(int, edges.split("_")))
+    return columns, shape_bytes(left) * math.prod(padded) // unpadded
 
 
 class _Instruction(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kerasmem.estimation.allocator import GRAIN, BFCAllocator, smallest_limit
-from kerasmem.estimation.compiled.hlo import BACKWARD, OPTIMIZER, LiveBuffer
+from kerasmem.estimation.compiled.hlo import BACKWARD, NO_SCRATCH, OPTIMIZER, LiveBuffer, Scratch
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
 from kerasmem.models.op_names import CATEGORIES, Instant
 from kerasmem.records import Record
@@ -135,12 +135,13 @@ class OwnPlan(CompiledPlan, PlannedBytes, what="compiled plan"):
         whole: Mapping[str, Sequence[int]] | None = None,
         unmodelled: tuple[Unmodelled, ...] = (),
         notes: Sequence[str] = (),
-        scratch: int = 0,
+        scratch: Scratch = NO_SCRATCH,
     ) -> Outcome:
         """Return the peak of the step, divided by category and layer.
 
         The total is the plan in JAX's one region (it takes three quarters of a GPU at once unless told otherwise), each
-        buffer rounded up; the interval's upper end is for regions that grow, and what their chunks waste.
+        buffer rounded up, and what kernels copy beside it; the interval's upper end is for regions that grow, and what
+        their chunks waste.
 
         Args:
             rows: names of the layers in the report.
@@ -148,16 +149,17 @@ class OwnPlan(CompiledPlan, PlannedBytes, what="compiled plan"):
             whole: by group the bytes of the weights where a device has less than all of each.
             unmodelled: what the plan does not contain.
             notes: how it was obtained.
-            scratch: bytes that kernels may take beside the plan.
+            scratch: what kernels take beside the plan.
         """
         asking, names, spread = self.requests(self), frozenset(rows), SPREAD["xla"]
-        total = sum(-(-size // GRAIN) * GRAIN for _, size in asking)
-        limit = smallest_limit(asking)
-        shares = self.divided(self, total, names, weights or {}, whole)
+        planned = sum(-(-size // GRAIN) * GRAIN for _, size in asking)
+        total, limit = planned + scratch.copied, smallest_limit(asking)
+        shares = self.divided(self, planned, names, weights or {}, whole)
+        shares.add(scratch.copied, "workspace")
         return Outcome(
             "xla", "xla", total, int(total * (1 - spread)),
-            int((max(self.allocated(self).peak, limit) + scratch) * (1 + spread)),
-            Pool(self.total, total, None, None, limit),
+            int((max(self.allocated(self).peak, limit) + scratch.most) * (1 + spread)),
+            Pool(self.total, planned, None, None, limit),
             shares.categories, shares.layers, with_row(self.instant, names), unmodelled, (*notes, *self.notes),
         )  # fmt: skip
 
