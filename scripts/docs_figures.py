@@ -117,10 +117,10 @@ Against resident memory (`scripts/bench/backend_estimates.py jax`: JAX {versions
 {every["most_within_high"]} of {every["rows"]} largest steps lie within `high`, which is
 {every["median_high_to_measured"]} × the measured median. Without a figure:{failed}
 
-No step took less than its plan, and models of matrix products take some 2 % more. What kernels take from the C
-library is in the measurement and not in the plan; convolutions take most. One 5×5 convolution alone took 44 MB beyond
-its plan, about its input written out as a matrix, and 3 MB with YNNPACK's kernels switched off. So read `high` on a
-CPU for models with convolutions, or measure; a card's kernels take other scratch.""")
+What kernels take from the C library is in the measurement and not in XLA's plan. What YNNPACK's convolutions copy is
+counted; Eigen's kernels run products of transposed matrices and most of the gradients of convolutions, and what those
+take is not: some 2 % for models of matrix products. So read `high` on a CPU for training with convolutions, or measure; a
+card's kernels take other scratch.""")
     return f"{said}\n\n{rows_of_models(found['rows'])}"
 
 
