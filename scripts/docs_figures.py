@@ -119,8 +119,8 @@ Against resident memory (`scripts/bench/backend_estimates.py jax`: JAX {versions
 
 What kernels take from the C library is in the measurement and not in XLA's plan. What YNNPACK's convolutions copy is
 counted; Eigen's kernels run products of transposed matrices and most of the gradients of convolutions, and what those
-take is not: some 2 % for models of matrix products. So read `high` on a CPU for training with convolutions, or measure; a
-card's kernels take other scratch.""")
+take is not: some 2 % for models of matrix products. So read `high` on a CPU for training with convolutions, or measure;
+a card's kernels take other scratch.""")
     return f"{said}\n\n{rows_of_models(found['rows'])}"
 
 
