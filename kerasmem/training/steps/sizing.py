@@ -94,24 +94,28 @@ class StepSizes:
         ask = self._asking(batch, kind, asked)
         free = room.limit - room.other - added
 
-        def found_by(bound: Callable[[Outcome], int], seconds: float = MOST_SECONDS) -> int:
+        def found_by(bound: Callable[[Outcome], int], seconds: float) -> int:
             end = self._clock() + seconds
             return most_rows(partial(_need, bound, ask), free, most, lambda: self._clock() < end)
 
+        bound, rows, is_hopeless = _BOUNDS[0], 1, True
         try:
-            rows = found_by(at_most)
-            is_sure = rows in asked and at_most(asked[rows]) <= free
-            bound = at_most if is_sure else next((each for each in _BOUNDS if each(ask(1)) <= free), None)
-            if bound is not None and bound is not at_most:  # one row is tried before more sizes are asked for
-                rows = found_by(bound, 0.0)
+            for bound in _BOUNDS:  # in doubt one row is tried before more sizes are asked for
+                rows = found_by(bound, MOST_SECONDS if bound is at_most else 0.0)
+                if rows not in asked or bound(asked[rows]) <= free:
+                    is_hopeless = False
+                    break
         except Exception:  # a size is tried instead, as without an estimator
             return None
-        return Fitting(
-            rows=rows, is_sure=is_sure, is_in_doubt=bound is not at_most, is_hopeless=bound is None,
-            one_row=asked.get(1), room=room, added=added,
-            is_impossible=bound is None and _least_held(ask(1)) + added > room.limit,
-            look_closer=partial(found_by, bound or at_least),
-        )  # fmt: skip
+
+        def look_closer() -> int:  # where the time was too short, none of those that were not asked for
+            rows = found_by(bound, MOST_SECONDS)
+            return rows if rows in asked else max((each for each in asked if bound(asked[each]) <= free), default=1)
+
+        one, is_in_doubt = asked.get(1), is_hopeless or bound is not at_most
+        is_impossible = is_hopeless and one is not None and _least_held(one) + added > room.limit
+        is_sure = rows in asked and not is_in_doubt
+        return Fitting(rows, is_sure, is_in_doubt, is_hopeless, one, room, added, is_impossible, look_closer)
 
     def largest(self, batch: Any, most: int, room: Room) -> int | None:
         """Return the largest training batch that surely fits, to a sixteenth; None where the estimator has no answer.

@@ -61,10 +61,9 @@ def _figures(found: Fitting | None) -> str:
     parts = [f"{name} {format_size(size)}" for key, name in _HELD.items() if (size := one.categories.get(key))]
     parts += [f"gradients added up {format_size(found.added)}"] if found.added else []
     parts += [f"data and other models {format_size(found.room.other)}"] if found.room.other else []
-    most = _need(found, one) + at_most(one) - one.total
     return (
         f"By the estimate a step on one row takes {format_size(_need(found, one))} ({', '.join(parts)}), at most "
-        f"{format_size(most)}, and the device has {format_size(found.room.limit)}. "
+        f"{format_size(_most(found, one))}, and the device has {format_size(found.room.limit)}. "
     )
 
 
@@ -72,12 +71,19 @@ def _need(found: Fitting, one: Outcome) -> int:
     return one.total + found.added + found.room.other
 
 
+def _most(found: Fitting, one: Outcome) -> int:
+    return at_most(one) + found.added + found.room.other
+
+
 def _ways(model: Any, found: Fitting | None) -> Iterator[str]:
     """Yield what could help; where the estimate says that a way alone saves too little, it is left out."""
     import tensorflow as tf
 
     one = None if found is None else found.one_row
-    missing = None if found is None or one is None else _need(found, one) - found.room.limit
+    needs = [] if found is None or one is None else [_need(found, one), _most(found, one)]
+    limit = 0 if found is None else found.room.limit
+    need = next((each for each in needs if each > limit), None)  # it did not fit
+    missing = None if need is None else need - limit
     saved = {} if one is None else one.categories
 
     def tells(share: float, name: str) -> str | None:
@@ -99,5 +105,5 @@ def _ways(model: Any, found: Fitting | None) -> Iterator[str]:
     yield "a smaller model: fewer or narrower layers, shorter sequences, smaller pictures"
     if tf.config.list_physical_devices("GPU"):
         yield "unified memory, slow (`kerasmem advise --code H1`): the host's memory stands in for the card's"
-    size = "" if found is None or one is None else f" with {format_size(_need(found, one))} and more for TensorFlow"
+    size = "" if need is None else f" with {format_size(need)} and more for TensorFlow"
     yield f"a larger card or limit{size}; other processes on this one ended"
