@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -87,10 +88,10 @@ def reserve_in_one_piece() -> None:
     allocator = None if limit is None else _first_allocator()
     if limit is None or allocator is None:
         return
-    # Growing, it has reserved about twice what was in use at most; what it has not got takes ten seconds to be refused.
-    free = limit - 2 * allocator.read().peak_bytes - _FIRST_REGION
+    # Growing, it has reserved some twice what was in use at most, and more where that lies apart.
+    free = limit - 4 * allocator.read().peak_bytes - 2 * _FIRST_REGION
     if free > limit // 4:
-        with tf.device("CPU:0"):
+        with tf.device("CPU:0"), contextlib.suppress(tf.errors.ResourceExhaustedError):
             tf.raw_ops.Empty(shape=[free // 16], dtype=tf.complex128)
 
 
