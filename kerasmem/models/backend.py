@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
+from kerasmem.compat.graphs import stacks_left_out
 from kerasmem.errors import KerasmemError, UsageError
 
 TENSORFLOW, JAX, TORCH = "tensorflow", "jax", "torch"
@@ -115,7 +116,8 @@ def symbolic_outputs(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
         def call(self, *args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
 
-    return Call().compute_output_spec(*args, **kwargs)
+    with stacks_left_out() if keras_backend() == TENSORFLOW else contextlib.nullcontext():
+        return Call().compute_output_spec(*args, **kwargs)
 
 
 def keras_reason(error: BaseException) -> str:

@@ -33,11 +33,12 @@ def optimizers_of(model: Any) -> list[Any]:
 
     The one it was compiled with comes first, one inside another behind it.
     """
+    optimizer_class = import_keras().Optimizer
     kept = (value for each in flatten_layers(model) for attribute in vars(each).values() for value in _in(attribute))
     found: dict[int, Any] = {}
     for optimizer in (getattr(model, "optimizer", None), *kept):
         for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-            if isinstance(each, import_keras().Optimizer):
+            if isinstance(each, optimizer_class):
                 found.setdefault(id(each), each)
     return list(found.values())
 

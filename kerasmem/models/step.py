@@ -16,6 +16,7 @@ from functools import cache, partial
 from typing import Any
 
 from kerasmem.compat.gradients import forget_gradients
+from kerasmem.compat.graphs import stacks_left_out
 from kerasmem.compat.keras_compile import compute_loss, loss_and_metrics_built
 from kerasmem.compat.keras_layers import flatten_layers, symbolic_build
 from kerasmem.compat.keras_variables import handle_only, raw_value
@@ -202,7 +203,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
     def step(*tensors: Any) -> Any:
         return run(keras.tree.pack_sequence_as(prepared.data, list(tensors)))
 
-    with with_stand_ins(make), updates_played_back(), scopes_noted() as noted:
+    with with_stand_ins(make), updates_played_back(), stacks_left_out(), scopes_noted() as noted:
         for variable, _ in variables_of(prepared.model, prepared.mode).values():
             if (value := raw_value(variable)) is not None:
                 stand_ins.setdefault(id(value.handle), variable)

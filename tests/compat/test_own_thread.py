@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import keras
 import tensorflow as tf
 
+from kerasmem.compat.graphs import stacks_left_out
 from kerasmem.compat.keras_layers import SEES_GPU, gpu_assumed
 from kerasmem.compat.keras_optimizers import gradients_summed_by
 from kerasmem.models.weightless import on_one_device
@@ -22,6 +23,16 @@ def test_a_gpu_is_assumed():
     with gpu_assumed():
         assert SEES_GPU.get()()
         assert elsewhere(lambda: SEES_GPU.get()()) == is_there
+
+
+def test_stacks_are_left_out():
+    def is_told_where():
+        with tf.Graph().as_default():
+            return any(each.name == "is_told_where" for each in tf.constant(1).op.traceback)
+
+    with stacks_left_out():
+        assert (is_told_where(), elsewhere(is_told_where)) == (False, True)
+    assert is_told_where()
 
 
 def test_gradients_are_summed():
