@@ -95,7 +95,7 @@ def _noise(rows: list[StoredRow]) -> dict[str, Any]:
             found[mode] = {
                 "median": _round(statistics.median(spreads)),
                 "p95": _round(percentile(spreads, 95)),
-                "median_load_average": statistics.median(loads) if loads else None,
+                "median_load_average": round(statistics.median(loads), 1) if loads else None,
             }
     return found
 
