@@ -6,9 +6,9 @@
     KERAS_BACKEND=jax torchrun --nproc-per-node 2 examples/train_on_cluster.py --folder run
 
 Each worker asks what started it which one it is, and `shard="auto"` gives it its share of every batch. With TensorFlow,
-workers train under `MultiWorkerMirroredStrategy`, and `ResumeTraining` saves as they go; started again after a kill, by
-Ray itself or by the same command, they end with the weights of a run that nobody killed. With JAX they train over
-`keras.distribution`, without saving. `--kill` has worker 1 kill itself in the middle of the first epoch, once.
+workers train under `MultiWorkerMirroredStrategy`, with JAX over `keras.distribution`. `ResumeTraining` saves as they
+go: started again after a kill, by Ray itself or by the same command, they end with the weights of a run that nobody
+killed. `--kill` has worker 1 kill itself in the middle of the first epoch, once.
 
 Ray Train and Slurm tell TensorFlow all addresses, on any number of machines; torchrun tells that of the first worker
 only, so with TensorFlow it is for one machine.
@@ -79,8 +79,7 @@ def train(config: dict) -> str:
         model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
     callbacks = [kill(folder / "killed")] if config["kill"] and rank == 1 else []
-    if not on_jax:
-        callbacks.append(ResumeTraining(folder / "run.resume", data, save_freq=5))
+    callbacks.append(ResumeTraining(folder / "run.resume", data, save_freq=5))
     model.fit(data, epochs=EPOCHS, callbacks=callbacks, verbose=0)
     values = b"".join(keras.ops.convert_to_numpy(each).tobytes() for each in model.weights)
     said = f"worker {data.shard[0]} of {data.shard[1]}, {len(data)} batches an epoch, weights {zlib.crc32(values):08x}"

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.cluster import ALONE, find_worker, own_path, paths_of_all, rank_of, worker_of
+from kerasmem.cluster import ALONE, Worker, find_worker, own_path, paths_of_all, rank_of, worker_of
 from kerasmem.compat.keras_fit import initial_epoch, set_initial_epoch
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.errors import UsageError
@@ -45,11 +45,11 @@ class ResumeTraining(SavingCallback):
     the last known logs, so that numbers of batches, progress bar and `steps_per_epoch` are right.
 
     Among several workers (see `H5ChunkSequence`'s `shard="auto"`) each saves its own file, with its rank in the name
-    unless `path` has it: `run.rank1.resume` for `run.resume`. Under `tf.distribute.MultiWorkerMirroredStrategy` it
-    keeps the one before as well (`PATH.before`): a worker may die before it has saved what another one has. Started
-    again, all of them go on from the last point that every one has, so all have to be started again, as TensorFlow
-    wants it anyhow. With `H5ChunkSequence(elastic=True)` there may be more or fewer of them then, and a worker without
-    a file of its own takes another one's, where they share a folder.
+    unless `path` has it: `run.rank1.resume` for `run.resume`. Under `tf.distribute.MultiWorkerMirroredStrategy`, and in
+    several processes of JAX, it keeps the one before as well (`PATH.before`): a worker may die before it has saved what
+    another one has. Started again, all of them go on from the last point that every one has, so all have to be started
+    again, as both want it anyhow. With `H5ChunkSequence(elastic=True)` there may be more or fewer of them then, and a
+    worker without a file of its own takes another one's, where they share a folder.
 
     Args:
         path: where to save. Workers may be given the same.
@@ -61,7 +61,7 @@ class ResumeTraining(SavingCallback):
 
     Raises:
         UsageError: settings, `steps_per_epoch` or the model differ from what was saved, the model is not built,
-            workers have no point in common, or several processes train on JAX.
+            workers have no point in common, or processes of JAX have shares of the weights.
         DataError: the file cannot be read.
 
     Examples:
@@ -94,8 +94,6 @@ class ResumeTraining(SavingCallback):
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restore what was saved, if anything was."""
-        if runs_on_jax() and find_worker() is not None:
-            raise UsageError("ResumeTraining: on JAX it saves a training of one process, and here are several")
         if not self.model.built:
             raise UsageError(
                 "ResumeTraining: the model is not built, so nothing can be restored into it; begin it with "
@@ -105,7 +103,9 @@ class ResumeTraining(SavingCallback):
             self.model.optimizer.build(self.model.trainable_variables)
         self._initial_epoch = initial_epoch(self.model)
         _SkippedSteps.remove(self.model)
-        several = worker_of(self._strategy).size > 1
+        several = self._together.size > 1
+        if several and runs_on_jax():
+            _refuse_shares(self.model)
         own = str(own_path(Path(self.path), find_worker(self._strategy)))
         self.source = source = SequenceSource(self.sequence)
         self.checkpoint = Checkpoint(own, source, keeps_before=several)
@@ -137,6 +137,11 @@ class ResumeTraining(SavingCallback):
     def _strategy(self) -> Any:
         """The strategy of TensorFlow that the model was made under; None on another backend."""
         return getattr(self.model, "distribute_strategy", None)
+
+    @property
+    def _together(self) -> Worker:
+        """Which worker this process is of those that take each step together."""
+        return find_worker() or ALONE if runs_on_jax() else worker_of(self._strategy)
 
     def _files_of_others(self) -> list[str]:
         """Return the files of all workers that there are and were: what one saved will do for any, in any number."""
@@ -170,6 +175,15 @@ class ResumeTraining(SavingCallback):
         if run.batch:  # not sooner than the first batch: Keras resets its metrics when an epoch begins
             _SkippedSteps(self.model, run.batch, at_once, run.logs, state)
         return run
+
+
+def _refuse_shares(model: Any) -> None:
+    for variable in (*model.variables, *model.optimizer.variables):
+        if not variable.value.is_fully_replicated:
+            raise UsageError(
+                f"ResumeTraining: {variable.path} is divided among processes; on JAX each has to have all weights "
+                "and slots, as under keras.distribution.DataParallel"
+            )
 
 
 class _SkippedSteps:
@@ -236,6 +250,13 @@ def latest_common(points: Sequence[Sequence[int]]) -> int | None:
 
 def points_of_all(strategy: Any, points: Sequence[int]) -> list[list[int]]:
     """Return the points of every worker."""
+    if runs_on_jax():
+        from jax.experimental.multihost_utils import process_allgather
+
+        mine = np.zeros(_KEPT, np.int64)
+        mine[: len(points)] = points
+        every = np.asarray(process_allgather(mine.view(np.int32))).view(np.int64)  # JAX makes int64 shorter
+        return [[int(point) for point in some if point] for some in every]
     import tensorflow as tf
 
     index, count = worker_of(strategy)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +79,38 @@ def test_a_stopped_training_ends_as_one_that_never_was(file, tmp_path):
         np.testing.assert_array_equal(one.value, other.value)
     assert found == expected
     assert not killed.exists(), "training is over"
+
+
+def run_two(file, saved, kill):
+    """Train in two processes; return how they ended, and what they printed last."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    script = Path(__file__).with_name("jax_resumed.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(file), str(saved), str(index), address, str(kill)],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=300)[0].splitlines()[-1:] for process in reversed(processes)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [process.returncode for process in processes], said
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_together(file, tmp_path):
+    codes, expected = run_two(file, tmp_path / "whole.resume", 0)
+    assert codes == [0, 0] and expected[0] == expected[1]
+    codes, _ = run_two(file, tmp_path / "killed.resume", 13)
+    assert codes[1] == -signal.SIGKILL and codes[0] != 0  # JAX ends the others
+    assert (tmp_path / "killed.rank0.resume").exists()
+    assert run_two(file, tmp_path / "killed.resume", 0) == ([0, 0], expected)
+    assert not list(tmp_path.glob("killed*"))
 
 
 def test_what_it_does_not_do_on_jax_is_said(file, tmp_path):
