@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import keras
 import pytest
 
@@ -286,6 +288,9 @@ def test_the_upper_end_has_room_for_what_the_allocator_may_waste_on_one_buffer()
     )
     found = graph_outcome(made, {}, Attribution({}, (), ()), ONE)
     assert found.high == found.total + LARGEST_WASTE
+    assert not found.unmodelled
+    nested = graph_outcome(replace(made, has_nested_loops=True), {}, Attribution({}, (), ()), ONE)
+    assert [each.what for each in nested.unmodelled] == ["iterations of a loop inside a loop"]
 
 
 def test_a_size_that_depends_on_the_data_is_not_modelled():

@@ -24,6 +24,11 @@ PROCESSES = 5  # whose orders are tried, one after another in the same heap
 _BEYOND = KINDS["cuda"]["missing"]  # what a step on a card takes beyond the total, where such operations are
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
 
+_NESTED_LOOPS = Unmodelled(
+    "iterations of a loop inside a loop",
+    "how many are under way at once depends on threads; steps were seen to take up to twice the total",
+)
+
 
 def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attribution, rules: KernelRules) -> Outcome:
     """Return the peak of a step in graph mode.
@@ -74,6 +79,8 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
         unmodelled=tuple(
             Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")
             for name, count in unknown.items()
+        ) + (
+            (_NESTED_LOOPS,) if program.has_nested_loops else ()
         ) + (
             _copied_blocks(program, rules)
             if is_on_cpu
