@@ -88,8 +88,8 @@ def reserve_in_one_piece() -> None:
     allocator = None if limit is None else _first_allocator()
     if limit is None or allocator is None:
         return
-    # Growing, it has reserved some twice what was in use at most, and more where that lies apart.
-    free = limit - 4 * allocator.read().peak_bytes - 2 * _FIRST_REGION
+    # Growing, it has reserved up to three times what was in use at most: regions double, and are not filled.
+    free = limit - 3 * allocator.read().peak_bytes - _FIRST_REGION
     if free > limit // 4:
         with tf.device("CPU:0"), contextlib.suppress(tf.errors.ResourceExhaustedError):
             tf.raw_ops.Empty(shape=[free // 16], dtype=tf.complex128)
