@@ -468,7 +468,7 @@ def _curve(found: dict[str, Any]) -> list[str]:
         f"activations' peak is at most that for {counts} (`scripts/bench/recompute.py --curve onednn eigen`, graph "
         "mode; `transfer` is a MobileNet inside a model, `decoder` is in `mixed_bfloat16`). *planned* is the lowest "
         "that cuts between layers allow; where the first layers keep most, as in convolutional networks, it lies above "
-        "the curve. *left* is measured, the kernels' scratch and the batch included:"
+        "the curve. *left* is measured, all but the weights: the kernels' scratch, gradients and the batch included:"
     )
     columns = "|".join(["model", ">layers", ">2 / √n", ">planned", *(f">left, {kinds[kind]}" for kind in measured)])
     return [first, table(columns, rows)]
