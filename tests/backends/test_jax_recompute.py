@@ -35,6 +35,12 @@ def masked():
     return keras.Model(inputs, layers.Dense(1)(layers.LSTM(8, name="second")(x)))
 
 
+def assert_close(found, expected):
+    """XLA rounds otherwise where it compiles otherwise: weights agree to a part of the largest of their layer."""
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=2e-5 * np.abs(one).max())
+
+
 def trained(model, x, y):
     model.compile("sgd", "mse")
     logs = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
@@ -53,9 +59,8 @@ def test_training_is_that_of_the_plain_model(build, cuts):
     assert cut.cuts == tuple(cuts)
     (expected, weights), (found, others) = trained(plain, x, y), trained(cut, x, y)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    for one, other in zip(weights, others, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(cut.predict(x, verbose=0), plain.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+    assert_close(others, weights)
+    assert_close([cut.predict(x, verbose=0)], [plain.predict(x, verbose=0)])
 
 
 def test_segments_are_computed_again_for_the_gradient():
@@ -89,5 +94,4 @@ def test_the_printed_layer_that_offloads_activations_trains_as_the_block_alone()
     offloaded.set_weights(plain.get_weights())
     (expected, weights), (found, others) = trained(plain, x, y), trained(offloaded, x, y)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    for one, other in zip(weights, others, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+    assert_close(others, weights)
