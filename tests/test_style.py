@@ -9,6 +9,7 @@ import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+import numpy
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +26,8 @@ def lint_commands():
 @pytest.mark.parametrize("command", lint_commands(), ids=["ruff check", "ruff format", "mypy"])
 def test_clean(command):
     pytest.importorskip(command[2])
+    if "mypy" in command and numpy.__version__.startswith("1."):
+        pytest.skip("types are checked against the latest versions")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -161,7 +161,8 @@ def test_dense_layers_take_what_they_take_on_the_cpu():
     assert (card.bytes.weights, card.bytes.optimizer) == pytest.approx((cpu.bytes.weights, cpu.bytes.optimizer), abs=64)
     # The order on the card is another one: a result or two of eight numbers for each row are there at the peak, or not.
     assert abs(card.pool.requested - cpu.pool.requested) <= 2 * 512 * 8 * 4 + 256
-    assert card.bytes.inputs == cpu.bytes.inputs == 512 * (64 + 8) * 4
+    assert cpu.bytes.inputs == 512 * (64 + 8) * 4
+    assert card.bytes.inputs in (cpu.bytes.inputs, 512 * 64 * 4)  # the targets may be copied after the peak
     assert not any(each.what.startswith("scratch of") for each in card.unmodelled)
     assert not any("cuDNN's" in each.what for each in card.unmodelled)
 

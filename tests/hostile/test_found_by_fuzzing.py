@@ -447,7 +447,7 @@ FRAME = {
 )  # fmt: skip
 def test_a_chunk_that_its_own_filter_refuses(tmp_path, filter_code, numbers, changes):
     """What the data is not made of is looked at too: there is no checksum that would tell what else is damaged."""
-    pytest.importorskip("hdf5plugin")
+    hdf5plugin = pytest.importorskip("hdf5plugin")
     pytest.importorskip("imagecodecs")
     path, values = tmp_path / "x.h5", np.arange(1024, dtype="<i4") % 97
     with h5py.File(path, "w") as file:
@@ -465,7 +465,8 @@ def test_a_chunk_that_its_own_filter_refuses(tmp_path, filter_code, numbers, cha
         for place, byte in changes.items():
             chunk[place] = byte
         file["x"].id.write_direct_chunk((0,), bytes(chunk), mask)
-    with h5py.File(path) as file, pytest.raises(OSError, match="filter returned failure"):
-        file["x"][...]
+    if int(hdf5plugin.version.partition(".")[0]) > 5:  # older ones do not look at all of it
+        with h5py.File(path) as file, pytest.raises(OSError, match="filter returned failure"):
+            file["x"][...]
     with pytest.raises(DataError, match="cannot be read: "):
         list(read_windows([str(path)], ["x"]))
