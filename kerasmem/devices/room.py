@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 
@@ -75,12 +76,14 @@ def in_use_reader() -> Callable[[], int]:
     return (lambda: 0) if allocator is None else (lambda: allocator.read().in_use_bytes)
 
 
+@functools.cache
 def reserve_in_one_piece() -> None:
     """Have TensorFlow's allocator for the CPU take the memory up to its limit as one region, where it has a limit.
 
     A card's allocator does so, or gives free regions back when it runs out. The CPU's does neither: it doubles its
     regions as it grows, so that after a step that ran out no tensor larger than the largest of them fits any more.
-    Nothing is written, so the host's memory is not taken.
+    Nothing is written, so the host's memory is not taken. It is done once in a process, and the allocator's peak begins
+    again then, for what was asked for is no step's.
     """
     import tensorflow as tf
 
@@ -93,6 +96,7 @@ def reserve_in_one_piece() -> None:
     if free > limit // 4:
         with tf.device("CPU:0"), contextlib.suppress(tf.errors.ResourceExhaustedError):
             tf.raw_ops.Empty(shape=[free // 16], dtype=tf.complex128)
+        allocator.reset()
 
 
 def _first_allocator() -> Allocator | None:

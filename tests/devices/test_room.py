@@ -10,6 +10,7 @@ import tensorflow as tf
 from kerasmem.devices.room import in_use_reader, reserve_in_one_piece
 
 reserve_in_one_piece()
+assert tf.config.experimental.get_memory_info("CPU:0")["peak"] < 2**20
 in_use = in_use_reader()
 pieces = [tf.raw_ops.Empty(shape=[int(size * 2**18)], dtype=tf.float32) for size in (1.5, 3, 6)]  # MiB
 assert in_use() > 10 * 2**20
