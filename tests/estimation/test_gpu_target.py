@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 
 import pytest
 
@@ -11,6 +16,7 @@ from kerasmem.devices.catalogue import find_card
 from kerasmem.devices.gpu_specs import OLDEST_CAPABILITY, capability_specs, card_specs, has_spec
 from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.estimation.compiled import hlo
+from kerasmem.estimation.compiled.planned import ENVIRONMENT
 from kerasmem.estimation.gpu_target import plan, worker
 from kerasmem.estimation.gpu_target.plan import (
     WORKSPACE_LIMIT,
@@ -152,6 +158,27 @@ def test_the_peak_is_read():
 )
 def test_where_an_operation_comes_from(operation, expected):
     assert hlo.origin(operation, {"conv1", "encoder", "dense"}, "adam") == expected
+
+
+ASSIGNMENT = """BufferAssignment:
+allocation 0: size 1024, parameter 3, shape |f32[8,32]| at ShapeIndex {}:
+ value: <9 data.1{} @0> (size=1024,offset=0): f32[8,32]{1,0}
+allocation 1: size 128, parameter 0, shape |f32[32]| at ShapeIndex {}, maybe-live-out:
+ value: <1 state.1{} @0> (size=128,offset=0): f32[32]{0}
+allocation 2: size 4, maybe-live-out:
+allocation 3: size 12, output shape is |(f32[32], f32[])|, maybe-live-out:
+allocation 4: size 4, constant:
+allocation 5: size 4, thread-local:
+allocation 6: size 2304, preallocated-temp:
+"""
+
+
+def test_the_plans_bytes_are_read_where_they_add_up():
+    usage = "Memory Space: default (color=0)\nTotal bytes: {} (3.4KiB)\n  cumulative_size; size\n"
+    found = hlo.assigned_bytes(ASSIGNMENT, usage.format(3480))
+    assert found == {"argument": 1152, "output": 144, "alias": 128, "temp": 2304}
+    assert hlo.assigned_bytes(ASSIGNMENT, usage.format(3481)) is None  # something was not read
+    assert hlo.assigned_bytes("", "") is None
 
 
 def test_recomputation_is_seen():
@@ -402,6 +429,37 @@ def test_a_card_too_small_makes_xla_recompute_or_says_what_it_takes(planned):
     assert tight.likely.recomputed and tight.likely.total < roomy.likely.total
     free = next(each for each in tight.variants if not each.limited)
     assert free.total == pytest.approx(roomy.likely.total, rel=0.01)
+
+
+@needs_jax
+@pytest.mark.slow
+def test_a_plan_read_early_is_that_of_the_whole_compilation():
+    script = """
+import json, tempfile
+from kerasmem.estimation.compiled import on_jax
+from kerasmem.estimation.gpu_target import plan, worker
+from kerasmem.devices.catalogue import find_card
+import jax
+
+place = jax.sharding.SingleDeviceSharding(worker._device(plan.target_text(find_card("a100-80"))))
+given = jax.ShapeDtypeStruct((64, 64), "float32", sharding=place)
+step = lambda x: jax.lax.fori_loop(0, 9, lambda _, y: jax.numpy.sin(y @ x), x).sum()
+lowered = jax.jit(step).lower(given)
+options = {"xla_gpu_cuda_data_dir": worker.cuda_folder()}
+module, early = on_jax.compile_until_assigned(lowered, options, "a test", tempfile.mkdtemp(dir=FOLDER))
+on_jax._texts_of_assignment = lambda folder: None
+text, whole = on_jax.compile_until_assigned(lowered, options, "a test", tempfile.mkdtemp(dir=FOLDER))
+print(json.dumps([early, whole, "while" in module, "while" in text]))
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, **ENVIRONMENT}
+        ran = subprocess.run(
+            [sys.executable, "-c", script.replace("FOLDER", repr(folder))], env=env, capture_output=True, text=True
+        )
+    assert ran.returncode == 0, ran.stderr
+    early, whole, *loops = json.loads(ran.stdout.splitlines()[-1])
+    assert early == whole and whole["temp"] > 0
+    assert loops == [True, True]
 
 
 @needs_jax

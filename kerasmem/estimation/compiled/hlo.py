@@ -1,7 +1,7 @@
 """What XLA's own texts say of a compiled step: what lives at the peak, its convolutions, what devices exchange. Pure.
 
-Two texts are read: the optimised module ("HLO", in the order in which it runs) and the dump of live ranges. Both are
-meant for people and change between versions; whatever does not read as expected is left out.
+The optimised module ("HLO", in the order in which it runs) and dumps of its memory are read: live ranges, and which
+values share it. They are meant for people and change between versions; what does not read as expected is left out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _FUNCTION = re.compile(r"\bp?jit\([^()]*\)")
 _PEAK = re.compile(r"\s*Live ranges at (\d+) \(peak\):")
 _LIVE = re.compile(r"\s+(\S+?)\{[\d,]*\}: (\d+) bytes")
 _SEQUENCE = re.compile(r"\s+(\d+):([\w.\-]+)\s*$")
+_ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*):$", re.MULTILINE)
+_ALL_BYTES = re.compile(r"^Total bytes: (\d+)\b", re.MULTILINE)
 _RECOMPUTED = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+\.remat\d*[\w.]* = ", re.MULTILINE)
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute", "collective-broadcast")
 _COLLECTIVE = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (\([^=]*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(", re.MULTILINE)
@@ -65,6 +67,30 @@ def _bits(dtype: str) -> int:
         return _BITS[dtype]
     found = re.match(r"[a-z]+(\d+)", dtype)  # f32, bf16, s8, f8e4m3fn
     return int(found.group(1)) if found else 0
+
+
+def assigned_bytes(assignment: str, usage: str) -> dict[str, int] | None:
+    """Return what JAX's `memory_analysis` says of a compiled step, from the texts that XLA writes before that.
+
+    Args:
+        assignment: the dump of which values share which memory.
+        usage: the report of that memory's use, whose totals must be those of the allocations that were read.
+
+    Returns:
+        "argument", "output", "alias" and "temp" in bytes, or None where the texts do not read as expected.
+    """
+    argument = output = alias = temp = total = 0
+    for text, what in _ALLOCATION.findall(assignment):
+        size = int(text)
+        is_given, is_returned = "parameter " in what, "maybe-live-out" in what
+        argument += size * is_given
+        output += size * is_returned
+        alias += size * (is_given and is_returned)
+        temp += size * ("preallocated-temp" in what)
+        total += size
+    if not total or total != sum(map(int, _ALL_BYTES.findall(usage))):
+        return None
+    return {"argument": argument, "output": output, "alias": alias, "temp": temp}
 
 
 def is_recomputed(module: str) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import tempfile
+import threading
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
 from kerasmem.errors import KerasmemError, UsageError, first_line
-from kerasmem.estimation.compiled.hlo import live_buffers, operation_names, origin, peak_of
+from kerasmem.estimation.compiled.hlo import assigned_bytes, live_buffers, operation_names, origin, peak_of
 from kerasmem.estimation.compiled.planned import instant_of
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import OpenedModel
@@ -17,6 +19,8 @@ from kerasmem.models.request import ModelRequest
 from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
 from kerasmem.models.training import with_replaced
 from kerasmem.processes.task import ChildFailure
+
+_POLL_SECONDS = 0.05
 
 
 def requested_step(opened: OpenedModel, request: ModelRequest, way_out: str) -> SymbolicStep:
@@ -109,6 +113,52 @@ def compile_once(lowered: Any, options: dict[str, Any], where: str, step: Symbol
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         compiled = compile_lowered(lowered, {**dump_to(folder), **options}, where)
         return compiled, {**planned_bytes(compiled), **at_peak(compiled.as_text(), folder, step)}
+
+
+def compile_until_assigned(
+    lowered: Any, options: dict[str, Any], where: str, folder: str
+) -> tuple[str, dict[str, int]]:
+    """Compile a lowered step until XLA has planned its memory; return the optimised module's text and the plan's bytes.
+
+    What follows is machine code, which takes most of the time and changes nothing of the plan. No call stops XLA before
+    it, so that goes on in a thread that ends with the process. Where XLA's dumps do not read as expected, it is waited
+    for.
+
+    Args:
+        lowered: the step.
+        options: of the compiler.
+        where: for what, in words.
+        folder: for XLA's dumps, empty; XLA goes on writing to it.
+
+    Raises:
+        ChildFailure: XLA refuses.
+    """
+    compiled: Future[Any] = Future()
+
+    def compile_all() -> None:
+        try:
+            compiled.set_result(compile_lowered(lowered, {**dump_to(folder), **options}, where))
+        except BaseException as error:
+            compiled.set_exception(error)
+
+    threading.Thread(target=compile_all, daemon=True).start()
+    while not compiled.done():
+        if texts := _texts_of_assignment(Path(folder)):
+            module, assignment, usage = texts
+            if (found := assigned_bytes(assignment, usage)) is not None:
+                return module, found
+            break
+        wait([compiled], _POLL_SECONDS)
+    whole = compiled.result()
+    return whole.as_text(), planned_bytes(whole)
+
+
+def _texts_of_assignment(folder: Path) -> list[str] | None:
+    """Return the dumps of an optimised module and of its memory, once XLA has written the last of them."""
+    endings = ("", "-buffer-assignment", "-memory-usage-report")
+    found = [sorted(folder.glob(f"*_after_optimizations{ending}.txt")) for ending in endings]
+    following = sorted(folder.glob("*.debug_options"))
+    return [each[0].read_text() for each in found] if all((*found, following)) else None
 
 
 def planned_bytes(compiled: Any) -> dict[str, int]:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import resources
 from string import Template
+from tempfile import TemporaryDirectory
 
 from kerasmem.devices.cards import Card
 from kerasmem.devices.gpu_specs import capability_specs, card_specs, has_spec
@@ -113,7 +114,14 @@ def gpu_target_plan(
         "target": target_text(card, memory),
         "has_triton": card.compute_capability >= _TRITON_CAPABILITY,
     }
-    answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=planned.ENVIRONMENT)
+    with TemporaryDirectory(prefix="kerasmem-") as folder:
+        answer = run_child(
+            WORKER,
+            {**data, "folder": folder},
+            timeout=timeout,
+            memory_limit=memory_limit,
+            env=planned.ENVIRONMENT,
+        )
     return GpuPlan.from_dict({"card": card.key, "memory_bytes": memory, **answer})
 
 

@@ -7,9 +7,9 @@ It allocates no weight, no batch and nothing on a GPU, and does not run what it 
 from __future__ import annotations
 
 import importlib.util
+import os
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.symbolic_step import SymbolicStep
 from kerasmem.processes.task import ChildFailure, serve
-
-Describe = Callable[[str], dict[str, Any]]
 
 FEATURE, EXTRA = "compiling for a GPU that is not there", "gpu-targets"
 WAY_OUT = "gpu-target compiles through JAX, on which it does not run; use method='xla' or 'graph'"
@@ -38,7 +36,8 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         data: "model" (a `ModelRequest`), "target" (the card, as text), "has_triton" (whether XLA has the choice of
-            Triton for matrix products on it).
+            Triton for matrix products on it), "folder" (an empty one for XLA's dumps, which grow until this process
+            ends).
 
     Returns:
         "variants" (one dict each), "live" (what lives at the peak), "instant", "convolutions", "arguments" (sizes in
@@ -59,7 +58,7 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
         lowered, described = on_jax.lower(step, state, batch)
     return {
         **described,
-        **_compile_all(lowered, options, data["has_triton"], step),
+        **_compile_all(lowered, options, data["has_triton"], step, data["folder"]),
         "seconds": time.monotonic() - begin,
         "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
@@ -106,28 +105,26 @@ def _device(target: str) -> Any:
         raise ChildFailure(f"this version of JAX does not compile without a device ({first_line(error)})") from error
 
 
-def _compile_all(lowered: Any, options: dict[str, Any], has_triton: bool, step: SymbolicStep) -> dict[str, Any]:
+def _compile_all(
+    lowered: Any, options: dict[str, Any], has_triton: bool, step: SymbolicStep, folder: str
+) -> dict[str, Any]:
     """Compile the variants that differ: two at a time, as XLA's compiler spends most of its time in one thread."""
+    described: dict[str, Any] = {}
 
-    def variant(limited: bool, triton: bool, more: dict[str, Any], describe: Describe | None = None) -> dict[str, Any]:
+    def variant(limited: bool, triton: bool, more: dict[str, Any], is_first: bool = False) -> dict[str, Any]:
         begin = time.monotonic()
-        compiled = on_jax.compile_lowered(lowered, {**options, **more}, "this target")
-        seconds, module = time.monotonic() - begin, compiled.as_text()
-        if describe is not None:
-            described.update(describe(module))
+        dumps = tempfile.mkdtemp(dir=folder)
+        module, planned = on_jax.compile_until_assigned(lowered, {**options, **more}, "this target", dumps)
+        if is_first:
+            described.update(on_jax.at_peak(module, dumps, step))
+            described["convolutions"] = [list(each) for each in convolution_bytes(module)]
         return {
-            "limited": limited, "triton": triton, **on_jax.planned_bytes(compiled), "recomputed": is_recomputed(module),
-            "seconds": seconds,
+            "limited": limited, "triton": triton, **planned, "recomputed": is_recomputed(module),
+            "seconds": time.monotonic() - begin,
         }  # fmt: skip
 
-    described: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, ThreadPoolExecutor(2) as pool:
-
-        def describe(module: str) -> dict[str, Any]:
-            convolutions = [list(each) for each in convolution_bytes(module)]
-            return {**on_jax.at_peak(module, folder, step), "convolutions": convolutions}
-
-        wanted = [pool.submit(variant, True, has_triton, on_jax.dump_to(folder), describe)]
+    with ThreadPoolExecutor(2) as pool:
+        wanted = [pool.submit(variant, True, has_triton, {}, is_first=True)]
         if has_triton:
             wanted.append(pool.submit(variant, True, False, _NO_TRITON))
         variants = [each.result() for each in wanted]
@@ -140,3 +137,4 @@ def _compile_all(lowered: Any, options: dict[str, Any], has_triton: bool, step: 
 
 if __name__ == "__main__":
     serve(compile_request, load_libraries)
+    os._exit(0)  # XLA may still write machine code that nobody asked for
