@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """How fast this machine's operations are: the rates that `kerasmem.estimation.graph.costs` orders threads by.
 
-    python scripts/bench/op_costs.py [MODEL …]
+    python scripts/bench/op_costs.py [MODEL …] [--kernels onednn,eigen]
 
-Each model trains a few steps in a fresh process under TensorFlow's profiler. For each kind of operation: bytes moved
-and arithmetic per second of its median time, and how much the time of one operation varies from step to step (standard
-deviation of its logarithm; of operations that take longer than 0.3 ms).
+Each model trains a few steps in a fresh process under TensorFlow's profiler, on each kind of kernels. For each kind of
+operation: bytes moved and arithmetic per second of its median time, beside what the rates say of the same operations,
+and how much the time of one operation varies from step to step (standard deviation of its logarithm; of operations
+that take longer than 0.3 ms). Two operations run side by side most of the time and share the cores, so that all take
+longer than the rates say: what counts is that all take as many times as long.
 """
 
 from __future__ import annotations
@@ -70,10 +72,10 @@ def _durations(folder: str) -> dict[str, list[float]]:
 
 
 def _work(build: Any, batch: int) -> dict[str, Any]:
-    """Return operation → (kind, bytes moved, floating-point operations), by the program of the same step."""
+    """Return operation → (kind, bytes moved, floating-point operations, seconds by the rates), by the same program."""
     from kerasmem.devices.kernels import cpu_kernels
     from kerasmem.estimation.graph.build import build_program
-    from kerasmem.estimation.graph.costs import operations
+    from kerasmem.estimation.graph.costs import operations, seconds
     from kerasmem.estimation.graph.rules import rules_of
     from kerasmem.models.inputs import model_inputs
     from kerasmem.models.opening import open_model
@@ -94,7 +96,7 @@ def _work(build: Any, batch: int) -> dict[str, Any]:
             kind += ", second transposed"
         elif node.attributes.get("transpose_a"):
             kind += ", first transposed"
-        found[_plain(node.name)] = (kind, moved, operations(node, taken))
+        found[_plain(node.name)] = (kind, moved, operations(node, taken), seconds(node, taken, rules.of(node).rates))
     return found
 
 
@@ -107,14 +109,14 @@ def _plain(name: str) -> str:
 
 def combine(runs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
     """Return a row for each kind of operation, those that take most first, and the variation."""
-    kinds: dict[str, list[tuple[float, int, float]]] = collections.defaultdict(list)
+    kinds: dict[str, list[tuple[float, int, float, float]]] = collections.defaultdict(list)
     variation = []
     for run in runs:
         for name, times in run["took"].items():
             if name not in run["work"]:
                 continue
-            kind, moved, arithmetic = run["work"][name]
-            kinds[kind].append((statistics.median(times), moved, arithmetic))
+            kind, *work = run["work"][name]
+            kinds[kind].append((statistics.median(times), *work))
             if len(times) >= STEPS and min(times) > 3e-4:
                 variation.append(statistics.pstdev(math.log(each) for each in times))
     rows = []
@@ -125,6 +127,7 @@ def combine(runs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
                 "operation": kind,
                 "count": len(seen),
                 "seconds": round(seconds, 6),
+                "seconds_by_rates": round(sum(each[3] for each in seen), 6),
                 "gigabytes_per_second": round(sum(each[1] for each in seen) / seconds / 1e9, 2) if seconds else None,
                 "gigaflops_per_second": round(sum(each[2] for each in seen) / seconds / 1e9, 1) if seconds else None,
             }
@@ -135,40 +138,40 @@ def combine(runs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(MODELS))
+    parser.add_argument("--kernels", type=lambda text: text.split(","), default=["onednn", "eigen"])
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(options.models[0])))
         return
-    runs = []
-    for name in options.models:
-        done = subprocess.run(
-            [sys.executable, __file__, name, "--one"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT)},
-        )
-        if done.returncode:
-            sys.exit(f"{name}: {done.stderr[-2000:]}")
-        runs.append(json.loads(done.stdout.splitlines()[-1]))
-    rows, variation = combine(runs)
-    for row in rows[:25]:
-        print(
-            f"{row['operation']:40} {row['count']:5} {row['seconds']:9.4f} s {row['gigabytes_per_second']:8.2f} GB/s "
-            f"{row['gigaflops_per_second']:8.1f} GFLOP/s",
-            file=sys.stderr,
-        )
-    print(f"variation {variation}", file=sys.stderr)
+    found = {}
+    for kind in options.kernels:
+        rows, variation = combine([_measured(name, kind) for name in options.models])
+        found[kind] = {"variation": variation, "rows": rows}
+        for row in rows[:25]:
+            print(
+                f"{kind:8} {row['operation']:40} {row['count']:5} {row['seconds']:9.4f} s, "
+                f"{row['seconds_by_rates']:9.4f} s by the rates, {row['gigabytes_per_second']:8.2f} GB/s "
+                f"{row['gigaflops_per_second']:8.1f} GFLOP/s",
+                file=sys.stderr,
+            )
+        print(f"variation {variation}", file=sys.stderr)
     settings = {"models": options.models, "steps": STEPS, "load_average": round(os.getloadavg()[0], 1)}
     write_results(
-        "op_costs",
-        {
-            "environment": environment("tensorflow", "keras"),
-            "settings": settings,
-            "variation": variation,
-            "rows": rows,
-        },
+        "op_costs", {"environment": environment("tensorflow", "keras"), "settings": settings, "kernels": found}
     )
+
+
+def _measured(name: str, kind: str) -> dict[str, Any]:
+    variables = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT), "TF_CPU_ALLOCATOR_USE_BFC": "true"}
+    variables["TF_ENABLE_ONEDNN_OPTS"] = str(int(kind == "onednn"))
+    done = subprocess.run(
+        [sys.executable, __file__, name, "--one"], capture_output=True, text=True, env={**os.environ, **variables}
+    )
+    if done.returncode:
+        sys.exit(f"{name}: {done.stderr[-2000:]}")
+    run: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return run
 
 
 if __name__ == "__main__":

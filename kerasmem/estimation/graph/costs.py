@@ -1,8 +1,10 @@
 """How long an operation takes, roughly: it decides only which of two threads is free first. Pure arithmetic.
 
 The rates were read off real steps of a convnet, a transformer and a MobileNet, and off single products, on two idle
-cores of a server (`scripts/bench/op_costs.py` prints them for any machine). The peak depends on which operation ends
-first, not on when, so ratios count and another machine's are much the same.
+cores of a server (`scripts/bench/op_costs.py` prints them for any machine). Those of Eigen's kernels were read with two
+operations side by side, as both gradients of a layer are, on two cores of another. The peak depends on which operation
+ends first, not on when, so ratios count and another machine's are much the same; where two take nearly as long, either
+may end first.
 """
 
 from __future__ import annotations
@@ -11,18 +13,19 @@ import math
 from collections.abc import Sequence
 
 from kerasmem.estimation.graph.program import Node, Tensor
-from kerasmem.estimation.graph.rules import ALIASES, KINDS, NOTHING, OPERATIONS, UPDATES, Rates
+from kerasmem.estimation.graph.rules import ALIASES, KINDS, NOTHING, OPERATIONS, UPDATES, WRITTEN, Rates
+from kerasmem.estimation.graph.scratch import patches_of
 
 OVERHEAD_SECONDS = 1e-6
-BYTES_PER_SECOND = 40e9  # of operations that work element by element
-PRODUCT_BYTES_PER_SECOND = 16e9  # of matrix products with few rows, which wait for the weights
 # Of operations that gather many values into one or put them here and there.
 SLOWER_BYTES_PER_SECOND = {name: float(rate) for rate, names in OPERATIONS["slower"].items() for name in names}
-PRODUCT = 400e9  # floating-point operations per second; those of convolutions are the kernels' (`data/kernels.json`)
 USUAL = Rates(**KINDS["onednn"]["rates"])
 # A second factor that is read across its rows, as in the gradient of a dense layer's input, is put in order first:
 # with few rows not quite, with many it is lost in the arithmetic.
 TRANSPOSED_BYTES_PER_SECOND, FEW_ROWS, MANY_ROWS = 4.2e9, 16, 512
+# Eigen gathers it number by number: rows whole pages apart lie in the same few places of the cache, and for many rows
+# of the first factor it is done again and again.
+PAGE, BLOCK_ROWS = 4096, 256
 
 # Identical operations vary about this much from step to step: standard deviation of the logarithm of their time.
 VARIATION = 0.2
@@ -31,20 +34,29 @@ VARIATION = 0.2
 def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates = USUAL) -> float:
     """Return the time that a node takes alone: by its arithmetic or the bytes it moves, whichever holds it up."""
     if node.type in UPDATES:
-        return OVERHEAD_SECONDS + 3 * sum(each.bytes or 0 for each in inputs) / BYTES_PER_SECOND
-    if node.type in NOTHING or node.type in ALIASES:
+        return OVERHEAD_SECONDS + 3 * sum(each.bytes or 0 for each in inputs) / rates.elements
+    if (node.type in NOTHING or node.type in ALIASES) and node.type not in WRITTEN:
         return OVERHEAD_SECONDS / 3
     is_product = "MatMul" in node.type
     moved = sum(each.bytes or 0 for each in inputs) + sum(each.bytes or 0 for each in node.outputs)
-    usual = PRODUCT_BYTES_PER_SECOND if is_product else BYTES_PER_SECOND
-    moving = moved / SLOWER_BYTES_PER_SECOND.get(node.type, usual)
+    usual = rates.factors if is_product else rates.elements
+    moving = moved / rates.others.get(node.type, SLOWER_BYTES_PER_SECOND.get(node.type, usual))
     took = OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node, rates))
-    rows = inputs[0].shape[0] if inputs and inputs[0].shape else 0
-    if is_product and node.attributes.get("transpose_b") and len(inputs) > 1 and rows <= MANY_ROWS:
-        share = 1.0 if rows >= FEW_ROWS else rows / (2 * FEW_ROWS)
-        took += share * (inputs[1].bytes or 0) / TRANSPOSED_BYTES_PER_SECOND
-    took += _patch_bytes(node, inputs) / rates.patches if rates.patches else 0.0
-    return took * rates.filter if "BackpropFilter" in node.type and "Depthwise" not in node.type else took
+    if is_product and node.attributes.get("transpose_b") and len(inputs) > 1:
+        took += _ordering(inputs[0], inputs[1], rates)
+    return took + _copying(node, inputs, rates)
+
+
+def _ordering(first: Tensor, second: Tensor, rates: Rates) -> float:
+    """Return the time in which a second factor is put in order that is read across its rows."""
+    if not first.shape or not second.shape:
+        return 0.0
+    rows, size = first.shape[0], second.bytes or 0
+    if rates.gathered is not None:
+        usual, far, many = rates.gathered
+        return size / (many if rows > BLOCK_ROWS else far if size // second.shape[0] % PAGE == 0 else usual)
+    share = 1.0 if rows >= FEW_ROWS else rows / (2 * FEW_ROWS)
+    return share * size / TRANSPOSED_BYTES_PER_SECOND if rows <= MANY_ROWS else 0.0
 
 
 def operations(node: Node, inputs: Sequence[Tensor]) -> float:
@@ -65,15 +77,18 @@ def operations(node: Node, inputs: Sequence[Tensor]) -> float:
     return 0.0
 
 
-def _patch_bytes(node: Node, inputs: Sequence[Tensor]) -> float:
-    """Return the bytes of the patches that the gradient of a convolution over two dimensions copies."""
-    if node.type not in ("Conv2DBackpropInput", "Conv2DBackpropFilter") or len(inputs) < 3 or not node.outputs:
+def _copying(node: Node, inputs: Sequence[Tensor], rates: Rates) -> float:
+    """Return the time in which a convolution's gradient copies patches, and the filter where each sample is alone."""
+    if node.type not in rates.patches or len(inputs) < 3 or not node.outputs:
         return 0.0
-    result = inputs[2].shape
-    kernel = node.outputs[0].shape if node.type == "Conv2DBackpropFilter" else inputs[1].shape
-    if not result or not kernel:
+    patches = patches_of(node, tuple(inputs), 4)
+    if patches is None or inputs[2].shape is None:
         return 0.0
-    return float(math.prod(result[:-1]) * math.prod(kernel[:-1]) * (inputs[2].bytes or 0) // max(math.prod(result), 1))
+    samples = inputs[2].shape[0]
+    took = samples * patches.bytes / rates.patches[node.type]
+    if node.type == "Conv2DBackpropInput" and patches.is_divided(2):
+        took += samples * (inputs[1].bytes or 0) / rates.filters
+    return took
 
 
 def _rate(node: Node, rates: Rates) -> float:
@@ -81,4 +96,4 @@ def _rate(node: Node, rates: Rates) -> float:
         return rates.depthwise
     if "Conv" in node.type:
         return rates.backward if "Backprop" in node.type else rates.forward
-    return PRODUCT
+    return rates.product

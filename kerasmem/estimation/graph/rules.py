@@ -8,6 +8,7 @@ allocator events recorded from real steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +29,9 @@ NOTHING = frozenset(OPERATIONS["nothing"])
 
 # The tensor that comes out of a list is the one that went in: its place among the inputs (see `lists`).
 TAKEN_FROM_LIST = {"TensorListPopBack": 2, "TensorListGetItem": 3}
+
+# Views that are written to, all of it.
+WRITTEN = frozenset(OPERATIONS["written"])
 
 # A variable is changed in place: value and change are read, the value is written.
 UPDATES = frozenset(OPERATIONS["updates"])
@@ -51,16 +55,32 @@ KINDS = package_data("kerasmem.estimation", "kernels")
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast kernels are, a second: floating-point operations, and bytes of `patches` (None: none are copied).
+    """How fast kernels are, in floating-point operations or bytes a second.
 
-    The gradient of a convolution's filter takes `filter` times what these say.
+    Attributes:
+        elements: bytes of what works element by element.
+        forward: of convolutions.
+        backward: of their gradients.
+        depthwise: of depthwise convolutions and their gradients.
+        product: of matrix products.
+        factors: bytes of those with few rows, which wait for the weights.
+        gathered: bytes of a second factor that is put in order number by number: as a rule, where rows lie in the same
+            places of the cache, and for many rows; None where it is not.
+        patches: gradient of a convolution → bytes of the patches that it copies.
+        filters: bytes of the filter that it copies for each sample.
+        others: bytes of other operations that do not work element by element.
     """
 
+    elements: float
     forward: float
     backward: float
     depthwise: float
-    patches: float | None = None
-    filter: float = 1.0
+    product: float
+    factors: float
+    gathered: tuple[float, float, float] | None = None
+    patches: Mapping[str, float] = field(default_factory=dict)
+    filters: float = math.inf
+    others: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ _DIVIDED = 256 << 10
 _MOST_OVERHEAD = 25
 
 
-class _Patches(NamedTuple):
+class Patches(NamedTuple):
     """The work on one sample in elements (patches, filter and result), its patches' bytes, bytes of an element."""
 
     work: int
@@ -121,27 +121,31 @@ class _Patches(NamedTuple):
         """Return the bytes of the patches of as many samples as a cache holds."""
         return -(-(cache // self.element) // self.work) * self.bytes
 
+    def is_divided(self, threads: int) -> bool:
+        """Return whether one sample is enough work for all threads, in the gradient of the input."""
+        return self.work // threads >= _DIVIDED // self.element
+
 
 def filter_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     """Patches of as many samples as fit into a cache of 30 MiB (conv_grad_filter_ops.cc)."""
-    patches = _patches(node, inputs, 4)
+    patches = patches_of(node, inputs, 4)
     return () if patches is None else (Need(patches.within(_WORKING_SET)),)
 
 
 def input_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     """As for the filter, unless one sample is enough work for all threads: then its patches (conv_grad_input_ops.h)."""
-    patches = _patches(node, inputs, 4)
+    patches = patches_of(node, inputs, 4)
     if patches is None:
         return ()
     is_alone = (inputs[2].shape or (1,))[0] == 1
-    if is_alone or patches.work // cores.threads >= _DIVIDED // patches.element:
+    if is_alone or patches.is_divided(cores.threads):
         return (Need(patches.bytes),)
     return (Need(patches.within(_WORKING_SET)),)
 
 
 def volume_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     """Patches of as many samples as fit into the processor's cache, or none if those are many (conv_grad_ops_3d.cc)."""
-    patches = _patches(node, inputs, 5)
+    patches = patches_of(node, inputs, 5)
     if patches is None:
         return ()
     is_alone = "BackpropInput" in node.type and (inputs[2].shape or (1,))[0] == 1
@@ -150,7 +154,8 @@ def volume_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...
     return () if size // sum(each.bytes or 0 for each in given) > _MOST_OVERHEAD else (Need(size),)
 
 
-def _patches(node: Node, inputs: Inputs, rank: int) -> _Patches | None:
+def patches_of(node: Node, inputs: Inputs, rank: int) -> Patches | None:
+    """Return what the gradient of a convolution works on for one sample, of tensors of so many dimensions."""
     result = inputs[2].shape if len(inputs) > 2 else None
     filters = node.outputs[0].shape if "BackpropFilter" in node.type else inputs[1].shape
     if result is None or filters is None or len(result) != rank or len(filters) != rank:
@@ -158,7 +163,7 @@ def _patches(node: Node, inputs: Inputs, rank: int) -> _Patches | None:
     places, patch, channels = math.prod(result[1:-1]), math.prod(filters[:-1]), filters[-1]
     element = element_bytes(node.outputs[0].dtype)
     work = places * patch + patch * channels + places * channels
-    return _Patches(work, places * patch * element, element) if work else None
+    return Patches(work, places * patch * element, element) if work else None
 
 
 def batch_norm(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
