@@ -9,8 +9,9 @@ import pytest
 from kerasmem.devices.kernels import cpu_kernels
 from kerasmem.estimation.graph.build import build_program
 from kerasmem.estimation.graph.control import CONTROL, unroll
+from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
-from kerasmem.estimation.graph.rules import rules_of
+from kerasmem.estimation.graph.rules import KernelRules, rules_of
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step
@@ -47,16 +48,16 @@ class Sketch:
         )
         return Program(nodes, (), (), tuple(map(end, results)))
 
-    def loop(self, name, times, body, carried, frame=None):
+    def loop(self, name, times, body, carried, frame=None, **attributes):
         """while i < times: i += 1; x = body(x). The trip count is a constant, or an input where `times` is a name."""
         frame = frame or name
         if isinstance(times, int):
             times = self.constant(f"{name}/times", times)
         zero, one = self.constant(f"{name}/zero", 0), self.constant(f"{name}/one", 1)
-        self.add(f"{name}/enter_i", "Enter", [zero], frame_name=frame)
-        self.add(f"{name}/enter_x", "Enter", [carried], frame_name=frame)
+        self.add(f"{name}/enter_i", "Enter", [zero], frame_name=frame, **attributes)
+        self.add(f"{name}/enter_x", "Enter", [carried], frame_name=frame, **attributes)
         for constant in (times, one):
-            self.add(f"{name}/enter_{constant}", "Enter", [constant], frame_name=frame, is_constant=True)
+            self.add(f"{name}/enter_{constant}", "Enter", [constant], frame_name=frame, is_constant=True, **attributes)
         for each in "ix":
             self.add(f"{name}/merge_{each}", "Merge", [f"{name}/enter_{each}", f"{name}/next_{each}"], outputs=2)
         self.add(f"{name}/less", "Less", [f"{name}/merge_i", f"{name}/enter_{times}"])
@@ -99,11 +100,10 @@ def test_a_loop_is_spelled_out(times):
     out = sketch.loop("loop", times, lambda x: sketch.add("body", "Square", [x]), "x")
     straight, notes = unroll(sketch.program(out))
     assert notes == ()
-    assert not {node.type for node in straight.nodes} & CONTROL
+    assert not any(node.inputs or node.outputs for node in straight.nodes if node.type in CONTROL)
     assert count(straight, "body") == times
     assert count(straight, "loop/add") == times
     assert count(straight, "loop/less") == times + 1
-    assert not straight.has_nested_loops
     assert chain(straight, straight.results[0]) == ["body"] * times + ["x"]
 
 
@@ -133,7 +133,6 @@ def test_a_loop_in_a_loop():
     assert count(straight, "outer_body") == 3
     assert count(straight, "inner_body") == 6
     assert chain(straight, straight.results[0]) == ["inner_body", "inner_body", "outer_body"] * 3 + ["x"]
-    assert straight.has_nested_loops
 
 
 def test_what_follows_a_loop_by_control_edge_runs_once_after_it():
@@ -143,8 +142,65 @@ def test_what_follows_a_loop_by_control_edge_runs_once_after_it():
     sketch.add("after", "NoOp", controls=[out])
     straight, _ = unroll(sketch.program(sketch.add("y", "Relu", ["x"], controls=["after"])))
     (after,) = (node for node in straight.nodes if node.name == "after")
-    assert [straight.nodes[number].name for number in after.controls] == ["body"]
+    assert [straight.nodes[number].name for number in after.controls] == ["loop/exit_x"]
     assert count(straight, "y") == 1
+
+
+@pytest.mark.parametrize(
+    ("at_once", "ahead"), [({}, 6), ({"parallel_iterations": 10}, 6), ({"parallel_iterations": 2}, 2)]
+)
+def test_iterations_run_ahead_as_far_as_the_loop_lets_them(at_once, ahead):
+    """What hangs on the counter alone runs in each iteration that is under way, before what takes long is done."""
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+
+    def body(x):
+        sketch.add("on_counter", "Identity", [("loop/switch_i", 1)])
+        return sketch.add("body", "Conv2D", [x])
+
+    straight, _ = unroll(sketch.program(sketch.loop("loop", 6, body, "x", **at_once)))
+    executor = Executor(straight, KernelRules(), lambda node: 1.0 if node.name == "body" else 1e-6)
+    under_way, most = 0, 0
+    for number, is_end in executor.order():
+        under_way += (straight.nodes[number].name == "on_counter" and not is_end) - (
+            straight.nodes[number].name == "body" and is_end
+        )
+        most = max(most, under_way)
+    assert most == ahead
+
+
+def test_an_iteration_is_done_when_the_loops_inside_it_are():
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+
+    def body(x):
+        sketch.add("on_counter", "Identity", [("outer/switch_i", 1)])
+        start = sketch.add("outer_body", "Square", [x])
+        for name, value in (("inner/times", 2), ("inner/zero", 0), ("inner/one", 1)):
+            sketch.constant(name, value, controls=["outer_body"])
+        sketch.constant = lambda name, value, controls=(): name
+        sketch.loop("inner", 2, lambda y: sketch.add("inner_body", "Conv2D", [y]), start)
+        return start
+
+    straight, _ = unroll(sketch.program(sketch.loop("outer", 3, body, "x", parallel_iterations=1)))
+    order = Executor(straight, KernelRules(), lambda node: 1.0 if node.name == "inner_body" else 1e-6).order()
+    seen = [straight.nodes[number].name for number, is_end in order if not is_end]
+    assert [name for name in seen if name in ("on_counter", "inner_body")] == [
+        "on_counter", "inner_body", "inner_body",
+    ] * 3  # fmt: skip
+
+
+def test_what_a_list_of_the_outer_loop_holds_may_say_how_often_an_inner_one_runs():
+    sketch = Sketch()
+    sketch.constant("times", 3)
+    sketch.add("empty", "EmptyTensorList")
+    sketch.add("pushed", "TensorListPushBack", ["empty", "times"])
+    sketch.add("popped", "TensorListPopBack", ["pushed"], outputs=2)
+    sketch.add("known", "Identity", [("popped", 1)])
+    sketch.add("x", "Placeholder")
+    out = sketch.loop("loop", "known", lambda x: sketch.add("body", "Square", [x]), "x")
+    straight, _ = unroll(sketch.program(out))
+    assert count(straight, "body") == 3
 
 
 def test_how_often_a_loop_runs_must_be_known():

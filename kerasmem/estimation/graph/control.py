@@ -2,14 +2,16 @@
 
 TensorFlow lowers `while` and `cond` to Enter, Merge, Switch, NextIteration and Exit. Here the tokens that the executor
 would pass between them are passed without computing anything but the loop's counters, and each operation that would
-run becomes a node of its own. Where a branch depends on the data, the one that makes more is taken, and it is said.
+run becomes a node of its own, which takes its inputs from where they were made and waits for what hands them on. Where
+a branch depends on the data, the one that makes more is taken, and it is said.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.estimation.graph.program import Node, NotModelled, Program
@@ -51,7 +53,7 @@ class _Token:
     dead: bool = False
 
 
-_DEAD = _Token(None, None, True)
+_DEAD, _ENDED = _Token(None, None, True), _Token(None)
 
 
 def unroll(program: Program) -> tuple[Program, tuple[str, ...]]:
@@ -75,7 +77,7 @@ class _Waiting:
     def __init__(self, left: int) -> None:
         self.left, self.is_dead, self.has_run = left, False, False
         self.inputs: dict[int, _Token] = {}
-        self.controls: list[int] = []
+        self.controls: list[int] = []  # new nodes that have handed on to it
 
 
 class _Walk:
@@ -94,6 +96,9 @@ class _Walk:
         self._ready: deque[_Instance] = deque()
         self._branches: dict[tuple[int, int], bool] = {}
         self._new: list[Node] = []
+        self._origins: list[int] = []  # of new nodes: their old numbers
+        self._contexts: list[_Context] = []  # of new nodes
+        self._at_once: dict[_Context, int] = {}  # of a frame's first context: how many iterations may be under way
         self._place: dict[int, int] = {}  # nodes outside frames: old number → new
         self._tokens: dict[tuple[int, int], _Token] = {}
         self.notes: list[str] = []
@@ -111,14 +116,14 @@ class _Walk:
     def result(self) -> Program:
         """Return the unrolled program."""
         program = self._program
+        self._hold_back()
         results = tuple(
             token.source
             for end in program.results
             if (token := self._tokens.get(end)) is not None and token.source is not None
         )
         arguments = tuple(self._place[number] for number in program.arguments if number in self._place)
-        is_nested = any(len(context) > 1 for context in self._iterations)
-        return Program(tuple(self._new), program.variables, arguments, results, is_nested)
+        return Program(tuple(self._new), program.variables, arguments, results, program, tuple(self._origins))
 
     def _at(self, number: int, context: _Context) -> _Waiting:
         waiting = self._waiting.get((number, context))
@@ -128,21 +133,23 @@ class _Walk:
             waiting = self._waiting[number, context] = _Waiting(data + len(node.controls))
         return waiting
 
-    def _arrive(self, number: int, context: _Context, token: _Token, place: int | None = None) -> None:
-        """Hand an operation a token: the input of this place; None for a control edge."""
+    def _arrive(
+        self, number: int, context: _Context, token: _Token, by: int | None, place: int | None = None
+    ) -> None:
+        """Hand an operation a token, by a new node: the input of this place; None for a control edge."""
         node, waiting = self._program.nodes[number], self._at(number, context)
         if waiting.has_run:
             return
         if place is not None:
             waiting.inputs[place] = token
-        elif token.source is not None:
-            waiting.controls.append(token.source[0])
         if node.type != "Merge":
             waiting.is_dead |= token.dead
         elif place is not None:  # the first that is alive will do, or all of them dead
             alive = sum(not each.dead for each in waiting.inputs.values())
             if (token.dead or alive != 1) and (alive or len(waiting.inputs) < len(node.inputs)):
                 return
+        if by is not None:
+            waiting.controls.append(by)
         waiting.left -= 1
         if not waiting.left:
             self._ready.append((number, context))
@@ -156,47 +163,50 @@ class _Walk:
         if node.type == "Merge":
             alive = next(((place, each) for place, each in tokens.items() if not each.dead), None)
             if alive is None:
-                self._send(number, context, [_DEAD, _DEAD], dead=True)
+                self._send(number, context, [_DEAD, _DEAD], None)
             else:
-                self._send(number, context, [alive[1], _Token(None, alive[0])])
+                by = self._add(number, context, Node(node.name, node.type, (), _once(waiting), (), {}))
+                self._send(number, context, [alive[1], _Token(None, alive[0])], by)
         elif waiting.is_dead:
             if node.type not in ("NextIteration", "Exit"):
-                self._send(number, context, [_DEAD] * len(node.outputs), dead=True)
+                self._send(number, context, [_DEAD] * len(node.outputs), None)
         else:
             inputs = [tokens[place] for place in range(len(node.inputs))]
             if node.type in CONTROL:
-                self._control(number, node, context, inputs)
+                by = self._add(number, context, Node(node.name, node.type, (), _once(waiting), (), {}))
+                self._control(number, node, context, inputs, by)
             else:
-                self._emit(number, node, context, inputs, waiting.controls)
+                self._emit(number, node, context, inputs, _once(waiting))
 
-    def _control(self, number: int, node: Node, context: _Context, inputs: list[_Token]) -> None:
+    def _control(self, number: int, node: Node, context: _Context, inputs: list[_Token], by: int) -> None:
         token = inputs[0]
         if node.type == "Enter":
             frame = str(node.attributes.get("frame_name"))
             inner = (*context, (frame, 0))
+            self._at_once[inner] = node.attributes.get("parallel_iterations", LONGEST)
             if node.attributes.get("is_constant"):
                 self._constants[inner].append((number, token))
                 for iteration in range(self._iterations.get(inner, 0) + 1):
-                    self._send(number, (*context, (frame, iteration)), [token])
+                    self._send(number, (*context, (frame, iteration)), [token], by)
             else:
-                self._send(number, inner, [token])
+                self._send(number, inner, [token], by)
         elif node.type == "Exit":
-            self._send(number, context[:-1], [token])
+            self._send(number, context[:-1], [token], by)
         elif node.type == "NextIteration":
             (frame, iteration) = context[-1]
             following, first = (*context[:-1], (frame, iteration + 1)), (*context[:-1], (frame, 0))
             if self._iterations.get(first, 0) < iteration + 1:
                 self._iterations[first] = iteration + 1
                 for constant, value in self._constants[first]:
-                    self._send(constant, following, [value])
-            self._send(number, following, [token])
+                    self._send(constant, following, [value], by)
+            self._send(number, following, [token], by)
         elif node.type == "Switch":
             taken = self._taken(node, inputs[1])
-            self._send(number, context, [_DEAD, token] if taken else [token, _DEAD])
+            self._send(number, context, [_DEAD, token] if taken else [token, _DEAD], by)
         else:  # LoopCond
             if token.value is None:
                 raise NotModelled(f"how often the loop of {node.name} runs depends on the data")
-            self._send(number, context, [token])
+            self._send(number, context, [token], by)
 
     def _taken(self, node: Node, condition: _Token) -> bool:
         if condition.value is not None:
@@ -234,40 +244,87 @@ class _Walk:
             return known[1], "whose sizes are known"
         return weights[1] >= weights[0], "that makes more"
 
-    def _emit(self, number: int, node: Node, context: _Context, inputs: Sequence[_Token], controls: list[int]) -> None:
-        place = len(self._new)
+    def _emit(
+        self, number: int, node: Node, context: _Context, inputs: Sequence[_Token], controls: tuple[int, ...]
+    ) -> None:
         # Which input a Merge took is a number without memory of its own, and has no source.
         sources = tuple(token.source for token in inputs if token.source is not None)
-        self._new.append(
-            Node(node.name, node.type, sources, tuple(dict.fromkeys(controls)), node.outputs, node.attributes,
-                 node.variable)
-        )  # fmt: skip
+        made = Node(node.name, node.type, sources, controls, node.outputs, node.attributes, node.variable)
+        place = self._add(number, context, made)
         if not context:
             self._place[number] = place
-        value = self._value(node, inputs)
-        outputs = [_Token((place, output), value if output == 0 else None) for output in range(len(node.outputs))]
+        values = self._values(node, inputs)
+        outputs = [_Token((place, output), value) for output, value in enumerate(values)]
         self._send(number, context, outputs, place)
 
-    def _value(self, node: Node, inputs: Sequence[_Token]) -> Any:
-        if node.type == "Const":
-            value = node.attributes.get("value")
-            return None if value is None or getattr(value, "size", 2) != 1 else value.reshape(()).item()
-        evaluate = _EVALUATED.get(node.type)
-        if evaluate is None or any(token.value is None for token in inputs):
-            return None
-        return evaluate(*(token.value for token in inputs))
+    def _add(self, number: int, context: _Context, node: Node) -> int:
+        """Add a new node, of the operation of that number in an iteration; return its number."""
+        self._new.append(node)
+        self._origins.append(number)
+        self._contexts.append(context)
+        return len(self._new) - 1
 
-    def _send(
-        self, number: int, context: _Context, outputs: list[_Token], place: int | None = None, dead: bool = False
-    ) -> None:
-        for output, consumer, input_place in self._consumers[number]:
-            self._arrive(consumer, context, outputs[output], input_place)
-        if place is None and not dead:
-            place = next((token.source[0] for token in outputs if token.source is not None), None)
-        ended = _Token(None if place is None else (place, 0), dead=dead)
+    def _hold_back(self) -> None:
+        """Have an iteration wait until the one is done that is as many before it as may be under way at once.
+
+        An iteration is done when all that runs in it is, loops inside it too, and those before it are.
+        """
+        held = {first: last for first, last in self._iterations.items() if last >= self._at_once[first]}
+        if not held:
+            return
+        ends, begins = defaultdict(list), defaultdict(list)
+        shared = [0] * len(self._new)  # how many loops' iterations a node shares with one that waits for it
+        for number, (node, context) in enumerate(zip(self._new, self._contexts, strict=True)):
+            for source in node.controls:
+                common = _common(self._contexts[source], context)
+                shared[source] = max(shared[source], common)
+                if self._new[source].type == "NextIteration":
+                    begins[context].append(number)
+        for number, context in enumerate(self._contexts):
+            for depth in range(shared[number], len(context)):
+                ends[context[: depth + 1]].append(number)
+        for (*outer, (frame, _)), last in held.items():
+            at_once = self._at_once[*outer, (frame, 0)]
+            end: list[int] = []
+            for iteration in range(last - at_once + 1):
+                waits = tuple(ends[*outer, (frame, iteration)] + end)
+                end = [self._add(-1, tuple(outer), Node(frame, "NoOp", (), waits, (), {}))]
+                for number in begins[*outer, (frame, iteration + at_once)]:
+                    node = self._new[number]
+                    self._new[number] = replace(node, controls=(*node.controls, *end))
+
+    def _values(self, node: Node, inputs: Sequence[_Token]) -> list[Any]:
+        """Return what is known of the values of a node's outputs; a list's is that of what was pushed last, and below."""
+        known = [token.value for token in inputs]
+        value = None
+        if node.type == "Const":
+            constant = node.attributes.get("value")
+            value = constant.reshape(()).item() if constant is not None and constant.size == 1 else None
+        elif node.type == "TensorListPushBack":
+            value = (known[1], known[0])
+        elif node.type == "TensorListPopBack" and known[0] is not None:
+            return [known[0][1], known[0][0]]
+        elif node.type in _EVALUATED and not any(each is None for each in known):
+            value = _EVALUATED[node.type](*known)
+        return [value, *[None] * (len(node.outputs) - 1)][: len(node.outputs)]
+
+    def _send(self, number: int, context: _Context, outputs: list[_Token], by: int | None) -> None:
+        """Hand on what an operation puts out to those in an iteration, by the new node; None where it is dead."""
+        for output, consumer, place in self._consumers[number]:
+            token = outputs[output]
+            self._arrive(consumer, context, token, None if token.dead else by, place)
         for consumer in self._after[number]:
-            self._arrive(consumer, context, ended)
+            self._arrive(consumer, context, _DEAD if by is None else _ENDED, by)
         if not context:
             for output, token in enumerate(outputs):
                 if (number, output) not in self._tokens or self._tokens[number, output].dead:
                     self._tokens[number, output] = token
+
+
+def _once(waiting: _Waiting) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(waiting.controls))
+
+
+def _common(one: _Context, other: _Context) -> int:
+    """Return how many loops two contexts are in the same iteration of."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -3,22 +3,27 @@
 As in tensorflow/core/common_runtime/executor.cc: a node is ready when all it waits for has run; one thread finds those
 that wait for nothing ready all at once. Inexpensive ones run inline on the thread that made them ready, first in, first
 out. Of the expensive ones a thread keeps one for itself where it has nothing inline; the others go to the front of its
-queue in the thread pool. Threads take from the front of their queue and from the back of another's.
+queue in the thread pool. Threads take from the front of their queue and from the back of another's. What only hands
+on from one iteration of a loop to another is run inline too, in no time.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
+from kerasmem.estimation.graph.control import CONTROL
 from kerasmem.estimation.graph.ordering import KEPT_IN_ORDER, consumers_in_order
 from kerasmem.estimation.graph.program import Node, Program
 from kerasmem.estimation.graph.rules import INEXPENSIVE, KernelRules
 
 # Below this a kernel is not worth a thread of its own (kOpIsExpensiveThresholdCycles, 8000 cycles).
 EXPENSIVE_SECONDS = 3e-6
+# TensorFlow's guess of a kernel's time begins at 100 million cycles and falls by a tenth each time that it runs.
+SETTLED = 90
 
 
 class Executor:
@@ -28,9 +33,8 @@ class Executor:
         program: the step.
         rules: of the kernels.
         seconds: how long an operation takes; decides the order between threads.
-        is_settled: whether the process has run some ninety steps. Before, every kernel that does not call itself
-            inexpensive is taken to be expensive, since TensorFlow's guess of its time begins high and falls by a tenth
-            each time.
+        past: how many steps the process has run. A kernel that does not call itself inexpensive is taken to be
+            expensive until it has run some ninety times, which in a loop may be in one step.
         process: decides what differs from process to process.
     """
 
@@ -39,21 +43,26 @@ class Executor:
         program: Program,
         rules: KernelRules,
         seconds: Callable[[Node], float],
-        is_settled: bool = False,
+        past: int = 0,
         process: random.Random | None = None,
     ) -> None:
         nodes = program.nodes
         self._workers = rules.workers
         self._seconds = [seconds(node) for node in nodes]
+        runs = Counter(program.origins)
+        times = [runs[origin] for origin in program.origins] + [1] * (len(nodes) - len(program.origins))
         self._expensive = [
             node.type not in INEXPENSIVE
-            and (took > EXPENSIVE_SECONDS or not is_settled)
+            and (took > EXPENSIVE_SECONDS or often * past < SETTLED)
             and rules.of(node).launch is None
-            for node, took in zip(nodes, self._seconds, strict=True)
+            for node, took, often in zip(nodes, self._seconds, times, strict=True)
         ]
-        self._waits = [len(node.inputs) + len(node.controls) for node in nodes]
+        self._hands_on = [program.folded is not None and node.type in CONTROL for node in nodes]
         process = process or random.Random(0)
         self._waiting = consumers_in_order(program, rules, process)
+        self._waits = [0] * len(nodes)
+        for number in itertools.chain.from_iterable(self._waiting):
+            self._waits[number] += 1
         self._first = [number for number, wait in enumerate(self._waits) if not wait]
         if len(self._first) > KEPT_IN_ORDER:  # they wait for a node of their own that comes before all
             process.shuffle(self._first)
@@ -66,7 +75,8 @@ class Executor:
         Args:
             vary: from an operation's usual time to the one it takes now.
         """
-        seconds, expensive, waiting, waits = self._seconds, self._expensive, self._waiting, list(self._waits)
+        seconds, expensive, waits = self._seconds, self._expensive, list(self._waits)
+        hands_on = self._hands_on
         workers = _Workers(self._workers)
         workers.hand(0, self._first, expensive)
         idle = list(range(self._workers))  # the one that became idle last comes first
@@ -76,6 +86,9 @@ class Executor:
         while True:
             for worker in tuple(idle):
                 number = workers.take(worker)
+                while number is not None and hands_on[number]:
+                    workers.hand(worker, self._made_ready(number, waits), expensive)
+                    number = workers.take(worker)
                 if number is None:  # nor is there one for those that come after it
                     break
                 idle.remove(worker)
@@ -86,14 +99,19 @@ class Executor:
             now, worker, number = heapq.heappop(clock)
             steps.append(self._ends[number])
             idle.insert(0, worker)
-            ready = []
-            for each in waiting[number]:
-                left = waits[each] - 1
-                waits[each] = left
-                if not left:
-                    ready.append(each)
+            ready = self._made_ready(number, waits)
             if ready:
                 workers.hand(worker, ready, expensive)
+
+    def _made_ready(self, number: int, waits: list[int]) -> list[int]:
+        """Return those that waited for a node alone; `waits` says for how many each still does."""
+        ready = []
+        for each in self._waiting[number]:
+            left = waits[each] - 1
+            waits[each] = left
+            if not left:
+                ready.append(each)
+        return ready
 
 
 class _Workers:

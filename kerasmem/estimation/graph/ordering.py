@@ -29,6 +29,25 @@ def consumers_in_order(program: Program, rules: KernelRules, draw: random.Random
         rules: of the kernels.
         draw: decides what differs from process to process.
     """
+    if program.folded is None:
+        return _handed_on(program, rules, draw)
+    places: list[dict[int, int]] = [
+        {consumer: place for place, consumer in enumerate(each)} for each in _handed_on(program.folded, rules, draw)
+    ]
+    origins = [*program.origins, *(-1 for _ in program.nodes[len(program.origins) :])]
+    places.append({})  # of nodes that were no operation
+    waiting: list[list[int]] = [[] for _ in origins]
+    for number in range(len(origins)):
+        for source in program.awaited(number):
+            waiting[source].append(number)
+    for source, each in enumerate(waiting):
+        if len(each) > 1:
+            place = places[origins[source]]
+            each.sort(key=lambda number: place.get(origins[number], -1))  # noqa: B023
+    return waiting
+
+
+def _handed_on(program: Program, rules: KernelRules, draw: random.Random) -> list[list[int]]:
     rewritten = [node.type in rules.of(node).rewritten for node in program.nodes]
     order = list(range(len(rewritten)))
     if any(rewritten):
@@ -103,8 +122,9 @@ def _added(program: Program, ranks: list[int]) -> list[int]:
     waits = [0] * len(ranks)
     for number in range(len(ranks)):
         for source in _sources(program, number):
-            waiting[source].append(number)
-            waits[number] += 1
+            if program.nodes[source].type != "NextIteration":  # a loop's way back is added last
+                waiting[source].append(number)
+                waits[number] += 1
     ready = [(ranks[number], number) for number, wait in enumerate(waits) if not wait]
     heapq.heapify(ready)
     order = []

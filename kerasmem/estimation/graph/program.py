@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.errors import KerasmemError
@@ -56,7 +57,7 @@ class Node:
         name: as TensorFlow names it; it holds the names of Keras's layers.
         type: "Conv2D", "ReadVariableOp", …
         inputs: for each input the number of the node that makes it, and which of its outputs it is.
-        controls: the nodes that must have run before.
+        controls: the nodes that must have run before; where loops were spelled out, also those that hand on its inputs.
         outputs: what it makes.
         attributes: the few that rules look at (strides, padding, constants).
         variable: for operations on a variable, its number in `Program.variables`.
@@ -102,11 +103,26 @@ class Program:
         variables: those that the step touches.
         arguments: numbers of the nodes that stand for the batch, held by the caller.
         results: (node, output) of what the step returns.
-        has_nested_loops: loops inside loops were spelled out; how many iterations are under way depends on threads.
+        folded: where loops were spelled out, the step with them.
+        origins: where they were, for each node the number of that in `folded` which it is an execution of.
     """
 
     nodes: tuple[Node, ...]
     variables: tuple[Variable, ...]
     arguments: tuple[int, ...]
     results: tuple[tuple[int, int], ...]
-    has_nested_loops: bool = False
+    folded: Program | None = field(default=None, compare=False)
+    origins: tuple[int, ...] = ()
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether loops were spelled out."""
+        return any(node.type == "NextIteration" for node in self.nodes)
+
+    def awaited(self, number: int) -> Iterable[int]:
+        """Return the nodes that the executor has run before it runs one, as often as they hand it something."""
+        node = self.nodes[number]
+        sources = (source for source, _ in node.inputs)
+        if self.folded is None or number >= len(self.origins):
+            return (*sources, *node.controls)
+        return (*(source for source in sources if source >= len(self.origins)), *node.controls)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
-from kerasmem.estimation.graph.executor import Executor
+from kerasmem.estimation.graph.executor import SETTLED, Executor
 from kerasmem.estimation.graph.heap import Buffer, Heap, Peak
 from kerasmem.estimation.graph.memory import Memory
 from kerasmem.estimation.graph.placement import host_bytes
@@ -22,12 +22,10 @@ from kerasmem.processes.guarding import note_stage
 WARM_UP_STEPS, STEPS, OTHER_STEPS, FEWEST_STEPS = 3, 15, 5, 3
 PROCESSES = 5  # whose orders are tried, one after another in the same heap
 _BEYOND = KINDS["cuda"]["missing"]  # what a step on a card takes beyond the total, where such operations are
+# The smallest matrix product takes this long, with either kind of kernels (steps of a GRU over few features, traced). In
+# loops it decides whether a thread keeps it for itself.
+SMALLEST_PRODUCT_SECONDS = 7e-6
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
-
-_NESTED_LOOPS = Unmodelled(
-    "iterations of a loop inside a loop",
-    "how many are under way at once depends on threads; steps were seen to take up to twice the total",
-)
 
 
 def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attribution, rules: KernelRules) -> Outcome:
@@ -44,9 +42,10 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     """
     heap, peaks = _simulate(program, rules)
     is_on_cpu = rules.card is None
-    _, others = _simulate(program, rules.upper or rules, OTHER_STEPS, is_settled=True)
-    if program.has_nested_loops:  # a thread that gets no time leaves as much undone as one that is not there
-        others += _simulate(program, replace(rules, workers=1), OTHER_STEPS)[1]
+    upper = rules.upper or rules
+    if program.has_loops:  # where a thread gets no time, what it has left undone piles up iteration by iteration
+        upper = replace(upper, workers=1)
+    _, others = _simulate(program, upper, OTHER_STEPS, is_settled=True)
     most = max(each.in_use for each in others)
     if rules.card is not None:  # where there is no room to work in, cuDNN's algorithms without are taken
         most = min(most, rules.card.available_bytes)
@@ -79,8 +78,6 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
         unmodelled=tuple(
             Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")
             for name, count in unknown.items()
-        ) + (
-            (_NESTED_LOOPS,) if program.has_nested_loops else ()
         ) + (
             _copied_blocks(program, rules)
             if is_on_cpu
@@ -121,11 +118,15 @@ def _simulate(
     program: Program, rules: KernelRules, most: int = STEPS, is_settled: bool = False
 ) -> tuple[Heap, list[Peak]]:
     draw, process = random.Random(0), random.Random(int(is_settled))
+    has_loops = program.has_loops
 
     def usual_seconds(node: Node) -> float:
         inputs = [program.nodes[source].outputs[output] for source, output in node.inputs]
         own = rules.of(node)
-        return seconds(node, inputs, own.rates) if own.launch is None else own.launch
+        if own.launch is not None:
+            return own.launch
+        started = SMALLEST_PRODUCT_SECONDS if has_loops and "MatMul" in node.type else 0.0
+        return seconds(node, inputs, own.rates) + started
 
     heap = Heap(BFCAllocator(descending=rules.card is None))
     memory = Memory(program, rules, heap)
@@ -134,7 +135,8 @@ def _simulate(
     others = {WARM_UP_STEPS + number * steps // PROCESSES for number in range(1, PROCESSES)}
     for step in range(WARM_UP_STEPS + steps):
         if not step or (step in others and not is_settled):
-            executor = Executor(program, rules, usual_seconds, is_settled, process)
+            past = SETTLED if is_settled else max(step, WARM_UP_STEPS)
+            executor = Executor(program, rules, usual_seconds, past, process)
         note_stage(f"simulating step {step + 1} of {WARM_UP_STEPS + steps}")
         heap.reset_peak()
         memory.run(executor.order(lambda took: took * draw.lognormvariate(0, VARIATION)))
