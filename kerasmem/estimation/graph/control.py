@@ -64,9 +64,28 @@ def unroll(program: Program) -> tuple[Program, tuple[str, ...]]:
     """
     if not any(node.type in CONTROL for node in program.nodes):
         return program, ()
-    walk = _Walk(program)
+    walk = _Walk(_as_lowered(program))
     walk.run()
     return walk.result(), tuple(walk.notes)
+
+
+def _as_lowered(program: Program) -> Program:
+    """Return the program with what is in a loop's functions waiting for its first variable alone, not for all of them.
+
+    So TensorFlow's runtime lowers it (lower_while_op.cc). Grappler, which is asked here, has a function wait for all
+    that it is given (function_optimizer.cc), so that no iteration would begin before the last is done.
+    """
+    nodes = program.nodes
+
+    def controls(node: Node) -> tuple[int, ...]:
+        merges = [each for each in node.controls if nodes[each].type == "Merge"]
+        first = min(merges, key=lambda each: (len(nodes[each].name), nodes[each].name), default=None)  # by its number
+        if len(merges) < 2 and not any("/loop_body_control/" in nodes[each].name for each in node.controls):
+            return node.controls
+        handed = ("Merge", "Switch", "Enter")
+        return tuple(each for each in node.controls if each == first or nodes[each].type not in handed)
+
+    return replace(program, nodes=tuple(replace(node, controls=controls(node)) for node in nodes))
 
 
 class _Waiting:
