@@ -152,9 +152,7 @@ class _Walk:
             waiting = self._waiting[number, context] = _Waiting(data + len(node.controls))
         return waiting
 
-    def _arrive(
-        self, number: int, context: _Context, token: _Token, by: int | None, place: int | None = None
-    ) -> None:
+    def _arrive(self, number: int, context: _Context, token: _Token, by: int | None, place: int | None = None) -> None:
         """Hand an operation a token, by a new node: the input of this place; None for a control edge."""
         node, waiting = self._program.nodes[number], self._at(number, context)
         if waiting.has_run:
@@ -291,7 +289,8 @@ class _Walk:
         held = {first: last for first, last in self._iterations.items() if last >= self._at_once[first]}
         if not held:
             return
-        ends, begins = defaultdict(list), defaultdict(list)
+        ends: dict[_Context, list[int]] = defaultdict(list)
+        begins: dict[_Context, list[int]] = defaultdict(list)
         shared = [0] * len(self._new)  # how many loops' iterations a node shares with one that waits for it
         for number, (node, context) in enumerate(zip(self._new, self._contexts, strict=True)):
             for source in node.controls:
@@ -302,18 +301,19 @@ class _Walk:
         for number, context in enumerate(self._contexts):
             for depth in range(shared[number], len(context)):
                 ends[context[: depth + 1]].append(number)
-        for (*outer, (frame, _)), last in held.items():
-            at_once = self._at_once[*outer, (frame, 0)]
+        for first, last in held.items():
+            outer, frame, at_once = first[:-1], first[-1][0], self._at_once[first]
             end: list[int] = []
             for iteration in range(last - at_once + 1):
-                waits = tuple(ends[*outer, (frame, iteration)] + end)
-                end = [self._add(-1, tuple(outer), Node(frame, "NoOp", (), waits, (), {}))]
-                for number in begins[*outer, (frame, iteration + at_once)]:
+                here, ahead = (*outer, (frame, iteration)), (*outer, (frame, iteration + at_once))
+                waits = (*ends[here], *end)
+                end = [self._add(-1, outer, Node(frame, "NoOp", (), waits, (), {}))]
+                for number in begins[ahead]:
                     node = self._new[number]
                     self._new[number] = replace(node, controls=(*node.controls, *end))
 
     def _values(self, node: Node, inputs: Sequence[_Token]) -> list[Any]:
-        """Return what is known of the values of a node's outputs; a list's is that of what was pushed last, and below."""
+        """Return what is known of the values of a node's outputs; a list's is (what was pushed last, the rest)."""
         known = [token.value for token in inputs]
         value = None
         if node.type == "Const":

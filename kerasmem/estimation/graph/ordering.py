@@ -43,7 +43,7 @@ def consumers_in_order(program: Program, rules: KernelRules, draw: random.Random
     for source, each in enumerate(waiting):
         if len(each) > 1:
             place = places[origins[source]]
-            each.sort(key=lambda number: place.get(origins[number], -1))  # noqa: B023
+            each.sort(key=lambda number: place.get(origins[number], -1))
     return waiting
 
 

@@ -22,8 +22,8 @@ from kerasmem.processes.guarding import note_stage
 WARM_UP_STEPS, STEPS, OTHER_STEPS, FEWEST_STEPS = 3, 15, 5, 3
 PROCESSES = 5  # whose orders are tried, one after another in the same heap
 _BEYOND = KINDS["cuda"]["missing"]  # what a step on a card takes beyond the total, where such operations are
-# The smallest matrix product takes this long, with either kind of kernels (steps of a GRU over few features, traced). In
-# loops it decides whether a thread keeps it for itself.
+# The smallest matrix product takes this long, with either kind of kernels (steps of a GRU over few features, traced).
+# In loops it decides whether a thread keeps it for itself.
 SMALLEST_PRODUCT_SECONDS = 7e-6
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
 
