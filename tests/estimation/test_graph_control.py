@@ -319,6 +319,32 @@ def test_a_real_while_loop():
     assert products(program) == 5
 
 
+def test_a_real_loop_in_a_loop_is_trained():
+    """How often the inner loop runs backward, and on what, is on lists that are on a list of the outer one."""
+    import tensorflow as tf
+
+    class Refined(layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(3, 3))
+
+        def call(self, x):
+            def turn(j, z):
+                return j + 1, tf.matmul(z, self.kernel)
+
+            def refine(i, y):
+                return i + 1, tf.while_loop(lambda j, _: j < 2, turn, (0, y))[1]
+
+            return tf.while_loop(lambda i, _: i < 3, refine, (0, x))[1]
+
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, Refined()(inputs))
+    model.compile("sgd", "mse")
+    program, _ = program_of(model, 4)
+    assert products(program) in (3 * 6 - 1, 3 * 6)
+    merges = [[program.nodes[each].type for each in node.controls].count("Merge") for node in program.nodes]
+    assert max(count for count, node in zip(merges, program.nodes, strict=True) if node.type == "Const") == 1
+
+
 def test_a_loop_that_a_kernel_runs_as_a_whole():
     import tensorflow as tf
 

@@ -145,6 +145,8 @@ def _popped(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> No
     if not isinstance(stack, _Stack) or stack.top[0] < 0 or stack.rest is None:
         raise NotModelled(f"what {node.name} takes from its list is not known")
     lists.contents[number, 0] = stack.rest
+    if stack.top in lists.contents:  # a list of an inner loop, on one of the outer
+        lists.contents[number, 1] = lists.contents[stack.top]
     return replace(node, inputs=(*node.inputs, stack.top))
 
 
