@@ -15,7 +15,6 @@ COROUTINES = {
     "rm_file": Borrowed(_PLACE, "AsyncFileSystem._rm_file", feature="writing to URLs", parameters=("path",)),
     "glob": Borrowed(_PLACE, "AsyncFileSystem._glob", feature="patterns in URLs", parameters=("path",)),
 }
-CALL_S3 = Borrowed("s3fs", "S3FileSystem._call_s3", feature="reading s3:// URLs", parameters=("method",))
 
 
 async def call_file_system(system: Any, name: str, *arguments: Any, **settings: Any) -> Any:
@@ -25,17 +24,6 @@ async def call_file_system(system: Any, name: str, *arguments: Any, **settings: 
         return await getattr(system, f"_{name}")(*arguments, **settings)
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(None, lambda: getattr(system, name)(*arguments, **settings))
-
-
-async def get_s3_object(system: Any, **settings: Any) -> Any:
-    """Return S3's answer to GetObject, its ETag and its body among it, which no public method of s3fs does."""
-    CALL_S3.get()
-    return await system._call_s3("get_object", **settings)
-
-
-def is_s3(system: Any) -> bool:
-    """Return whether a file system is s3fs's, or one that speaks as it does."""
-    return hasattr(system, "_call_s3")
 
 
 async def close_connections(system: Any) -> None:

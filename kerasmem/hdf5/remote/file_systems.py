@@ -8,12 +8,14 @@ import ipaddress
 from typing import Any
 from urllib.parse import urlsplit
 
-from kerasmem.compat.file_systems import close_connections, is_s3
+from kerasmem.compat.file_systems import close_connections
+from kerasmem.compat.s3 import is_s3, share_description
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import SMALL_REQUESTS, RemoteAccess
 from kerasmem.hdf5.remote.failures import PermanentError
-from kerasmem.hdf5.remote.objects import HttpObject, OtherObject, RemoteObject, S3Object
+from kerasmem.hdf5.remote.objects import HttpObject, OtherObject, RemoteObject
+from kerasmem.hdf5.remote.s3 import S3Links, S3Object
 from kerasmem.hdf5.remote.urls import scheme_of
 from kerasmem.units import MIB
 
@@ -34,6 +36,7 @@ class FileSystems:
         self._access = access
         self._loop = loop
         self._made: dict[str, tuple[Any, str]] = {}
+        self._links: dict[int, S3Links] = {}
 
     def object_at(self, url: str) -> RemoteObject:
         """Return the object that a URL names; nothing is asked of its store yet.
@@ -45,7 +48,9 @@ class FileSystems:
         system, path = self.system_of(url)
         if scheme_of(url) in ("http", "https") and hasattr(system, "set_session"):
             return HttpObject(system, url)
-        return S3Object(system, path) if is_s3(system) else OtherObject(system, path)
+        if not is_s3(system):
+            return OtherObject(system, path)
+        return S3Object(self._links.setdefault(id(system), S3Links(system)), path)
 
     def system_of(self, url: str) -> tuple[Any, str]:
         """Return the file system of a URL, and the object's path in it."""
@@ -91,6 +96,8 @@ class FileSystems:
         system, path = url_to_fs(url, skip_instance_cache=True, **_with_defaults(scheme, options))
         if hasattr(system, "retries"):
             system.retries = 1  # what is tried again is decided in `failures`
+        if is_s3(system):
+            share_description(system)
         return system, path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable
@@ -11,13 +10,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.compat.file_systems import call_file_system, get_s3_object
+from kerasmem.compat.file_systems import call_file_system
 from kerasmem.hdf5.remote.failures import ChangedError, PermanentError, TransientError, of_status
-from kerasmem.units import KIB, MIB
+from kerasmem.units import KIB
 
 HEAD = 64 * KIB
 """Bytes at the beginning of an object that come along with its version: an HDF5 file's header lies there."""
-_READ_BYTES = MIB // 4
 _LEAST_RATE = KIB  # bytes a second: a store that brings fewer is asked again
 _CONNECT, _SILENCE = 15.0, 30.0  # seconds until a connection stands, and that a store may be silent
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -206,38 +204,7 @@ class HttpObject(RemoteObject):
                 raise of_status(answer.status, answer.headers.get("Retry-After", ""))
             if answer.status == 200 or answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise PermanentError(_NO_RANGES)
-            yield Answer(*_read_range(place), tag, answer.content.iter_any())
-
-
-class S3Object(RemoteObject):
-    """An object of S3 or of what speaks its language.
-
-    Args:
-        system: s3fs's file system.
-        path: bucket and key.
-    """
-
-    def __init__(self, system: Any, path: str) -> None:
-        self._system = system
-        bucket, key, version = system.split_path(path)
-        if not key:
-            raise PermanentError("this names a bucket and no object in it")
-        self._names = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
-
-    @asynccontextmanager
-    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> AsyncIterator[Answer]:
-        """Ask for a range."""
-        match = {} if known is None or known.tag is None else {"IfMatch": known.tag}
-        try:
-            answer = await get_s3_object(self._system, **self._names, **match, Range=f"bytes={start}-{stop - 1}")
-        except Exception as error:
-            said = [str(getattr(each, "response", "")) for each in (error, error.__cause__)]
-            if known is not None or not any("InvalidRange" in text for text in said):
-                raise
-            yield Answer(0, 0, 0, None, _whole(b""))  # it is empty
-            return
-        with contextlib.closing(answer["Body"]) as body:
-            yield Answer(*_read_range(answer.get("ContentRange", "")), answer.get("ETag"), _parts(body))
+            yield Answer(*read_range(place), tag, answer.content.iter_any())
 
 
 class OtherObject(RemoteObject):
@@ -273,7 +240,7 @@ class OtherObject(RemoteObject):
         data = b""
         if start < stop:
             data = await call_file_system(self._system, "cat_file", self._path, start=start, end=stop)
-        yield Answer(start, start + len(data), size, tag, _whole(data))
+        yield Answer(start, start + len(data), size, tag, whole(data))
 
 
 def _refuse_other(known: ObjectInfo, tag: str | None, size: int | None) -> None:
@@ -283,17 +250,14 @@ def _refuse_other(known: ObjectInfo, tag: str | None, size: int | None) -> None:
         raise ChangedError("it has another length")
 
 
-def _read_range(text: str) -> tuple[int, int, int | None]:
+def read_range(text: str) -> tuple[int, int, int | None]:
+    """Return first byte, byte after the last and the size of the whole, as a `Content-Range` has them."""
     found = _RANGE.match(text)
     if found is None:
         raise PermanentError(_NO_RANGES)
     return int(found[1]), int(found[2]) + 1, None if found[3] == "*" else int(found[3])
 
 
-async def _parts(body: Any) -> AsyncIterator[bytes]:
-    while data := await body.read(_READ_BYTES):
-        yield data
-
-
-async def _whole(data: bytes) -> AsyncIterator[bytes]:
+async def whole(data: bytes) -> AsyncIterator[bytes]:
+    """Yield bytes as an answer that comes in one piece."""
     yield data
