@@ -20,7 +20,7 @@ from kerasmem.hdf5.layout import DataLayout, DatasetLayout
 from kerasmem.hdf5.opened import IndexedFile, OpenFile
 from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
 from kerasmem.hdf5.remote.handle import Claim
-from kerasmem.hdf5.remote.urls import is_url
+from kerasmem.hdf5.remote.urls import is_url, proves_version, scheme_of
 from kerasmem.hdf5.settings import Access
 
 _MOST_OPEN = 256
@@ -40,6 +40,7 @@ class OpenFiles:
 
     Attributes:
         remote: whether any of them is behind a URL.
+        proves_versions: whether each answer of their stores says which version it is of.
     """
 
     def __init__(self, layout: DataLayout, access: Access) -> None:
@@ -47,7 +48,9 @@ class OpenFiles:
         self._fetcher: RangeFetcher | None = None
         self._layout = layout
         self._by_name: dict[int, dict[str, OpenFile]] = {}  # the files used so far, by the datasets that lie in them
-        self.remote = any(is_url(part.path) for file in layout.files for part in file.lies_in)
+        urls = {scheme_of(part.path): part.path for file in layout.files for part in file.lies_in if is_url(part.path)}
+        self.remote = bool(urls)
+        self.proves_versions = all(proves_version(url) for url in urls.values())
         self._most = most_open()
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
@@ -241,23 +244,29 @@ class ResidentRows:
         self._delivery = Delivery(Column(layout.name, layout.row_shape, layout.dtype, stored.str))
         self._loading = threading.Lock()
 
-    def load(self, rows: np.ndarray, scratch: Scratch) -> None:
-        """Read what is still missing of the cells in which the rows lie."""
+    def needs(self, rows: np.ndarray) -> list[tuple[RowRun, Claims]]:
+        """Return what is still missing of the cells in which rows lie; of remote files it is fetched from now on."""
+        needed = np.unique(self._grid.cell(rows))
+        if self._rows.remote and len(needed):  # of each file in one range: what lies between will be needed too
+            files = self._rows.file_of(self._grid.bounds(needed)[0])
+            first = np.flatnonzero(np.r_[True, files[1:] != files[:-1]])
+            last = np.r_[first[1:], len(needed)] - 1
+            needed = ranges(needed[first], needed[last] - needed[first] + 1)
+        missing = needed[~self._there[needed]]
+        runs = []
+        for cells in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
+            if len(cells):
+                (start, _), (_, stop) = self._grid.bounds(int(cells[0])), self._grid.bounds(int(cells[-1]))
+                stop = min(stop, len(self.values))
+                runs.append(RowRun(start, stop, None, slice(start, stop)))
+        claims = self._rows.claims(runs) if self._rows.remote else [()] * len(runs)
+        return list(zip(runs, claims, strict=True))
+
+    def load(self, needs: Sequence[tuple[RowRun, Claims]], scratch: Scratch) -> None:
+        """Read what `needs` returned, unless it was read meanwhile."""
         with self._loading:
-            needed = np.unique(self._grid.cell(rows))
-            if self._rows.remote and len(needed):  # of each file in one range: what lies between will be needed too
-                files = self._rows.file_of(self._grid.bounds(needed)[0])
-                first = np.flatnonzero(np.r_[True, files[1:] != files[:-1]])
-                last = np.r_[first[1:], len(needed)] - 1
-                needed = ranges(needed[first], needed[last] - needed[first] + 1)
-            missing = needed[~self._there[needed]]
-            runs = []
-            for cells in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
-                if len(cells):
-                    (start, _), (_, stop) = self._grid.bounds(int(cells[0])), self._grid.bounds(int(cells[-1]))
-                    stop = min(stop, len(self.values))
-                    runs.append(RowRun(start, stop, None, slice(start, stop)))
-            claims = self._rows.claims(runs) if self._rows.remote else [()] * len(runs)
-            for run, claim in zip(runs, claims, strict=True):
-                self._rows.read(run, [(self._delivery, self.values)], scratch, claim)
-            self._there[missing] = True
+            for run, claims in needs:
+                cells = slice(int(self._grid.cell(run.start)), int(self._grid.cell(run.stop - 1)) + 1)
+                if not self._there[cells].all():
+                    self._rows.read(run, [(self._delivery, self.values)], scratch, claims)
+                    self._there[cells] = True

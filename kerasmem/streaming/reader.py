@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -13,15 +14,16 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.delivery import Delivery, Places, RowRun, ScatterRead, Scratch, can_scatter, part_of
 from kerasmem.hdf5.files import Claims, DatasetRows, OpenFiles, ResidentRows
-from kerasmem.hdf5.grid import Grid
+from kerasmem.hdf5.grid import Grid, ranges
 from kerasmem.hdf5.layout import DataLayout, shown
+from kerasmem.hdf5.remote.handle import GAP
 from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.order import EpochOrder, Segment
 
 _CELL_BYTES = 64 * 1024  # of a dataset without chunks that is kept in memory, read at a time
 
-Task = Callable[[Scratch], None]
-"""A part of the filling of a window that any thread may do, with its own buffers."""
+Task = Callable[[Scratch], Places | None]
+"""A part of the filling of a window that any thread may do, with its own buffers; returns which rows it brought."""
 
 
 @dataclass(eq=False)
@@ -52,6 +54,7 @@ class RowReader:
         self._rows = {name: DatasetRows(self.files, self.layout.starts, name) for name in self._by_dataset}
         self._resident: dict[str, ResidentRows] = {}
         self._announcing = threading.Lock()
+        self._now: tuple[int, int] | None = None  # the window announced last
         self._next: tuple[tuple[int, int], list[Claims]] | None = None  # the window to come, announced already
 
     @property
@@ -59,7 +62,21 @@ class RowReader:
         """Bytes taken from the files so far; for what HDF5 itself reads, the bytes of the rows."""
         return self.files.bytes_read
 
-    def tasks(self, order: EpochOrder, window: int, arrays: Sequence[np.ndarray], *, in_file_order: bool) -> list[Task]:
+    @property
+    def checked_at_once(self) -> bool:
+        """Whether it takes no request to find out that files are what they were."""
+        return not self.files.remote or self.files.proves_versions
+
+    def tasks(
+        self,
+        order: EpochOrder,
+        window: int,
+        arrays: Sequence[np.ndarray],
+        *,
+        in_file_order: bool,
+        due: int = 0,
+        ahead: bool = True,
+    ) -> list[Task]:
         """Return what has to be done to fill a window; the tasks may run in any order and all at once.
 
         Args:
@@ -67,6 +84,8 @@ class RowReader:
             window: which window of it.
             arrays: the window's array of each column, as long as the window has rows.
             in_file_order: leave the rows in the order of the blocks, in place of that of delivery.
+            due: the first row of the window, in the order of delivery, that is needed.
+            ahead: whether the window to come may be fetched along with this one, for which nobody waits yet.
 
         Raises:
             DataError: the file has gone or has changed.
@@ -75,25 +94,31 @@ class RowReader:
         self._make_resident(order.blocks.run(int(order.window_order(window)[0]))[0])
         rows = order.window_rows(window)
         places = slice(0, rows) if in_file_order else _places(order, window)
-        self.rows_read += rows
-        tasks = [
-            self._from_resident(name, order, window, places, arrays)
-            for name in self._by_dataset
-            if name in self.resident
-        ]
+        self.rows_read += rows - due
+
+        def needed() -> tuple[np.ndarray, Places]:
+            return _needed(order.blocks.rows(order.window_order(window)), places, due)
+
+        tasks = [self._from_resident(name, *needed(), arrays) for name in self._by_dataset if name in self.resident]
         heavy = []
         for name in self._by_dataset:
             if name not in self.resident:
-                straight = self._straight(name, order, window, places, arrays)
+                straight = self._straight(name, needed, arrays)
                 if straight is None:
                     heavy.append(name)
                 else:
                     tasks += straight
         if heavy:
-            runs = list(_runs(order, window, places))
-            claims = self._announce(heavy, order, window, runs) if self.files.remote else itertools.repeat([])
+            runs = self._runs(heavy, order, window, places, due)
+            remote = self.files.remote
+            claims = self._announce(heavy, order.key(window), runs, due) if remote else itertools.repeat([])
             needs = ((name, run) for run in runs for name in heavy)
             tasks += [self._from_file(*need, arrays, claim) for need, claim in zip(needs, claims, strict=False)]
+        if heavy and self.files.remote and window + 1 < order.windows:
+            if ahead:  # the link is idle neither while the last rows are put into place nor while they are waited for
+                self._foresee(heavy, order, window + 1)
+            else:
+                tasks.append(lambda scratch: self._foresee(heavy, order, window + 1))
         return tasks
 
     def check(self) -> None:
@@ -107,7 +132,7 @@ class RowReader:
     def close(self) -> None:
         """Close the files; the next read opens them again. No task may be running."""
         self._resident = {}
-        self._next = None
+        self._now = self._next = None
         self.files.close()
 
     def _make_resident(self, row: int) -> None:
@@ -126,45 +151,58 @@ class RowReader:
     # ---- tasks
 
     def _straight(
-        self, name: str, order: EpochOrder, window: int, places: Places, arrays: Sequence[np.ndarray]
+        self, name: str, needed: Callable[[], tuple[np.ndarray, Places]], arrays: Sequence[np.ndarray]
     ) -> list[Task] | None:
         """Return the tasks for a dataset whose rows are delivered as they lie in the files; None for others."""
         number, *others = self._by_dataset[name]
         column, target = self.columns[number], arrays[number]
         if others or not self._deliveries[number].plain or not can_scatter(column.row_bytes):
             return None
-        rows = order.blocks.rows(order.window_order(window))
-        plans = self._rows[name].plan(rows, places, target)
+        plans = self._rows[name].plan(*needed(), target)
         if plans is None:
             return None
         return [self._share(name, plan, share) for plan in plans for share in plan.shares()]
 
     def _share(self, name: str, plan: ScatterRead, share: tuple[int, int]) -> Task:
-        def task(scratch: Scratch) -> None:
+        def task(scratch: Scratch) -> Places:
             self._rows[name].read_scattered(plan, share)
+            places = part_of(plan.places, *share)
             if self.check_finite:
                 column = self.columns[self._by_dataset[name][0]]
-                values = plan.target[part_of(plan.places, *share)]
-                self._refuse_not_finite(column, plan.rows[slice(*share)], values)
+                self._refuse_not_finite(column, plan.rows[slice(*share)], plan.target[places])
+            return places
 
         return task
 
-    def _announce(self, names: Sequence[str], order: EpochOrder, window: int, runs: Sequence[RowRun]) -> list[Claims]:
-        """Have fetched what the tasks of a window will read, and after it what those of the next one will.
-
-        The link is idle neither while the last rows of a window are put into place nor while they are waited for.
-        """
+    def _announce(
+        self, names: Sequence[str], key: tuple[int, int], runs: Sequence[RowRun], due: int
+    ) -> Sequence[Claims]:
+        """Have fetched what the tasks of a window will read, unless that is under way."""
         with self._announcing:
-            key, (known, claims) = order.key(window), self._next or (None, [])
-            if known != key:
-                self._next = None  # another reader than the one foreseen: what was announced is dropped
-                claims = self._claims(names, runs)
-            if window + 1 < order.windows:
-                coming = list(_runs(order, window + 1, slice(0, order.window_rows(window + 1))))
-                self._next = order.key(window + 1), self._claims(names, coming)
-            else:
-                self._next = None
-            return claims
+            self._now, (known, claims), self._next = key, self._next or (None, []), None
+            # Where it is another window than the one foreseen, what was announced is dropped.
+            return claims if known == key and not due else self._claims(names, runs)
+
+    def _foresee(self, names: Sequence[str], order: EpochOrder, window: int) -> None:
+        """Have fetched what the tasks of the window to come will read, after all that was announced so far."""
+        key = order.key(window)
+        with self._announcing:
+            if key != self._now and (self._next is None or self._next[0] != key):
+                self._next = key, self._claims(names, self._runs(names, order, window, _places(order, window)))
+
+    def _runs(self, names: Sequence[str], order: EpochOrder, window: int, places: Places, due: int = 0) -> list[RowRun]:
+        """Return the runs of rows to be read for a window, in the order in which that is done."""
+        runs, done = [], 0
+        columns = [self.columns[self._by_dataset[name][0]] for name in names]
+        row_bytes = max(prod(column.row_shape) * np.dtype(column.stored).itemsize for column in columns)
+        for block in order.window_order(window).tolist():
+            start, stop, picked = order.blocks.run(block)
+            count = stop - start if picked is None else len(picked)
+            run = RowRun(start, stop, picked, part_of(places, done, done + count))
+            part = _due_part(run, due, GAP // max(row_bytes, 1)) if due else run
+            runs += [] if part is None else [part]
+            done += count
+        return _by_need(runs, due) if self.files.remote and order.windows > 1 else runs
 
     def _claims(self, names: Sequence[str], runs: Sequence[RowRun]) -> list[Claims]:
         """Return the claims of the tasks, in their order: run by run, and name by name for each."""
@@ -176,28 +214,28 @@ class RowReader:
         numbers = self._by_dataset[name]
         outputs = [(self._deliveries[number], arrays[number]) for number in numbers]
 
-        def task(scratch: Scratch) -> None:
+        def task(scratch: Scratch) -> Places:
             dataset.read(run, outputs, scratch, claims)
             if self.check_finite:
                 rows = np.arange(run.start, run.stop) if run.picked is None else run.start + run.picked
                 for number in numbers:
                     self._refuse_not_finite(self.columns[number], rows, arrays[number][run.places])
+            return run.places
 
         return task
 
-    def _from_resident(
-        self, name: str, order: EpochOrder, window: int, places: Places, arrays: Sequence[np.ndarray]
-    ) -> Task:
+    def _from_resident(self, name: str, rows: np.ndarray, places: Places, arrays: Sequence[np.ndarray]) -> Task:
         resident = self._resident[name]
         numbers = self._by_dataset[name]
+        needs = resident.needs(rows)
 
-        def task(scratch: Scratch) -> None:
-            rows = order.blocks.rows(order.window_order(window))
-            resident.load(rows, scratch)
+        def task(scratch: Scratch) -> Places:
+            resident.load(needs, scratch)
             for number in numbers:
                 self._deliveries[number].put(resident.values, rows, arrays[number], places, scratch)
                 if self.check_finite:
                     self._refuse_not_finite(self.columns[number], rows, arrays[number][places])
+            return places
 
         return task
 
@@ -217,16 +255,6 @@ class RowReader:
         )
 
 
-def _runs(order: EpochOrder, window: int, places: Places) -> Iterator[RowRun]:
-    """Return the runs of rows that a window's blocks are."""
-    done = 0
-    for block in order.window_order(window).tolist():
-        start, stop, picked = order.blocks.run(block)
-        count = stop - start if picked is None else len(picked)
-        yield RowRun(start, stop, picked, part_of(places, done, done + count))
-        done += count
-
-
 def _places(order: EpochOrder, window: int) -> Places:
     """Return where each row goes, in the order in which the window's blocks have them."""
     rows = order.window_rows(window)
@@ -236,3 +264,42 @@ def _places(order: EpochOrder, window: int) -> Places:
     places = np.empty(rows, np.int32)
     places[delivered] = np.arange(rows, dtype=np.int32)
     return places
+
+
+def _needed(rows: np.ndarray, places: Places, due: int) -> tuple[np.ndarray, Places]:
+    """Return the rows whose places are not before `due`, and their places."""
+    if not due:
+        return rows, places
+    if isinstance(places, slice):
+        return rows[due:], slice(places.start + due, places.stop)
+    late = places >= due
+    return rows[late], places[late]
+
+
+def _due_part(run: RowRun, due: int, gap: int) -> RowRun | None:
+    """Return a run without the rows whose places are before `due`, but for gaps of a few; None if nothing is left."""
+    places = np.arange(run.places.start, run.places.stop) if isinstance(run.places, slice) else run.places
+    late = np.flatnonzero(places >= due)
+    if len(late) in (0, len(places)):
+        return run if len(late) else None
+    wide = np.flatnonzero(np.diff(late) > gap + 1)
+    first, last = late[np.r_[0, wide + 1]], late[np.r_[wide, -1]] + 1
+    kept = ranges(first, last - first)
+    rows = kept if run.picked is None else run.picked[kept]
+    start, stop = run.start + int(rows[0]), run.start + int(rows[-1]) + 1
+    return RowRun(start, stop, None if stop - start == len(rows) else rows - rows[0], places[kept])
+
+
+def _by_need(runs: Sequence[RowRun], due: int) -> list[RowRun]:
+    """Return runs in the order in which their first rows are delivered; those that lie together stay together."""
+
+    def need(run: RowRun) -> int:
+        return run.places.start if isinstance(run.places, slice) else int(run.places[run.places >= due].min())
+
+    groups: list[list[RowRun]] = []
+    for run in runs:
+        if groups and groups[-1][-1].stop == run.start:
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    return [run for group in sorted(groups, key=lambda group: min(map(need, group))) for run in group]

@@ -3,89 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.direct.delivery import Scratch
 from kerasmem.hdf5.memory import Arena
+from kerasmem.streaming.filling import Filling
 from kerasmem.streaming.order import EpochOrder, Segment
-from kerasmem.streaming.reader import RowReader, Task
+from kerasmem.streaming.reader import RowReader
 
-_mine = threading.local()  # each thread's buffers
 _RECYCLED = 64 * 1024  # bytes of a batch from which on its memory is worth using again
-
-
-class Filling:
-    """Work in progress on a window.
-
-    Args:
-        reader: whose file is checked once all is read.
-        plan: returns the tasks; called by the first thread.
-        changed: told when the filling is over.
-    """
-
-    def __init__(self, reader: RowReader, plan: Callable[[], Sequence[Task]], changed: threading.Condition) -> None:
-        self._reader = reader
-        self._plan: Callable[[], Sequence[Task]] | None = plan
-        self._planning = threading.Lock()
-        self._tasks: deque[Task] = deque()
-        self._running = 0
-        self._changed = changed
-        self.over = False
-        self.stopped = False
-        self.error: BaseException | None = None
-
-    def start(self, pool: ThreadPoolExecutor, threads: int) -> None:
-        """Let `threads` threads of the pool work on it."""
-        self._running = threads
-        for _ in range(threads):
-            pool.submit(self._work)
-
-    def stop(self) -> None:
-        """Begin no further task; the window stays unfinished."""
-        self.stopped = True
-        self._plan = None
-        self._tasks.clear()
-
-    def _work(self) -> None:
-        try:
-            with self._planning:
-                plan, self._plan = self._plan, None
-                if plan is not None:
-                    self._tasks.extend(plan())
-            scratch = getattr(_mine, "scratch", None)
-            if scratch is None:
-                scratch = _mine.scratch = Scratch()
-            while self._tasks:
-                try:
-                    task = self._tasks.popleft()
-                except IndexError:
-                    break
-                task(scratch)
-        except BaseException as error:  # whoever waits for the window gets it
-            self.error = self.error or error
-            self.stop()
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        with self._changed:
-            self._running -= 1
-            last = not self._running
-        if not last:
-            return
-        try:
-            self._reader.check()
-        except BaseException as error:
-            self.error = error  # that the file was cut or replaced explains whatever else went wrong
-        with self._changed:
-            self.over = True
-            self._changed.notify_all()
 
 
 @dataclass
@@ -94,12 +24,19 @@ class _Slot:
 
     arrays: list[np.ndarray]
     filling: Filling
+    filled: np.ndarray | None  # in how many datasets each row is there; None where only the whole window is used
     users: int = 0  # threads that wait for it or copy from it
     used: int = 0
     given: list[tuple[int, int]] = field(default_factory=list)
 
     def was_given(self, start: int, stop: int) -> bool:
         return any(start < last and first < stop for first, last in self.given)
+
+    def has(self, segment: Segment, datasets: int) -> bool:
+        """Return whether the rows of a segment are there."""
+        if self.filling.over:
+            return True
+        return self.filled is not None and bool((self.filled[segment.start : segment.stop] == datasets).all())
 
     def give(self, start: int, stop: int) -> list[np.ndarray]:
         if self.given and self.given[-1][1] == start:
@@ -126,7 +63,8 @@ class WindowStore:
     """Keeps up to `count` windows. Threads read the next one while one is being delivered.
 
     Rows lie in a window in the order in which they are delivered, so a batch is a view of it. A batch that
-    is the caller's own is given away for good: should its rows be asked for again, they are read again.
+    is the caller's own is given away for good: should its rows be asked for again, they are read again. It waits for
+    its own rows only, and whoever begins in the middle of a window has read what is delivered from there on.
     Where all rows fit into one window, it stays, and batches are copies. Memory is used again when nobody
     holds an array in it any more.
 
@@ -150,6 +88,7 @@ class WindowStore:
 
     def __post_init__(self) -> None:
         self._shapes = [(column.row_shape, column.dtype) for column in self.columns]
+        self._datasets = len({column.name for column in self.columns})
         self._recycles = self.batch_rows * sum(column.row_bytes for column in self.columns) >= _RECYCLED
         self._changed = threading.Condition()
         self._slots: dict[tuple[int, int], _Slot] = {}
@@ -180,7 +119,8 @@ class WindowStore:
         if own:
             with self._changed:
                 now = self._delivered
-                if now is not None and now.at == start and stop <= now.stop and now.order is order:
+                straight = now is not None and now.at == start and stop <= now.stop and now.order is order
+                if now is not None and straight and now.slot.filling.over:
                     now.at = stop
                     arrays = now.slot.give(start - now.first, stop - now.first)
                     self._read_ahead(order, now.window + 1)
@@ -190,9 +130,16 @@ class WindowStore:
     def _any_batch(self, order: EpochOrder, start: int, stop: int, own: bool) -> list[np.ndarray]:
         segments = order.segments(start, stop)
         arrays: list[np.ndarray] | None = None
-        done = 0
+        done, due = 0, {}
+        for segment in sorted(segments, key=lambda each: each.start, reverse=True):
+            due[segment.window] = segment.start if own and order.windows > 1 else 0
+        if 1 < len(due) <= self.count:  # all at once, for each is waited for
+            with self._changed:
+                for window in sorted(due):
+                    if order.key(window) not in self._slots:
+                        self._begin(order, window, ahead=False, due=due[window])
         for segment in segments:
-            slot = self._use(order, segment)
+            slot = self._use(order, segment, due[segment.window])
             try:
                 if own and len(segments) == 1 and self._may_give(order, segment.window):
                     with self._changed:
@@ -250,8 +197,8 @@ class WindowStore:
 
     # ---- which windows there are
 
-    def _use(self, order: EpochOrder, segment: Segment) -> _Slot:
-        """Return the window of a segment once it is filled; it stays until `_leave`."""
+    def _use(self, order: EpochOrder, segment: Segment, due: int) -> _Slot:
+        """Return the window of a segment once its rows are there; it stays until `_leave`."""
         key = order.key(segment.window)
         with self._changed:
             while True:
@@ -265,18 +212,20 @@ class WindowStore:
                         self._shared = key
                     self._drop(key)
                     slot = None
-                slot = slot or self._begin(order, segment.window, ahead=False)
+                slot = slot or self._begin(order, segment.window, ahead=False, due=due)
                 if slot is None:
                     self._changed.wait()
-                elif self._wait_for(slot, key):
+                elif self._wait_for(slot, key, segment):
                     return slot
 
-    def _wait_for(self, slot: _Slot, key: tuple[int, int]) -> bool:
-        """Wait until a window is filled, and count as one of its users; return False where its filling was stopped."""
+    def _wait_for(self, slot: _Slot, key: tuple[int, int], segment: Segment) -> bool:
+        """Wait until rows of a window are there, and count as one of its users; return False where it was dropped."""
         slot.users += 1
         try:
-            while not slot.filling.over:
+            while not slot.has(segment, self._datasets):
                 self._changed.wait()
+            if not slot.filling.over:
+                self.reader.check()
         except BaseException:
             slot.users -= 1
             raise
@@ -310,8 +259,15 @@ class WindowStore:
         if wanted and order.window_rows(window):
             self._begin(order, window, ahead=True)
 
-    def _begin(self, order: EpochOrder, window: int, *, ahead: bool) -> _Slot | None:
-        """Begin to read a window in the place of the one longest out of use; None when all are in use."""
+    def _begin(self, order: EpochOrder, window: int, *, ahead: bool, due: int = 0) -> _Slot | None:
+        """Begin to read a window in the place of the one longest out of use; None when all are in use.
+
+        Args:
+            order: the order of the epoch.
+            window: which.
+            ahead: whether nobody waits for it yet.
+            due: the first row of it that is delivered; those before it count as given away.
+        """
         keep = order.key(window - 1) if ahead else None
         while len(self._slots) >= self.count:
             free = [key for key, slot in self._slots.items() if not slot.users and key != keep]
@@ -327,11 +283,16 @@ class WindowStore:
         arrays = self._windows.take(rows)
         reader = self.reader
         in_file_order = order.windows == 1
+        filled = None if in_file_order or not reader.checked_at_once else np.zeros(rows, np.uint16)
         filling = Filling(
-            reader, lambda: reader.tasks(order, window, arrays, in_file_order=in_file_order), self._changed
+            reader,
+            lambda: reader.tasks(order, window, arrays, in_file_order=in_file_order, due=due, ahead=ahead),
+            self._changed,
+            filled,
         )
         self._clock += 1
-        slot = self._slots[order.key(window)] = _Slot(arrays, filling, used=self._clock)
+        given = [(0, due)] if due else []
+        slot = self._slots[order.key(window)] = _Slot(arrays, filling, filled, used=self._clock, given=given)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="kerasmem-reader")
         filling.start(self._pool, self.threads)

@@ -22,6 +22,7 @@ from remote_servers import FileServer, S3Server
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, MissingExtraError, UsageError
+from kerasmem.hdf5.remote.objects import HEAD
 
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks by gRPC, which the emulator has not
 fsspec = pytest.importorskip("fsspec")
@@ -73,6 +74,7 @@ def s3(s3_server):
     s3_server.log.clear()
     yield s3_server
     s3_server.fault = lambda *request: None
+    s3_server.takes_links = True
 
 
 @pytest.fixture
@@ -125,6 +127,56 @@ class TestSameBatches:
             s3.put("bucket", f"parts/part-{part}.h5", (folder / f"part-{part}.h5").read_bytes())
         local = [folder / f"part-{part}.h5" for part in range(3)]
         equal(epochs("s3://bucket/parts/part-*.h5", storage_options=s3.options), epochs(local))
+
+    def test_over_s3_by_links_signed_once_where_the_store_takes_them(self, s3, folder, monkeypatch):
+        import kerasmem.compat.s3 as ordinary
+
+        asked, one_by_one = [], ordinary.get_s3_object
+        monkeypatch.setattr(
+            "kerasmem.hdf5.remote.s3.get_s3_object",
+            lambda *args, **names: asked.append(names) or one_by_one(*args, **names),
+        )
+        s3.put("bucket", "train.h5", (folder / "gzip.h5").read_bytes())
+        local = epochs(folder / "gzip.h5", 3)
+        s3.links = 0
+        equal(epochs("s3://bucket/train.h5", 3, storage_options=s3.options), local)
+        ranges, before = len(s3.ranges), len(asked)
+        assert s3.links > ranges // 2 and s3.links + before == ranges
+        assert all("IfMatch" not in names for names in asked[:1]), "the version is asked for in the ordinary way"
+
+        s3.takes_links, s3.links = False, 0
+        with H5ChunkSequence(
+            "s3://bucket/train.h5", batch_size=50, memory_budget=BUDGET, storage_options=s3.options
+        ) as refused:
+            equal(list(refused.next_epoch()), local[: len(refused)])
+            tried = s3.links
+            equal(list(refused.next_epoch()), local[len(refused) : 2 * len(refused)])
+            assert 0 < tried == s3.links, "after some refusals no more are tried"
+
+    def test_a_run_that_goes_on_reads_what_is_still_due(self, s3, tmp_path):
+        rows, size = 120, 70_000  # so large that none is read along to save a request
+        with h5py.File(tmp_path / "large.h5", "w") as file:
+            file["x"] = np.random.default_rng(0).integers(0, 256, (rows, size), "u1")
+            file["y"] = np.arange(rows)
+        s3.put("bucket", "large.h5", (tmp_path / "large.h5").read_bytes())
+        settings = {"batch_size": 5, "memory_budget": "8MiB", "dtype": "stored", "seed": 4}
+        whole = epochs(tmp_path / "large.h5", **settings)
+
+        def sequence():
+            return H5ChunkSequence("s3://bucket/large.h5", storage_options=s3.options, **settings)
+
+        with sequence() as killed:
+            window = killed.plan.window_rows
+            assert 20 < window < rows // 2
+            batches, done = killed.next_epoch(), window // 5 - 2
+            equal([next(batches) for _ in range(done)], whole[:done])
+            state = killed.state_dict()
+        with sequence() as again:
+            again.load_state_dict(state)
+            s3.log.clear()
+            equal(list(again.next_epoch()), whole[done:])
+        needed = (rows - 5 * done) * size
+        assert needed <= sum(last - first for *_, first, last, _ in s3.ranges) <= 1.02 * needed + HEAD
 
     def test_over_gs(self, folder):
         pytest.importorskip("gcsfs")

@@ -27,28 +27,39 @@ class Files:
 
 
 class FakeReader:
-    """Fills windows with the numbers of their rows, a task a block; notes which windows it was asked for."""
+    """Fills windows with the numbers of their rows, a task a block and column; notes which windows it was asked for.
+
+    Tasks for rows from `held` on wait for `gate`.
+    """
 
     def __init__(self, delay=0.0):
         self.files, self.windows, self.closed, self.checked = Files(), [], 0, 0
         self.delay, self.failure, self.failed_check = delay, None, None
+        self.checked_at_once, self.due = True, []
+        self.held, self.gate = ROWS, threading.Event()
 
-    def tasks(self, order, window, arrays, *, in_file_order):
+    def tasks(self, order, window, arrays, *, in_file_order, due=0, ahead=True):
         self.windows.append((order.epoch, window))
+        self.due.append(due)
         rows = order.rows(*window_bounds(order, window))
         if in_file_order:
             rows = np.sort(rows)
 
-        def fill(start, stop):
+        def fill(start, stop, column):
             def task(scratch):
                 time.sleep(self.delay)
+                if start >= self.held:
+                    assert self.gate.wait(20)
                 if self.failure is not None:
                     raise self.failure
-                arrays[0][start:stop], arrays[1][start:stop] = rows[start:stop, None], rows[start:stop]
+                some = slice(max(start, due), stop)
+                arrays[column][some] = rows[some] if column else rows[some, None]
+                return some
 
             return task
 
-        return [fill(start, min(start + BLOCK, len(rows))) for start in range(0, len(rows), BLOCK)]
+        blocks = [(start, min(start + BLOCK, len(rows))) for start in range(0, len(rows), BLOCK)]
+        return [fill(start, stop, column) for start, stop in blocks if stop > due for column in (0, 1)]
 
     def check(self):
         self.checked += 1
@@ -187,6 +198,34 @@ def test_a_batch_of_ones_own_is_a_view_and_others_get_copies():
     store.close()
 
 
+def test_a_batch_waits_for_its_own_rows_alone():
+    reader, order = FakeReader(), an_order()
+    store, wanted = a_store(reader), order.rows(0, ROWS)
+    reader.held = 8
+    first = store.batch(order, 0, 8, own=True)
+    assert first[1].tolist() == wanted[:8].tolist() and first[0][:, 1].tolist() == wanted[:8].tolist()
+    assert reader.checked == 1, "before rows are given away"
+    with ThreadPoolExecutor(1) as pool:
+        rest = pool.submit(lambda: [store.batch(order, start, start + 8, own=True)[1] for start in range(8, ROWS, 8)])
+        time.sleep(0.05)
+        assert not rest.done()
+        reader.gate.set()
+        assert np.concatenate(rest.result(20)).tolist() == wanted[8:].tolist()
+    assert reader.windows == [(0, window) for window in range(order.windows)]
+    store.close()
+
+
+def test_rows_before_the_first_batch_are_read_when_they_are_asked_for():
+    reader, order = FakeReader(), an_order()
+    store, wanted = a_store(reader), order.rows(0, ROWS)
+    assert store.batch(order, 40, 48, own=True)[1].tolist() == wanted[40:48].tolist()
+    assert (reader.windows[0], reader.due[0]) == ((0, 1), 40 - WINDOW * BLOCK)
+    assert store.batch(order, 24, 32, own=False)[1].tolist() == wanted[24:32].tolist()
+    assert store.batch(order, 48, 56, own=True)[1].tolist() == wanted[48:56].tolist()
+    assert store.batch(order, 20, 28, own=True)[1].tolist() == wanted[20:28].tolist(), "of two windows"
+    store.close()
+
+
 def test_rows_that_were_given_away_are_read_again():
     reader, order = FakeReader(), an_order()
     store = a_store(reader)
@@ -285,6 +324,27 @@ def test_tasks_fill_a_window_in_any_order(numbered, resident, options, in_file_o
         assert arrays[1].tolist() == wanted.tolist()
         assert np.array_equal(arrays[0][:, 0], arrays[1])
     assert reader.rows_read == ROWS
+    reader.close()
+
+
+@pytest.mark.parametrize("resident", [(), ("y",)])
+@pytest.mark.parametrize(("options", "width"), [({}, 3), ({"x": {"compression": "gzip"}}, 3), ({}, 400)])
+@pytest.mark.parametrize("due", [1, 13, 23])
+def test_tasks_bring_what_is_still_due(numbered, resident, options, width, due):
+    from kerasmem.hdf5.direct.delivery import Scratch
+
+    reader = a_reader(numbered(rows=ROWS, chunks=8, width=width, options=options), resident)
+    order = an_order()
+    count = order.window_rows(1)
+    arrays = [np.full((count, width), -1, "f4"), np.full(count, -1, "i8")]
+    tasks = reader.tasks(order, 1, arrays, in_file_order=False, due=due)
+    brought = [np.arange(count)[task(Scratch())] for task in tasks]
+    rows = order.rows(*window_bounds(order, 1))
+    assert arrays[1][due:].tolist() == rows[due:].tolist()
+    assert np.array_equal(arrays[0][due:, 0], arrays[1][due:])
+    told = np.bincount(np.concatenate(brought), minlength=count)
+    assert (told[due:] == 2).all(), "each of the two datasets is told once"
+    assert reader.rows_read == count - due
     reader.close()
 
 

@@ -23,6 +23,11 @@ def scheme_of(url: str) -> str:
     return url.split("://", 1)[0].rsplit("::", 1)[-1].lower()
 
 
+def proves_version(url: str) -> bool:
+    """Return whether each answer of a store says which version it is of."""
+    return "::" not in url and scheme_of(url) in ("http", "https", "s3", "s3a")
+
+
 def is_broken_url(text: str) -> bool:
     """Return whether a text is what `pathlib` makes of a URL, which has lost a slash."""
     return bool(_ONE_SLASH.match(text))
