@@ -57,12 +57,23 @@ def _assign(variable: Any, array: np.ndarray) -> None:
     if array.nbytes < _SMALL or array.dtype.kind != "f" or not isinstance(variable.value, tf.Variable):
         variable.assign(array)
         return
-    room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    variable.value[...].assign(lend([array]))  # into its own buffer; a plain `assign` would take NumPy's in its place
+
+
+def lend(arrays: Sequence[np.ndarray]) -> Any:
+    """Return arrays one after another as a tensor on the host that takes nothing of TensorFlow's allocator.
+
+    Args:
+        arrays: of one type of NumPy's own; they differ in their first dimension at most.
+    """
+    import tensorflow as tf
+
+    room = np.empty(sum(each.nbytes for each in arrays) + _ALIGNMENT, np.uint8)
     begin = -room.ctypes.data % _ALIGNMENT
-    placed = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
-    placed[...] = array
-    lent = tf.experimental.dlpack.from_dlpack(placed.__dlpack__())
-    variable.value[...].assign(lent)  # into its own buffer; a plain `assign` would take NumPy's in its place
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    placed = room[begin : begin + room.nbytes - _ALIGNMENT].view(arrays[0].dtype).reshape(shape)
+    np.concatenate(arrays, out=placed)
+    return tf.experimental.dlpack.from_dlpack(placed.__dlpack__())
 
 
 def describe(arrays: list[Any]) -> list[list[Any]]:

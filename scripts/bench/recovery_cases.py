@@ -3,8 +3,9 @@
     recovery_cases.py BESIDE SEED …
 
 Draws a model, optimizer, precision, loop, batch and limit for each seed. A run is a process forked before TensorFlow
-does anything; BESIDE cases go on beside one another, since what runs out mostly waits. Prints a line of JSON for each
-case when it ends.
+does anything; BESIDE cases go on beside one another, since what runs out mostly waits. Where a run ends with the word
+that not even one row fits, Keras's own `fit` with batches of one row is run under the same limit, twice, to see whether
+that is so. Prints a line of JSON for each case when it ends.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw": lambda: keras.optimizers.AdamW(0.001),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.001),
 }
+ONE_ROW = "one row does not fit, as said"
 POLICIES = ("float32",) * 6 + ("mixed_bfloat16", "mixed_float16")
 Draw = np.random.Generator
 
@@ -109,8 +111,8 @@ def drawn(seed: int) -> dict[str, Any]:
     }
 
 
-def prepared(case: dict[str, Any]) -> tuple[Any, dict[str, Any], int]:
-    """Return the model, the arguments of `fit`, and the size of a batch."""
+def prepared(case: dict[str, Any], batch: int | None = None) -> tuple[Any, dict[str, Any]]:
+    """Return the model and the arguments of `fit`, in batches of the case's own size where none is given."""
     import tensorflow as tf
 
     tf.config.experimental.enable_op_determinism()
@@ -124,17 +126,18 @@ def prepared(case: dict[str, Any]) -> tuple[Any, dict[str, Any], int]:
     size = {"mlp": 4096, "normed": 4096, "convnet": 192, "text": 512}[case["model"]]
     rows = size * case["steps"] - size // 3  # the last batch is smaller
     shape = (rows, *model.input_shape[1:])
+    size = batch or size
     x = draw.integers(0, 2000, shape, "int32") if case["model"] == "text" else draw.random(shape, "float32")
     y = draw.random((rows, 1), "float32")
     loop = case["loop"]
     if loop == "dataset":
-        return model, {"x": Batches(x, y, size), "shuffle": False}, size
+        return model, {"x": Batches(x, y, size), "shuffle": False}
     if loop == "pipeline":
-        return model, {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(size)}, size
+        return model, {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(size)}
     if loop == "generator":
         batches = ((x[at : at + size], y[at : at + size]) for at in range(0, rows, size))
-        return model, {"x": batches}, size
-    return model, {"x": x, "y": y, "batch_size": size, "shuffle": False}, size
+        return model, {"x": batches}
+    return model, {"x": x, "y": y, "batch_size": size, "shuffle": False}
 
 
 def state(model: Any) -> list[np.ndarray]:
@@ -145,7 +148,7 @@ def undisturbed(case: dict[str, Any], folder: str) -> dict[str, Any]:
     """Train with memory enough; tell the peak of a step, and what was held before it."""
     import tensorflow as tf
 
-    model, arguments, _ = prepared(case)
+    model, arguments = prepared(case)
     model.optimizer.build(model.trainable_variables)
     begin = state(model)
     held = tf.config.experimental.get_memory_info("CPU:0")["current"]
@@ -157,7 +160,7 @@ def undisturbed(case: dict[str, Any], folder: str) -> dict[str, Any]:
 
 def limited(case: dict[str, Any], folder: str) -> dict[str, Any]:
     """Train under the limit; tell how it ended and how far the weights are from those of the undisturbed run."""
-    model, arguments, _ = prepared(case)
+    model, arguments = prepared(case)
     begin = time.monotonic()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -197,7 +200,19 @@ def limited(case: dict[str, Any], folder: str) -> dict[str, Any]:
 def _refusal(text: str) -> str:
     if "The batch is not divided" in text:
         return "refused, as documented"
-    return "one row does not fit, as said" if text.startswith("not even one row") else "another error"
+    if text.startswith("the update of the weights does not fit"):
+        return "the update does not fit, as said"
+    return ONE_ROW if text.startswith("not even one row") else "another error"
+
+
+def by_one(case: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Train by Keras alone on batches of one row; tell whether they fit."""
+    model, arguments = prepared(case, 1)
+    try:
+        model.fit(**arguments, steps_per_epoch=4, verbose=0)
+    except Exception as error:
+        return {"fits": False, "said": str(error)[:100]}
+    return {"fits": True}
 
 
 def _norm(arrays: list[np.ndarray]) -> float:
@@ -230,7 +245,16 @@ def of_case(case: dict[str, Any], folder: str) -> dict[str, Any]:
         answer = Path(f"{path}.limited")
         ended = {"outcome": "crashed", "said": f"wait status {status}"}
         told |= json.loads(answer.read_text()) if answer.exists() else ended
+        if told["outcome"] == ONE_ROW:
+            told["keras_by_one_row"] = fits = [_fits_by_one(case, folder, f"{path}.{turn}") for turn in range(2)]
+            told["outcome"] = "said that one row does not fit; it does" if all(fits) else ONE_ROW
     return {**case, **told}
+
+
+def _fits_by_one(case: dict[str, Any], folder: str, path: str) -> bool:
+    os.waitpid(in_a_fork(by_one, case, folder, path), 0)
+    answer = Path(path)  # without one the process was ended: TensorFlow does so where a small request fails
+    return answer.exists() and bool(json.loads(answer.read_text())["fits"])
 
 
 def main(beside: str, *seeds: str) -> None:

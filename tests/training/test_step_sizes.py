@@ -182,6 +182,31 @@ def test_nothing_is_tried_where_one_row_holds_more_than_there_is(monkeypatch, re
     assert engine.tried == [(64, 64)] and not [each for each in recwarn if "ran out" in str(each.message)]
 
 
+def test_an_update_that_runs_out_is_not_tried_with_smaller_pieces(monkeypatch):
+    class Updating(Engine):
+        def step(self, kind, batch, size):
+            try:
+                return super().step(kind, batch, size)
+            except RanOut as failure:
+                raise RanOut(failure.diagnosis, is_update=size < len(batch[0])) from None
+
+    words = keras.Sequential([keras.Input((8,)), L.Embedding(9, 4), L.GlobalMaxPooling1D(), L.Dense(1)])
+    words.compile("adam", "mse", jit_compile=False)
+    words.optimizer.build(words.trainable_variables)
+    for model, is_told in ((dense(), False), (words, True)):
+        engine = Updating(lambda n: True, lambda n: 100)
+        driver = Driver(engine, model)
+        monkeypatch.setattr(driver, "_ask", lambda *_: Fitting(16, *SURE, None, Room(100), 0))
+        monkeypatch.setattr("kerasmem.training.steps.driver.allocator_limit", lambda: 100)
+        with (
+            pytest.raises(ModelError, match=r"the update of the weights does not fit: it ran out") as told,
+            pytest.warns(RuntimeWarning, match="ran out of memory"),
+        ):
+            driver.step("train", BATCH)
+        assert engine.tried == [(64, 64), (64, 16)]
+        assert ("a smaller batch_size" in str(told.value)) == is_told and "keras.optimizers.SGD" in str(told.value)
+
+
 def test_an_estimate_that_takes_long_is_not_asked_again():
     now = itertools.count(0.0, MOST_SECONDS + 1)
     model = dense()

@@ -25,7 +25,7 @@ from kerasmem.training.steps.division import INEXACT, Division
 from kerasmem.training.steps.engine import RanOut
 from kerasmem.training.steps.remote import Engine
 from kerasmem.training.steps.sizing import Fitting, Room, StepSizes, even_rows
-from kerasmem.training.steps.ways_out import cannot_divide, nothing_fits
+from kerasmem.training.steps.ways_out import cannot_divide, no_update_fits, nothing_fits
 from kerasmem.units import GIB, format_size
 
 WHOLE = sys.maxsize
@@ -266,6 +266,8 @@ class Driver:
             return
         if not failure.is_certain and self._deaths_here == 1:
             return
+        if failure.is_update:
+            raise ModelError(no_update_fits(failure.diagnosis.summary, self._model, self._since()))
         kind, rows = entry.kind, row_count(entry.batch)
         now = min(self.sizes[kind], rows)
         if now == 1:

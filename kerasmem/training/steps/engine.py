@@ -26,11 +26,14 @@ class RanOut(Exception):
         diagnosis: what is known of it.
         is_certain: whether it is known to be memory; a process that was killed may have been for other reasons.
         is_dead: the process that ran it can no longer be trusted, or is gone.
+        is_update: it was the update after the last piece, which takes as much whatever a piece has.
     """
 
-    def __init__(self, diagnosis: Diagnosis, *, is_certain: bool = True, is_dead: bool = False) -> None:
+    def __init__(
+        self, diagnosis: Diagnosis, *, is_certain: bool = True, is_dead: bool = False, is_update: bool = False
+    ) -> None:
         super().__init__(diagnosis.summary)
-        self.diagnosis, self.is_certain, self.is_dead = diagnosis, is_certain, is_dead
+        self.diagnosis, self.is_certain, self.is_dead, self.is_update = diagnosis, is_certain, is_dead, is_update
 
 
 class LocalEngine:
@@ -60,6 +63,7 @@ class LocalEngine:
         Where a batch cannot be divided with the same result, its pieces are batches of their own.
         """
         self._most_before = max(self._most_before, self._in_use() - self._micro.held_bytes)
+        self._micro.is_updating = False
         try:
             total = row_count(batch)
             if size < total and self._division.obstacle(kind, batch) is None:
@@ -83,7 +87,7 @@ class LocalEngine:
             raise error
         drop_frames(error)
         gc.collect()
-        return RanOut(diagnosis, is_dead=bool(self.model.jit_compile))
+        return RanOut(diagnosis, is_dead=bool(self.model.jit_compile), is_update=self._micro.is_updating)
 
     def state(self) -> ModelState:
         """Return a copy of all that steps change."""

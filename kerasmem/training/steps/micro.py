@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,10 +14,14 @@ import tensorflow as tf
 from keras import ops
 
 from kerasmem.compat.keras_losses import compiled_loss, loss_tracker
+from kerasmem.compat.keras_optimizers import updated_in_turn
+from kerasmem.training.model_state import lend
 from kerasmem.training.steps.batches import part, row_count
 from kerasmem.training.steps.division import Division, has_own_loss
 from kerasmem.training.steps.losses import Divisors
 from kerasmem.training.steps.row_sums import SUM
+
+_NUMPY_TYPES = (np.float16, np.float32, np.float64, np.int32, np.int64)
 
 
 class MicroStep:
@@ -35,6 +39,7 @@ class MicroStep:
 
     Attributes:
         held_bytes: of the accumulators.
+        is_updating: whether what runs, or ran out last, is the update, which takes as much whatever a piece has.
     """
 
     def __init__(self, model: Any, division: Division, *, any_rows: bool = False) -> None:
@@ -48,6 +53,7 @@ class MicroStep:
         self._kinds: list[str] = []  # of each gradient: "" for dense, "slices", "none"
         self._accumulators: list[Any] | None = None
         self.held_bytes = 0
+        self.is_updating = False
         self._functions: dict[tuple[str, int], Callable[..., Any]] = {}
 
     def train(self, batch: Any, size: int) -> dict[str, Any]:
@@ -58,9 +64,12 @@ class MicroStep:
         sparse: list[list[Any]] = []
         for piece, share, factors in self._pieces(batch, size):
             logs, slices = self._function("accumulate", self._accumulate, row_count(piece))(piece, share, factors)
-            sparse.append(slices)
+            sparse.append([tuple(map(_moved_to_host, each)) for each in slices])
+            del slices
         if self.model.trainable_variables:
-            self._function("apply", self._apply)(list(zip(*sparse, strict=True)))
+            whole = [tuple(map(_joined, zip(*some, strict=True))) for some in zip(*sparse, strict=True)]
+            self.is_updating = True
+            self._function("apply", self._apply)(whole)
         return logs
 
     def test(self, batch: Any, size: int) -> dict[str, Any]:
@@ -208,15 +217,26 @@ class MicroStep:
 
     def _apply(self, sparse: list[Any]) -> None:
         trainable = self.model.trainable_variables
-        pieces = iter(sparse)
+        slices = iter(sparse)
         gradients: list[Any] = []
         for accumulator, kind, variable in zip(self._accumulators or (), self._kinds, trainable, strict=True):
             if kind == "slices":
-                values, indices = (tf.concat(some, 0) for some in zip(*next(pieces), strict=True))
+                values, indices = next(slices)
                 gradients.append(tf.IndexedSlices(values, indices, tf.constant(list(variable.shape), tf.int32)))
             else:
                 gradients.append(None if kind else accumulator.read_value())
-        self.model.optimizer.apply_gradients(zip(gradients, trainable, strict=True))
+        with updated_in_turn():
+            self.model.optimizer.apply_gradients(zip(gradients, trainable, strict=True))
+
+
+def _moved_to_host(tensor: Any) -> Any:
+    """Return a part of a gradient out of the device's memory, which the next piece may need; as it is where NumPy
+    has no such type."""
+    return tensor.numpy() if tensor.dtype.as_numpy_dtype in _NUMPY_TYPES else tensor
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    return lend(parts) if isinstance(parts[0], np.ndarray) else tf.concat(parts, 0)
 
 
 def _native(variable: Any) -> Any:

@@ -107,10 +107,10 @@ class RemoteEngine:
             self._child = None
             raise
         if kind == "ran out":
-            data, is_dead = value
+            data, is_dead, is_update = value
             if is_dead:
                 self.close()
-            raise RanOut(Diagnosis.from_dict(data), is_dead=is_dead)
+            raise RanOut(Diagnosis.from_dict(data), is_dead=is_dead, is_update=is_update)
         if kind == "failed":
             raise ModelError(f"the step failed in its process: {value}")
         return value

@@ -206,12 +206,13 @@ def even_rows(rows: int, most: int) -> int:
 
 def gradient_bytes(model: Any) -> int:
     """Return the bytes of the gradients that pieces add up; those of embeddings are kept as slices."""
+    embeddings = set(map(id, embedding_variables(model)))
+    return sum(variable_bytes(each) for each in model.trainable_variables if id(each) not in embeddings)
+
+
+def embedding_variables(model: Any) -> list[Any]:
+    """Return the weights whose gradients are slices, one for each time that a row of theirs was looked up."""
     import keras
 
-    embeddings = {
-        id(variable)
-        for layer in flatten_layers(model)
-        if isinstance(layer, keras.layers.Embedding)
-        for variable in layer.trainable_variables
-    }
-    return sum(variable_bytes(each) for each in model.trainable_variables if id(each) not in embeddings)
+    layers = (each for each in flatten_layers(model) if isinstance(each, keras.layers.Embedding))
+    return [variable for layer in layers for variable in layer.trainable_variables]

@@ -7,9 +7,10 @@ from typing import Any
 
 from kerasmem.estimation.report import Outcome
 from kerasmem.estimation.verdict import at_most
-from kerasmem.training.steps.sizing import Fitting
+from kerasmem.training.steps.sizing import Fitting, embedding_variables
 from kerasmem.units import format_size
 
+_SMALLER = "a smaller model: fewer or narrower layers, shorter sequences, smaller pictures"
 _HELD = {"weights": "weights", "optimizer": "the optimizer", "gradients": "gradients"}
 
 
@@ -26,6 +27,22 @@ def nothing_fits(summary: str, model: Any, found: Fitting | None, since: int) ->
     return (
         f"not even one row at a time fits: {summary}\n{_figures(found)}A smaller batch cannot help. {_stand(since)} "
         f"What could still help:{ways}"
+    )
+
+
+def no_update_fits(summary: str, model: Any, since: int) -> str:
+    """Return the message where the update after the last piece ran out, which takes as much whatever a piece has.
+
+    Args:
+        summary: what ran out.
+        model: that was trained.
+        since: training steps since the copy that the model went back to.
+    """
+    all_rows = "a smaller batch_size: the gradients of embeddings are kept for each row until then"
+    ways = [*([all_rows] if embedding_variables(model) else []), *_lean_optimizer(model, ""), _SMALLER, _larger("")]
+    return (
+        f"the update of the weights does not fit: {summary}\nIt comes after the last piece of a batch, and smaller "
+        f"pieces cannot help. {_stand(since)} What could still help:" + "".join(f"\n  - {each}" for each in ways)
     )
 
 
@@ -98,12 +115,19 @@ def _ways(model: Any, found: Fitting | None) -> Iterator[str]:
     policy = getattr(model.dtype_policy, "compute_dtype", None)
     if policy == "float32" and (text := tells(0.5, "activations")) is not None:
         yield f'keras.mixed_precision.set_global_policy("mixed_float16") before the model is built{text}'
-    slots = any(each.shape for each in model.optimizer.variables) if model.optimizer is not None else False
-    if slots and (text := tells(1, "optimizer")) is not None:
-        name = type(model.optimizer).__name__
-        yield f"an optimizer that keeps less than {name}, such as keras.optimizers.SGD{text}"
-    yield "a smaller model: fewer or narrower layers, shorter sequences, smaller pictures"
+    if (text := tells(1, "optimizer")) is not None:
+        yield from _lean_optimizer(model, text)
+    yield _SMALLER
     if tf.config.list_physical_devices("GPU"):
         yield "unified memory, slow (`kerasmem advise --code H1`): the host's memory stands in for the card's"
-    size = "" if need is None else f" with {format_size(need)} and more for TensorFlow"
-    yield f"a larger card or limit{size}; other processes on this one ended"
+    yield _larger("" if need is None else f" with {format_size(need)} and more for TensorFlow")
+
+
+def _lean_optimizer(model: Any, saving: str) -> Iterator[str]:
+    if model.optimizer is not None and any(each.shape for each in model.optimizer.variables):
+        name = type(model.optimizer).__name__
+        yield f"an optimizer that keeps less than {name}, such as keras.optimizers.SGD{saving}"
+
+
+def _larger(size: str) -> str:
+    return f"a larger card or limit{size}; other processes on this one ended"

@@ -20,7 +20,7 @@ def main() -> None:
             method = getattr(worker if name in ("make", "step") else worker.engine, name)
             return ("done", method(*arguments, **named)), True
         except RanOut as failure:
-            return ("ran out", (failure.diagnosis.to_dict(), failure.is_dead)), not failure.is_dead
+            return ("ran out", (failure.diagnosis.to_dict(), failure.is_dead, failure.is_update)), not failure.is_dead
         except Exception as error:
             traceback.print_exc()
             return ("failed", f"{type(error).__name__}: {error}"), True
