@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `kerasmem.fit` costs and whether it keeps its word: overhead, time lost where it ran out, kills, peers.
 
-    python scripts/bench/recovery.py [--pairs 10] [--kills 100] [--cases 200] [--only PART …] [--quick]
+    python scripts/bench/recovery.py [--pairs 10] [--kills 100] [--cases 200] [--first 200] [--only PART …] [--quick]
 
 On the CPU, under TensorFlow's BFC allocator and with TF_ENABLE_ONEDNN_OPTS=0 (with oneDNN a failed step ends the
 process). Each part runs in a process of its own (`recovery_child.py`); the kills are by `tests/training/fitted.py`.
@@ -169,17 +169,17 @@ def lost(mode: str) -> dict[str, Any]:
     }
 
 
-def cases(count: int, beside: int, kept: Kept, save: Save) -> Kept:
+def cases(seeds: range, beside: int, kept: Kept, save: Save) -> Kept:
     """Seeded runs that run out, by what came of them; see `recovery_cases.py`.
 
     Args:
-        count: of cases.
+        seeds: of the cases.
         beside: cases at once.
         kept: what an earlier run has measured; its seeds are not measured again.
         save: called after each case.
     """
     rows = {row["seed"]: row for row in kept.get("rows", [])}
-    missing = [seed for seed in range(count) if seed not in rows]
+    missing = [seed for seed in seeds if seed not in rows]
     command = [sys.executable, str(CASES), str(beside), *map(str, missing)]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE) as process:
         for line in process.stdout or ():
@@ -214,6 +214,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--first", type=int, default=200, help="the first case's seed (default: 200)")
     parser.add_argument("--beside", type=int, default=4, help="cases at once (default: 4)")
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="measure these, keep the others' results")
     parser.add_argument("--quick", action="store_true", help="few of each, to see that it runs")
@@ -232,6 +233,7 @@ def main() -> None:
 
         return save
 
+    seeds = range(options.first, options.first + options.cases)
     parts = {
         "overhead": lambda: ask(CHILD, "overhead", options.pairs),
         "kills": lambda: kills(options.kills, results.get("kills", {}), saving("kills")),
@@ -241,7 +243,7 @@ def main() -> None:
         "differences": differences,
         "lost_where_it_ran_out": lambda: {mode: lost(mode) for mode in ("graph", "xla")},
         "hopeless": lambda: {name: ask(CHILD, "hopeless", name, limit=limit) for name, limit in HOPELESS.items()},
-        "cases": lambda: cases(options.cases, options.beside, results.get("cases", {}), saving("cases")),
+        "cases": lambda: cases(seeds, options.beside, results.get("cases", {}), saving("cases")),
     }
     if unknown := set(options.only) - set(parts):
         parser.error(f"--only: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
@@ -249,7 +251,7 @@ def main() -> None:
     settings = {
         "overhead": ("pairs", options.pairs),
         "kills": ("kills", options.kills),
-        "cases": ("cases", options.cases),
+        "cases": ("cases", [seeds.start, seeds.stop - 1]),
     }
     for part, measure in parts.items():  # what was measured is kept, should a later part fail
         if not options.only or part in options.only:
