@@ -90,6 +90,7 @@ def test_most_rows_asks_seldom():
     assert most_rows(need, 3000, 4096, lambda: True) in range(150, 201)
     assert len(set(asked)) <= 5
     assert most_rows(need, 10**6, 4096, lambda: True) == 4096
+    assert 64 < most_rows(lambda rows: 30 if rows == 1 else 50 + rows // 10, 65, 256, lambda: True) <= 159, "a jump"
     assert most_rows(need, 900, 4096, lambda: True) == 1
     assert most_rows(need, 3000, 4096, lambda: False) in range(120, 201), "no time: on the line"
 
@@ -153,6 +154,7 @@ class Engine:
         (lambda n: n > 16, lambda n: n, HOPELESS, [(64, 64), (2, 1), (64, 16)]),
         (lambda n: True, lambda n: n, IN_DOUBT, [(64, 64), (2, 1)]),
         (lambda n: n > 16, lambda n: n, IN_DOUBT, [(64, 64), (2, 1), (64, 8)]),  # a closer look before a second try
+        (lambda n: n > 4, lambda n: n, IN_DOUBT, [(64, 64), (2, 1), (64, 8), (2, 1), (64, 1)]),  # known to fit
     ],
 )
 def test_what_is_tried_after_a_failure(monkeypatch, needs, asks, fitting, tried):

@@ -297,7 +297,8 @@ class Driver:
         """Return the rows of the pieces to take next, and in words why.
 
         Each failure costs ten seconds at least. So one row is tried before anything else where it is in doubt whether
-        fewer rows help, and what ran out against the estimate is not just halved.
+        fewer rows help, and taken where it went through and more rows did not. What ran out against the estimate is not
+        just halved.
         """
         found, is_first = self._fitting, len(failures) == 1
         in_doubt = _is_stuck(failures) or (found is not None and found.is_in_doubt)
@@ -306,6 +307,8 @@ class Driver:
         if is_first and found is not None and not found.is_hopeless:
             most = found.look_closer() if in_doubt and self._one_row_fits else found.rows
             return even_rows(rows, most), how or ", by the estimate"
+        if found is not None and found.is_in_doubt and self._one_row_fits:
+            return 1, how
         return -(-now // (2 if found is None else _LESS)), how
 
     def _ask(self, kind: str, batch: Any, most: int, limit: int) -> Fitting | None:
