@@ -211,9 +211,13 @@ class MicroStep:
         return slices
 
     def _reset(self) -> None:
+        """Set the accumulators to zero, one after another, and without constants, which the graph would keep."""
+        done: list[Any] = []
         for accumulator in self._accumulators or ():
             if accumulator is not None:
-                accumulator.assign(tf.zeros_like(accumulator))
+                with tf.control_dependencies(done):
+                    zeros = tf.raw_ops.Empty(shape=accumulator.shape, dtype=accumulator.dtype, init=True)
+                    done = [accumulator.assign(zeros, read_value=False)]
 
     def _apply(self, sparse: list[Any]) -> None:
         trainable = self.model.trainable_variables
