@@ -109,7 +109,9 @@ class Bench:
             self.keep(row, "truth", {"runs": runs}, said)
 
     def estimate(self, row: Row, stored: dict[str, Any]) -> None:
-        found = {} if "estimate" in self.options.refresh else dict(stored.get("estimates", {}))
+        refreshed = {"estimate": row.mode, "probe": "probe"}
+        again = {method for part, method in refreshed.items() if part in self.options.refresh}
+        found = {method: each for method, each in stored.get("estimates", {}).items() if method not in again}
         for method in (row.mode, *(["probe"] if row.key in self.probed else [])):
             if found.get(method, {}).get("total") is not None or self.is_over():
                 continue
@@ -148,8 +150,9 @@ class Bench:
         self.keep(row, "rivals", answer, ", ".join(figures) + " MiB")
 
     def keep(self, row: Row, part: str, value: Any, said: str) -> None:
-        """Store a part and say so."""
-        self.store.put(row.key, asdict(row) | facts_of_rows(), part, value)
+        """Store a part and say so. The machine that a row names is the one that it was measured on."""
+        is_known = part != "truth" and row.key in self.store.read()
+        self.store.put(row.key, asdict(row) | ({} if is_known else facts_of_rows()), part, value)
         self.done += 1
         print(f"{time.strftime('%H:%M:%S')} {part:9} {row.key:58} {said}", file=sys.stderr, flush=True)
 
@@ -159,7 +162,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="24 rows, at most 14 minutes; no rivals")
     parser.add_argument("--rows", nargs="+", default=[], metavar="PATTERN", help="rows whose key matches")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts only")
-    parser.add_argument("--refresh", nargs="+", default=[], choices=PARTS, help="do these parts again")
+    parser.add_argument("--refresh", nargs="+", default=[], choices=(*PARTS, "probe"), help="do these again")
     parser.add_argument("--time-limit", type=float, default=0, metavar="SECONDS", help="begin nothing after that")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time, except for truth")
     parser.add_argument("--steps", type=int, default=12, help="measured steps of a process")

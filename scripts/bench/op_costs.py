@@ -25,7 +25,7 @@ from typing import Any
 
 from environment import ROOT, environment, write_results
 
-MODELS = ("vgg16", "transformer", "mobilenet_v2")
+MODELS = ("vgg16", "transformer", "mobilenet_v2", "wide_mlp")
 STEPS = 4
 
 

@@ -6,65 +6,64 @@ import math
 
 import pytest
 
-from kerasmem.devices.kernels import EIGEN, ONEDNN
+from kerasmem.devices.kernels import EIGEN
 from kerasmem.estimation.graph.costs import seconds
 from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.estimation.graph.rules import KINDS, Rates
 
-RATES = {kind: Rates(**KINDS[kind]["rates"]) for kind in (ONEDNN, EIGEN)}
+RATES = Rates(**KINDS[EIGEN]["rates"])
 
 
 def tensor(*shape):
     return Tensor(shape, "float32", 4 * math.prod(shape))
 
 
-def took(kind, type_name, inputs, output, **attributes):
+def took(type_name, inputs, output, **attributes):
     node = Node("one", type_name, (), (), (output,), attributes)
-    return seconds(node, inputs, RATES[kind])
+    return seconds(node, inputs, RATES)
 
 
-def dense_gradients(kind, rows, inner, outer):
+def dense_gradients(rows, inner, outer):
     """The time of the gradients of a dense layer's input and of its weights."""
     result, weights, given = tensor(rows, outer), tensor(inner, outer), tensor(rows, inner)
     return (
-        took(kind, "MatMul", (result, weights), given, transpose_b=True),
-        took(kind, "MatMul", (given, result), weights, transpose_a=True),
+        took("MatMul", (result, weights), given, transpose_b=True),
+        took("MatMul", (given, result), weights, transpose_a=True),
     )
 
 
-def convolution_gradients(kind, samples, size, channels, filters):
+def convolution_gradients(samples, size, channels, filters):
     """The time of the gradients of a convolution's input and of its filter."""
     given, result = tensor(samples, size, size, channels), tensor(samples, size, size, filters)
     filter_, sizes = tensor(3, 3, channels, filters), Tensor((4,), "int32", 16)
     return (
-        took(kind, "Conv2DBackpropInput", (sizes, filter_, result), given),
-        took(kind, "Conv2DBackpropFilter", (given, sizes, result), filter_),
+        took("Conv2DBackpropInput", (sizes, filter_, result), given),
+        took("Conv2DBackpropFilter", (given, sizes, result), filter_),
     )
 
 
 @pytest.mark.parametrize(("rows", "inner", "outer"), [(64, 4096, 4096), (512, 4096, 8192), (32, 2048, 1024)])
 def test_eigen_gathers_weights_that_it_reads_across_rows(rows, inner, outer):
-    of_input, of_weights = dense_gradients(EIGEN, rows, inner, outer)
+    of_input, of_weights = dense_gradients(rows, inner, outer)
     # A whole update of the weights fits in between.
-    update = took(EIGEN, "Square", (tensor(inner, outer),), tensor(inner, outer))
+    update = took("Square", (tensor(inner, outer),), tensor(inner, outer))
     assert of_input > of_weights + update
 
 
 def test_gathering_takes_longer_where_rows_lie_in_the_same_places_of_the_cache():
-    apart, same = (dense_gradients(EIGEN, 64, 4000, outer)[0] for outer in (4000, 4096))
+    apart, same = (dense_gradients(64, 4000, outer)[0] for outer in (4000, 4096))
     assert same > 2 * apart
 
 
 def test_convolution_gradients_by_how_often_the_filter_is_copied():
-    few_samples = convolution_gradients(EIGEN, 4, 64, 128, 64)
-    large_filters = convolution_gradients(EIGEN, 8, 7, 512, 512)
+    few_samples = convolution_gradients(4, 64, 128, 64)
+    large_filters = convolution_gradients(8, 7, 512, 512)
     assert few_samples[0] < few_samples[1]
     assert large_filters[0] > 1.5 * large_filters[1]
 
 
-@pytest.mark.parametrize("kind", [ONEDNN, EIGEN])
-def test_a_view_that_is_written_to_takes_as_long_as_what_is_written(kind):
+def test_a_view_that_is_written_to_takes_as_long_as_what_is_written():
     large = tensor(1 << 22)
-    written, viewed = (took(kind, name, (large, large), large) for name in ("AssignAdd", "Reshape"))
-    assert written == pytest.approx(took(kind, "AddV2", (large, large), large))
+    written, viewed = (took(name, (large, large), large) for name in ("AssignAdd", "Reshape"))
+    assert written == pytest.approx(took("AddV2", (large, large), large))
     assert written > 100 * viewed

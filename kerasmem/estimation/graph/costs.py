@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from kerasmem.estimation.graph.program import Node, Tensor
-from kerasmem.estimation.graph.rules import ALIASES, KINDS, NOTHING, OPERATIONS, UPDATES, WRITTEN, Rates
+from kerasmem.estimation.graph.rules import ALIASES, KINDS, NOTHING, OPERATIONS, UPDATES, Rates
 from kerasmem.estimation.graph.scratch import patches_of
 
 OVERHEAD_SECONDS = 1e-6
@@ -35,7 +35,7 @@ def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates = USUAL) -> float
     """Return the time that a node takes alone: by its arithmetic or the bytes it moves, whichever holds it up."""
     if node.type in UPDATES:
         return OVERHEAD_SECONDS + 3 * sum(each.bytes or 0 for each in inputs) / rates.elements
-    if (node.type in NOTHING or node.type in ALIASES) and node.type not in WRITTEN:
+    if (node.type in NOTHING or node.type in ALIASES) and node.type not in rates.others:
         return OVERHEAD_SECONDS / 3
     is_product = "MatMul" in node.type
     moved = sum(each.bytes or 0 for each in inputs) + sum(each.bytes or 0 for each in node.outputs)

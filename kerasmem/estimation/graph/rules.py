@@ -30,9 +30,6 @@ NOTHING = frozenset(OPERATIONS["nothing"])
 # The tensor that comes out of a list is the one that went in: its place among the inputs (see `lists`).
 TAKEN_FROM_LIST = {"TensorListPopBack": 2, "TensorListGetItem": 3}
 
-# Views that are written to, all of it.
-WRITTEN = frozenset(OPERATIONS["written"])
-
 # A variable is changed in place: value and change are read, the value is written.
 UPDATES = frozenset(OPERATIONS["updates"])
 
@@ -68,7 +65,7 @@ class Rates:
             places of the cache, and for many rows; None where it is not.
         patches: gradient of a convolution → bytes of the patches that it copies.
         filters: bytes of the filter that it copies for each sample.
-        others: bytes of other operations that do not work element by element.
+        others: bytes of other operations that do not work element by element, and of views that are written to.
     """
 
     elements: float
