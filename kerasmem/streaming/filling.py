@@ -43,6 +43,11 @@ class Filling:
         self.stopped = False
         self.error: BaseException | None = None
 
+    @property
+    def done(self) -> bool:
+        """Whether all of the window is there; once it is over, an error or `stop` may have left rows out."""
+        return self.over and self.error is None and not self.stopped
+
     def start(self, pool: ThreadPoolExecutor, threads: int) -> None:
         """Let `threads` threads of the pool work on it."""
         self._running = threads

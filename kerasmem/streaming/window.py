@@ -120,7 +120,7 @@ class WindowStore:
             with self._changed:
                 now = self._delivered
                 straight = now is not None and now.at == start and stop <= now.stop and now.order is order
-                if now is not None and straight and now.slot.filling.over:
+                if now is not None and straight and now.slot.filling.done:
                     now.at = stop
                     arrays = now.slot.give(start - now.first, stop - now.first)
                     self._read_ahead(order, now.window + 1)

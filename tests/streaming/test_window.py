@@ -257,6 +257,22 @@ def test_an_error_reaches_who_waits_and_the_next_one_reads_again():
     store.close()
 
 
+def test_rows_that_an_error_left_out_are_not_given_away():
+    reader, order = FakeReader(), an_order()
+    store = a_store(reader)
+    reader.held = 8
+    store.batch(order, 0, 8, own=True)
+    reader.failure = OSError("gone")
+    reader.gate.set()
+    while not store._delivered.slot.filling.over:
+        time.sleep(0.001)
+    with pytest.raises(OSError, match="gone"):
+        store.batch(order, 8, 16, own=True)
+    reader.failure = None
+    assert store.batch(order, 8, 16, own=True)[1].tolist() == order.rows(8, 16).tolist()
+    store.close()
+
+
 def test_memory_is_taken_again_only_when_nobody_holds_it():
     reader, kept = FakeReader(), []
     store = a_store(reader)
