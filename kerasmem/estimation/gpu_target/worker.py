@@ -29,6 +29,7 @@ PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 # XLA begins to recompute where more than this per cent of the memory would be needed. So many are never needed.
 _NO_LIMIT = {"xla_gpu_memory_limit_slop_factor": 100_000}
 _NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
+_ONE_THREAD = {"xla_gpu_force_compilation_parallelism": 1}  # for machine code, which nobody waits for
 
 
 def compile_request(data: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
 
     begin = time.monotonic()
     request = ModelRequest.from_dict(data["model"])
-    options = {"xla_gpu_cuda_data_dir": cuda_folder()}
+    options = {"xla_gpu_cuda_data_dir": cuda_folder(), **_ONE_THREAD}
     with open_request(request) as opened:
         import jax
 
