@@ -567,12 +567,17 @@ def cluster_peers() -> str:
         f"{settings['rows']:,} rows ({settings['bytes']['hdf5'] / 1e6:.0f} MB) from a store that is asked as S3 is, "
         f"answers after {settings['latency_seconds'] * 1000:.0f} ms and sends "
         f"{settings['link_bytes_per_second'] / 1e6:.0f} MB/s in all, shuffled, as float32 batches that workers share "
-        f"(`scripts/bench/cluster_peers.py`; the machine's {data['environment']['cores']} cores had other work, a load "
-        f"of {settings['load_average'][0]:.0f} in all):"
+        f"(`scripts/bench/cluster_peers.py`, on {data['environment']['cores']} cores at a load of "
+        f"{settings['load_average'][0]:.0f}, the bench's own processes in it):"
     )
-    rates = [each["rate_over_best"] for each in data["goals"]]
+    rates, firsts, resumed = (
+        [each[name] for each in data["goals"]]
+        for name in ("rate_over_best", "first_batch_over_best", "resumed_seconds")
+    )
     last = prose(
-        f"H5ChunkSequence has {min(rates):.2f} to {max(rates):.2f} of the best one's rows a second (goal 1.00). Grain "
+        f"H5ChunkSequence has {min(rates):.2f} to {max(rates):.2f} of the best one's rows a second (goal 1.00), its "
+        f"first batch after {min(firsts):.2f} to {max(firsts):.2f} of the best one's time (at most 1.00), and goes on "
+        f"within {max(resumed):.1f} s (2 s). Grain "
         "reads ArrayRecord from files alone: all are fetched before the first batch, and are still there after a kill. "
         "MosaicML's shards stay on the disk too; H5ChunkSequence keeps nothing without `cache`."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kerasmem.compat.borrowing import Borrowed
+from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 _URLS = "reading s3:// URLs"
 CALL_S3 = Borrowed("s3fs", "S3FileSystem._call_s3", feature=_URLS, parameters=("method",))
@@ -38,14 +38,23 @@ async def get_s3_object(system: Any, **settings: Any) -> Any:
 
 
 def takes_signed_links(system: Any) -> bool:
-    """Return whether what a file system adds to each request can be in a link: nothing, that is."""
+    """Return whether links can be asked for, and all that a file system adds to a request be in them: nothing."""
+    try:
+        SEND.get()
+    except NotAvailableError:
+        return False
     return not (system.req_kw or system.s3_additional_kwargs)
 
 
 async def sign_s3_link(system: Any, names: dict[str, str], seconds: int) -> str:
-    """Return a link to an object that is valid for some seconds, signed with the file system's credentials."""
+    """Return a link to an object that is valid for some seconds, signed with the file system's credentials.
+
+    Raises:
+        AttributeError: this version of botocore has no connections that it could be asked for over.
+    """
     await system.set_session()
     client = await system.get_s3(names["Bucket"])
+    _connections(client)
     client.meta.events.register_first("choose-signer.s3.GetObject", _keep_version_4, unique_id="kerasmem-signer")
     return str(await client.generate_presigned_url("get_object", Params=names, ExpiresIn=seconds))
 
@@ -54,9 +63,12 @@ async def get_signed(system: Any, bucket: str, link: str, headers: dict[str, str
     """Return the answer to a signed link, asked for over the connections of the file system's own client."""
     from botocore.awsrequest import AWSPreparedRequest
 
-    SEND.get()
-    client = await system.get_s3(bucket)
-    return await client._endpoint.http_session.send(AWSPreparedRequest("GET", link, headers, None, True))
+    connections = _connections(await system.get_s3(bucket))
+    return await connections.send(AWSPreparedRequest("GET", link, headers, None, True))
+
+
+def _connections(client: Any) -> Any:
+    return client._endpoint.http_session
 
 
 def _keep_version_4(signature_version: Any, **_: Any) -> str | None:

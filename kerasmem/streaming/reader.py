@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -96,6 +97,7 @@ class RowReader:
         places = slice(0, rows) if in_file_order else _places(order, window)
         self.rows_read += rows - due
 
+        @functools.cache
         def needed() -> tuple[np.ndarray, Places]:
             return _needed(order.blocks.rows(order.window_order(window)), places, due)
 

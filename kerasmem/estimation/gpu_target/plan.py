@@ -115,13 +115,8 @@ def gpu_target_plan(
         "has_triton": card.compute_capability >= _TRITON_CAPABILITY,
     }
     with TemporaryDirectory(prefix="kerasmem-") as folder:
-        answer = run_child(
-            WORKER,
-            {**data, "folder": folder},
-            timeout=timeout,
-            memory_limit=memory_limit,
-            env=planned.ENVIRONMENT,
-        )
+        data["folder"] = folder
+        answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=planned.ENVIRONMENT)
     return GpuPlan.from_dict({"card": card.key, "memory_bytes": memory, **answer})
 
 

@@ -122,8 +122,6 @@ class Program:
     def awaited(self, number: int) -> Iterable[int]:
         """Return the nodes that the executor has run before it runs one, as often as they hand it something."""
         node = self.nodes[number]
-        if len(self.nodes) == len(self.origins):
-            return node.controls
         sources = (source for source, _ in node.inputs)
         if self.folded is None or number >= len(self.origins):
             return (*sources, *node.controls)
