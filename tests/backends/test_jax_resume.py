@@ -17,6 +17,7 @@ if os.environ.get("KERAS_BACKEND") != "jax":
 import h5py
 import keras
 import numpy as np
+from jax_resumed import KillAt
 from keras import layers
 
 import kerasmem
@@ -45,21 +46,14 @@ class Killed(Exception):
     """Stands for the end of the process."""
 
 
-class KillAt(keras.callbacks.Callback):
-    def __init__(self, step):
-        super().__init__()
-        self.left = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise Killed
+def end():
+    raise Killed
 
 
 def trained(model, file, checkpoint, kill=0):
     data = kerasmem.H5ChunkSequence(file, batch_size=8, seed=4, memory_budget="2kB")
     return kerasmem.fit(
-        model, data, epochs=3, verbose=0, callbacks=[KillAt(kill)], checkpoint=checkpoint, save_freq=2
+        model, data, epochs=3, verbose=0, callbacks=[KillAt(kill, end)], checkpoint=checkpoint, save_freq=2
     ).history  # fmt: skip
 
 
