@@ -34,27 +34,37 @@ use_lowest_versions() {
     is_lowest=1
 }
 
-# Keras on another backend, in an environment of its own that sees the packages of the first one beside its own.
-use_backend() {
-    local backend=$1 first=$venv packages wanted
-    case $backend in
-        jax) wanted=jax ;;
-        torch) wanted=torch==2.13.0 ;; # a newer one may be the build with CUDA, of several GB
+# Tests that need more packages run in an environment of its own, which sees the packages of the first one beside its own.
+# Sets `chosen` to what pytest runs there.
+use_more_packages() {
+    local name=$1 first=$venv packages wanted needs
+    chosen=(tests/backends)
+    needs=("$name")
+    case $name in
+        jax) wanted=(jax) ;;
+        torch) wanted=(torch==2.13.0) ;; # a newer one may be the build with CUDA, of several GB
+        optional)
+            # setuptools: gcp-storage-emulator imports pkg_resources
+            wanted=(s3fs 'moto[s3]' flask flask-cors gcsfs gcp-storage-emulator 'setuptools<80' anndata distributed
+                grain mlflow wandb)
+            needs=(s3fs moto flask_cors gcsfs gcp_storage_emulator anndata distributed grain mlflow wandb)
+            chosen=(-m "optional and not slow")
+            ;;
         *)
-            say "--backend '$backend': jax and torch have tests of their own"
+            say "--with '$name': jax, torch or optional"
             exit 2
             ;;
     esac
-    venv=${KERASMEM_VENV:-$root/.venv}-$backend
-    export KERASMEM_TEST_BACKEND=$backend
+    venv=${KERASMEM_VENV:-$root/.venv}-$name
+    [ "$name" = optional ] || export KERASMEM_TEST_BACKEND=$name
     local site='import sysconfig; print(sysconfig.get_path("purelib"))'
     local there='import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))'
-    "$venv/bin/python" -c "$there" "$backend" keras 2>/dev/null && return
+    "$venv/bin/python" -c "$there" "${needs[@]}" keras 2>/dev/null && return
     say "making $venv (the first time only)"
     "$first/bin/python" -m venv "$venv" >&2
     packages=$("$first/bin/python" -c "$site")
     printf 'import site; site.addsitedir("%s")\n' "$packages" >"$("$venv/bin/python" -c "$site")/first.pth"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$wanted" >&2
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${wanted[@]}" >&2
 }
 
 # A stamp holds the checksum of what was installed; an installation with an extra serves one without.

@@ -17,7 +17,7 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.pop("KERAS_BACKEND", None)
-if "KERASMEM_TEST_BACKEND" in os.environ:  # by `scripts/test --backend`
+if "KERASMEM_TEST_BACKEND" in os.environ:  # by `scripts/test --with`
     os.environ["KERAS_BACKEND"] = os.environ["KERASMEM_TEST_BACKEND"]
 # A shell's background jobs ignore Ctrl-C, and hand that on to the processes that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

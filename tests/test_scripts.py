@@ -53,13 +53,13 @@ def test_a_failed_installation_is_said_and_tried_again(checkout):
     assert not list((checkout / ".venv").glob("kerasmem-installed*"))
 
 
-def test_a_backends_tests_run_with_the_arguments_given(tmp_path):
+def test_tests_with_more_packages_run_with_the_arguments_given(tmp_path):
     for venv in ("venv", "venv-jax"):
         python = tmp_path / venv / "bin" / "python"
         python.parent.mkdir(parents=True)
         python.write_text('#!/bin/sh\necho "$@"\n')
         python.chmod(0o700)
-    done = run(ROOT / "scripts" / "test", "--backend", "jax", "-k", "resume", KERASMEM_VENV=str(tmp_path / "venv"))
+    done = run(ROOT / "scripts" / "test", "--with", "jax", "-k", "resume", KERASMEM_VENV=str(tmp_path / "venv"))
     assert done.returncode == 0, done.stderr
     words = done.stdout.splitlines()[-1].split()
     assert words[:2] == ["-m", "pytest"] and "tests/backends" in words and words[-2:] == ["-k", "resume"]

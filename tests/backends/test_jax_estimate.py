@@ -1,4 +1,4 @@
-"""Estimates and measurements where Keras runs on JAX: `scripts/test --backend jax`."""
+"""Estimates and measurements where Keras runs on JAX: `scripts/test --with jax`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import pytest
 
 if os.environ.get("KERAS_BACKEND") != "jax":
-    pytest.skip("of Keras on JAX: run by `scripts/test --backend jax`", allow_module_level=True)
+    pytest.skip("of Keras on JAX: run by `scripts/test --with jax`", allow_module_level=True)
 
 import jax
 import keras

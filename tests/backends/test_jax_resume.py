@@ -1,4 +1,4 @@
-"""Training on JAX that is stopped at any batch and started again: `scripts/test --backend jax`."""
+"""Training on JAX that is stopped at any batch and started again: `scripts/test --with jax`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 if os.environ.get("KERAS_BACKEND") != "jax":
-    pytest.skip("of Keras on JAX: run by `scripts/test --backend jax`", allow_module_level=True)
+    pytest.skip("of Keras on JAX: run by `scripts/test --with jax`", allow_module_level=True)
 
 import h5py
 import keras

@@ -1,4 +1,4 @@
-"""Estimates and measurements where Keras runs on PyTorch: `scripts/test --backend torch`."""
+"""Estimates and measurements where Keras runs on PyTorch: `scripts/test --with torch`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import pytest
 
 if os.environ.get("KERAS_BACKEND") != "torch":
-    pytest.skip("of Keras on PyTorch: run by `scripts/test --backend torch`", allow_module_level=True)
+    pytest.skip("of Keras on PyTorch: run by `scripts/test --with torch`", allow_module_level=True)
 
 import keras
 import torch

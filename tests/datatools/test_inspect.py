@@ -138,6 +138,7 @@ def test_features_alone_come_in_file_order(tmp_path, recwarn):
 # ---- what other programs leave
 
 
+@pytest.mark.optional
 def test_anndata(tmp_path):
     anndata = pytest.importorskip("anndata")
     pandas = pytest.importorskip("pandas")

@@ -258,7 +258,8 @@ def needs(name):
     return pytest.param(
         name.partition("=")[0],
         marks=[
-            pytest.mark.slow,
+            pytest.mark.optional,
+            *([pytest.mark.slow] if name == "ray" else []),
             pytest.mark.skipif(
                 importlib.util.find_spec({"dask": "distributed"}.get(name, name)) is None, reason=f"{name} is missing"
             ),

@@ -119,6 +119,7 @@ class TestSameBatches:
         assert web.sent <= 1.05 * 2 * len(web.files[path.name])
         assert not new_threads()
 
+    @pytest.mark.optional
     def test_over_s3(self, s3, folder):
         s3.put("bucket", "dir/train.h5", (folder / "gzip.h5").read_bytes())
         equal(epochs("s3://bucket/dir/train.h5", 2, storage_options=s3.options), epochs(folder / "gzip.h5", 2))
@@ -128,6 +129,7 @@ class TestSameBatches:
         local = [folder / f"part-{part}.h5" for part in range(3)]
         equal(epochs("s3://bucket/parts/part-*.h5", storage_options=s3.options), epochs(local))
 
+    @pytest.mark.optional
     def test_over_s3_by_links_signed_once_where_the_store_takes_them(self, s3, folder, monkeypatch):
         import kerasmem.compat.s3 as ordinary
 
@@ -153,7 +155,8 @@ class TestSameBatches:
             equal(list(refused.next_epoch()), local[len(refused) : 2 * len(refused)])
             assert 0 < tried == s3.links, "after some refusals no more are tried"
 
-    def test_a_run_that_goes_on_reads_what_is_still_due(self, s3, tmp_path):
+    @pytest.mark.optional
+    def test_a_run_that_goes_on_over_s3_reads_what_is_still_due(self, s3, tmp_path):
         rows, size = 120, 70_000  # so large that none is read along to save a request
         with h5py.File(tmp_path / "large.h5", "w") as file:
             file["x"] = np.random.default_rng(0).integers(0, 256, (rows, size), "u1")
@@ -178,6 +181,7 @@ class TestSameBatches:
         needed = (rows - 5 * done) * size
         assert needed <= sum(last - first for *_, first, last, _ in s3.ranges) <= 1.02 * needed + HEAD
 
+    @pytest.mark.optional
     def test_over_gs(self, folder):
         pytest.importorskip("gcsfs")
         pytest.importorskip("gcp_storage_emulator")
@@ -292,6 +296,7 @@ class TestFaults:
             assert traffic.retries > 5
             assert remote.read_bytes <= 1.05 * len(web.files["gzip.h5"])  # what was cut goes on where it broke off
 
+    @pytest.mark.optional
     def test_s3_slow_down_and_cut_bodies_pass(self, s3, folder, impatient):
         s3.put("bucket", "faulty.h5", (folder / "gzip.h5").read_bytes())
         chance = random.Random(3)
@@ -336,6 +341,7 @@ class TestFaults:
         with pytest.raises(DataError, match="cannot be read"):
             epochs(web.url("loop.h5"))
 
+    @pytest.mark.optional
     def test_s3_refusals(self, s3, impatient):
         s3.put("bucket", "exists.h5", b"no HDF5")
         for url, message in (
@@ -406,6 +412,7 @@ class TestChanges:
             with pytest.raises(DataError, match="replaced or rewritten"):  # since it was made
                 list(train)
 
+    @pytest.mark.optional
     def test_over_s3(self, s3, folder):
         data = (folder / "gzip.h5").read_bytes()
         s3.put("bucket", "gzip.h5", data)

@@ -96,6 +96,7 @@ def test_matlab(tmp_path, compressed):
         H5ChunkSequence(path, "imaginary", None)
 
 
+@pytest.mark.optional
 def test_anndata(tmp_path):
     anndata = pytest.importorskip("anndata")
     pandas = pytest.importorskip("pandas")

@@ -1,6 +1,6 @@
 """The guide's trackers, with the real libraries, offline: they have the logger's series by their own callbacks.
 
-Neither is an extra of [test], for they are large: `pip install wandb mlflow`.
+Neither belongs to [test], for they are large: `scripts/test --with optional`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.optional
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "trackers.md").read_text()
 BLOCKS = re.findall(r"^```py\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
 

@@ -103,6 +103,7 @@ def test_pytorch_shares_rows_among_ranks_and_processes(data):
     assert np.array_equal(np.sort(np.concatenate(seen)), np.arange(ROWS))
 
 
+@pytest.mark.optional
 def test_grain_takes_it_for_a_random_access_source(data):
     grain = pytest.importorskip("grain", reason="Grain is not installed")
     source = H5DataSource(data)

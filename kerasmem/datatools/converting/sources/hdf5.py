@@ -45,7 +45,8 @@ class SparseSource(RowSource):
 
     def __init__(self, path: str, entry: Entry, access: Access, budget: int) -> None:
         assert entry.shape is not None
-        super().__init__(f"{shown(path)}: {shown(entry.name)}", path)
+        super().__init__(shown(path), path)
+        self._matrix = f"{self.label}: {shown(entry.name)}"
         self._name, self._access, self._budget = entry.name, access, budget
         self.rows, self._width = entry.shape
         self.fields = (Field(check_name(entry.name, shown(path)), entry.dtype, (self._width,)),)
@@ -70,13 +71,13 @@ class SparseSource(RowSource):
 
     def _bounds(self) -> np.ndarray:
         """Return where the values of each row begin, and where those of the last end."""
-        with opened(self.paths[0], self._access.locking, f"{self.label}:") as file:
+        with opened(self.paths[0], self._access.locking, f"{self._matrix}:") as file:
             data, indices, indptr = sparse_parts(file, self._name)
             count, same = len(data), len(indices) == len(data) and len(indptr) == self.rows + 1
         windows = self._read("indptr", 0, None) if same else iter(())
         found = np.concatenate([np.zeros(0, np.int64), *(window["indptr"].astype(np.int64) for window in windows)])
         if not same or found[0] != 0 or (np.diff(found) < 0).any() or found[-1] > count:
-            raise DataError(f"{self.label}: its index of rows is damaged; write the file again")
+            raise DataError(f"{self._matrix}: its index of rows is damaged; write the file again")
         return found
 
     def _stored(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -97,7 +98,7 @@ class SparseSource(RowSource):
 
     def _add(self, out: np.ndarray, bounds: np.ndarray, at: int, columns: np.ndarray, values: np.ndarray) -> None:
         if len(columns) and not (int(columns.min()) >= 0 and int(columns.max()) < self._width):
-            raise DataError(f"{self.label}: it has values outside its {self._width:,} columns; it is damaged")
+            raise DataError(f"{self._matrix}: it has values outside its {self._width:,} columns; it is damaged")
         for low in range(0, len(columns), _MOST_SPARSE):
             part = slice(low, low + _MOST_SPARSE)
             numbers = np.arange(at + low, at + low + len(columns[part]))
