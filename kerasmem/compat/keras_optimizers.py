@@ -12,6 +12,7 @@ from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 Pairs = list[tuple[Any, Any]]  # of a gradient and its variable
 
+_BY_ONE_NUMBER = ("Maximum", "Minimum", "Mul", "RealDiv")
 _FEATURE = "estimates for replicas"
 OPTIMIZER = Borrowed("keras.src.backend.tensorflow.optimizer", "TFOptimizer", feature=_FEATURE)
 _IN_TURN = "an update after micro-batches that takes no more than its largest variable"
@@ -23,6 +24,11 @@ DECAY = Borrowed(
     "keras.src.backend.tensorflow.optimizer", "TFOptimizer._apply_weight_decay", feature=_IN_TURN,
     parameters=("variables",),
 )  # fmt: skip
+FINITE = Borrowed(
+    "keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer.check_finite", feature=_IN_TURN,
+    parameters=("grads",),
+)  # fmt: skip
+SCALER = Borrowed("keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer", feature=_IN_TURN)
 SUM = Borrowed(
     "keras.src.backend.tensorflow.optimizer", "TFOptimizer._all_reduce_sum_gradients", feature=_FEATURE,
     parameters=("grads_and_vars",),
@@ -32,13 +38,11 @@ SUM = Borrowed(
 @contextlib.contextmanager
 def gradients_summed_by(function: Callable[[Pairs], Pairs]) -> Iterator[None]:
     """Have optimizers sum their gradients by a function in this thread, while the context lasts."""
-    keras_sum, owner = SUM.get(), threading.get_ident()
 
     def summed(optimizer: Any, grads_and_vars: Any) -> Pairs:
-        is_asked = threading.get_ident() == owner
-        return function(list(grads_and_vars)) if is_asked else keras_sum(optimizer, grads_and_vars)
+        return function(list(grads_and_vars))
 
-    with mock.patch.object(OPTIMIZER.get(), "_all_reduce_sum_gradients", summed):
+    with mock.patch.object(OPTIMIZER.get(), "_all_reduce_sum_gradients", _in_this_thread(summed, SUM.get())):
         yield
 
 
@@ -47,37 +51,72 @@ def updated_in_turn() -> Iterator[None]:
     """Have optimizers update one variable after another in the graphs that this thread traces meanwhile.
 
     TensorFlow runs what does not depend on one another at once, so that all variables' intermediate results are there
-    together. The arithmetic stays the same. Where Keras does not have what this takes, nothing changes.
+    together. The arithmetic stays the same, that of a scaled loss's and of clipped gradients too. Where Keras does not
+    have what this takes, nothing changes.
     """
     try:
-        update, decay = UPDATE.get(), DECAY.get()
+        update, decay, check = UPDATE.get(), DECAY.get(), FINITE.get()
     except NotAvailableError:
         yield
         return
-    owner, turns = threading.get_ident(), _Turns()
+    turns = _Turns()
 
     def update_all(optimizer: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
-        if threading.get_ident() != owner:
-            return update(optimizer, distribution, grads_and_vars, learning_rate)
-        for pair in grads_and_vars:
+        for gradient, variable in grads_and_vars:
             with turns.next():
-                update(optimizer, distribution, [pair], learning_rate)
-        return None
+                update(optimizer, distribution, [(_made_again(gradient), variable)], learning_rate)
 
     def decay_all(optimizer: Any, variables: Any) -> None:
-        if threading.get_ident() != owner:
-            return decay(optimizer, variables)
         for each in variables:
             with turns.next():
                 decay(optimizer, [each])
-        return None
 
-    cls = OPTIMIZER.get()
+    def check_all(optimizer: Any, grads: Any) -> Any:
+        import tensorflow as tf
+
+        found: list[Any] = []
+        for each in grads:
+            if each is not None:
+                with tf.control_dependencies(found[-1:]):
+                    found.append(check(optimizer, [each]))
+        return tf.reduce_all(tf.stack(found))
+
+    cls, scaler = OPTIMIZER.get(), SCALER.get()
     with (
-        mock.patch.object(cls, "_distributed_tf_update_step", update_all),
-        mock.patch.object(cls, "_apply_weight_decay", decay_all),
+        mock.patch.object(cls, "_distributed_tf_update_step", _in_this_thread(update_all, update)),
+        mock.patch.object(cls, "_apply_weight_decay", _in_this_thread(decay_all, decay)),
+        mock.patch.object(scaler, "check_finite", _in_this_thread(check_all, check)),
     ):
         yield
+
+
+def _in_this_thread(function: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what calls a function in this thread, and another one in others."""
+    owner = threading.get_ident()
+
+    def chosen(*arguments: Any) -> Any:
+        return (function if threading.get_ident() == owner else elsewhere)(*arguments)
+
+    return chosen
+
+
+def _made_again(gradient: Any) -> Any:
+    """Return a gradient with what it was multiplied or divided by, or limited to, done once more where it is asked for.
+
+    Keras does that to all gradients before the first update. Of what it made nothing is left in the graph then, but
+    for what a norm is taken of.
+    """
+    import tensorflow as tf
+
+    if tf.executing_eagerly() or not tf.is_tensor(gradient) or isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    operation = gradient.op
+    if operation.type in ("Identity", "IdentityN"):  # a sum over the one replica there is
+        return _made_again(operation.inputs[gradient.value_index])
+    if operation.type not in _BY_ONE_NUMBER or operation.inputs[1].shape.num_elements() != 1:
+        return gradient
+    x, y = operation.inputs
+    return getattr(tf.raw_ops, operation.type)(x=_made_again(x), y=y)
 
 
 class _Turns:

@@ -97,7 +97,6 @@ class LocalEngine:
         """Go back to a copy; nothing is kept of micro-batches unless a step that went through is undone."""
         if releases:
             self._micro.release()
-            gc.collect()
         load_state(self.model, state)
 
     def other_bytes(self, state_bytes: int) -> int:

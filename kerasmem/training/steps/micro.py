@@ -15,6 +15,7 @@ from keras import ops
 
 from kerasmem.compat.keras_losses import compiled_loss, loss_tracker
 from kerasmem.compat.keras_optimizers import updated_in_turn
+from kerasmem.models.freeing import collect
 from kerasmem.training.model_state import lend
 from kerasmem.training.steps.batches import part, row_count
 from kerasmem.training.steps.division import Division, has_own_loss
@@ -80,9 +81,11 @@ class MicroStep:
         return logs
 
     def release(self) -> None:
-        """Give the accumulators back."""
-        self._accumulators, self.held_bytes = None, 0
-        self._functions.clear()
+        """Give the accumulators back, and with them the traced functions, which TensorFlow would keep."""
+        if self._functions:
+            self._accumulators, self.held_bytes = None, 0
+            self._functions.clear()
+            collect()
 
     def _pieces(self, batch: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
         """Yield each piece, its share of the rows, and what its losses are multiplied by."""
