@@ -23,6 +23,14 @@ GOES_ON = "KERASMEM_RUN_GOES_ON"  # set for a script that is run again, to go on
 _POLL_SECONDS = 0.1
 SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # on Windows, which ends a process by the other one
 _LOOK = 0.5  # seconds from one look at whether the parent is there to the next
+# `python -m` looks for modules in the folder it starts in, before all others. PYTHONSAFEPATH keeps it from that; Python
+# 3.10 does not know the variable.
+_RUN_MODULE = """
+import sys
+del sys.path[0]
+import runpy
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 _hidden: dict[str, str | None] = {}  # what children have of variables that this process has set for itself alone
 
 
@@ -90,7 +98,7 @@ def start_module(
     options.setdefault("stdin", subprocess.DEVNULL)
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, *(["-m"] if sys.version_info >= (3, 11) else ["-c", _RUN_MODULE]), module, *arguments],
             env=child_environment() if environ is None else environ,
             start_new_session=own_group,
             **options,

@@ -1,7 +1,6 @@
 """`kerasmem doctor`: the real TensorFlow, stand-ins that crash or hang as real ones do, and the rules on their own."""
 
 import json
-import sys
 
 import pytest
 
@@ -175,7 +174,6 @@ def test_a_tensorflow_that_fails_is_reported(cli, monkeypatch, tmp_path, body, e
     assert "\x1b" not in done.out and "way out: " in done.out
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks into the folder first")
 def test_modules_of_the_folder_are_not_run(cli, monkeypatch, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tensorflow.py").write_text(BODY["broken"])
