@@ -10,6 +10,7 @@ configuration tells the cuts only where `kerasmem.models.vocabulary.configuratio
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from kerasmem.compat.keras_compile import compile_arguments
 from kerasmem.compat.keras_functional import calls_of, check_recomputable, functional_class, graph_of
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import runs_on_jax
+from kerasmem.models.segment_scope import MakeCall, SegmentFunction, call_at_once
 from kerasmem.models.vocabulary import CUTS_TOLD, OWN_NAME
 
 if runs_on_jax():
@@ -287,54 +289,56 @@ def _recomputed(plain: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> 
 
 
 class WalkedFunctional(Functional):
-    """Runs as the plain model does, and tells of each call before it is made, those inside nested models included.
+    """Runs as the plain model does, each call made by a function that is given, those inside nested models included.
 
     Args:
         inputs: as for `keras.Model`.
         outputs: as for `keras.Model`.
         name: as for `keras.Model`.
-        told: called before each call of what is no nested model.
+        make_call: makes each call of what is no nested model.
         tensors: where the tensors go, by the ids of the symbolic ones.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        told, tensors = kwargs.pop("told"), kwargs.pop("tensors")
+        make_call, tensors = kwargs.pop("make_call"), kwargs.pop("tensors")
         super().__init__(*args, **kwargs)
-        self._walk = _Untracked((told, tensors))
+        self._walk = _Untracked((make_call, tensors))
 
     def _run_through_graph(self, inputs: Any, operation_fn: Any = lambda op: op, **kwargs: Any) -> Any:
         if kwargs.get("call_fn") is not None or _is_symbolic(inputs):
             return super()._run_through_graph(inputs, operation_fn=operation_fn, **kwargs)
-        told, tensors = self._walk.held
+        make_call, tensors = self._walk.held
         tensors.update(zip(map(id, self.inputs), keras.tree.flatten(inputs), strict=True))
         for call in chain_of(self):
             args, kwargs = call.node.arguments.fill_in(tensors)
             operation = call.node.operation
             if call.is_model:
-                operation = walked(operation, told, tensors)
+                outputs = keras.tree.flatten(operation_fn(walked(operation, make_call, tensors))(*args, **kwargs))
             else:
-                told()
-            outputs = operation_fn(operation)(*args, **kwargs)
-            tensors.update(zip(map(id, call.node.outputs), keras.tree.flatten(outputs), strict=False))
+                taken = [tensors.get(id(each)) for each in call.node.input_tensors]
+                outputs = make_call(functools.partial(operation_fn(operation), *args, **kwargs), taken, operation)
+            tensors.update(zip(map(id, call.node.outputs), outputs, strict=False))
         return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
 
 
-def walked(model: Any, told: Callable[[], None], tensors: dict[int, Any]) -> Any:
-    """Return the model as one that calls `told` before each call, and writes into `tensors` (see its class)."""
-    return _made_again(model, WalkedFunctional, told=told, tensors=tensors)
+def walked(model: Any, make_call: MakeCall, tensors: dict[int, Any]) -> Any:
+    """Return the model as one that has `make_call` make each call, and writes into `tensors` (see its class)."""
+    return _made_again(model, WalkedFunctional, make_call=make_call, tensors=tensors)
 
 
 def _is_symbolic(inputs: Any) -> bool:
     return any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(inputs))
 
 
-def _runner(segment: Segment, operation_fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
-    def run(entering: list[Any]) -> list[Any]:
+def _runner(segment: Segment, operation_fn: Callable[[Any], Any]) -> SegmentFunction:
+    def run(entering: list[Any], make_call: MakeCall = call_at_once) -> list[Any]:
         tensors = dict(zip(segment.entering, entering, strict=True))
         for node in segment.nodes:
             args, kwargs = node.arguments.fill_in(tensors)
-            outputs = operation_fn(segment.inside or node.operation)(*args, **kwargs)
-            tensors.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=False))
+            call = functools.partial(operation_fn(segment.inside or node.operation), *args, **kwargs)
+            taken = [tensors.get(id(each)) for each in node.input_tensors]
+            outputs = make_call(call, taken, node.operation)
+            tensors.update(zip(map(id, node.outputs), outputs, strict=False))
         return [tensors[key] for key in segment.leaving]
 
     return run

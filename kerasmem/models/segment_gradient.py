@@ -13,7 +13,8 @@ edges delay it, which cost nothing; XLA has none and is given a condition that i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ from kerasmem.compat.keras_state import (
     mask_of,
     set_mask,
 )
+from kerasmem.models.call_gradients import CallGradients, differentiable, gradient_values, is_differentiable, runs_after
 from kerasmem.models.segment_scope import SegmentFunction, SegmentScope, variables_now
 
 
@@ -88,11 +90,11 @@ class _FirstRun:
         """
         for variable, value in self.updates:
             variable.assign(value)
-        count = len(_differentiable(self.outputs))
+        count = len(differentiable(self.outputs))
         for (layer, _), loss in zip(self.losses, results[count:], strict=True):
             replace_losses(layer, loss)
         leaving = iter(results)
-        outputs = [next(leaving) if _is_differentiable(each) else each for each in self.outputs]
+        outputs = [next(leaving) if is_differentiable(each) else each for each in self.outputs]
         for tensor, mask in zip(outputs, self.masks, strict=True):
             set_mask(tensor, mask)
         return outputs
@@ -119,25 +121,30 @@ class _Recomputation:
         return [*(inputs[number] for number in self._entering), *(values[number] for number in self._trained)]
 
     def _run_with(
-        self, inputs: Sequence[Any], masks: Sequence[Any], values: Sequence[Any], around: Any
+        self, run: Callable[[list[Any]], list[Any]], inputs: list[Any], masks: Sequence[Any], values: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
         """Run with these values of the variables; return Keras's scope with what was assigned, and the outputs."""
-        fresh = [None if each is None else tf.identity(each) for each in inputs]
-        for tensor, mask in zip(fresh, masks, strict=True):
+        for tensor, mask in zip(inputs, masks, strict=True):
             set_mask(tensor, mask)
         scope = SegmentScope(zip(self._variables, values, strict=True))
-        with around, scope:
-            return scope, self._run(fresh)
+        with scope:
+            return scope, run(inputs)
+
+    def _run_again(self, calls: CallGradients, inputs: list[Any]) -> list[Any]:
+        if tf.executing_eagerly():  # all is in turn; and sums have their terms in the order of the plain model
+            return calls.make(lambda: self._run(inputs), inputs, None)
+        return self._run(inputs, calls.make)
 
     def run_first(self, first: _FirstRun) -> list[Any]:
         """Run forward; return the outputs and losses that carry gradients, and put all else into `first`."""
-        scope, outputs = self._run_with(self._inputs, self._masks, self._values, stop_recording())
+        with stop_recording():
+            scope, outputs = self._run_with(self._run, _fresh(self._inputs), self._masks, self._values)
         first.outputs = outputs
         first.masks = [mask_of(each) for each in outputs]
         first.updates = scope.updates()
         inner = [each for layer in self._layers for each in flatten_layers(layer)]
         first.losses = [(loss_owner(loss, inner) or self._layers[0], loss) for loss in scope.losses]
-        result = [*_differentiable(outputs), *(loss for _, loss in first.losses)]
+        result = [*differentiable(outputs), *(loss for _, loss in first.losses)]
         if in_xla():  # else it may compute the statistics last of all, and keep for them what they are taken of
             statistics = [value for _, value in first.updates if value.dtype.is_floating]
             result = _delayed(result, [*result, *statistics])
@@ -153,28 +160,27 @@ class _Recomputation:
         above = [None if each is None else tf.convert_to_tensor(each) for each in upstream]
         inputs, masks = _delayed(self._inputs, above), _delayed(self._masks, above)
         values = _delayed(self._values, above)
-        with self._scopes.restored(), _runs_after(above), tf.GradientTape(watch_accessed_variables=False) as tape:
-            wanted = [*self._sources(inputs, values), *unowned]
-            for each in wanted:
-                tape.watch(each)
-            scope, outputs = self._run_with(inputs, masks, values, contextlib.nullcontext())
-            results = [*_differentiable(outputs), *scope.losses]
-        pairs = [(result, over) for result, over in zip(results, above, strict=True) if over is not None]
-        found = [None] * len(wanted)
-        if pairs:
-            targets, given = zip(*pairs, strict=True)
-            found = list(tape.gradient(list(targets), wanted, output_gradients=list(given)))
-        found = _inputs_after_weights(found, len(self._entering))
+        with self._scopes.restored(), runs_after(above):
+            fresh = _fresh(inputs)
+            sources = self._sources(fresh, values)
+            value_of = {id(self._variables[number]): values[number] for number in self._trained}
+            calls = CallGradients(
+                lambda layer: [*(value_of.values() if layer is None else _trained_by(layer, value_of)), *unowned]
+            )
+            scope, outputs = self._run_with(functools.partial(self._run_again, calls), fresh, masks, values)
+        of_tensor = calls.gradients([*differentiable(outputs), *scope.losses], above)
+        found = _inputs_after_weights([of_tensor.get(id(each)) for each in (*sources, *unowned)], len(self._entering))
         count = len(self.sources)
         return (found[:count], found[count:]) if unowned else found
 
 
-def _is_differentiable(tensor: Any) -> bool:
-    return isinstance(tensor, tf.Tensor) and bool(tensor.dtype.is_floating)
+def _trained_by(layer: Any, value_of: Mapping[int, Any]) -> list[Any]:
+    weights = getattr(layer, "trainable_variables", ())
+    return [value_of[id(each)] for each in weights if id(each) in value_of]
 
 
-def _differentiable(tensors: Iterable[Any]) -> list[Any]:
-    return [each for each in tensors if _is_differentiable(each)]
+def _fresh(tensors: Iterable[Any]) -> list[Any]:
+    return [None if each is None else tf.identity(each) for each in tensors]
 
 
 def _variables_now(layers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -196,16 +202,6 @@ class _Scopes:
         names = f"recompute/{self._names}" if self._names else "recompute"
         with attributes_set(**self._state), tf.name_scope(names), autocast(self._autocast):
             yield
-
-
-def _runs_after(tensors: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Let what is made inside run after these tensors, those operations too that have no inputs of their own."""
-    if tf.executing_eagerly() or in_xla():
-        return contextlib.nullcontext()
-    manager: contextlib.AbstractContextManager[Any] = tf.control_dependencies(
-        [each for each in tensors if each is not None]
-    )
-    return manager
 
 
 def _delayed(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
@@ -238,5 +234,4 @@ def _through_condition(tensors: Sequence[Any], holds: Any) -> list[Any]:
 
 def _inputs_after_weights(gradients: Sequence[Any], entering: int) -> list[Any]:
     """Let the gradients of the inputs wait for those of the weights: the segment before starts when all is done."""
-    parts = [each.values if isinstance(each, tf.IndexedSlices) else each for each in gradients]
-    return [*_delayed(gradients[:entering], parts[entering:]), *gradients[entering:]]
+    return [*_delayed(gradients[:entering], list(map(gradient_values, gradients[entering:]))), *gradients[entering:]]

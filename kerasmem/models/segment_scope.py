@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 
 from kerasmem.compat.keras_state import STATELESS_SCOPE, attribute, autocast, global_seed_state
 
-SegmentFunction = Callable[[list[Any]], list[Any]]
+# Makes a call, given what it takes and which layer's or operation's it is, and returns what comes out of it, flat.
+MakeCall = Callable[[Callable[[], Any], list[Any], Any], list[Any]]
+
+
+class SegmentFunction(Protocol):
+    """From the tensors that enter a segment to those that leave it; it may be called more than once."""
+
+    def __call__(self, entering: list[Any], make_call: MakeCall = ...) -> list[Any]:
+        """Run the segment, each call of a layer made by `make_call`."""
+
+
+def call_at_once(call: Callable[[], Any], _taken: list[Any], _layer: Any) -> list[Any]:
+    """Return what comes out of a call, flat."""
+    outputs: list[Any] = keras.tree.flatten(call())
+    return outputs
 
 
 class SegmentScope(keras.StatelessScope):

@@ -81,7 +81,70 @@ def transfer(batch: int = 16) -> tuple[Any, Any, Any, str]:
     return keras.Model(inputs, outputs), x, y, "sparse_categorical_crossentropy"
 
 
-MODELS = {each.__name__: each for each in (dense, resnet50, transformer, transfer, small)}
+def encoder_in_model(
+    blocks: int = 12, width: int = 128, length: int = 96, batch: int = 32
+) -> tuple[Any, Any, Any, str]:
+    """Return a deep encoder as a model inside a classifier of images in patches."""
+    import keras
+    import numpy as np
+
+    layers = keras.layers
+    entry = keras.Input((96, width))
+    x = entry
+    for number in range(blocks):
+        y = layers.LayerNormalization(name=f"norm_{number}a")(x)
+        x = layers.Add(name=f"add_{number}a")(
+            [x, layers.MultiHeadAttention(4, width // 4, name=f"attend_{number}")(y, y)]
+        )
+        y = layers.Dense(4 * width, activation="gelu", name=f"wide_{number}")(
+            layers.LayerNormalization(name=f"norm_{number}b")(x)
+        )
+        x = layers.Add(name=f"add_{number}b")([x, layers.Dense(width, name=f"narrow_{number}")(y)])
+    encoder = keras.Model(entry, x, name="encoder")
+    inputs = keras.Input((96, 48))
+    pooled = layers.GlobalAveragePooling1D()(encoder(layers.Dense(width)(inputs)))
+    draw = np.random.default_rng(0)
+    x, y = draw.random((batch, 96, 48), "float32"), draw.integers(0, 10, batch)
+    outputs = layers.Dense(10, activation="softmax", dtype="float32")(pooled)
+    return keras.Model(inputs, outputs), x, y, "sparse_categorical_crossentropy"
+
+
+def residual_wavenet(
+    blocks: int = 24, width: int = 32, length: int = 256, batch: int = 32
+) -> tuple[Any, Any, Any, str]:
+    """Return dilated convolutions with gates, each added to what it takes, as in WaveNet."""
+    import keras
+    import numpy as np
+
+    layers = keras.layers
+    inputs = keras.Input((256, 8))
+    x = layers.Conv1D(width, 1)(inputs)
+    for number in range(blocks):
+        options = {"padding": "causal", "dilation_rate": 2 ** (number % 6)}
+        gate = layers.Conv1D(width, 2, activation="sigmoid", **options)(x)
+        x = layers.Add()([x, layers.Conv1D(width, 1)(layers.Multiply()([layers.Conv1D(width, 2, **options)(x), gate]))])
+    draw = np.random.default_rng(0)
+    x_batch, y = draw.random((batch, 256, 8), "float32"), draw.integers(0, 10, (batch, 256))
+    outputs = layers.Dense(10, activation="softmax")(x)
+    return keras.Model(inputs, outputs), x_batch, y, "sparse_categorical_crossentropy"
+
+
+def stacked_lstm(depth: int = 10, units: int = 64, batch: int = 64) -> tuple[Any, Any, Any, str]:
+    """Return recurrent layers one above another."""
+    import keras
+    import numpy as np
+
+    layers = keras.layers
+    stack = [layers.LSTM(units, return_sequences=True) for _ in range(depth)]
+    model = keras.Sequential([keras.Input((48, 32)), *stack, layers.GlobalAveragePooling1D(), layers.Dense(1)])
+    draw = np.random.default_rng(0)
+    return model, draw.random((batch, 48, 32), "float32"), draw.random((batch, 1), "float32"), "mse"
+
+
+MODELS = {
+    each.__name__: each
+    for each in (dense, resnet50, transformer, transfer, small, encoder_in_model, residual_wavenet, stacked_lstm)
+}
 
 
 def of_zoo(name: str) -> tuple[Any, Any, Any, Any]:
@@ -133,11 +196,10 @@ def prepared(row: dict[str, Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
     scope = keras.RematScope(mode="full") if row["way"] == "RematScope" else contextlib.nullcontext()
     with scope:
         model, x, y, loss = MODELS[row["model"]]() if row["model"] in MODELS else of_zoo(row["model"])
-    layers = layer_count(model)
+    predicted: dict[str, Any] = {"layers": layer_count(model)}
     if row["way"] == "recompute_grad":
         model = per_layer(model)
     model.compile("sgd", loss, jit_compile=row["mode"] == "xla")
-    predicted: dict[str, Any] = {"layers": layers}
     if row["way"].startswith("kerasmem"):
         asked = row["segments"]
         options = {"cuts": asked} if isinstance(asked, list) else {"segments": asked}
@@ -151,8 +213,19 @@ def prepared(row: dict[str, Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
             "persistent_bytes": plan.persistent_bytes,
             "extra_time": plan.extra_time,
             "planning_seconds": round(time.perf_counter() - begin, 2),
+            **_layers_alone(model, len(x), loss),
         }
     return model, x, y, predicted
+
+
+def _layers_alone(model: Any, batch_size: int, loss: Any) -> dict[str, int]:
+    """Return how many layers keep something for the gradient, and the most that the gradient of one layer takes."""
+    from kerasmem.training.segments.tracing import trace_chain
+
+    steps = trace_chain(model.plain(), batch_size, loss=loss)
+    kept = [sum(each.bytes for each in step.kept if each.for_gradient) for step in steps]
+    alone = max(own + step.working_bytes for own, step in zip(kept, steps, strict=True))
+    return {"keeping_layers": sum(map(bool, kept)), "one_layer_bytes": alone}
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:

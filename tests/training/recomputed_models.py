@@ -118,6 +118,17 @@ def shared():
     )
 
 
+def tied():
+    """One embedding for two inputs of a segment, whose gradients are of some rows alone."""
+    one, two = keras.Input((5,), dtype="int32", name="one"), keras.Input((5,), dtype="int32", name="two")
+    embed = L.Embedding(9, 6, name="embed")
+    x = L.Subtract(name="less")([embed(one), embed(two)])
+    x = L.Dense(6, activation="tanh", name="inside")(x)
+    model = keras.Model({"one": one, "two": two}, L.Dense(1, name="out")(L.Flatten(name="flat")(x)))
+    tokens = np.random.RandomState(2).randint(0, 9, (2, 6, 5))
+    return model, {"one": tokens[0], "two": tokens[1]}, _targets(6), ["inside"]
+
+
 def frozen():
     """Layers that are not trained, before and between those that are."""
     model = keras.Sequential(
@@ -196,7 +207,7 @@ def transfer():
     return model, _numbers(4, 8, 8, 2), _targets(4), ["backbone/n0", "backbone/n1", "backbone", "pool"]
 
 
-MODELS = {each.__name__: each for each in (skips, losses, masks, shared, frozen, global_seed, nested, transfer)}
+MODELS = {each.__name__: each for each in (skips, losses, masks, shared, tied, frozen, global_seed, nested, transfer)}
 
 
 def make(name):

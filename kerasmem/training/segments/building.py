@@ -94,7 +94,10 @@ def _planned(
     batch_size = whole("batch_size", batch_size)
     if cuts is not None and segments != AUTO:
         raise UsageError("cuts and segments: give the one or the other")
-    steps = (shaped_chain if runs_on_jax() else trace_chain)(source, batch_size, input_shape)
+    if runs_on_jax():
+        steps = shaped_chain(source, batch_size, input_shape)
+    else:
+        steps = trace_chain(source, batch_size, input_shape, model.loss if model.compiled else None)
     persistent = _persistent_bytes(model, source, batch_size, input_shape)
     if cuts is None:
         return plan_segments(

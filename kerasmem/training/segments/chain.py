@@ -37,8 +37,8 @@ class Step:
         name: of the layer, with those of the models around it inside the model: "mobilenet/conv1".
         seconds: what its forward pass takes, roughly (`kerasmem.estimation.graph.costs`); only ratios count.
         flops: of its matrix products and convolutions, forward.
-        working_bytes: what its gradient needs beside what is kept, for as long as it is computed, and its weights'
-            gradients with their update, which follows at once.
+        working_bytes: what is in memory beside what is kept while its gradient is computed: what that works on, the
+            gradients that wait for steps before it, and its weights' gradients with their update, which follows.
         kept: its tensors that outlive it.
         may_end: whether a segment may end after it; not where the layer is called again later.
     """

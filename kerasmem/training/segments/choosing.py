@@ -120,8 +120,8 @@ def _least_held(table: Table, limit: float, segments: int | None) -> list[Cut] |
 def _swept(steps: Sequence[Step], at: Any, again: bool) -> tuple[Any, Any]:
     """Return what segments hold and their peaks, from the last step to the first: a step more at the front of each.
 
-    The backward pass of a step takes place while all before it in its segment is still there. What the segment hands
-    on has a gradient, in memory from when the backward pass comes to the segment until it comes to the maker.
+    The backward pass of a step takes place while all before it in its segment is still there. What the model puts out
+    is gone by then, unless a gradient needs it.
     """
     size = len(at)
     held, peak = np.zeros((size, size)), np.zeros((size, size))
@@ -129,7 +129,7 @@ def _swept(steps: Sequence[Step], at: Any, again: bool) -> tuple[Any, Any]:
     for number in range(len(steps) - 1, -1, -1):
         own, leaving = np.zeros(size), np.zeros(size)
         for each in steps[number].kept:
-            crosses = np.zeros(size, bool) if each.last_use is None else at <= each.last_use
+            crosses = at <= min(-1 if each.last_use is None else each.last_use, len(steps) - 1)
             leaving += each.bytes * crosses
             if each.for_gradient:
                 # Where only later segments take it, a second run has no use for it.
@@ -137,7 +137,7 @@ def _swept(steps: Sequence[Step], at: Any, again: bool) -> tuple[Any, Any]:
                 own += each.bytes * (~(at <= each.first_use) if needless else 1)
             elif not again:
                 own += each.bytes * crosses
-        tops = own + np.maximum(steps[number].working_bytes, leaving + tops)
+        tops = own + np.maximum(steps[number].working_bytes, tops)
         holds = holds + (leaving if again else own)
         tops[at <= number], holds[at <= number] = 0.0, 0.0
         begin = np.flatnonzero(at == number)

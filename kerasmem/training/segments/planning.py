@@ -17,7 +17,6 @@ from kerasmem.training.segments.choosing import Cut, Table, cheapest, lowest_pea
 from kerasmem.units import format_size
 
 AUTO = "auto"
-_NEAR_LOWEST = 1.02  # within it, less time is worth more than memory
 
 
 @dataclass(frozen=True)
@@ -128,9 +127,7 @@ def plan_segments(
     elif budget is not None:
         cuts = cheapest(table, budget)
     else:
-        best = lowest_peak(table)
-        peak = max(peak for _, peak in table.peak_of(best))
-        cuts = cheapest(table, peak * _NEAR_LOWEST) or best
+        cuts = lowest_peak(table)
     lowest = max(peak for _, peak in table.peak_of(cuts or lowest_peak(table)))
     if budget is not None and (cuts is None or lowest > budget):
         raise UsageError(

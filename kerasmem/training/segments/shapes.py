@@ -31,13 +31,14 @@ def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[
         ModelError: the model cannot be called.
     """
     from kerasmem.models.recomputed import walked
+    from kerasmem.models.segment_scope import call_at_once
 
     keras = import_keras()
     inputs, calls = inputs_and_calls(model, batch_size, input_shape)
     tensors: dict[int, Any] = {}
 
     def call(*batch: Any) -> Any:
-        run = walked(model, lambda: None, tensors)
+        run = walked(model, call_at_once, tensors)
         return run(keras.tree.pack_sequence_as(model.input, list(batch)), training=True)
 
     try:
@@ -54,13 +55,21 @@ def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[
     for each in model.outputs:
         uses.setdefault(id(each), []).append(len(calls))
     last_call = last_calls(made for _, made in calls)
+    made_by = [
+        (number, id(each)) for number, (_, made) in enumerate(calls) for each in made.outputs if id(each) in uses
+    ]
+
+    def waiting(number: int) -> int:
+        """Return the bytes of gradients that later calls have made for earlier ones."""
+        return sum(sizes.get(key, 0) for maker, key in made_by if maker < number < max(uses[key]))
+
     return tuple(
-        _step(name, made, sizes, uses, last_call[id(made.operation)] == number)
+        _step(name, made, sizes, uses, last_call[id(made.operation)] == number, waiting(number))
         for number, (name, made) in enumerate(calls)
     )
 
 
-def _step(name: str, call: Any, sizes: dict[int, int], uses: dict[int, list[int]], may_end: bool) -> Step:
+def _step(name: str, call: Any, sizes: dict[int, int], uses: dict[int, list[int]], may_end: bool, waiting: int) -> Step:
     taken = sum(sizes.get(id(each), 0) for each in call.input_tensors)
     made = {id(each): sizes.get(id(each), 0) for each in call.outputs}
     kept = tuple(
@@ -68,5 +77,5 @@ def _step(name: str, call: Any, sizes: dict[int, int], uses: dict[int, list[int]
         for key, size in made.items()
         if key in uses
     )
-    working = taken + sum(made.values()) + update_bytes(call.operation)
-    return Step(name, working / _BYTES_A_SECOND, 0, working, kept, may_end)
+    working = taken + sum(made.values()) + 2 * update_bytes(call.operation)
+    return Step(name, working / _BYTES_A_SECOND, 0, working + waiting, kept, may_end)

@@ -7,8 +7,10 @@ one by one.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.compat.graphs import loop_body
@@ -17,8 +19,9 @@ from kerasmem.compat.keras_variables import handle_only, raw_value
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.graph.costs import operations, seconds
 from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
-from kerasmem.estimation.graph.rules import ALIASES, NOTHING
+from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING
 from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.batch import target_spec
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.weightless import with_stand_ins
@@ -30,15 +33,17 @@ _GRADIENT_FROM_OUTPUT = frozenset(
 )
 # They look at a tensor's shape and not at its values.
 _SHAPE_ONLY = frozenset(("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "VariableShape"))
+_MAKE_NOTHING = NOTHING | ALIASES
 
 
-def trace_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[Step, ...]:
+def trace_chain(model: Any, batch_size: int, input_shape: Any = None, loss: Any = None) -> tuple[Step, ...]:
     """Return the chain of a Functional model's calls.
 
     Args:
         model: a Functional model, built; its weights are not read.
         batch_size: samples in a batch.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
+        loss: that the model is compiled with; it counts where there is one output and the targets are the usual ones.
 
     Raises:
         UsageError: an input has open dimensions that `input_shape` does not give.
@@ -47,12 +52,17 @@ def trace_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[S
     inputs, calls = inputs_and_calls(model, batch_size, input_shape)
     try:
         with with_stand_ins(handle_only):
-            graph, begins, tensors = _traced(model, inputs)
+            traced = _traced(model, inputs)
     except KerasmemError:
         raise
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be traced for training: {keras_reason(error)}") from error
-    return _Reader(graph, begins, tensors, model, calls).steps()
+    steps = _Reader(traced, model, calls).steps()
+    # The loss is computed while all that the last call has made is there, the outputs too, which are gone after it.
+    outputs = [traced.tensors[id(each)] for each in model.outputs]
+    kept = sum(each.bytes for step in steps for each in step.kept if each.for_gradient and each.last_use == len(steps))
+    working = max(steps[-1].working_bytes, _loss_bytes(loss, outputs) - kept)
+    return (*steps[:-1], replace(steps[-1], working_bytes=working))
 
 
 def inputs_and_calls(
@@ -76,64 +86,88 @@ def last_calls(calls: Iterable[Any]) -> dict[int, int]:
 
 
 def update_bytes(operation: Any) -> int:
-    """Return the bytes that a layer's update takes, which follows its gradients at once: those, and as much again for
-    what the optimizer makes of them."""
-    return 2 * sum(variable_bytes(each) for each in getattr(operation, "trainable_variables", ()))
+    """Return what the optimizer makes of a layer's gradients in its update, which follows them at once."""
+    return sum(variable_bytes(each) for each in getattr(operation, "trainable_variables", ()))
 
 
-def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> tuple[Any, list[int], dict[int, Any]]:
-    """Return the graph, the number of operations in it before each call and after the last, and the tensors."""
+@dataclass(frozen=True)
+class _Traced:
+    """A forward and a backward pass, call by call. Places are numbers of operations in the graph.
+
+    Attributes:
+        graph: puts out the weights' gradients.
+        begins: the place where each call's forward pass begins, and where the last one ends.
+        turns: for each call where its backward pass begins and ends.
+        tensors: by the ids of the symbolic ones.
+    """
+
+    graph: Any
+    begins: list[int]
+    turns: list[tuple[int, int]]
+    tensors: dict[int, Any]
+
+
+def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
     import tensorflow as tf
 
+    from kerasmem.models.call_gradients import CallGradients, differentiable
     from kerasmem.models.recomputed import walked
+    from kerasmem.models.segment_scope import SegmentScope
 
     begins: list[int] = []
+    turns: list[int] = []
     tensors: dict[int, Any] = {}
 
     def both_passes(*batch: Any) -> Any:
         graph = tf.compat.v1.get_default_graph()
-        run = walked(model, lambda: begins.append(len(graph.get_operations())), tensors)
-        with tf.GradientTape() as tape:
+
+        def note(places: list[int]) -> None:
+            places.append(len(graph.get_operations()))
+
+        def make_call(call: Any, taken: list[Any], layer: Any) -> list[Any]:
+            note(begins)
+            return calls.make(call, taken, layer)
+
+        weights = {id(each): raw_value(each) for each in model.trainable_variables}
+        calls = CallGradients(
+            lambda layer: [weights[id(each)] for each in getattr(layer, "trainable_variables", ())],
+            told=lambda _: note(turns),
+        )
+        with SegmentScope(()) as scope:
+            run = walked(model, make_call, tensors)
             run(import_keras().tree.pack_sequence_as(model.input, list(batch)), training=True)
-            begins.append(len(graph.get_operations()))
-            ends = [tensors[id(each)] for each in model.outputs]
-            losses = [tf.reduce_sum(tf.cast(each, "float32")) for each in (*ends, *run.losses)]
-        weights = [raw_value(each) for each in model.trainable_variables]
-        return tape.gradient(losses, weights, unconnected_gradients="none")
+        note(begins)
+        ends = differentiable([*(tensors[id(each)] for each in model.outputs), *scope.losses])
+        found = calls.gradients(ends, [tf.ones_like(each) for each in ends])
+        note(turns)
+        return [found.get(id(each)) for each in weights.values()]
 
     specs = [tf.TensorSpec(shape, dtype) for shape, dtype in inputs]
     function = tf.function(both_passes, autograph=False).get_concrete_function(*specs)
-    return function.graph, begins, tensors
+    return _Traced(function.graph, begins, list(itertools.pairwise(turns))[::-1], tensors)
 
 
 class _Reader:
     """Reads steps off the graph."""
 
-    def __init__(
-        self,
-        graph: Any,
-        begins: Sequence[int],
-        tensors: Mapping[int, Any],
-        model: Any,
-        calls: Sequence[tuple[str, Any]],
-    ) -> None:
-        self._operations = graph.get_operations()
+    def __init__(self, traced: _Traced, model: Any, calls: Sequence[tuple[str, Any]]) -> None:
+        self._traced, self._begins, self._tensors = traced, traced.begins, traced.tensors
+        self._operations = traced.graph.get_operations()
         self._place = {each.name: number for number, each in enumerate(self._operations)}
-        self._begins, self._tensors = begins, tensors
         self._names, self._calls = zip(*calls, strict=True)
         self._ends = {id(each) for each in model.outputs}
-        self._needed = _needed_for(graph.outputs)  # the tape makes gradients of frozen layers too; nothing runs them
+        self._needed = _needed_for(traced.graph.outputs)  # gradients of frozen layers are made too; nothing runs them
 
     def steps(self) -> tuple[Step, ...]:
         last_call = last_calls(self._calls)
         uses = self._uses()
-        trained = self._trained()
+        trained, working = self._trained(), self._working()
         return tuple(
             Step(
                 name=self._names[number],
                 seconds=sum(seconds(*_as_node(one)) for one in self._made_by(number)),
                 flops=round(sum(operations(*_as_node(one)) for one in self._made_by(number))),
-                working_bytes=self._working(each) + update_bytes(each.operation) if trained[number] else 0,
+                working_bytes=working[number] + update_bytes(each.operation) if trained[number] else 0,
                 kept=tuple(self._kept(number, uses)),
                 may_end=last_call[id(each.operation)] == number,
             )
@@ -176,7 +210,7 @@ class _Reader:
     def _kept(self, number: int, uses: Mapping[Any, list[int]]) -> Iterable[Kept]:
         backward = self._begins[-1]
         for operation in self._made_by(number):
-            if operation.type in NOTHING or operation.type in ALIASES:
+            if operation.type in _MAKE_NOTHING:
                 continue
             for tensor in operation.outputs:
                 taken = uses.get(tensor.ref(), [])
@@ -208,9 +242,87 @@ class _Reader:
             if self._place[each.name] < end and each.type not in _SHAPE_ONLY
         )
 
-    def _working(self, call: Any) -> int:
-        tensors = [self._tensors.get(id(each)) for each in (*call.outputs, *call.input_tensors)]
-        return sum(_bytes(each) for each in tensors if hasattr(each, "op"))
+    def _working(self) -> list[int]:
+        """Return for each call the most bytes that the backward pass has made and still needs in the call's turn."""
+        begin, turns = self._begins[-1], self._traced.turns
+        until = {}  # the update follows when a weight's gradient is there and the call's turn is over
+        for each in self._traced.graph.outputs:
+            place = self._place[_root(each).op.name]
+            until[_root(each).ref()] = max((after for before, after in turns if before <= place < after), default=0) - 1
+        lives = _lives(self._operations[begin:], self._needed, until, begin)
+        return [max(lives[before - begin : after - begin], default=0) for before, after in turns]
+
+
+def _lives(operations: Sequence[Any], needed: Set[str], until: Mapping[Any, int], begin: int = 0) -> list[int]:
+    """Return how many bytes are alive while each operation runs, in their order, of those that they make.
+
+    Args:
+        operations: one after another.
+        needed: names of those that run.
+        until: what is held longer than operations need it: tensor → the place of the last operation beside which.
+        begin: the place of the first operation.
+    """
+    place = {each.name: number for number, each in enumerate(operations, begin)}
+    last = dict(until)
+    for number, operation in enumerate(operations, begin):
+        if operation.name in needed and operation.type not in ALIASES and operation.type not in _SHAPE_ONLY:
+            for each in operation.inputs:
+                last[_root(each).ref()] = max(number, last.get(_root(each).ref(), 0))
+    lives: list[int] = []
+    leaving: dict[int, int] = {}
+    live = 0
+    for number, operation in enumerate(operations, begin):
+        makes = operation.name in needed and (operation.type == "Placeholder" or operation.type not in _MAKE_NOTHING)
+        for each in operation.outputs if makes else ():
+            live += _bytes(each)
+            end = last.get(each.ref(), number)
+            leaving[end] = leaving.get(end, 0) + _bytes(each)
+        dying = [each for each in map(_root, operation.inputs) if last.get(each.ref()) == number]
+        own = {_bytes(each) for each in dying if each.op.name in place}
+        lives.append(live - (_taken_over(operation, own) if makes else 0))
+        live -= leaving.pop(number, 0)
+    return lives
+
+
+def _taken_over(operation: Any, sizes: Set[int]) -> int:
+    """Return the bytes that an operation puts out in an input's place, given the sizes of those that end with it."""
+    if operation.type in FORWARDS and _bytes(operation.outputs[0]) in sizes:
+        return _bytes(operation.outputs[0])
+    if operation.type == "SparseSoftmaxCrossEntropyWithLogits" and _bytes(operation.outputs[1]) in sizes:
+        return _bytes(operation.outputs[1])
+    return 0
+
+
+def _loss_bytes(loss: Any, outputs: Sequence[Any]) -> int:
+    """Return what a loss and its gradient work on, the outputs too, which it may work on in place.
+
+    Where its targets cannot be known from the outputs, those and their gradients.
+    """
+    import tensorflow as tf
+
+    keras = import_keras()
+    least = 2 * sum(_bytes(each) for each in outputs if hasattr(each, "op"))
+    if len(outputs) != 1 or not (isinstance(loss, str) or callable(loss)):
+        return least
+    function = keras.losses.get(loss)
+
+    def both_passes(output: Any, target: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(output)
+            is_wrapped = isinstance(function, keras.losses.Loss)
+            value = function(target, output if is_wrapped else tf.cast(output, "float32"))
+        return tape.gradient(value, output)
+
+    output = keras.KerasTensor(outputs[0].shape, outputs[0].dtype.name)
+    (target,) = keras.tree.flatten(target_spec(loss, output, output.shape[0]))
+    specs = [tf.TensorSpec(each.shape, each.dtype) for each in (output, target)]
+    try:
+        graph = tf.function(both_passes, autograph=False).get_concrete_function(*specs).graph
+    except Exception:  # it takes other targets
+        return least
+    made, needed = graph.get_operations(), _needed_for(graph.outputs)
+    given = graph.inputs[1]  # with the batch
+    return max(_lives(made, needed, {given.ref(): len(made) - 1})) - _bytes(given)
 
 
 def _needed_for(tensors: Iterable[Any]) -> set[str]:

@@ -1,0 +1,125 @@
+"""The gradients of a run of layers, computed call by call from the last to the first.
+
+On one tape the executor computes the gradients of parallel branches at once, and those of weights at some later time,
+and holds all that they are made of until then. Here each call has a tape of its own, and its gradients wait for those
+of the call before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from kerasmem.compat.graphs import in_xla
+from kerasmem.compat.keras_state import STATELESS_SCOPE, attribute
+from kerasmem.models.segment_scope import call_at_once
+
+
+class _Made(NamedTuple):
+    """A call that was made: its tape, what it took and the weights, and what it made that may have a gradient."""
+
+    tape: Any
+    taken: list[Any]
+    weights: list[Any]
+    made: list[Any]
+
+
+class CallGradients:
+    """Makes calls, inside a scope of Keras that collects losses, and computes their gradients one after another.
+
+    Args:
+        weights_of: layer or operation → what stands for the weights that its calls are trained by.
+        told: called before the gradients of each call, with the number of calls before it.
+    """
+
+    def __init__(self, weights_of: Callable[[Any], list[Any]], told: Callable[[int], None] = lambda _: None) -> None:
+        self._weights_of, self._told = weights_of, told
+        self._calls: list[_Made] = []
+        self._moved: set[int] = set()  # identities of what is made with the help of such weights
+
+    def make(self, call: Callable[[], Any], taken: list[Any], layer: Any) -> list[Any]:
+        """Make a call of a layer and return what comes out of it, flat."""
+        entering = list({id(each): each for each in _parts(taken)}.values())
+        weights = self._weights_of(layer)
+        losses = attribute(STATELESS_SCOPE).losses
+        before = len(losses)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            for each in (*entering, *weights):
+                tape.watch(each)
+            outputs = call_at_once(call, taken, layer)
+        made = [*_parts(outputs), *losses[before:]]
+        self._calls.append(_Made(tape, entering, weights, made))
+        if weights or any(id(each) in self._moved for each in entering):
+            self._moved.update(map(id, made))
+        return outputs
+
+    def gradients(self, results: Sequence[Any], upstream: Sequence[Any]) -> dict[int, Any]:
+        """Return the gradients of tensors and weights, by identity, given those of the results (None for none)."""
+        found: dict[int, Any] = {}
+        done: list[Any] = []
+        for result, gradient in zip(results, upstream, strict=True):
+            _add(found, result, gradient)
+        for number in range(len(self._calls) - 1, -1, -1):
+            call = self._calls[number]
+            above = {id(each): (each, found.pop(id(each))) for each in call.made if id(each) in found}
+            self._told(number)
+            if not above:
+                continue
+            sources = [*call.taken, *call.weights]
+            targets, given = zip(*above.values(), strict=True)
+            with runs_after(done):
+                gradients = call.tape.gradient(list(targets), sources, output_gradients=list(given))
+            for source, gradient in zip(sources, gradients, strict=True):
+                _add(found, source, gradient)
+            # What comes from frozen layers alone has a gradient that nobody may ask for, so nothing waits for it.
+            count = len(call.taken)
+            pairs = zip(call.taken, gradients[:count], strict=True)
+            waited = [*(each for of, each in pairs if id(of) in self._moved), *gradients[count:]]
+            done = [gradient_values(each) for each in waited if each is not None] or done
+        return found
+
+
+def _parts(tensors: Any) -> list[Any]:
+    """Return the tensors that may have gradients, those that sparse and ragged ones are made of too."""
+    return differentiable(tf.nest.flatten(tensors, expand_composites=True))
+
+
+def _add(found: dict[int, Any], tensor: Any, gradient: Any) -> None:
+    if gradient is not None:
+        found[id(tensor)] = _sum(found[id(tensor)], gradient) if id(tensor) in found else gradient
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Return the sum of two gradients: of rows alone where both are of rows alone."""
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        parts = [tf.concat(pair, axis=0) for pair in ((one.values, other.values), (one.indices, other.indices))]
+        return tf.IndexedSlices(*parts, one.dense_shape)
+    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+
+
+def gradient_values(gradient: Any) -> Any:
+    """Return a gradient's values, which of one of some rows alone are those rows."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def is_differentiable(tensor: Any) -> bool:
+    """Return whether it is a tensor that may have a gradient."""
+    return isinstance(tensor, tf.Tensor) and bool(tensor.dtype.is_floating)
+
+
+def differentiable(tensors: Iterable[Any]) -> list[Any]:
+    """Return the tensors that may have gradients."""
+    return [each for each in tensors if is_differentiable(each)]
+
+
+def runs_after(tensors: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Let what is made inside run after these tensors, those operations too that have no inputs of their own."""
+    if tf.executing_eagerly() or in_xla():
+        return contextlib.nullcontext()
+    manager: contextlib.AbstractContextManager[Any] = tf.control_dependencies(
+        [each for each in tensors if each is not None]
+    )
+    return manager
