@@ -80,7 +80,7 @@ KERAS_AT_THE_TOP = {
     "training/best_weights.py", "models/recomputed.py", "models/segment_gradient.py", "training/sources.py",
     "training/array_source.py", "training/steps/batches.py", "training/steps/micro.py", "training/steps/losses.py",
     "training/steps/checks.py", "training/steps/packing.py", "training/fitting.py",
-    "training/steps/row_sums.py", "models/segment_scope.py",
+    "training/steps/row_sums.py", "models/segment_scope.py", "models/call_gradients.py",
 }  # fmt: skip
 
 MODULES = structure.modules(PACKAGE)
