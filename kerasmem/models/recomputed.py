@@ -26,9 +26,9 @@ from kerasmem.models.segment_scope import MakeCall, SegmentFunction, call_at_onc
 from kerasmem.models.vocabulary import CUTS_TOLD, OWN_NAME
 
 if runs_on_jax():
-    from kerasmem.models.segment_checkpoint import gradients_wanted, run_recomputed
+    from kerasmem.models.segment_checkpoint import gradients_wanted, run_segment
 else:
-    from kerasmem.models.segment_gradient import gradients_wanted, run_recomputed
+    from kerasmem.models.segment_gradient import gradients_wanted, run_segment
 
 _MARK = "_kerasmem_segments"
 check_recomputable()
@@ -247,7 +247,8 @@ class RecomputedFunctional(Functional):
             run = _runner(segment, operation_fn)
             entering = [tensors.get(key) for key in segment.entering]
             layers = _layers(segment)
-            leaving = run_recomputed(run, entering, layers) if segment.recomputed and layers else run(entering)
+            is_run = layers and self._cuts and segment.inside is None
+            leaving = run_segment(run, entering, layers, segment.recomputed) if is_run else run(entering)
             tensors.update(zip(segment.leaving, leaving, strict=True))
         return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
 

@@ -20,19 +20,22 @@ def gradients_wanted() -> bool:
     return not in_symbolic_scope()
 
 
-def run_recomputed(run: SegmentFunction, inputs: Sequence[Any], layers: Sequence[Any]) -> list[Any]:
-    """Return `run(inputs)`, and keep only the inputs for the gradient: the segment runs again then.
+def run_segment(run: SegmentFunction, inputs: Sequence[Any], layers: Sequence[Any], again: bool) -> list[Any]:
+    """Return `run(inputs)`.
 
     Args:
         run: from the tensors that enter to the tensors that leave; it is called once.
         inputs: tensors (with Keras's masks on them), or None for an optional input that is not there.
         layers: the Keras layers that it calls; losses and variables are looked for in them.
+        again: whether only the inputs are kept for the gradient, and the segment runs again then.
 
     Returns:
         The tensors that leave, with their masks.
     """
     import jax
 
+    if not again:
+        return run(list(inputs))
     variables, values = variables_now(layers)
     inner = [each for layer in layers for each in flatten_layers(layer)]
     assigned: list[Any] = []

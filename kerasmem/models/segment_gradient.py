@@ -8,13 +8,17 @@ run assigns is assigned once, when it has ended.
 The second run must wait until the gradient of the segment's outputs exists. Otherwise the executor runs it at once, or
 the compiler sees that it computes what the first run has computed, and keeps that. In a TensorFlow graph control
 edges delay it, which cost nothing; XLA has none and is given a condition that it cannot see through.
+
+In a graph a segment that is kept has its gradients one layer after another too: else those of its weights, and what
+they are made of, would still be there while the segment before it runs again.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,22 +47,25 @@ def gradients_wanted() -> bool:
     return not in_symbolic_scope() and (in_training_call() or could_record())
 
 
-def run_recomputed(run: SegmentFunction, inputs: Sequence[Any], layers: Sequence[Any]) -> list[Any]:
-    """Return `run(inputs)`, and keep only the inputs for the gradient: the segment runs again then.
+def run_segment(run: SegmentFunction, inputs: Sequence[Any], layers: Sequence[Any], again: bool) -> list[Any]:
+    """Return `run(inputs)`, whose gradients are computed one layer after another.
 
     Args:
         run: from the tensors that enter to the tensors that leave; it may be called more than once.
         inputs: tensors (with Keras's masks on them), or None for an optional input that is not there.
         layers: the Keras layers that it calls; losses and variables are looked for in them.
+        again: whether only the inputs are kept for the gradient, and the segment runs again then.
 
     Returns:
         The tensors that leave, with their masks.
     """
     inputs = list(inputs)
+    if not again and (tf.executing_eagerly() or in_xla()):  # the one is in turn, the other has an order of its own
+        return run(inputs)
     parted = (tf.SparseTensor, tf.RaggedTensor)
     if any(each is not None and (not tf.is_tensor(each) or isinstance(each, parted)) for each in inputs):
         return run(inputs)  # of several parts: kept as they are, not recomputed
-    segment = _Recomputation(run, inputs, layers)
+    segment = (_Recomputed if again else _Kept)(run, inputs, layers)
     if not segment.sources:
         return run(inputs)
     first = _FirstRun()
@@ -100,8 +107,8 @@ class _FirstRun:
         return outputs
 
 
-class _Recomputation:
-    """A segment with all that its two runs must have in common."""
+class _Segment(abc.ABC):
+    """A segment with all that its runs and its gradient must have in common."""
 
     def __init__(self, run: SegmentFunction, inputs: list[Any], layers: Sequence[Any]) -> None:
         self._run, self._inputs, self._layers = run, inputs, layers
@@ -130,15 +137,20 @@ class _Recomputation:
         with scope:
             return scope, run(inputs)
 
-    def _run_again(self, calls: CallGradients, inputs: list[Any]) -> list[Any]:
-        if tf.executing_eagerly():  # all is in turn; and sums have their terms in the order of the plain model
-            return calls.make(lambda: self._run(inputs), inputs, None)
-        return self._run(inputs, calls.make)
+    def _calls(self, values: Sequence[Any], unowned: Sequence[Any]) -> CallGradients:
+        value_of = {id(self._variables[number]): values[number] for number in self._trained}
+
+        def weights_of(layer: Any) -> list[Any]:
+            if layer is None:
+                return [*value_of.values(), *unowned]
+            weights = (value_of.get(id(each)) for each in getattr(layer, "trainable_variables", ()))
+            return [*(each for each in weights if each is not None), *unowned]
+
+        return CallGradients(weights_of)
 
     def run_first(self, first: _FirstRun) -> list[Any]:
         """Run forward; return the outputs and losses that carry gradients, and put all else into `first`."""
-        with stop_recording():
-            scope, outputs = self._run_with(self._run, _fresh(self._inputs), self._masks, self._values)
+        scope, outputs = self._forward()
         first.outputs = outputs
         first.masks = [mask_of(each) for each in outputs]
         first.updates = scope.updates()
@@ -151,32 +163,62 @@ class _Recomputation:
         return result
 
     def gradients(self, upstream: Sequence[Any], unowned: list[Any]) -> Any:
-        """Run again and return the gradients of the sources.
+        """Return the gradients of the sources.
 
         Args:
             upstream: the gradients of what `run_first` returned.
             unowned: variables that the segment reads and no layer of it owns; their gradients are returned too.
         """
         above = [None if each is None else tf.convert_to_tensor(each) for each in upstream]
-        inputs, masks = _delayed(self._inputs, above), _delayed(self._masks, above)
-        values = _delayed(self._values, above)
-        with self._scopes.restored(), runs_after(above):
-            fresh = _fresh(inputs)
-            sources = self._sources(fresh, values)
-            value_of = {id(self._variables[number]): values[number] for number in self._trained}
-            calls = CallGradients(
-                lambda layer: [*(value_of.values() if layer is None else _trained_by(layer, value_of)), *unowned]
-            )
-            scope, outputs = self._run_with(functools.partial(self._run_again, calls), fresh, masks, values)
-        of_tensor = calls.gradients([*differentiable(outputs), *scope.losses], above)
+        calls, sources, results = self._differentiated(above, unowned)
+        of_tensor = calls.gradients(results, above)
         found = _inputs_after_weights([of_tensor.get(id(each)) for each in (*sources, *unowned)], len(self._entering))
         count = len(self.sources)
         return (found[:count], found[count:]) if unowned else found
 
+    @abc.abstractmethod
+    def _forward(self) -> tuple[Any, list[Any]]:
+        """Run forward; return Keras's scope with what was assigned, and the outputs."""
 
-def _trained_by(layer: Any, value_of: Mapping[int, Any]) -> list[Any]:
-    weights = getattr(layer, "trainable_variables", ())
-    return [value_of[id(each)] for each in weights if id(each) in value_of]
+    @abc.abstractmethod
+    def _differentiated(self, above: list[Any], unowned: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
+        """Return the calls to differentiate, the sources in them, and what they result in."""
+
+
+class _Kept(_Segment):
+    """A segment whose inside is kept for the gradient."""
+
+    def _forward(self) -> tuple[Any, list[Any]]:
+        fresh = _fresh(self._inputs)
+        calls = self._calls(self._values, ())
+        scope, outputs = self._run_with(lambda inputs: self._run(inputs, calls.make), fresh, self._masks, self._values)
+        self._made = calls, self._sources(fresh, self._values), [*differentiable(outputs), *scope.losses]
+        return scope, outputs
+
+    def _differentiated(self, above: list[Any], unowned: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
+        return self._made
+
+
+class _Recomputed(_Segment):
+    """A segment that runs again when its gradient is asked for."""
+
+    def _forward(self) -> tuple[Any, list[Any]]:
+        with stop_recording():
+            return self._run_with(self._run, _fresh(self._inputs), self._masks, self._values)
+
+    def _differentiated(self, above: list[Any], unowned: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
+        inputs, masks = _delayed(self._inputs, above), _delayed(self._masks, above)
+        values = _delayed(self._values, above)
+        with self._scopes.restored(), runs_after(above):
+            fresh = _fresh(inputs)
+            calls = self._calls(values, unowned)
+            scope, outputs = self._run_with(functools.partial(self._run_again, calls), fresh, masks, values)
+        return calls, self._sources(fresh, values), [*differentiable(outputs), *scope.losses]
+
+    def _run_again(self, calls: CallGradients, inputs: list[Any]) -> list[Any]:
+        if tf.executing_eagerly():  # all is in turn; and sums have their terms in the order of the plain model
+            return calls.make(lambda: self._run(inputs), inputs, None)
+        return self._run(inputs, calls.make)
 
 
 def _fresh(tensors: Iterable[Any]) -> list[Any]:

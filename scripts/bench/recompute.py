@@ -37,7 +37,7 @@ TIMEOUT = 600
 CURVE = (  # the slowest last
     "deep_mlp", "encoder_in_model", "decoder", "mixer", "vision_transformer", "residual_wavenet", "stacked_lstm",
     "transformer", "very_deep", "resnet50", "transfer", "wavenet", "unet", "conv3d", "vgg16", "mobilenet_v2",
-    "xception", "convnext_tiny", "dense", "efficientnet_b0", "densenet121",
+    "xception", "convnext_tiny", "efficientnet_b0", "dense", "densenet121",
 )  # fmt: skip
 MIXED = frozenset(("decoder", "encoder_in_model", "mixer"))  # in mixed_bfloat16
 KERNELS = {"onednn": "1", "eigen": "0"}

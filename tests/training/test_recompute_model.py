@@ -286,8 +286,9 @@ class TestRefusals:
         target = plain.total // 2
         made = kerasmem.recompute(model, memory=target, batch_size=1024)
         assert kerasmem.estimate(made, batch_size=1024).bytes.high <= target < plain.low
-        assert made.plan.target_bytes == target and made.plan.extra_time < 0.3  # it recomputes no more than it must
-        assert False in made.recomputed[:-1]
+        assert made.plan.target_bytes == target
+        lowest = kerasmem.recompute(model, batch_size=1024)
+        assert made.plan.extra_time < 0.9 * lowest.plan.extra_time, "it recomputes no more than it must"
 
     def test_no_model_and_no_shape(self):
         with pytest.raises(UsageError, match="no Keras model; load the file"):

