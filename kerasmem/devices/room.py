@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kerasmem.devices.allocator import Allocator, tensorflow_allocator
 from kerasmem.devices.catalogue import available_bytes
@@ -97,6 +97,26 @@ def reserve_in_one_piece() -> None:
         with tf.device("CPU:0"), contextlib.suppress(tf.errors.ResourceExhaustedError):
             tf.raw_ops.Empty(shape=[free // 16], dtype=tf.complex128)
         allocator.reset()
+
+
+def fits_on_the_cpu(sizes: Sequence[int]) -> bool:
+    """Return whether TensorFlow's allocator for the CPU has pieces of so many bytes; true where it has no limit.
+
+    It is asked for them, which takes ten seconds where it has not. TensorFlow does not ask before it copies an array,
+    and ends the process.
+    """
+    import tensorflow as tf
+
+    if _cpu_limit() is None:
+        return True
+    pieces = []
+    with tf.device("CPU:0"):
+        for size in sizes:
+            try:
+                pieces.append(tf.raw_ops.Empty(shape=[size], dtype=tf.uint8))
+            except tf.errors.ResourceExhaustedError:
+                return False
+    return True
 
 
 def _first_allocator() -> Allocator | None:

@@ -169,7 +169,7 @@ def lost(mode: str) -> dict[str, Any]:
     }
 
 
-def cases(seeds: range, beside: int, kept: Kept, save: Save) -> Kept:
+def cases(seeds: range, beside: int, kept: Kept, save: Save, onednn: bool = False) -> Kept:
     """Seeded runs that run out, by what came of them; see `recovery_cases.py`.
 
     Args:
@@ -177,11 +177,13 @@ def cases(seeds: range, beside: int, kept: Kept, save: Save) -> Kept:
         beside: cases at once.
         kept: what an earlier run has measured; its seeds are not measured again.
         save: called after each case.
+        onednn: whether oneDNN's kernels run, in a process of their own.
     """
     rows = {row["seed"]: row for row in kept.get("rows", [])}
     missing = [seed for seed in seeds if seed not in rows]
     command = [sys.executable, str(CASES), str(beside), *map(str, missing)]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE) as process:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_ENABLE_ONEDNN_OPTS": "1" if onednn else "0"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:
         for line in process.stdout or ():
             row = {**json.loads(line), "load_average": round(os.getloadavg()[0], 1)}
             rows[row["seed"]] = row
@@ -205,6 +207,7 @@ def _counted(rows: list[Kept]) -> Kept:
     }
 
 
+ONEDNN_CASES = 20
 # The limit in MB under which nothing helps, by what does not fit.
 HOPELESS = {"activations": 64, "gradients": 56, "slots": 40}
 
@@ -244,6 +247,9 @@ def main() -> None:
         "lost_where_it_ran_out": lambda: {mode: lost(mode) for mode in ("graph", "xla")},
         "hopeless": lambda: {name: ask(CHILD, "hopeless", name, limit=limit) for name, limit in HOPELESS.items()},
         "cases": lambda: cases(seeds, options.beside, results.get("cases", {}), saving("cases")),
+        "cases_onednn": lambda: cases(
+            seeds[:ONEDNN_CASES], options.beside, results.get("cases_onednn", {}), saving("cases_onednn"), onednn=True
+        ),
     }
     if unknown := set(options.only) - set(parts):
         parser.error(f"--only: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")

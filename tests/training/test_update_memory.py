@@ -9,7 +9,8 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 ALLOCATOR = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
-LIMITED = {**ALLOCATOR, "TF_CPU_BFC_MEM_LIMIT_IN_MB": "28"}
+LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+LIMITED = {**ALLOCATOR, LIMIT: "28"}
 SCALED = "keras.optimizers.LossScaleOptimizer(keras.optimizers.RMSprop(0.001))"
 MODEL = """
 import json, sys, warnings
@@ -86,6 +87,13 @@ def test_a_scaled_loss_trains_where_no_further_set_of_gradients_fits(program):
     assert 1 <= failures <= 2
     _, whole = told(program, MODEL + TRAINED)
     np.testing.assert_allclose(weights, whole, rtol=1e-5)
+
+
+def test_arrays_that_the_allocator_has_no_room_for_are_refused(program):
+    text = MODEL.replace("2048, 16", "2048, 2048") + TRAINED
+    done = program("-c", text.replace("OPTIMIZER", "'sgd'"), "limited", env={**LIMITED, LIMIT: "12"})
+    assert done.code == 1, "Python ended by itself"
+    assert "ModelError: the arrays take 16.0 MiB" in done.err and "12.0 MiB" in done.err
 
 
 @pytest.mark.parametrize(

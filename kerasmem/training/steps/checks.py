@@ -1,16 +1,20 @@
-"""What must be known of a model before it is trained in pieces: what cannot work, and what will not be the same."""
+"""What must be known before a model is trained in pieces: what cannot work, and what will not be the same."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from kerasmem.compat.keras_layers import draws_numbers, flatten_layers
 from kerasmem.compat.keras_losses import has_added_losses
-from kerasmem.errors import UsageError
+from kerasmem.devices.room import allocator_limit, fits_on_the_cpu
+from kerasmem.errors import ModelError, UsageError
 from kerasmem.models.own_step import has_own_step
+from kerasmem.units import format_size
 
 _SHARES = ("rate", "dropout", "recurrent_dropout")
 _HALF = ("float16", "bfloat16")
@@ -37,6 +41,27 @@ def check_model(model: Any) -> None:
     if any(getattr(variable, "overwrite_with_gradient", False) for variable in model.trainable_variables):
         raise UsageError("model: float8 training replaces its scales by their gradients, which do not add up")
     _check_reductions(model)
+
+
+def check_arrays(arguments: Mapping[str, Any]) -> None:
+    """Refuse arrays that Keras cannot hand to TensorFlow as a whole, which would end the process.
+
+    Raises:
+        ModelError: TensorFlow's allocator for the CPU has no room for them.
+    """
+    parts = keras.tree.flatten([arguments.get(name) for name in ("x", "y", "sample_weight", "validation_data")])
+    floats = np.dtype(keras.config.floatx()).itemsize
+    sizes = [
+        each.size * (floats if each.dtype.kind == "f" else each.itemsize)
+        for each in parts
+        if isinstance(each, np.ndarray) and each.dtype.kind != "O"
+    ]
+    if not fits_on_the_cpu(sizes):
+        raise ModelError(
+            f"the arrays take {format_size(sum(sizes))}, and TensorFlow's allocator for the CPU does not have that "
+            f"beside the model ({format_size(allocator_limit() or 0)} by TF_CPU_BFC_MEM_LIMIT_IN_MB): give batches, as "
+            "a keras.utils.PyDataset or kerasmem.H5ChunkSequence"
+        )
 
 
 def _check_reductions(model: Any) -> None:
