@@ -22,7 +22,7 @@ from kerasmem.training.model_state import read_state
 from kerasmem.training.resume import ResumeTraining
 from kerasmem.training.run_state import RunState, plain
 from kerasmem.training.saving import SAVE_FREQ, read_save_freq
-from kerasmem.training.steps.checks import check_arrays, check_model
+from kerasmem.training.steps.checks import check_fit
 from kerasmem.training.steps.division import INEXACT
 from kerasmem.training.steps.packing import refuse_in_worker
 from kerasmem.training.trainer import SaveCallback, Trainer, load_saved
@@ -104,8 +104,7 @@ def fit(
     options = _read_options(micro_batches, checkpoint, save_freq, keep, isolated)
     if runs_on_jax():
         return _fit_on_jax(model, arguments, options)
-    check_model(model)
-    check_arrays(arguments)
+    check_fit(model, arguments)
     arguments["batch_size"] = _largest(model, arguments, options) if batch_size == MAX else batch_size
     if (script := sys.modules.get("kerasmem.training.script")) is not None and script.SESSION is not None:
         return script.SESSION.fit(model, arguments, options)  # `kerasmem run` has begun this process

@@ -20,6 +20,12 @@ _SHARES = ("rate", "dropout", "recurrent_dropout")
 _HALF = ("float16", "bfloat16")
 
 
+def check_fit(model: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse a model that `check_model` refuses, and arrays that `check_arrays` does."""
+    check_model(model)
+    check_arrays(arguments)
+
+
 def check_model(model: Any) -> None:
     """Refuse a model whose steps cannot be undone or make no sense in pieces, before anything is trained.
 
