@@ -62,9 +62,17 @@ def test_the_total_is_near_what_training_takes(program, build, batch_size):
 
 @pytest.mark.usefixtures("x86_kernels")
 @pytest.mark.parametrize("asked", ["0", pytest.param("1", marks=onednn.needed)], ids=["eigen", "onednn"])
-def test_either_kind_of_kernels(program, asked):
+@pytest.mark.parametrize(
+    ("build", "batch_size"),
+    [
+        (measuring.convnet, 64),
+        pytest.param(measuring.frames, 32, marks=pytest.mark.slow),
+        pytest.param(measuring.nested, 64, marks=pytest.mark.slow),
+    ],
+)
+def test_either_kind_of_kernels(program, build, batch_size, asked):
     kernels = {"TF_ENABLE_ONEDNN_OPTS": asked, "CUDA_VISIBLE_DEVICES": "-1"}
-    done = program(measuring.__file__, "convnet", 64, "estimate", env={**ENVIRONMENT, **kernels})
+    done = program(measuring.__file__, build.__name__, batch_size, "estimate", env={**ENVIRONMENT, **kernels})
     assert done.code == 0, done.err[-2000:]
     measured = json.loads(done.out.splitlines()[-1])
     said = measured["estimate"]

@@ -50,13 +50,52 @@ def recurrent():
     return model
 
 
+class OfWords(layers.Layer):
+    """A cell that reads a sentence word by word, and adds what it made of it to its state."""
+
+    state_size = output_size = 32
+
+    def __init__(self):
+        super().__init__()
+        self.words = layers.LSTM(32)
+
+    def build(self, shape):
+        self.words.build(shape)
+
+    def call(self, sentence, states):
+        state = self.words(sentence) + states[0]
+        return state, [state]
+
+
+class Sentences(layers.RNN):
+    """Goes over the sentences of a text; Keras's own takes one vector a step."""
+
+    def build(self, shape):
+        self.cell.build((shape[0], *shape[2:]))
+        self.built = True
+
+
+def nested():
+    """A loop inside a loop."""
+    model = keras.Sequential([keras.Input((6, 12, 16)), Sentences(OfWords()), layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
+def frames():
+    """A loop with convolutions."""
+    model = keras.Sequential([keras.Input((8, 16, 16, 3)), layers.ConvLSTM2D(16, 3), layers.Flatten(), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
 def perceptron():
     model = keras.Sequential([keras.Input((256,)), layers.Dense(512, activation="relu"), layers.Dense(10)])
     model.compile("adam", "mse")
     return model
 
 
-MODELS = {each.__name__: each for each in (convnet, transformer, recurrent, perceptron)}
+MODELS = {each.__name__: each for each in (convnet, transformer, recurrent, nested, frames, perceptron)}
 
 
 def batch_of(model, size):

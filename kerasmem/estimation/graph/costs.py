@@ -2,9 +2,9 @@
 
 The rates were read off real steps of a convnet, a transformer and a MobileNet, and off single products, on two idle
 cores of a server (`scripts/bench/op_costs.py` prints them for any machine). Those of Eigen's kernels were read with two
-operations side by side, as both gradients of a layer are, on two cores of another. The peak depends on which operation
-ends first, not on when, so ratios count and another machine's are much the same; where two take nearly as long, either
-may end first.
+operations side by side, as both gradients of a layer are, on two cores of another; so were those of TensorFlow's own
+operations, which are the same beside oneDNN's. The peak depends on which operation ends first, not on when, so ratios
+count and another machine's are much the same; where two take nearly as long, either may end first.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from kerasmem.devices.kernels import ONEDNN
 from kerasmem.estimation.graph.program import Node, Tensor
-from kerasmem.estimation.graph.rules import ALIASES, KINDS, NOTHING, OPERATIONS, UPDATES, Rates
+from kerasmem.estimation.graph.rules import ALIASES, NOTHING, OPERATIONS, UPDATES, Rates, rates_of
 from kerasmem.estimation.graph.scratch import patches_of
 
 OVERHEAD_SECONDS = 1e-6
 # Of operations that gather many values into one or put them here and there.
 SLOWER_BYTES_PER_SECOND = {name: float(rate) for rate, names in OPERATIONS["slower"].items() for name in names}
-USUAL = Rates(**KINDS["onednn"]["rates"])
+USUAL = rates_of(ONEDNN)
 # A second factor that is read across its rows, as in the gradient of a dense layer's input, is put in order first:
 # with few rows not quite, with many it is lost in the arithmetic.
 TRANSPOSED_BYTES_PER_SECOND, FEW_ROWS, MANY_ROWS = 4.2e9, 16, 512

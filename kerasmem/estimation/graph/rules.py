@@ -80,6 +80,12 @@ class Rates:
     others: Mapping[str, float] = field(default_factory=dict)
 
 
+def rates_of(kind: str) -> Rates:
+    """Return how fast a kind of kernels is; TensorFlow's own operations take the same time beside oneDNN's."""
+    row = KINDS[kind].get("rates", KINDS[ONEDNN]["rates"])  # on a card each takes its launch
+    return Rates(**{**row, "others": {**KINDS["both"]["others"], **row.get("others", {})}})
+
+
 @dataclass(frozen=True)
 class KernelRules:
     """The kernels of one kind.
@@ -110,7 +116,7 @@ class KernelRules:
     hidden_outputs: Mapping[str, str] = field(default_factory=dict)
     rewritten: frozenset[str] = frozenset()
     absorbing: frozenset[str] = frozenset()
-    rates: Rates = Rates(**KINDS[ONEDNN]["rates"])
+    rates: Rates = field(default_factory=lambda: rates_of(ONEDNN))
     dtypes: tuple[str, ...] | None = None
     copied: tuple[str, ...] = ()
     others: KernelRules | None = None
@@ -171,7 +177,7 @@ def _rules(kind: str, kernels: CpuKernels) -> KernelRules:
         hidden_outputs=row["hidden_outputs"],
         rewritten=frozenset(row.get("rewritten", ())),
         absorbing=frozenset(row.get("absorbing", ())),
-        rates=Rates(**row.get("rates", KINDS[ONEDNN]["rates"])),  # on a card each takes its launch
+        rates=rates_of(kind),
     )
 
 

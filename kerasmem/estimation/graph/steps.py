@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import random
 import statistics
 from collections import Counter
@@ -19,8 +20,9 @@ from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.processes.guarding import note_stage
 
-WARM_UP_STEPS, STEPS, OTHER_STEPS, FEWEST_STEPS = 3, 15, 5, 3
-PROCESSES = 5  # whose orders are tried, one after another in the same heap
+# Processes are simulated one after another, each with its own heap: what the first steps leave behind and, with some
+# kernels, the order of operations stay what they are for as long as a process lives.
+PROCESSES, WARM_UP_STEPS, STEPS, FEWEST_STEPS = 8, 2, 4, 2
 _BEYOND = KINDS["cuda"]["missing"]  # what a step on a card takes beyond the total, where such operations are
 # The smallest matrix product takes this long, with either kind of kernels (steps of a GRU over few features, traced).
 # In loops it decides whether a thread keeps it for itself.
@@ -40,24 +42,26 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     Raises:
         NotModelled: the step holds something without a rule.
     """
-    heap, peaks = _simulate(program, rules)
+    simulated = _simulate(program, rules)
     is_on_cpu = rules.card is None
     upper = rules.upper or rules
     if program.has_loops:  # where a thread gets no time, what it has left undone piles up iteration by iteration
         upper = replace(upper, workers=1)
-    _, others = _simulate(program, upper, OTHER_STEPS, is_settled=True)
-    most = max(each.in_use for each in others)
+    most = max(each.in_use for _, peaks in _simulate(program, upper, is_settled=True) for each in peaks)
     if rules.card is not None:  # where there is no room to work in, cuDNN's algorithms without are taken
         most = min(most, rules.card.available_bytes)
-    by_size = sorted(peaks, key=lambda each: each.in_use)
+    by_size = sorted(((peak, heap) for heap, peaks in simulated for peak in peaks), key=lambda each: each[0].in_use)
+    sizes = [peak.in_use for peak, _ in by_size]
     # Where the order of threads decides between some outcomes, a mean hangs less on the draw than the median does.
-    middle = by_size[len(by_size) // 4 : len(by_size) - len(by_size) // 4]
-    total = int(statistics.mean(each.in_use for each in middle))
-    usual = max((each for each in by_size if each.in_use <= total), key=lambda each: each.in_use)
+    total = int(statistics.mean(sizes[len(sizes) // 4 : len(sizes) - len(sizes) // 4]))
+    usual, heap = by_size[bisect.bisect_right(sizes, total) - 1]
     live = _live(heap, usual.end)
     shares = _divide(program, live, usual, layer_of, attribution)
     shares.fill(total)
-    limit = smallest_limit(heap.requests(), descending=is_on_cpu, enough=heap.allocator.reserved)
+    limit = max(
+        smallest_limit(each.requests(), descending=is_on_cpu, enough=each.allocator.reserved)
+        for each in {id(each): each for each in (heap, by_size[-1][1])}.values()
+    )
     # A chunk may be nearly twice as large as what lies in it, within a limit; whether the largest one's is, depends on
     # the past.
     wasted = min(max((buffer.bytes for buffer in live), default=0), LARGEST_WASTE)
@@ -67,10 +71,8 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     at = program.nodes[usual.node].name
     return Outcome(
         "graph", "graph", total,
-        low=min(by_size[0].in_use, int(total * (1 - SPREAD["graph"]))),
-        high=max(
-            by_size[-1].in_use, most, limit, int(total * (1 + SPREAD["graph"])), total + wasted
-        ),
+        low=min(sizes[0], int(total * (1 - SPREAD["graph"]))),
+        high=max(most, limit, int(total * (1 + SPREAD["graph"])), sizes[-1] + wasted),
         pool=Pool(usual.requested, total, heap.allocator.reserved, None, limit),
         categories=shares.categories,
         layers=shares.layers,
@@ -84,8 +86,8 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
             else _not_on_card(program, workspace=max(most - total, 0), host=host_bytes(program))
         ),
         notes=(
-            f"{len(peaks)} simulated steps of {len(program.nodes):,} operations, {rules.workers} at once, "
-            f"on {rules.title}",
+            f"{len(sizes)} simulated steps of {len(program.nodes):,} operations in {len(simulated)} processes, "
+            f"{rules.workers} at once, on {rules.title}",
         ),
     )  # fmt: skip
 
@@ -114,10 +116,8 @@ def _not_on_card(program: Program, **figures: int) -> tuple[Unmodelled, ...]:
     )
 
 
-def _simulate(
-    program: Program, rules: KernelRules, most: int = STEPS, is_settled: bool = False
-) -> tuple[Heap, list[Peak]]:
-    draw, process = random.Random(0), random.Random(int(is_settled))
+def _simulate(program: Program, rules: KernelRules, is_settled: bool = False) -> list[tuple[Heap, list[Peak]]]:
+    """Return the heap of each simulated process and its steps' peaks; of one process where kernels are settled."""
     has_loops = program.has_loops
 
     def usual_seconds(node: Node) -> float:
@@ -128,21 +128,26 @@ def _simulate(
         started = SMALLEST_PRODUCT_SECONDS if has_loops and "MatMul" in node.type else 0.0
         return seconds(node, inputs, own.rates) + started
 
-    heap = Heap(BFCAllocator(descending=rules.card is None))
-    memory = Memory(program, rules, heap)
-    peaks = []
-    steps = max(FEWEST_STEPS, min(most, MOST_OPERATIONS // max(len(program.nodes), 1) - WARM_UP_STEPS))
-    others = {WARM_UP_STEPS + number * steps // PROCESSES for number in range(1, PROCESSES)}
-    for step in range(WARM_UP_STEPS + steps):
-        if not step or (step in others and not is_settled):
-            past = SETTLED if is_settled else max(step, WARM_UP_STEPS)
-            executor = Executor(program, rules, usual_seconds, past, process)
-        note_stage(f"simulating step {step + 1} of {WARM_UP_STEPS + steps}")
-        heap.reset_peak()
-        memory.run(executor.order(lambda took: took * draw.lognormvariate(0, VARIATION)))
-        if step >= WARM_UP_STEPS:
-            peaks.append(heap.peak)
-    return heap, peaks
+    affordable = MOST_OPERATIONS // max(len(program.nodes), 1)  # steps
+    most = 1 if is_settled else PROCESSES
+    processes = max(min(most, affordable // (WARM_UP_STEPS + FEWEST_STEPS)), 1)
+    steps = max(min(STEPS, affordable // processes - WARM_UP_STEPS), FEWEST_STEPS)
+    found = []
+    for process in range(processes):
+        draw = random.Random(process + PROCESSES * is_settled)
+        heap = Heap(BFCAllocator(descending=rules.card is None))
+        memory = Memory(program, rules, heap)
+        past = SETTLED if is_settled else WARM_UP_STEPS + STEPS * process  # each is looked at later in its life
+        executor = Executor(program, rules, usual_seconds, past, draw)
+        peaks = []
+        for step in range(WARM_UP_STEPS + steps):
+            note_stage(f"simulating step {step + 1} of {WARM_UP_STEPS + steps}, process {process + 1} of {processes}")
+            heap.reset_peak()
+            memory.run(executor.order(lambda usual, vary=draw.lognormvariate: usual * vary(0, VARIATION)))
+            if step >= WARM_UP_STEPS:
+                peaks.append(heap.peak)
+        found.append((heap, peaks))
+    return found
 
 
 def _live(heap: Heap, end: int) -> list[Buffer]:
