@@ -140,10 +140,14 @@ def _simulate(program: Program, rules: KernelRules, is_settled: bool = False) ->
         past = SETTLED if is_settled else WARM_UP_STEPS + STEPS * process  # each is looked at later in its life
         executor = Executor(program, rules, usual_seconds, past, draw)
         peaks = []
+
+        def varied(usual: float, draw: random.Random = draw) -> float:
+            return usual * draw.lognormvariate(0, VARIATION)
+
         for step in range(WARM_UP_STEPS + steps):
             note_stage(f"simulating step {step + 1} of {WARM_UP_STEPS + steps}, process {process + 1} of {processes}")
             heap.reset_peak()
-            memory.run(executor.order(lambda usual, vary=draw.lognormvariate: usual * vary(0, VARIATION)))
+            memory.run(executor.order(varied))
             if step >= WARM_UP_STEPS:
                 peaks.append(heap.peak)
         found.append((heap, peaks))
