@@ -462,20 +462,36 @@ def _curve(found: dict[str, Any]) -> list[str]:
         of_kind = [each.get(name) for each in measured.values()]
         row = next(each for each in of_kind if each is not None)
         left = (f"{each['activations']:.2f}" if each else "not measured" for each in of_kind)
-        rows.append((f"`{name}`", row["layers"], f"{row['curve']:.2f}", f"{row['planned']:.2f}", *left))
-    counts = " and ".join(
-        f"{sum(row['is_on_it'] for row in each.values())} of {len(each)} with {kinds[kind]} kernels"
-        for kind, each in measured.items()
-    )
+        layers = f"{row['layers']}, {row['keeping_layers']}"
+        bounds = (f"{row[each]:.2f}" for each in ("curve", "curve_of_keeping", "one_layer", "planned"))
+        rows.append((f"`{name}`", layers, *bounds, *left))
+
+    def counts(which: str) -> str:
+        return " and ".join(
+            f"{sum(row[which] for row in each.values())} of {len(each)} with {kinds[kind]} kernels"
+            for kind, each in measured.items()
+        )
+
+    every = next(iter(measured.values())).values()
     first = prose(
         "Of n layers that keep as much each, √n segments keep 2 √n (Chen et al., 2016). What is left of the "
-        f"activations' peak is at most that for {counts} (`scripts/bench/recompute.py --curve onednn eigen`, graph "
-        "mode; `transfer` is a MobileNet inside a model, `decoder` is in `mixed_bfloat16`). *planned* is the lowest "
-        "that cuts between layers allow; where the first layers keep most, as in convolutional networks, it lies above "
-        "the curve. *left* is measured, all but the weights: the kernels' scratch, gradients and the batch included:"
+        f"activations' peak is at most that for {counts('is_on_it')}, where n counts all layers; where it counts those "
+        f"that keep something for the gradient, for {counts('is_on_that_of_keeping')} (`scripts/bench/recompute.py "
+        "--curve onednn eigen`, graph mode; `transfer` and `encoder_in_model` are models inside a model; `decoder`, "
+        "`encoder_in_model` and `mixer` are in `mixed_bfloat16`)."
     )
-    columns = "|".join(["model", ">layers", ">2 / √n", ">planned", *(f">left, {kinds[kind]}" for kind in measured)])
-    return [first, table(columns, rows)]
+    second = prose(
+        "Layers that differ have other bounds. *one layer* is what the gradient of the largest layer takes alone, "
+        f"which no cut makes less: for {sum(row['one_layer'] > row['curve'] for row in every)} of {len(every)} that is "
+        "more than the curve; in convolutional networks the first layers keep most. *planned* is the lowest that "
+        "cuts between layers allow at the price of one more forward pass. *left* is measured, all but the "
+        "weights: the batch, the kernels' scratch and what the allocator's chunks waste are in it:"
+    )
+    lefts = (f">left, {kinds[kind]}" for kind in measured)
+    columns = "|".join(
+        ["model", ">layers, that keep", ">2 / √layers", ">2 / √that keep", ">one layer", ">planned", *lefts]
+    )
+    return [first, second, table(columns, rows)]
 
 
 @part
