@@ -391,8 +391,12 @@ right: Keras's own `fit` with batches of one row ran out under the same limit, t
 Where nothing helps, the error came after {min(seconds):.0f} to {max(seconds):.0f} s (goal 30 s; the allocator waits ten
 of them, and the load average of this machine of {found["environment"]["cores"]} cores was
 {found["load_average"]["hopeless"]:.0f}).""")
+    onednn = found["cases_onednn"]
+    ended = ", ".join(f"{count} {outcome}" for outcome, count in onednn["outcomes"].items())
+    other = prose(f"""
+The first {onednn["cases"]} of them once more with oneDNN's kernels, each step in a process of its own: {ended}.""")
     rows = cases["outcomes"].items()
-    return f"{first}\n\n{table('how it ended|>runs', rows)}\n\n{last}"
+    return f"{first}\n\n{table('how it ended|>runs', rows)}\n\n{other}\n\n{last}"
 
 
 @part

@@ -14,6 +14,7 @@ from kerasmem.errors import DataError, UsageError
 from kerasmem.training.steps import checks
 from kerasmem.training.steps.checks import uneven_layers
 from kerasmem.training.steps.losses import Divisors
+from kerasmem.training.steps.packing import pack, unpack
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -127,6 +128,19 @@ def test_loss_scaling_leaves_a_step_out_as_a_whole():
     for one, other in zip(whole.get_weights(), pieces.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3)  # rounded to 11 bits within
     assert all(np.isfinite(each).all() for each in skipped.get_weights())
+
+
+def test_a_scaled_loss_is_scaled_in_another_process_too():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = small(optimizer="adam")
+        keras.config.set_dtype_policy("float32")
+        model.optimizer.build(model.trainable_variables)
+        other = unpack(pack(model))
+        assert type(other.optimizer) is type(model.optimizer) is keras.optimizers.LossScaleOptimizer
+        assert len(other.optimizer.variables) == len(model.optimizer.variables)
+    finally:
+        keras.config.set_dtype_policy("float32")
 
 
 def test_layers_for_which_pieces_differ_are_named_once():

@@ -41,6 +41,7 @@ def pack(model: Any) -> dict[str, Any]:
         "config": config,
         "objects": objects,
         "floatx": keras.config.floatx(),
+        "dtype_policy": keras.dtype_policies.serialize(model.dtype_policy),  # it decides whether losses are scaled
         "image_data_format": keras.config.image_data_format(),
         "deterministic": operations_are_deterministic(),
         "run_eagerly": bool(model.run_eagerly),
@@ -53,6 +54,7 @@ def unpack(packed: dict[str, Any]) -> Any:
     if packed["deterministic"]:
         tf.config.experimental.enable_op_determinism()
     keras.config.set_floatx(packed["floatx"])
+    keras.config.set_dtype_policy(keras.dtype_policies.deserialize(packed["dtype_policy"]))
     keras.config.set_image_data_format(packed["image_data_format"])
     objects = pickle.loads(packed["objects"])  # from our own parent
     register_own_classes(packed["config"])
