@@ -19,7 +19,7 @@ from kerasmem.models.segment_scope import call_at_once
 
 
 class _Made(NamedTuple):
-    """A call that was made: its tape, what it took and the weights, and what it made that may have a gradient."""
+    """A call that was made: its tape, what it took, weights it may have read, and what may have a gradient of it."""
 
     tape: Any
     taken: list[Any]
@@ -33,10 +33,16 @@ class CallGradients:
     Args:
         weights_of: layer or operation → what stands for the weights that its calls are trained by.
         told: called before the gradients of each call, with the number of calls before it.
+        of_others: weights that any call may read too, as a `Lambda` reads the embedding of another layer.
     """
 
-    def __init__(self, weights_of: Callable[[Any], list[Any]], told: Callable[[int], None] = lambda _: None) -> None:
-        self._weights_of, self._told = weights_of, told
+    def __init__(
+        self,
+        weights_of: Callable[[Any], list[Any]],
+        told: Callable[[int], None] = lambda _: None,
+        of_others: Sequence[Any] = (),
+    ) -> None:
+        self._weights_of, self._told, self._of_others = weights_of, told, of_others
         self._calls: list[_Made] = []
         self._moved: set[int] = set()  # identities of what is made with the help of such weights
 
@@ -46,12 +52,14 @@ class CallGradients:
         weights = self._weights_of(layer)
         losses = attribute(STATELESS_SCOPE).losses
         before = len(losses)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            for each in (*entering, *weights):
+        may_be_read = {id(each): each for each in (*weights, *self._of_others)}
+        with tf.GradientTape() as tape:  # which finds by itself what layers outside of these own
+            for each in (*entering, *may_be_read.values()):
                 tape.watch(each)
             outputs = call_at_once(call, taken, layer)
+        may_be_read.update((id(each), each) for each in tape.watched_variables())
         made = [*_parts(outputs), *losses[before:]]
-        self._calls.append(_Made(tape, entering, weights, made))
+        self._calls.append(_Made(tape, entering, list(may_be_read.values()), made))
         if weights or any(id(each) in self._moved for each in entering):
             self._moved.update(map(id, made))
         return outputs

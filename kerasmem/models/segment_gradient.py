@@ -141,12 +141,10 @@ class _Segment(abc.ABC):
         value_of = {id(self._variables[number]): values[number] for number in self._trained}
 
         def weights_of(layer: Any) -> list[Any]:
-            if layer is None:
-                return [*value_of.values(), *unowned]
             weights = (value_of.get(id(each)) for each in getattr(layer, "trainable_variables", ()))
             return [*(each for each in weights if each is not None), *unowned]
 
-        return CallGradients(weights_of)
+        return CallGradients(weights_of, of_others=list(value_of.values()))
 
     def run_first(self, first: _FirstRun) -> list[Any]:
         """Run forward; return the outputs and losses that carry gradients, and put all else into `first`."""

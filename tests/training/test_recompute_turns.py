@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import kerasmem
+from kerasmem.errors import UsageError
 
 L = keras.layers
 
@@ -93,3 +95,60 @@ def test_the_plan_says_what_the_tensors_of_the_step_take(build):
     assert made.cuts
     taken = kerasmem.estimate(made, batch_size=64, method="graph").pool.requested
     assert made.plan.predicted_bytes == pytest.approx(taken, rel=0.15)
+
+
+def tied(same_segment):
+    """Its last layer reads the weights of its first one, which no attribute of it shows."""
+    inputs = keras.Input((6,), dtype="int32")
+    embedding = L.Embedding(11, 8, name="embedding")
+
+    def scores(x):
+        return keras.ops.matmul(x, keras.ops.transpose(embedding.embeddings))
+
+    x = L.Dense(8, activation="tanh", name="between")(embedding(inputs))
+    x = L.Lambda(scores, output_shape=(6, 11), name="scores")(x) if same_segment else x
+    for number in range(3):
+        x = L.Dense(8, activation="tanh", name=f"dense_{number}")(x)
+    return keras.Model(inputs, x if same_segment else L.Lambda(scores, output_shape=(6, 11), name="scores")(x))
+
+
+@pytest.mark.filterwarnings("ignore:kerasmem.recompute saves nothing")
+@pytest.mark.parametrize("same_segment", [True, False])
+@pytest.mark.parametrize("cuts", [["dense_0"], ["between"], ["scores"]])
+def test_a_weight_that_another_layer_reads_has_all_of_its_gradient(same_segment, cuts):
+    if not same_segment and cuts == ["scores"]:
+        cuts = ["dense_1", "dense_2"]
+    keras.utils.set_random_seed(3)
+    plain = tied(same_segment)
+    batch = np.random.default_rng(0).integers(0, 11, (4, 6))
+
+    def gradients(model):
+        @tf.function
+        def run():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(batch, training=True) ** 2)
+            return tape.gradient(loss, [each.value for each in model.trainable_variables])
+
+        return [tf.convert_to_tensor(each).numpy() for each in run()]
+
+    wanted = gradients(plain)
+    recomputed = kerasmem.recompute(plain, cuts=cuts)
+    for found, right in zip(gradients(recomputed), wanted, strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-7)
+
+
+class Leaves(L.Layer):
+    """Leaves a tensor in an attribute."""
+
+    def call(self, x):
+        self.left = keras.ops.tanh(x)
+        return x + 1
+
+
+def test_a_tensor_that_is_handed_on_in_an_attribute_is_refused():
+    inputs = keras.Input((8,))
+    leaves = Leaves(name="leaves")
+    x = L.Dense(8, name="dense")(leaves(inputs))
+    outputs = L.Dense(1, name="out")(L.Lambda(lambda x: x * leaves.left, name="reads")(x))
+    with pytest.raises(UsageError, match="layer 'reads' reads a tensor that another layer made"):
+        kerasmem.recompute(keras.Model(inputs, outputs), cuts=["dense"])

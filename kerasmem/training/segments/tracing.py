@@ -16,7 +16,7 @@ from typing import Any
 from kerasmem.compat.graphs import loop_body
 from kerasmem.compat.keras_state import mask_of
 from kerasmem.compat.keras_variables import handle_only, raw_value
-from kerasmem.errors import KerasmemError, ModelError
+from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.graph.costs import operations, seconds
 from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
 from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING
@@ -116,6 +116,7 @@ def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
 
     begins: list[int] = []
     turns: list[int] = []
+    handed: list[tuple[Any, dict[int, Any]]] = []
     tensors: dict[int, Any] = {}
 
     def both_passes(*batch: Any) -> Any:
@@ -126,6 +127,8 @@ def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
 
         def make_call(call: Any, taken: list[Any], layer: Any) -> list[Any]:
             note(begins)
+            given = [*tf.nest.flatten(taken, expand_composites=True), *scope.state_mapping.values()]
+            handed.append((layer, {id(each): each for each in given}))
             return calls.make(call, taken, layer)
 
         weights = {id(each): raw_value(each) for each in model.trainable_variables}
@@ -137,6 +140,7 @@ def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
             run = walked(model, make_call, tensors)
             run(import_keras().tree.pack_sequence_as(model.input, list(batch)), training=True)
         note(begins)
+        _check_inputs(graph, begins, handed)
         ends = differentiable([*(tensors[id(each)] for each in model.outputs), *scope.losses])
         found = calls.gradients(ends, [tf.ones_like(each) for each in ends])
         note(turns)
@@ -145,6 +149,29 @@ def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
     specs = [tf.TensorSpec(shape, dtype) for shape, dtype in inputs]
     function = tf.function(both_passes, autograph=False).get_concrete_function(*specs)
     return _Traced(function.graph, begins, list(itertools.pairwise(turns))[::-1], tensors)
+
+
+def _check_inputs(graph: Any, begins: Sequence[int], handed: Sequence[tuple[Any, Mapping[int, Any]]]) -> None:
+    """Refuse a call that takes numbers out of another call otherwise than as inputs: nothing would train through them.
+
+    Args:
+        begins: the places where the calls begin, and where the last one ends.
+        handed: for each call its layer, and by identity what it may take: its inputs, and what variables were set to.
+    """
+    operations = graph.get_operations()
+    caller = {
+        each.name: n for n, (start, end) in enumerate(itertools.pairwise(begins)) for each in operations[start:end]
+    }
+    for operation in operations[begins[0] : begins[-1]]:
+        number = caller[operation.name]
+        layer, given = handed[number]
+        for each in operation.inputs:
+            if each.dtype.is_floating and caller.get(each.op.name, number) != number and id(each) not in given:
+                raise UsageError(
+                    f"recompute: layer {getattr(layer, 'name', layer)!r} reads a tensor that another layer made and "
+                    f"that is none of its inputs ({each.name!r}), so its gradient would be lost; return it from that "
+                    "layer, and pass it to this one"
+                )
 
 
 class _Reader:
