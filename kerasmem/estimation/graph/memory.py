@@ -66,9 +66,13 @@ class Memory:
         program: the step.
         rules: of the kernels.
         heap: where buffers come from; the variables are made in it at once.
+        recipes: what each node does, None where it was not asked yet; processes that run the same program by the same
+            rules may share it.
     """
 
-    def __init__(self, program: Program, rules: KernelRules, heap: Heap) -> None:
+    def __init__(
+        self, program: Program, rules: KernelRules, heap: Heap, recipes: list[_Recipe | None] | None = None
+    ) -> None:
         self._program, self._rules, self._heap = program, rules, heap
         taken = Counter(each for node in program.nodes for each in node.inputs)
         self._kept = Counter(program.results)
@@ -83,8 +87,8 @@ class Memory:
         for number in {node.name: number for number, node in enumerate(program.nodes) if node.type == "Const"}.values():
             if not program.nodes[number].outputs[0].on_host:
                 heap.allocate(program.nodes[number].outputs[0].bytes or 0, number)
-        self._recipes: list[_Recipe | None] = [None] * len(program.nodes)
-        self._is_idle = [False] * len(program.nodes)
+        self._recipes: list[_Recipe | None] = [None] * len(program.nodes) if recipes is None else recipes
+        self._is_idle = [recipe is not None and recipe.is_idle for recipe in self._recipes]
         self._first = [0, *itertools.accumulate(len(node.outputs) for node in program.nodes)]
         self._made: list[Buffer | None] = [None] * self._first[-1]
         self._scratch: dict[int, list[Buffer]] = {}

@@ -7,6 +7,7 @@ import random
 import statistics
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
@@ -133,12 +134,14 @@ def _simulate(program: Program, rules: KernelRules, is_settled: bool = False) ->
     processes = max(min(most, affordable // (WARM_UP_STEPS + FEWEST_STEPS)), 1)
     steps = max(min(STEPS, affordable // processes - WARM_UP_STEPS), FEWEST_STEPS)
     found = []
+    times = {id(node): usual_seconds(node) for node in program.nodes}
+    recipes: list[Any] = [None] * len(program.nodes)
     for process in range(processes):
         draw = random.Random(process + PROCESSES * is_settled)
         heap = Heap(BFCAllocator(descending=rules.card is None))
-        memory = Memory(program, rules, heap)
+        memory = Memory(program, rules, heap, recipes)
         past = SETTLED if is_settled else WARM_UP_STEPS + STEPS * process  # each is looked at later in its life
-        executor = Executor(program, rules, usual_seconds, past, draw)
+        executor = Executor(program, rules, lambda node: times[id(node)], past, draw)
         peaks = []
 
         def varied(usual: float, draw: random.Random = draw) -> float:
