@@ -6,6 +6,7 @@ Neither belongs to [test], for they are large: `scripts/test --with optional`.
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import keras
@@ -34,7 +35,10 @@ def test_weights_and_biases_has_the_series(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     run_block("wandb", tmp_path, monkeypatch)
     (record,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    written = record.read_bytes()  # what `wandb sync` sends
+    ends, written = time.monotonic() + 60, b""
+    while b"memory_rss_bytes" not in written and time.monotonic() < ends:  # a process of its own writes it
+        written = record.read_bytes()  # what `wandb sync` sends
+        time.sleep(0.1)
     assert b"memory_rss_bytes" in written and b"memory_peak_bytes" in written
     assert (tmp_path / "memory.csv").stat().st_size > 0
     assert list((tmp_path / "wandb").glob("offline-run-*/files/memory.csv"))
