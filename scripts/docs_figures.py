@@ -355,8 +355,8 @@ def recovery() -> str:
     theirs = kills["backup_and_restore"]
     unreadable = sum("error" in row.get("backup_and_restore", {}) for row in kills["rows"])
     first = prose(f"""
-Measured (`scripts/bench/recovery.py`): where nothing runs out, `kerasmem.fit` takes
-{" and ".join(f"{100 * share:.1f} %" for share in shares)} longer than `model.fit` at steps of
+Measured (`scripts/bench/recovery.py`): where nothing runs out, the time of `kerasmem.fit`
+differs by {" and ".join(f"{100 * share:+.1f} %" for share in shares)} from that of `model.fit` at steps of
 {" and ".join(f"{step:.0f}" for step in steps)} ms. A step that runs out costs
 {lost["graph"]["seconds_lost_per_failure"]:.0f} s in graph mode, ten of which TensorFlow's allocator waits, and
 {lost["xla"]["seconds_lost_per_failure"]:.0f} s under XLA, where a process dies of it; the weights of a training
