@@ -137,12 +137,12 @@ class _Segment(abc.ABC):
         with scope:
             return scope, run(inputs)
 
-    def _calls(self, values: Sequence[Any], unowned: Sequence[Any]) -> CallGradients:
+    def _calls(self, values: Sequence[Any]) -> CallGradients:
         value_of = {id(self._variables[number]): values[number] for number in self._trained}
 
         def weights_of(layer: Any) -> list[Any]:
             weights = (value_of.get(id(each)) for each in getattr(layer, "trainable_variables", ()))
-            return [*(each for each in weights if each is not None), *unowned]
+            return [each for each in weights if each is not None]
 
         return CallGradients(weights_of, of_others=list(value_of.values()))
 
@@ -168,7 +168,7 @@ class _Segment(abc.ABC):
             unowned: variables that the segment reads and no layer of it owns; their gradients are returned too.
         """
         above = [None if each is None else tf.convert_to_tensor(each) for each in upstream]
-        calls, sources, results = self._differentiated(above, unowned)
+        calls, sources, results = self._differentiated(above)
         of_tensor = calls.gradients(results, above)
         found = _inputs_after_weights([of_tensor.get(id(each)) for each in (*sources, *unowned)], len(self._entering))
         count = len(self.sources)
@@ -179,7 +179,7 @@ class _Segment(abc.ABC):
         """Run forward; return Keras's scope with what was assigned, and the outputs."""
 
     @abc.abstractmethod
-    def _differentiated(self, above: list[Any], unowned: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
+    def _differentiated(self, above: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
         """Return the calls to differentiate, the sources in them, and what they result in."""
 
 
@@ -188,12 +188,12 @@ class _Kept(_Segment):
 
     def _forward(self) -> tuple[Any, list[Any]]:
         fresh = _fresh(self._inputs)
-        calls = self._calls(self._values, ())
+        calls = self._calls(self._values)
         scope, outputs = self._run_with(lambda inputs: self._run(inputs, calls.make), fresh, self._masks, self._values)
         self._made = calls, self._sources(fresh, self._values), [*differentiable(outputs), *scope.losses]
         return scope, outputs
 
-    def _differentiated(self, above: list[Any], unowned: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
+    def _differentiated(self, above: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
         return self._made
 
 
@@ -204,12 +204,12 @@ class _Recomputed(_Segment):
         with stop_recording():
             return self._run_with(self._run, _fresh(self._inputs), self._masks, self._values)
 
-    def _differentiated(self, above: list[Any], unowned: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
+    def _differentiated(self, above: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
         inputs, masks = _delayed(self._inputs, above), _delayed(self._masks, above)
         values = _delayed(self._values, above)
         with self._scopes.restored(), runs_after(above):
             fresh = _fresh(inputs)
-            calls = self._calls(values, unowned)
+            calls = self._calls(values)
             scope, outputs = self._run_with(functools.partial(self._run_again, calls), fresh, masks, values)
         return calls, self._sources(fresh, values), [*differentiable(outputs), *scope.losses]
 

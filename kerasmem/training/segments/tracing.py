@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,21 +19,26 @@ from kerasmem.compat.keras_variables import handle_only, raw_value
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.graph.costs import operations, seconds
 from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
-from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING
+from kerasmem.estimation.graph.rules import ALIASES
 from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.batch import target_spec
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.weightless import with_stand_ins
 from kerasmem.training.segments.chain import Kept, Step
+from kerasmem.training.segments.lives import (
+    MAKE_NOTHING,
+    SHAPE_ONLY,
+    bytes_of,
+    lives_of,
+    loss_bytes,
+    needed_for,
+    root_of,
+)
 
 # Their gradient is computed from what they put out, and not from what they take.
 _GRADIENT_FROM_OUTPUT = frozenset(
     ("Relu", "Relu6", "Elu", "Selu", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "Exp", "Expm1", "Sqrt", "Rsqrt", "Inv")
 )
-# They look at a tensor's shape and not at its values.
-_SHAPE_ONLY = frozenset(("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "VariableShape"))
-_MAKE_NOTHING = NOTHING | ALIASES
 
 
 def trace_chain(model: Any, batch_size: int, input_shape: Any = None, loss: Any = None) -> tuple[Step, ...]:
@@ -61,7 +66,7 @@ def trace_chain(model: Any, batch_size: int, input_shape: Any = None, loss: Any 
     # The loss is computed while all that the last call has made is there, the outputs too, which are gone after it.
     outputs = [traced.tensors[id(each)] for each in model.outputs]
     kept = sum(each.bytes for step in steps for each in step.kept if each.for_gradient and each.last_use == len(steps))
-    working = max(steps[-1].working_bytes, _loss_bytes(loss, outputs) - kept)
+    working = max(steps[-1].working_bytes, loss_bytes(loss, outputs) - kept)
     return (*steps[:-1], replace(steps[-1], working_bytes=working))
 
 
@@ -183,7 +188,7 @@ class _Reader:
         self._place = {each.name: number for number, each in enumerate(self._operations)}
         self._names, self._calls = zip(*calls, strict=True)
         self._ends = {id(each) for each in model.outputs}
-        self._needed = _needed_for(traced.graph.outputs)  # gradients of frozen layers are made too; nothing runs them
+        self._needed = needed_for(traced.graph.outputs)  # gradients of frozen layers are made too; nothing runs them
 
     def steps(self) -> tuple[Step, ...]:
         last_call = last_calls(self._calls)
@@ -223,21 +228,21 @@ class _Reader:
             taken = [self._tensors.get(id(each)) for each in call.input_tensors]
             found.append(
                 bool(getattr(call.operation, "trainable_variables", ()))
-                or any(_root(each).ref() in moved for each in taken if hasattr(each, "op"))
+                or any(root_of(each).ref() in moved for each in taken if hasattr(each, "op"))
             )
             made = [self._tensors.get(id(each)) for each in call.outputs] if found[-1] else []
-            moved.update(_root(each).ref() for each in made if hasattr(each, "op"))
+            moved.update(root_of(each).ref() for each in made if hasattr(each, "op"))
         return found
 
     def _note(self, found: dict[Any, list[int]], tensor: Any, number: int) -> None:
         for one in (tensor, mask_of(tensor)):
             if one is not None and hasattr(one, "op"):
-                found.setdefault(_root(one).ref(), []).append(number)
+                found.setdefault(root_of(one).ref(), []).append(number)
 
     def _kept(self, number: int, uses: Mapping[Any, list[int]]) -> Iterable[Kept]:
         backward = self._begins[-1]
         for operation in self._made_by(number):
-            if operation.type in _MAKE_NOTHING:
+            if operation.type in MAKE_NOTHING:
                 continue
             for tensor in operation.outputs:
                 taken = uses.get(tensor.ref(), [])
@@ -246,7 +251,7 @@ class _Reader:
                 if not later and not for_gradient:
                     continue
                 inside = self._taken_inside(tensor, number, backward)
-                size = _bytes(tensor) if tensor.dtype.name != "variant" else _list_bytes(operation, tensor)
+                size = bytes_of(tensor) if tensor.dtype.name != "variant" else _list_bytes(operation, tensor)
                 own = operation.type in _GRADIENT_FROM_OUTPUT or inside
                 yield Kept(size, min(later, default=None), max(later, default=None), for_gradient, own)
 
@@ -254,7 +259,7 @@ class _Reader:
         """Return whether an operation from that place on takes the tensor's values, by whatever name."""
         for each in tensor.consumers():
             if self._place[each.name] >= place:
-                if each.type not in _SHAPE_ONLY and each.name in self._needed:
+                if each.type not in SHAPE_ONLY and each.name in self._needed:
                     return True
             elif each.type in ALIASES and any(self._taken_after(one, place) for one in each.outputs):
                 return True
@@ -266,7 +271,7 @@ class _Reader:
         return any(
             self._taken_inside(each.outputs[0], number, backward) if each.type in ALIASES and each.outputs else True
             for each in tensor.consumers()
-            if self._place[each.name] < end and each.type not in _SHAPE_ONLY
+            if self._place[each.name] < end and each.type not in SHAPE_ONLY
         )
 
     def _working(self) -> list[int]:
@@ -274,104 +279,12 @@ class _Reader:
         begin, turns = self._begins[-1], self._traced.turns
         until = {}  # the update follows when a weight's gradient is there and the call's turn is over
         for each in self._traced.graph.outputs:
-            place = self._place[_root(each).op.name]
-            until[_root(each).ref()] = max((after for before, after in turns if before <= place < after), default=0) - 1
-        lives = _lives(self._operations[begin:], self._needed, until, begin)
+            place = self._place[root_of(each).op.name]
+            until[root_of(each).ref()] = (
+                max((after for before, after in turns if before <= place < after), default=0) - 1
+            )
+        lives = lives_of(self._operations[begin:], self._needed, until, begin)
         return [max(lives[before - begin : after - begin], default=0) for before, after in turns]
-
-
-def _lives(operations: Sequence[Any], needed: Set[str], until: Mapping[Any, int], begin: int = 0) -> list[int]:
-    """Return how many bytes are alive while each operation runs, in their order, of those that they make.
-
-    Args:
-        operations: one after another.
-        needed: names of those that run.
-        until: what is held longer than operations need it: tensor → the place of the last operation beside which.
-        begin: the place of the first operation.
-    """
-    place = {each.name: number for number, each in enumerate(operations, begin)}
-    last = dict(until)
-    for number, operation in enumerate(operations, begin):
-        if operation.name in needed and operation.type not in ALIASES and operation.type not in _SHAPE_ONLY:
-            for each in operation.inputs:
-                last[_root(each).ref()] = max(number, last.get(_root(each).ref(), 0))
-    lives: list[int] = []
-    leaving: dict[int, int] = {}
-    live = 0
-    for number, operation in enumerate(operations, begin):
-        makes = operation.name in needed and (operation.type == "Placeholder" or operation.type not in _MAKE_NOTHING)
-        for each in operation.outputs if makes else ():
-            live += _bytes(each)
-            end = last.get(each.ref(), number)
-            leaving[end] = leaving.get(end, 0) + _bytes(each)
-        dying = [each for each in map(_root, operation.inputs) if last.get(each.ref()) == number]
-        own = {_bytes(each) for each in dying if each.op.name in place}
-        lives.append(live - (_taken_over(operation, own) if makes else 0))
-        live -= leaving.pop(number, 0)
-    return lives
-
-
-def _taken_over(operation: Any, sizes: Set[int]) -> int:
-    """Return the bytes that an operation puts out in an input's place, given the sizes of those that end with it."""
-    if operation.type in FORWARDS and _bytes(operation.outputs[0]) in sizes:
-        return _bytes(operation.outputs[0])
-    if operation.type == "SparseSoftmaxCrossEntropyWithLogits" and _bytes(operation.outputs[1]) in sizes:
-        return _bytes(operation.outputs[1])
-    return 0
-
-
-def _loss_bytes(loss: Any, outputs: Sequence[Any]) -> int:
-    """Return what a loss and its gradient work on, the outputs too, which it may work on in place.
-
-    Where its targets cannot be known from the outputs, those and their gradients.
-    """
-    import tensorflow as tf
-
-    keras = import_keras()
-    least = 2 * sum(_bytes(each) for each in outputs if hasattr(each, "op"))
-    if len(outputs) != 1 or not (isinstance(loss, str) or callable(loss)):
-        return least
-    function = keras.losses.get(loss)
-
-    def both_passes(output: Any, target: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(output)
-            is_wrapped = isinstance(function, keras.losses.Loss)
-            value = function(target, output if is_wrapped else tf.cast(output, "float32"))
-        return tape.gradient(value, output)
-
-    output = keras.KerasTensor(outputs[0].shape, outputs[0].dtype.name)
-    (target,) = keras.tree.flatten(target_spec(loss, output, output.shape[0]))
-    specs = [tf.TensorSpec(each.shape, each.dtype) for each in (output, target)]
-    try:
-        graph = tf.function(both_passes, autograph=False).get_concrete_function(*specs).graph
-    except Exception:  # it takes other targets
-        return least
-    made, needed = graph.get_operations(), _needed_for(graph.outputs)
-    given = graph.inputs[1]  # with the batch
-    return max(_lives(made, needed, {given.ref(): len(made) - 1})) - _bytes(given)
-
-
-def _needed_for(tensors: Iterable[Any]) -> set[str]:
-    """Return the names of the operations without which tensors are not made."""
-    found: set[str] = set()
-    pending = [each.op for each in tensors]
-    while pending:
-        operation = pending.pop()
-        if operation.name not in found:
-            found.add(operation.name)
-            pending.extend((*(each.op for each in operation.inputs), *operation.control_inputs))
-    return found
-
-
-def _root(tensor: Any) -> Any:
-    while tensor.op.type in ALIASES and tensor.op.inputs:
-        tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
-    return tensor
-
-
-def _bytes(tensor: Any) -> int:
-    return tensor_of(tensor).bytes or 0
 
 
 def _list_bytes(operation: Any, tensor: Any) -> int:
@@ -382,7 +295,7 @@ def _list_bytes(operation: Any, tensor: Any) -> int:
     import tensorflow as tf
 
     if operation.type == "TensorListFromTensor":
-        return _bytes(operation.inputs[0])
+        return bytes_of(operation.inputs[0])
     number = tensor.value_index
     if operation.type not in ("While", "StatelessWhile") or number >= len(operation.inputs):
         return 0

@@ -1,0 +1,111 @@
+"""How long the tensors of a graph live, and so how many bytes are alive while each of its operations runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+from kerasmem.estimation.graph.program import tensor_of
+from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING
+from kerasmem.models.backend import import_keras
+from kerasmem.models.batch import target_spec
+
+# They look at a tensor's shape and not at its values.
+SHAPE_ONLY = frozenset(("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "VariableShape"))
+MAKE_NOTHING = NOTHING | ALIASES
+
+
+def lives_of(operations: Sequence[Any], needed: Set[str], until: Mapping[Any, int], begin: int = 0) -> list[int]:
+    """Return how many bytes are alive while each operation runs, in their order, of those that they make.
+
+    Args:
+        operations: one after another.
+        needed: names of those that run.
+        until: what is held longer than operations need it: tensor → the place of the last operation beside which.
+        begin: the place of the first operation.
+    """
+    place = {each.name: number for number, each in enumerate(operations, begin)}
+    last = dict(until)
+    for number, operation in enumerate(operations, begin):
+        if operation.name in needed and operation.type not in ALIASES and operation.type not in SHAPE_ONLY:
+            for each in operation.inputs:
+                last[root_of(each).ref()] = max(number, last.get(root_of(each).ref(), 0))
+    lives: list[int] = []
+    leaving: dict[int, int] = {}
+    live = 0
+    for number, operation in enumerate(operations, begin):
+        makes = operation.name in needed and (operation.type == "Placeholder" or operation.type not in MAKE_NOTHING)
+        for each in operation.outputs if makes else ():
+            live += bytes_of(each)
+            end = last.get(each.ref(), number)
+            leaving[end] = leaving.get(end, 0) + bytes_of(each)
+        dying = [each for each in map(root_of, operation.inputs) if last.get(each.ref()) == number]
+        own = {bytes_of(each) for each in dying if each.op.name in place}
+        lives.append(live - (_taken_over(operation, own) if makes else 0))
+        live -= leaving.pop(number, 0)
+    return lives
+
+
+def _taken_over(operation: Any, sizes: Set[int]) -> int:
+    """Return the bytes that an operation puts out in an input's place, given the sizes of those that end with it."""
+    if operation.type in FORWARDS and bytes_of(operation.outputs[0]) in sizes:
+        return bytes_of(operation.outputs[0])
+    if operation.type == "SparseSoftmaxCrossEntropyWithLogits" and bytes_of(operation.outputs[1]) in sizes:
+        return bytes_of(operation.outputs[1])
+    return 0
+
+
+def loss_bytes(loss: Any, outputs: Sequence[Any]) -> int:
+    """Return what a loss and its gradient work on, the outputs too, which it may work on in place.
+
+    Where its targets cannot be known from the outputs, those and their gradients.
+    """
+    import tensorflow as tf
+
+    keras = import_keras()
+    least = 2 * sum(bytes_of(each) for each in outputs if hasattr(each, "op"))
+    if len(outputs) != 1 or not (isinstance(loss, str) or callable(loss)):
+        return least
+    function = keras.losses.get(loss)
+
+    def both_passes(output: Any, target: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(output)
+            is_wrapped = isinstance(function, keras.losses.Loss)
+            value = function(target, output if is_wrapped else tf.cast(output, "float32"))
+        return tape.gradient(value, output)
+
+    output = keras.KerasTensor(outputs[0].shape, outputs[0].dtype.name)
+    (target,) = keras.tree.flatten(target_spec(loss, output, output.shape[0]))
+    specs = [tf.TensorSpec(each.shape, each.dtype) for each in (output, target)]
+    try:
+        graph = tf.function(both_passes, autograph=False).get_concrete_function(*specs).graph
+    except Exception:  # it takes other targets
+        return least
+    made, needed = graph.get_operations(), needed_for(graph.outputs)
+    given = graph.inputs[1]  # with the batch
+    return max(lives_of(made, needed, {given.ref(): len(made) - 1})) - bytes_of(given)
+
+
+def needed_for(tensors: Iterable[Any]) -> set[str]:
+    """Return the names of the operations without which tensors are not made."""
+    found: set[str] = set()
+    pending = [each.op for each in tensors]
+    while pending:
+        operation = pending.pop()
+        if operation.name not in found:
+            found.add(operation.name)
+            pending.extend((*(each.op for each in operation.inputs), *operation.control_inputs))
+    return found
+
+
+def root_of(tensor: Any) -> Any:
+    """Return the tensor whose values lie in the same buffer, of the operation that made them."""
+    while tensor.op.type in ALIASES and tensor.op.inputs:
+        tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
+    return tensor
+
+
+def bytes_of(tensor: Any) -> int:
+    """Return a tensor's bytes; 0 where its shape is not known."""
+    return tensor_of(tensor).bytes or 0
