@@ -23,7 +23,8 @@ def convnet():
         layers.Dropout(0.5, name="dropout"), layers.Dense(10, activation="softmax", name="dense"),
     ]  # fmt: skip
     model = keras.Sequential(stack, name="convnet")
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    adam = keras.optimizers.Adam(name="adam")  # else the next model's is `adam_1`, and so is the operation at the peak
+    model.compile(adam, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 

@@ -147,6 +147,7 @@ def test_a_network_is_measured_here_and_a_second_run_goes_on(tmp_path, monkeypat
 
     monkeypatch.setattr(running, "run_child", in_this_process)
     monkeypatch.setattr(worker, "prepare_devices", lambda limit: None)
+    monkeypatch.setattr("tensorflow.config.experimental.reset_memory_stats", lambda device: None)
     monkeypatch.setattr(worker.Session, "memory", lambda self: {"current": 2000, "peak": 4000})
     monkeypatch.setitem(NETWORKS, "wide_mlp", replace(NETWORKS["wide_mlp"], build=tiny, batches=(8,), modes=("graph",)))
     monkeypatch.chdir(tmp_path)

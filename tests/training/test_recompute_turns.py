@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import kerasmem
+from kerasmem.devices.kernels import ONEDNN, assumed
 from kerasmem.errors import UsageError
 
 L = keras.layers
@@ -93,7 +94,8 @@ def test_the_plan_says_what_the_tensors_of_the_step_take(build):
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     made = kerasmem.recompute(model, batch_size=64)
     assert made.cuts
-    taken = kerasmem.estimate(made, batch_size=64, method="graph").pool.requested
+    with assumed(ONEDNN):  # TensorFlow's own convolutions take scratch as large as their tensors
+        taken = kerasmem.estimate(made, batch_size=64, method="graph").pool.requested
     assert made.plan.predicted_bytes == pytest.approx(taken, rel=0.15)
 
 
