@@ -65,7 +65,7 @@ for is_in_turn in (False, True):
     memory.reset_memory_stats("CPU:0")
     update()
     most = (memory.get_memory_info("CPU:0")["peak"] - before) / 2**18
-    found.append([most, [float(np.float64(each).sum()) for each in weights]])
+    found.append([most, [float(np.float64(each).sum()) for each in [*weights, *optimizer.variables[2:]]]])
 print(json.dumps(found))
 """
 
@@ -103,6 +103,7 @@ def test_arrays_that_the_allocator_has_no_room_for_are_refused(program):
         "optimizers.LossScaleOptimizer(optimizers.Adam(0.01, global_clipnorm=0.1), initial_scale=8.0)",
         "optimizers.AdamW(0.01, clipnorm=0.1)",
         "optimizers.SGD(0.01, clipvalue=0.1, loss_scale_factor=8.0)",
+        "optimizers.SGD(0.01, use_ema=True)",
     ],
 )
 def test_gradients_are_made_one_after_another_and_as_keras_makes_them(program, optimizer):
