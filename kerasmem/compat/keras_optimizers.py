@@ -13,6 +13,7 @@ from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 Pairs = list[tuple[Any, Any]]  # of a gradient and its variable
 
 _BY_ONE_NUMBER = ("Maximum", "Minimum", "Mul", "RealDiv")
+_AVERAGES = "_model_variables_moving_average"
 _FEATURE = "estimates for replicas"
 OPTIMIZER = Borrowed("keras.src.backend.tensorflow.optimizer", "TFOptimizer", feature=_FEATURE)
 _IN_TURN = "an update after micro-batches that takes no more than its largest variable"
@@ -23,6 +24,10 @@ UPDATE = Borrowed(
 DECAY = Borrowed(
     "keras.src.backend.tensorflow.optimizer", "TFOptimizer._apply_weight_decay", feature=_IN_TURN,
     parameters=("variables",),
+)  # fmt: skip
+AVERAGE = Borrowed(
+    "keras.src.backend.tensorflow.optimizer", "TFOptimizer._update_model_variables_moving_average", feature=_IN_TURN,
+    parameters=("trainable_variables",),
 )  # fmt: skip
 FINITE = Borrowed(
     "keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer.check_finite", feature=_IN_TURN,
@@ -55,7 +60,7 @@ def updated_in_turn() -> Iterator[None]:
     have what this takes, nothing changes.
     """
     try:
-        update, decay, check = UPDATE.get(), DECAY.get(), FINITE.get()
+        update, decay, average, check = UPDATE.get(), DECAY.get(), AVERAGE.get(), FINITE.get()
     except NotAvailableError:
         yield
         return
@@ -82,12 +87,25 @@ def updated_in_turn() -> Iterator[None]:
         return tf.reduce_all(tf.stack(found))
 
     cls, scaler = OPTIMIZER.get(), SCALER.get()
+    averaged = _in_this_thread(_averages_in(turns, average), average)
     with (
         mock.patch.object(cls, "_distributed_tf_update_step", _in_this_thread(update_all, update)),
         mock.patch.object(cls, "_apply_weight_decay", _in_this_thread(decay_all, decay)),
+        mock.patch.object(cls, "_update_model_variables_moving_average", averaged),
         mock.patch.object(scaler, "check_finite", _in_this_thread(check_all, check)),
     ):
         yield
+
+
+def _averages_in(turns: _Turns, average: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes an optimizer's averages of variables, where it has any, one after another."""
+
+    def average_all(optimizer: Any, variables: Any) -> None:
+        for variable, one in zip(variables, getattr(optimizer, _AVERAGES, []), strict=False):
+            with mock.patch.dict(vars(optimizer), {_AVERAGES: [one]}), turns.next():
+                average(optimizer, [variable])
+
+    return average_all
 
 
 def _in_this_thread(function: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
