@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import kerasmem
-from kerasmem.devices.kernels import ONEDNN, assumed
+from kerasmem.devices.kernels import EIGEN, ONEDNN, assumed
 from kerasmem.errors import UsageError
 
 L = keras.layers
@@ -88,13 +88,19 @@ def gated(width=64):
     return keras.Model(inputs, L.Dense(10)(L.GlobalAveragePooling1D()(x)))
 
 
+SCRATCH = pytest.mark.xfail(strict=True, reason="the plan leaves out the scratch of TensorFlow's own convolutions")
+
+
+@pytest.mark.parametrize("kernels", [ONEDNN, EIGEN])
 @pytest.mark.parametrize("build", [residual, vocabulary, gated])
-def test_the_plan_says_what_the_tensors_of_the_step_take(build):
+def test_the_plan_says_what_the_tensors_of_the_step_take(build, kernels, request):
+    if build is residual and kernels == EIGEN:
+        request.applymarker(SCRATCH)
     model = build()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     made = kerasmem.recompute(model, batch_size=64)
     assert made.cuts
-    with assumed(ONEDNN):  # TensorFlow's own convolutions take scratch as large as their tensors
+    with assumed(kernels):
         taken = kerasmem.estimate(made, batch_size=64, method="graph").pool.requested
     assert made.plan.predicted_bytes == pytest.approx(taken, rel=0.15)
 

@@ -63,8 +63,9 @@ for is_in_turn in (False, True):
     update()
     before = memory.get_memory_info("CPU:0")["current"]
     memory.reset_memory_stats("CPU:0")
-    update()
-    most = (memory.get_memory_info("CPU:0")["peak"] - before) / 2**18
+    for _ in range(5):  # how many are worked on at once hangs on threads
+        update()
+    most = (memory.get_memory_info("CPU:0")["peak"] - before) // 2**18  # whole ones: some numbers are beside them
     found.append([most, [float(np.float64(each).sum()) for each in [*weights, *optimizer.variables[2:]]]])
 print(json.dumps(found))
 """
@@ -108,5 +109,5 @@ def test_arrays_that_the_allocator_has_no_room_for_are_refused(program):
 )
 def test_gradients_are_made_one_after_another_and_as_keras_makes_them(program, optimizer):
     (at_once, weights), (in_turn, others) = told(program, UPDATED, optimizer=optimizer)
-    assert in_turn < 5 < at_once, "variables' worth, of twelve"
+    assert in_turn <= 4 < 8 < at_once, "variables' worth, of twelve"
     assert others == weights
