@@ -12,7 +12,14 @@ from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 Pairs = list[tuple[Any, Any]]  # of a gradient and its variable
 
+# Of Keras's own optimizers those whose update works on each column of a variable by itself; the others take a norm.
+ELEMENTWISE = frozenset({
+    "SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Lion", "Ftrl",
+})  # fmt: skip
+MOST_BLOCKS = 16
+_NO_SLOTS = ("_variables", "_trainable_variables")
 _BY_ONE_NUMBER = ("Maximum", "Minimum", "Mul", "RealDiv")
+_INDICES = "_trainable_variables_indices"
 _AVERAGES = "_model_variables_moving_average"
 _FEATURE = "estimates for replicas"
 OPTIMIZER = Borrowed("keras.src.backend.tensorflow.optimizer", "TFOptimizer", feature=_FEATURE)
@@ -33,6 +40,9 @@ FINITE = Borrowed(
     "keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer.check_finite", feature=_IN_TURN,
     parameters=("grads",),
 )  # fmt: skip
+VARIABLE = Borrowed(  # tf.Variable makes none while a tf.function is traced for the second time
+    "tensorflow.python.ops.resource_variable_ops", "ResourceVariable", feature=_IN_TURN
+)
 SCALER = Borrowed("keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer", feature=_IN_TURN)
 SUM = Borrowed(
     "keras.src.backend.tensorflow.optimizer", "TFOptimizer._all_reduce_sum_gradients", feature=_FEATURE,
@@ -52,24 +62,35 @@ def gradients_summed_by(function: Callable[[Pairs], Pairs]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def updated_in_turn() -> Iterator[None]:
+def updated_in_turn(*, in_blocks: bool = True) -> Iterator[list[Any]]:
     """Have optimizers update one variable after another in the graphs that this thread traces meanwhile.
 
     TensorFlow runs what does not depend on one another at once, so that all variables' intermediate results are there
     together. The arithmetic stays the same, that of a scaled loss's and of clipped gradients too. Where Keras does not
     have what this takes, nothing changes.
+
+    Args:
+        in_blocks: whether a variable whose gradient is more slices than it has rows is updated a block of columns
+            after another. Not for XLA, which would hold what is copied.
+
+    Yields:
+        The variables that stand in for such blocks; they must live as long as the graphs.
     """
+    stand_ins: list[Any] = []
     try:
         update, decay, average, check = UPDATE.get(), DECAY.get(), AVERAGE.get(), FINITE.get()
+        new_variable = VARIABLE.get()
     except NotAvailableError:
-        yield
+        yield stand_ins
         return
     turns = _Turns()
 
     def update_all(optimizer: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
         for gradient, variable in grads_and_vars:
-            with turns.next():
-                update(optimizer, distribution, [(_made_again(gradient), variable)], learning_rate)
+            count = _block_count(optimizer, gradient, variable) if in_blocks else 1
+            for block in _Blocks(optimizer, variable, count, new_variable, stand_ins):
+                with turns.next(), block as (columns, own):
+                    update(optimizer, distribution, [(_part(gradient, columns, own), own)], learning_rate)
 
     def decay_all(optimizer: Any, variables: Any) -> None:
         for each in variables:
@@ -94,7 +115,7 @@ def updated_in_turn() -> Iterator[None]:
         mock.patch.object(cls, "_update_model_variables_moving_average", averaged),
         mock.patch.object(scaler, "check_finite", _in_this_thread(check_all, check)),
     ):
-        yield
+        yield stand_ins
 
 
 def _averages_in(turns: _Turns, average: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,7 +139,97 @@ def _in_this_thread(function: Callable[..., Any], elsewhere: Callable[..., Any])
     return chosen
 
 
-def _made_again(gradient: Any) -> Any:
+def is_one_of(optimizer: Any, names: frozenset[str]) -> bool:
+    """Return whether an optimizer is one of Keras's own of these names."""
+    cls = type(optimizer)
+    return cls.__name__ in names and cls.__module__.startswith("keras.src.optimizers.")
+
+
+def slots_of(optimizer: Any, index: int) -> dict[str, Any]:
+    """Return the variables that an optimizer keeps for the one of a number, by the attributes that list them."""
+    lists = {name: each for name, each in vars(optimizer).items() if name not in _NO_SLOTS and isinstance(each, list)}
+    return {name: each[index] for name, each in lists.items() if len(each) > index and hasattr(each[index], "value")}
+
+
+def _block_count(optimizer: Any, gradient: Any, variable: Any) -> int:
+    """Return the blocks of columns to update a variable in: one, unless its gradient is of more rows than it has."""
+    import tensorflow as tf
+
+    if not isinstance(gradient, tf.IndexedSlices) or not is_one_of(optimizer, ELEMENTWISE):
+        return 1
+    slices, (rows, *others) = gradient.values.shape[0], variable.shape
+    wanted = MOST_BLOCKS if slices is None else -(-slices // max(rows, 1))
+    return min(wanted, MOST_BLOCKS, others[-1]) if others else 1
+
+
+_Block = tuple["slice | None", Any]  # columns, None for all, and what is updated
+
+
+class _Blocks:
+    """A variable and its slots in blocks of columns, each copied to variables that stand in for it, and back.
+
+    What an elementwise optimizer makes of a block is to the bit what it makes of those columns: sums over slices of
+    the same row go through them in the same order.
+    """
+
+    def __init__(
+        self, optimizer: Any, variable: Any, count: int, new_variable: Callable[..., Any], stand_ins: list[Any]
+    ) -> None:
+        self._optimizer, self._variable, self._count = optimizer, variable, count
+        self._new_variable, self._stand_ins = new_variable, stand_ins
+
+    def __iter__(self) -> Iterator[contextlib.AbstractContextManager[_Block]]:
+        if self._count == 1:
+            yield contextlib.nullcontext((None, self._variable))
+            return
+        optimizer, last = self._optimizer, self._variable.shape[-1]
+        index = optimizer._get_variable_index(self._variable)
+        slots = slots_of(optimizer, index)
+        wholes = [self._variable, *(each.value for each in slots.values())]
+        width, made = -(-last // self._count), dict[int, list[Any]]()
+        for start in range(0, last, width):
+            columns = slice(start, min(start + width, last))
+            size = columns.stop - start
+            parts = made.get(size) or made.setdefault(size, self._made(wholes, size))
+            yield self._standing_in(columns, index, list(slots), wholes, parts)
+
+    def _made(self, wholes: list[Any], size: int) -> list[Any]:
+        import tensorflow as tf
+
+        new = self._new_variable
+        with tf.init_scope():
+            parts = [new(tf.zeros([*each.shape[:-1], size], each.dtype), trainable=False) for each in wholes]
+        self._stand_ins += parts
+        return parts
+
+    @contextlib.contextmanager
+    def _standing_in(
+        self, columns: slice, index: int, names: list[str], wholes: list[Any], parts: list[Any]
+    ) -> Iterator[_Block]:
+        optimizer = self._optimizer
+        for whole, part in zip(wholes, parts, strict=True):
+            part.assign(whole[..., columns], read_value=False)
+        changed: dict[str, Any] = {name: list(vars(optimizer)[name]) for name in names}
+        for name, part in zip(names, parts[1:], strict=True):
+            changed[name][index] = part
+        changed[_INDICES] = {**vars(optimizer)[_INDICES], optimizer._var_key(parts[0]): index}
+        with mock.patch.dict(vars(optimizer), changed):
+            yield columns, parts[0]
+        for whole, part in zip(wholes, parts, strict=True):
+            whole[..., columns].assign(part)
+
+
+def _part(gradient: Any, columns: slice | None, variable: Any) -> Any:
+    """Return a gradient's columns, all where None are given, made once more where they are asked for."""
+    import tensorflow as tf
+
+    if not isinstance(gradient, tf.IndexedSlices):
+        return _made_again(gradient, columns)
+    shape = gradient.dense_shape if columns is None else tf.constant(list(variable.shape), tf.int32)
+    return tf.IndexedSlices(_made_again(gradient.values, columns), gradient.indices, shape)
+
+
+def _made_again(gradient: Any, columns: slice | None = None) -> Any:
     """Return a gradient with what it was multiplied or divided by, or limited to, done once more where it is asked for.
 
     Keras does that to all gradients before the first update. Of what it made nothing is left in the graph then, but
@@ -126,15 +237,14 @@ def _made_again(gradient: Any) -> Any:
     """
     import tensorflow as tf
 
-    if tf.executing_eagerly() or not tf.is_tensor(gradient) or isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    operation = gradient.op
-    if operation.type in ("Identity", "IdentityN"):  # a sum over the one replica there is
-        return _made_again(operation.inputs[gradient.value_index])
-    if operation.type not in _BY_ONE_NUMBER or operation.inputs[1].shape.num_elements() != 1:
-        return gradient
-    x, y = operation.inputs
-    return getattr(tf.raw_ops, operation.type)(x=_made_again(x), y=y)
+    operation: Any = gradient.op if tf.is_symbolic_tensor(gradient) else None
+    kind = getattr(operation, "type", None)
+    if kind in ("Identity", "IdentityN"):  # a sum over the one replica there is
+        return _made_again(operation.inputs[gradient.value_index], columns)
+    if kind in _BY_ONE_NUMBER and operation.inputs[1].shape.num_elements() == 1:
+        x, y = operation.inputs
+        return getattr(tf.raw_ops, kind)(x=_made_again(x, columns), y=y)
+    return gradient if columns is None else gradient[..., columns]
 
 
 class _Turns:

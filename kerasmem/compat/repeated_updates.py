@@ -21,6 +21,7 @@ from unittest import mock
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 from kerasmem.compat.graphs import could_record
+from kerasmem.compat.keras_optimizers import ELEMENTWISE, is_one_of, slots_of
 
 _FEATURE = "quick estimates of models with many weights"
 _GRAPH = "tensorflow.python.framework.func_graph"
@@ -39,10 +40,7 @@ _CAPTURE = Borrowed(_GRAPH, "FuncGraph.capture", feature=_FEATURE, parameters=("
 _WATCH = Borrowed(_GRAPH, "FuncGraph.watch_variable", feature=_FEATURE, parameters=("v",))
 
 # Their update asks a variable for its rank at most; Muon's asks for its shape.
-_UNIFORM = frozenset({
-    "SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Lion", "Ftrl", "Lamb", "Adafactor",
-})  # fmt: skip
-_NO_SLOTS = ("_variables", "_trainable_variables")
+_UNIFORM = ELEMENTWISE | {"Lamb", "Adafactor"}
 
 _Roles = dict[int, str]  # id of a tensor or variable that an update works on → what it is there
 
@@ -155,8 +153,7 @@ def updates_played_back() -> Iterator[None]:
 def _is_uniform(optimizer: Any) -> bool:
     import tensorflow as tf
 
-    cls = type(optimizer)
-    is_own = cls.__name__ in _UNIFORM and cls.__module__.startswith("keras.src.optimizers.")
+    is_own = is_one_of(optimizer, _UNIFORM)
     return is_own and not tf.executing_eagerly() and not tf.distribute.has_strategy() and not could_record()
 
 
@@ -191,14 +188,11 @@ def _update(optimizer: Any, pair: tuple[Any, Any], kinds: dict[Any, _Kind], trac
 def _works_on(optimizer: Any, gradient: Any, variable: Any, index: int) -> tuple[dict[str, Any], list[str]]:
     """Return the tensors and variables of one update by what they are there, and the names of the slots."""
     found: dict[str, Any] = {}
-    slots = []
-    for name, each in vars(optimizer).items():
-        if name not in _NO_SLOTS and isinstance(each, list) and len(each) > index and hasattr(each[index], "value"):
-            slots.append(name)
-            slot = each[index].value
-            found[name], found[f"{name}.handle"] = slot, slot.handle
+    slots = slots_of(optimizer, index)
+    for name, each in slots.items():
+        found[name], found[f"{name}.handle"] = each.value, each.value.handle
     found |= {"variable": variable, "variable.handle": variable.handle, "gradient": gradient}
-    return found, slots
+    return found, list(slots)
 
 
 class _Listener:

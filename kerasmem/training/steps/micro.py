@@ -39,7 +39,7 @@ class MicroStep:
             outputs are means over batches, not over rows.
 
     Attributes:
-        held_bytes: of the accumulators.
+        held_bytes: of the accumulators, and of what stands in for blocks of variables in the update.
         is_updating: whether what runs, or ran out last, is the update, which takes as much whatever a piece has.
     """
 
@@ -53,6 +53,7 @@ class MicroStep:
         self._is_known = self._is_sum = False
         self._kinds: list[str] = []  # of each gradient: "" for dense, "slices", "none"
         self._accumulators: list[Any] | None = None
+        self._stand_ins: list[Any] = []  # of variables that are updated in blocks
         self.held_bytes = 0
         self.is_updating = False
         self._functions: dict[tuple[str, int], Callable[..., Any]] = {}
@@ -85,6 +86,7 @@ class MicroStep:
         if self._functions:
             self._accumulators, self.held_bytes = None, 0
             self._functions.clear()
+            self._stand_ins.clear()
             collect()
 
     def _pieces(self, batch: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
@@ -204,7 +206,7 @@ class MicroStep:
                     for kind, variable in zip(self._kinds, trainable, strict=True)
                 ]
             made = [each for each in self._accumulators if each is not None]
-            self.held_bytes = sum(each.shape.num_elements() * each.dtype.size for each in made)
+            self.held_bytes += _bytes_of(made)
         slices = []
         for accumulator, gradient, kind in zip(self._accumulators, gradients, self._kinds, strict=True):
             if kind == "slices":
@@ -232,14 +234,21 @@ class MicroStep:
                 gradients.append(tf.IndexedSlices(values, indices, tf.constant(list(variable.shape), tf.int32)))
             else:
                 gradients.append(None if kind else accumulator.read_value())
-        with updated_in_turn():
+        with updated_in_turn(in_blocks=not self.model.jit_compile) as stand_ins:
             self.model.optimizer.apply_gradients(zip(gradients, trainable, strict=True))
+        if not tf.executing_eagerly():
+            self._stand_ins += stand_ins
+            self.held_bytes += _bytes_of(stand_ins)
 
 
 def _moved_to_host(tensor: Any) -> Any:
     """Return a part of a gradient out of the device's memory, which the next piece may need; as it is where NumPy
     has no such type."""
     return tensor.numpy() if tensor.dtype.as_numpy_dtype in _NUMPY_TYPES else tensor
+
+
+def _bytes_of(variables: list[Any]) -> int:
+    return sum(each.shape.num_elements() * each.dtype.size for each in variables)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
