@@ -378,15 +378,16 @@ def _cases(found: dict[str, Any]) -> str:
     cases, hopeless = found["cases"], found["hopeless"]
     twice = sum(count for failures, count in cases["failures"].items() if int(failures) > 2)
     seconds = [each["seconds"] for each in hopeless.values()]
-    by_one = [each["keras_by_one_row"] for each in cases["rows"] if "keras_by_one_row" in each]
+    by_one = [each["keras_by_one_row"] for each in cases["rows"] if "one row does not fit" in each["outcome"]]
     first = prose(f"""
 {cases["cases"]} seeded runs under limits that they run out under (model, limit, optimizer, precision and loop are
 drawn), each beside the same run with memory enough. {twice or "None"} of them failed more than twice, and the weights
 of those that end as the undisturbed run differ from its by {cases["largest_difference_of_the_exact"]:.0e} of their
 norm at most (goal 1e-05):""")
     last = prose(f"""
-Of {len(by_one)} runs that ended with the word that not even one row fits, {sum(not all(each) for each in by_one)} were
-right: Keras's own `fit` with batches of one row ran out under the same limit, tried twice.
+Of {len(by_one)} runs that ended with the word that not even one row fits,
+{sum(set(each) != {"fits"} for each in by_one)} were right: Keras's own `fit` with batches of one row ran out under
+the same limit, tried twice.
 
 Where nothing helps, the error came after {min(seconds):.0f} to {max(seconds):.0f} s (goal 30 s; the allocator waits ten
 of them, and the load average of this machine of {found["environment"]["cores"]} cores was

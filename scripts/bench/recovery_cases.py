@@ -4,9 +4,10 @@
 
 Draws a model, optimizer, precision, loop, batch and limit for each seed. A run is a process forked before TensorFlow
 does anything; BESIDE cases go on beside one another, since what runs out mostly waits. Where a run ends with the word
-that not even one row fits, Keras's own `fit` with batches of one row is run under the same limit, twice, to see whether
-that is so. Prints a line of JSON for each case when it ends. With TF_ENABLE_ONEDNN_OPTS=1 in the environment steps run
-in a process of their own, which some of oneDNN's kernels end where memory runs out.
+that not even one row fits, or TensorFlow ends its process, Keras's own `fit` with batches of one row is run under the
+same limit, twice, to see whether that is so, or whether TensorFlow ends that process too. Prints a line of JSON for
+each case when it ends. With TF_ENABLE_ONEDNN_OPTS=1 in the environment steps run in a process of their own, which some
+of oneDNN's kernels end where memory runs out.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ OPTIMIZERS: dict[str, Any] = {
     "rmsprop": lambda: keras.optimizers.RMSprop(0.001),
 }
 ONE_ROW = "one row does not fit, as said"
+CRASHED = "crashed"
+FITS, RUNS_OUT = "fits", "runs out"  # Keras's own `fit` with batches of one row
 POLICIES = ("float32",) * 6 + ("mixed_bfloat16", "mixed_float16")
 Draw = np.random.Generator
 
@@ -211,14 +214,14 @@ def _refusal(text: str) -> str:
     return ONE_ROW if text.startswith("not even one row") else "another error"
 
 
-def by_one(case: dict[str, Any], folder: str) -> dict[str, Any]:
+def by_one(case: dict[str, Any], folder: str) -> str:
     """Train by Keras alone on batches of one row; tell whether they fit."""
     model, arguments = prepared(case, 1)
     try:
         model.fit(**arguments, steps_per_epoch=4, verbose=0)
-    except Exception as error:
-        return {"fits": False, "said": str(error)[:100]}
-    return {"fits": True}
+    except Exception:
+        return RUNS_OUT
+    return FITS
 
 
 def _norm(arrays: list[np.ndarray]) -> float:
@@ -233,7 +236,7 @@ def in_a_fork(work: Any, case: dict[str, Any], folder: str, path: str) -> int:
     try:
         found = work(case, folder)
     except BaseException as error:
-        found = {"outcome": "crashed", "said": f"{type(error).__name__}: {error}"[:300]}
+        found = {"outcome": "another error", "said": f"{type(error).__name__}: {error}"[:300]}
     Path(path).write_text(json.dumps(found))
     os._exit(0)
 
@@ -249,18 +252,21 @@ def of_case(case: dict[str, Any], folder: str) -> dict[str, Any]:
         os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(told["limit_mib"])
         status = os.waitpid(in_a_fork(limited, case, folder, f"{path}.limited"), 0)[1]
         answer = Path(f"{path}.limited")
-        ended = {"outcome": "crashed", "said": f"wait status {status}"}
+        ended = {"outcome": CRASHED, "said": f"wait status {status}"}
         told |= json.loads(answer.read_text()) if answer.exists() else ended
-        if told["outcome"] == ONE_ROW:
-            told["keras_by_one_row"] = fits = [_fits_by_one(case, folder, f"{path}.{turn}") for turn in range(2)]
-            told["outcome"] = "said that one row does not fit; it does" if all(fits) else ONE_ROW
+        if told["outcome"] in (ONE_ROW, CRASHED):
+            told["keras_by_one_row"] = turns = [_by_one(case, folder, f"{path}.{turn}") for turn in range(2)]
+            if told["outcome"] == ONE_ROW and turns == [FITS] * 2:
+                told["outcome"] = "said that one row does not fit; it does"
+            elif told["outcome"] == turns[0] == turns[1] == CRASHED:
+                told["outcome"] = "crashed, as Keras alone does on one row"
     return {**case, **told}
 
 
-def _fits_by_one(case: dict[str, Any], folder: str, path: str) -> bool:
+def _by_one(case: dict[str, Any], folder: str, path: str) -> str:
     os.waitpid(in_a_fork(by_one, case, folder, path), 0)
     answer = Path(path)  # without one the process was ended: TensorFlow does so where a small request fails
-    return answer.exists() and bool(json.loads(answer.read_text())["fits"])
+    return str(json.loads(answer.read_text())) if answer.exists() else CRASHED
 
 
 def main(beside: str, *seeds: str) -> None:
