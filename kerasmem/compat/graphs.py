@@ -6,7 +6,7 @@ import contextlib
 import functools
 import importlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -33,6 +33,10 @@ STACK = Borrowed(
 _RECOMPUTE = "kerasmem.recompute"
 _STOP = Borrowed("tensorflow.python.eager.record", "stop_recording", feature=_RECOMPUTE)
 _COULD_RECORD = Borrowed("tensorflow.python.eager.record", "could_possibly_record", feature=_RECOMPUTE)
+_RECORDS = Borrowed(
+    "tensorflow.python.eager.record", "should_record_backprop", feature=_RECOMPUTE, parameters=("tensors",)
+)
+_WAIT = Borrowed("tensorflow.python.framework.ops", "Operation._add_control_inputs", feature=_RECOMPUTE)
 _IN_XLA = Borrowed(
     "tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext", feature=_RECOMPUTE, parameters=("graph",)
 )
@@ -160,6 +164,16 @@ def stop_recording() -> contextlib.AbstractContextManager[Any]:
 def could_record() -> bool:
     """Return whether a gradient tape may record here."""
     return bool(_COULD_RECORD.get()())
+
+
+def is_recorded(tensor: Any) -> bool:
+    """Return whether a gradient tape has recorded how a tensor was made of what it watches."""
+    return bool(_RECORDS.get()([tensor]))
+
+
+def let_wait(operation: Any, others: Sequence[Any]) -> None:
+    """Let an operation of a graph run after others, which were perhaps made after it."""
+    _WAIT.get()(operation, list(others))
 
 
 def in_xla() -> bool:

@@ -8,12 +8,12 @@ of the call before.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from kerasmem.compat.graphs import in_xla
+from kerasmem.compat.graphs import in_xla, let_wait
 from kerasmem.compat.keras_state import STATELESS_SCOPE, attribute
 from kerasmem.models.segment_scope import call_at_once
 
@@ -34,6 +34,7 @@ class CallGradients:
         weights_of: layer or operation → what stands for the weights that its calls are trained by.
         told: called before the gradients of each call, with the number of calls before it.
         of_others: weights that any call may read too, as a `Lambda` reads the embedding of another layer.
+        entering: tensors from before the calls whose gradients are asked for.
     """
 
     def __init__(
@@ -41,10 +42,13 @@ class CallGradients:
         weights_of: Callable[[Any], list[Any]],
         told: Callable[[int], None] = lambda _: None,
         of_others: Sequence[Any] = (),
+        entering: Sequence[Any] = (),
     ) -> None:
         self._weights_of, self._told, self._of_others = weights_of, told, of_others
         self._calls: list[_Made] = []
-        self._moved: set[int] = set()  # identities of what is made with the help of such weights
+        # What weights have helped to make, by identity; what entered is held, so that nothing else has its identity.
+        self._entering = list(entering)
+        self._moved = set(map(id, self._entering))
 
     def make(self, call: Callable[[], Any], taken: list[Any], layer: Any) -> list[Any]:
         """Make a call of a layer and return what comes out of it, flat."""
@@ -78,16 +82,57 @@ class CallGradients:
                 continue
             sources = [*call.taken, *call.weights]
             targets, given = zip(*above.values(), strict=True)
+            before = len(_operations())
             with runs_after(done):
                 gradients = call.tape.gradient(list(targets), sources, output_gradients=list(given))
+            count = len(call.taken)
+            _in_turn(_operations()[before:], gradients[count:], gradients[:count])
             for source, gradient in zip(sources, gradients, strict=True):
                 _add(found, source, gradient)
             # What comes from frozen layers alone has a gradient that nobody may ask for, so nothing waits for it.
-            count = len(call.taken)
             pairs = zip(call.taken, gradients[:count], strict=True)
             waited = [*(each for of, each in pairs if id(of) in self._moved), *gradients[count:]]
             done = [gradient_values(each) for each in waited if each is not None] or done
         return found
+
+
+def _operations() -> list[Any]:
+    """Return the operations of the graph that is being made, in their order; none where there is no order to set."""
+    if _is_in_order():
+        return []
+    made: list[Any] = tf.compat.v1.get_default_graph().get_operations()
+    return made
+
+
+def _in_turn(made: Iterable[Any], first: Sequence[Any], then: Sequence[Any]) -> None:
+    """Let what only the gradients of inputs are made of run after the gradients of weights.
+
+    At once they would work in twice the scratch, and what the layer took would be kept beside the gradient of it.
+
+    Args:
+        made: the operations of both.
+        first: the gradients of the weights (None for none).
+        then: those of the inputs.
+    """
+    by_name = {each.name: each for each in made}
+    if not by_name:
+        return
+    ends, others = ([gradient_values(each).op for each in some if each is not None] for some in (first, then))
+    if ends:
+        for name in _needed(others, by_name) - _needed(ends, by_name):
+            let_wait(by_name[name], ends)
+
+
+def _needed(operations: Iterable[Any], among: Mapping[str, Any]) -> set[str]:
+    """Return the names of the operations, and of those that they wait for, among others."""
+    found: set[str] = set()
+    pending = list(operations)
+    while pending:
+        one = pending.pop()
+        if one.name in among and one.name not in found:
+            found.add(one.name)
+            pending += [*(each.op for each in one.inputs), *one.control_inputs]
+    return found
 
 
 def _parts(tensors: Any) -> list[Any]:
@@ -125,9 +170,14 @@ def differentiable(tensors: Iterable[Any]) -> list[Any]:
 
 def runs_after(tensors: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
     """Let what is made inside run after these tensors, those operations too that have no inputs of their own."""
-    if tf.executing_eagerly() or in_xla():
+    if _is_in_order():
         return contextlib.nullcontext()
     manager: contextlib.AbstractContextManager[Any] = tf.control_dependencies(
         [each for each in tensors if each is not None]
     )
     return manager
+
+
+def _is_in_order() -> bool:
+    """Return whether operations run one by one anyway, or in an order that the compiler sets."""
+    return tf.executing_eagerly() or in_xla()

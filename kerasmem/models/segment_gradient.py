@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasmem.compat.graphs import could_record, in_xla, stop_recording
+from kerasmem.compat.graphs import could_record, in_xla, is_recorded, stop_recording
 from kerasmem.compat.keras_layers import flatten_layers, loss_owner, replace_losses
 from kerasmem.compat.keras_state import (
     CALL_CONTEXT,
@@ -115,6 +115,7 @@ class _Segment(abc.ABC):
         self._masks = [mask_of(each) for each in inputs]
         self._variables, self._values = _variables_now(layers)
         self._entering = [number for number, each in enumerate(inputs) if each is not None and each.dtype.is_floating]
+        self._asked = [number for number in self._entering if is_recorded(inputs[number])]
         self._trained = [
             number
             for number, (variable, value) in enumerate(zip(self._variables, self._values, strict=True))
@@ -137,14 +138,15 @@ class _Segment(abc.ABC):
         with scope:
             return scope, run(inputs)
 
-    def _calls(self, values: Sequence[Any]) -> CallGradients:
+    def _calls(self, values: Sequence[Any], entering: Sequence[Any]) -> CallGradients:
         value_of = {id(self._variables[number]): values[number] for number in self._trained}
 
         def weights_of(layer: Any) -> list[Any]:
             weights = (value_of.get(id(each)) for each in getattr(layer, "trainable_variables", ()))
             return [each for each in weights if each is not None]
 
-        return CallGradients(weights_of, of_others=list(value_of.values()))
+        asked = [entering[number] for number in self._asked]
+        return CallGradients(weights_of, of_others=list(value_of.values()), entering=asked)
 
     def run_first(self, first: _FirstRun) -> list[Any]:
         """Run forward; return the outputs and losses that carry gradients, and put all else into `first`."""
@@ -188,7 +190,7 @@ class _Kept(_Segment):
 
     def _forward(self) -> tuple[Any, list[Any]]:
         fresh = _fresh(self._inputs)
-        calls = self._calls(self._values)
+        calls = self._calls(self._values, fresh)
         scope, outputs = self._run_with(lambda inputs: self._run(inputs, calls.make), fresh, self._masks, self._values)
         self._made = calls, self._sources(fresh, self._values), [*differentiable(outputs), *scope.losses]
         return scope, outputs
@@ -209,7 +211,7 @@ class _Recomputed(_Segment):
         values = _delayed(self._values, above)
         with self._scopes.restored(), runs_after(above):
             fresh = _fresh(inputs)
-            calls = self._calls(values)
+            calls = self._calls(values, fresh)
             scope, outputs = self._run_with(functools.partial(self._run_again, calls), fresh, masks, values)
         return calls, self._sources(fresh, values), [*differentiable(outputs), *scope.losses]
 

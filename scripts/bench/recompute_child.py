@@ -220,9 +220,12 @@ def prepared(row: dict[str, Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
 
 def _layers_alone(model: Any, batch_size: int, loss: Any) -> dict[str, int]:
     """Return how many layers keep something for the gradient, and the most that the gradient of one layer takes."""
+    from kerasmem.devices.kernels import cpu_kernels
+    from kerasmem.estimation.graph.rules import rules_of
     from kerasmem.training.segments.tracing import trace_chain
 
-    steps = trace_chain(model.plain(), batch_size, loss=loss)
+    rules = None if model.jit_compile else rules_of(cpu_kernels())
+    steps = trace_chain(model.plain(), batch_size, loss=loss, rules=rules)
     kept = [sum(each.bytes for each in step.kept if each.for_gradient) for step in steps]
     alone = max(own + step.working_bytes for own, step in zip(kept, steps, strict=True))
     return {"keeping_layers": sum(map(bool, kept)), "one_layer_bytes": alone}

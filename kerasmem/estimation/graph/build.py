@@ -130,18 +130,8 @@ def _plain(graph: Any, traced: TracedStep, results: list[str], rules: KernelRule
             behind[index] = of_capture[operation.name]
         elif inputs and inputs[0][0] in behind:
             behind[index] = behind[inputs[0][0]]
-        nodes.append(
-            Node(
-                operation.name,
-                "Placeholder" if operation.type == UNFED else operation.type,
-                inputs,
-                tuple(number[each.name] for each in operation.control_inputs),
-                tuple(tensor_of(each) for each in operation.outputs),
-                _attributes(operation),
-                behind.get(index),
-            )
-        )
-    nodes = [replace(each, outputs=_RESERVES[each.type](each)) if each.type in _RESERVES else each for each in nodes]
+        controls = tuple(number[each.name] for each in operation.control_inputs)
+        nodes.append(node_of(operation, inputs, controls, behind.get(index)))
     _add_hidden_outputs(nodes, rules)
     nodes = _with_absorbed(nodes, rules)
     _add_compiled_scratch(nodes)
@@ -154,6 +144,25 @@ def _plain(graph: Any, traced: TracedStep, results: list[str], rules: KernelRule
         if operation_name in number:
             ends.append((number[operation_name], int(output or 0)))
     return Program(tuple(nodes), variables_of(traced), arguments, tuple(ends))
+
+
+def node_of(
+    operation: Any,
+    inputs: tuple[tuple[int, int], ...] = (),
+    controls: tuple[int, ...] = (),
+    variable: int | None = None,
+) -> Node:
+    """Return an operation of TensorFlow's as plain data, its edges as they are given."""
+    node = Node(
+        operation.name,
+        "Placeholder" if operation.type == UNFED else operation.type,
+        inputs,
+        controls,
+        tuple(tensor_of(each) for each in operation.outputs),
+        _attributes(operation),
+        variable,
+    )
+    return replace(node, outputs=_RESERVES[node.type](node)) if node.type in _RESERVES else node
 
 
 def _add_hidden_outputs(nodes: list[Node], rules: KernelRules) -> None:

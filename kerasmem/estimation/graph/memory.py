@@ -179,12 +179,8 @@ class Memory:
 
     def _needs(self, node: Node) -> tuple[Need, ...]:
         """Return the buffers that the node needs while it runs."""
-        rules = self._rules.of(node)
-        scratch, compiled = rules.scratch.get(node.type), node.attributes.get("scratch", 0)
-        if scratch is None:
-            return (Need(compiled),) if compiled else ()
         inputs = tuple(self._program.nodes[source].outputs[output] for source, output in node.inputs)
-        return scratch(node, inputs, rules.cores)
+        return self._rules.needs(node, inputs)
 
     def _compute(self, number: int, recipe: _Recipe) -> None:
         buffers = self._made

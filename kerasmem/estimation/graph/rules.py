@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from kerasmem.devices.kernels import CUDA, EIGEN, ONEDNN, TITLES, CardKernels, CpuKernels
 from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, WORKSPACE_LIMIT, channels_last
 from kerasmem.estimation.graph.program import ON_HOST, Node
-from kerasmem.estimation.graph.scratch import FUNCTIONS, Chosen, Cores, Scratch
+from kerasmem.estimation.graph.scratch import FUNCTIONS, Chosen, Cores, Inputs, Need, Scratch
 from kerasmem.files import package_data
 
 # Names of operations by what they do; `data/operations.json` is where one is added.
@@ -135,6 +135,14 @@ class KernelRules:
     def candidates(self, node: Node) -> tuple[int, ...] | None:
         """Return the inputs whose buffer an operation's output may take over: none, some, or all (None)."""
         return self.of(node).forwards.get(node.type, FORWARDS.get(node.type, ()))
+
+    def needs(self, node: Node, inputs: Inputs) -> tuple[Need, ...]:
+        """Return the buffers that an operation needs while it runs, given what it takes."""
+        rules = self.of(node)
+        scratch, compiled = rules.scratch.get(node.type), node.attributes.get("scratch", 0)
+        if scratch is None:
+            return (Need(compiled),) if compiled else ()
+        return scratch(node, inputs, rules.cores)
 
 
 def rules_of(kernels: CpuKernels | CardKernels) -> KernelRules:

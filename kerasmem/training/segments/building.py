@@ -11,9 +11,12 @@ from typing import Any
 from kerasmem.checks import whole
 from kerasmem.compat.keras_compile import compile_arguments
 from kerasmem.compat.keras_functional import functional_class, graph_of
-from kerasmem.devices.catalogue import resolve_device
+from kerasmem.devices.catalogue import DeviceTarget, resolve_device
+from kerasmem.devices.kernels import kernels_on
+from kerasmem.devices.room import kernels_here
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.graph.rules import KernelRules, rules_of
 from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.call_graph import graph_by_call
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
@@ -73,7 +76,7 @@ def recompute(
         >>> model.cuts
         ('dense_2', 'dense_5', 'dense_8')
     """
-    target = None if memory is None else resolve_device(str(memory)).available_bytes
+    target = None if memory is None else resolve_device(str(memory))
     model = _as_graph(model, input_shape)
     plan = _planned(model, segments, target, batch_size, cuts, input_shape)
     if target is not None and cuts is None:
@@ -87,7 +90,12 @@ def recompute(
 
 
 def _planned(
-    model: Any, segments: int | str, target: int | None, batch_size: int, cuts: Sequence[str] | None, input_shape: Any
+    model: Any,
+    segments: int | str,
+    target: DeviceTarget | None,
+    batch_size: int,
+    cuts: Sequence[str] | None,
+    input_shape: Any,
 ) -> RecomputePlan:
     """Return where to cut a model, as `recompute` does with these arguments."""
     source = _functional(model)
@@ -97,11 +105,13 @@ def _planned(
     if runs_on_jax():
         steps = shaped_chain(source, batch_size, input_shape)
     else:
-        steps = trace_chain(source, batch_size, input_shape, model.loss if model.compiled else None)
+        loss = model.loss if model.compiled else None
+        steps = trace_chain(source, batch_size, input_shape, loss, _rules(model, target))
     persistent = _persistent_bytes(model, source, batch_size, input_shape)
+    limit = None if target is None else target.available_bytes
     if cuts is None:
         return plan_segments(
-            steps, segments=segments, batch_size=batch_size, persistent_bytes=persistent, target_bytes=target
+            steps, segments=segments, batch_size=batch_size, persistent_bytes=persistent, target_bytes=limit
         )
     from kerasmem.models.recomputed import chain_of, cut_places, split
 
@@ -112,8 +122,16 @@ def _planned(
         if any(first < each < last for each in ends):
             ends |= {each for each in (first, last) if 0 < each < max(ends)}
     return described(
-        steps, [*((each, True) for each in sorted(ends)), (len(steps), False)], batch_size, persistent, target
+        steps, [*((each, True) for each in sorted(ends)), (len(steps), False)], batch_size, persistent, limit
     )
+
+
+def _rules(model: Any, target: DeviceTarget | None) -> KernelRules | None:
+    """Return the rules of the kernels that a step runs on; None where XLA compiles it, which has its own."""
+    if model.compiled and model.jit_compile:
+        return None
+    is_named = target is not None and target.compute_capability is not None
+    return rules_of(kernels_on(target) if is_named else kernels_here())
 
 
 def _saves_by_estimate(model: Any, made: Any, input_shape: Any) -> bool:
@@ -139,7 +157,7 @@ def _nothing_saved(model: Any, plan: RecomputePlan) -> str:
     return (
         f"kerasmem.recompute saves nothing in model {model.name!r}, {what}: at batch {plan.batch_size:,} the backward "
         f"pass needs {format_size(plan.plain_activation_bytes)} of activations as the model is, and "
-        f"{format_size(plan.activation_bytes)} so, before the kernels' scratch and what the allocator wastes. With "
+        f"{format_size(plan.activation_bytes)} so, before what the allocator wastes. With "
         'segments="auto" the model is left as it is. Frozen layers keep nothing that recomputing could save; inside a '
         "layer, a model that is called more than once and a model with code of its own there are no cuts"
     )
@@ -160,26 +178,29 @@ def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
     return made
 
 
-def _estimated_within(model: Any, plan: RecomputePlan, target: int, segments: int | str, input_shape: Any) -> Any:
+def _estimated_within(
+    model: Any, plan: RecomputePlan, target: DeviceTarget, segments: int | str, input_shape: Any
+) -> Any:
     """Return the model cut so that the estimator, too, says that it stays within the target.
 
     Raises:
         UsageError: it does not, however it is cut.
     """
-    aim = target
+    limit = aim = target.available_bytes
     for _ in range(_TRIES):
-        made = build_recomputed(model, replace(plan, target_bytes=target))
+        made = build_recomputed(model, replace(plan, target_bytes=limit))
         need = estimate(made, batch_size=plan.batch_size, input_shape=input_shape).bytes
         most = need.total if need.high is None else need.high
-        if most <= target:
+        if most <= limit:
             return made
-        aim -= most - target
+        aim -= most - limit
         try:
-            plan = _planned(model, segments, max(aim, 1), plan.batch_size, None, input_shape)
+            nearer = replace(target, available_bytes=max(aim, 1))
+            plan = _planned(model, segments, nearer, plan.batch_size, None, input_shape)
         except UsageError:
             break
     raise UsageError(
-        f"memory {format_size(target)}: by the estimate the step may need {format_size(most)} at batch "
+        f"memory {format_size(limit)}: by the estimate the step may need {format_size(most)} at batch "
         f"{plan.batch_size:,} cut as {', '.join(made.cuts) or 'it is'}; take a smaller batch"
     )
 

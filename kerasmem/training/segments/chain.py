@@ -37,8 +37,9 @@ class Step:
         name: of the layer, with those of the models around it inside the model: "mobilenet/conv1".
         seconds: what its forward pass takes, roughly (`kerasmem.estimation.graph.costs`); only ratios count.
         flops: of its matrix products and convolutions, forward.
-        working_bytes: what is in memory beside what is kept while its gradient is computed: what that works on, the
-            gradients that wait for steps before it, and its weights' gradients with their update, which follows.
+        working_bytes: what is in memory beside what is kept while it is computed, or its gradient, whichever is more:
+            what that works on, the kernels' scratch, the gradients that wait for steps before it, and its weights'
+            gradients with their update, which follows.
         kept: its tensors that outlive it.
         may_end: whether a segment may end after it; not where the layer is called again later.
     """

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
+from kerasmem.compat.graphs import loop_body
 from kerasmem.estimation.graph.program import tensor_of
 from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING
 from kerasmem.models.backend import import_keras
 from kerasmem.models.batch import target_spec
+from kerasmem.models.sizes import element_bytes
 
 # They look at a tensor's shape and not at its values.
 SHAPE_ONLY = frozenset(("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "VariableShape"))
 MAKE_NOTHING = NOTHING | ALIASES
 
 
-def lives_of(operations: Sequence[Any], needed: Set[str], until: Mapping[Any, int], begin: int = 0) -> list[int]:
+def lives_of(
+    operations: Sequence[Any],
+    needed: Set[str],
+    until: Mapping[Any, int],
+    begin: int = 0,
+    scratch: Callable[[Any], int] = lambda _: 0,
+    apart: Set[Any] = frozenset(),
+) -> list[int]:
     """Return how many bytes are alive while each operation runs, in their order, of those that they make.
 
     Args:
@@ -23,6 +33,8 @@ def lives_of(operations: Sequence[Any], needed: Set[str], until: Mapping[Any, in
         needed: names of those that run.
         until: what is held longer than operations need it: tensor → the place of the last operation beside which.
         begin: the place of the first operation.
+        scratch: operation → the bytes that it works in.
+        apart: tensors that do not count.
     """
     place = {each.name: number for number, each in enumerate(operations, begin)}
     last = dict(until)
@@ -35,13 +47,13 @@ def lives_of(operations: Sequence[Any], needed: Set[str], until: Mapping[Any, in
     live = 0
     for number, operation in enumerate(operations, begin):
         makes = operation.name in needed and (operation.type == "Placeholder" or operation.type not in MAKE_NOTHING)
-        for each in operation.outputs if makes else ():
+        for each in (one for one in operation.outputs if makes and one.ref() not in apart):
             live += bytes_of(each)
             end = last.get(each.ref(), number)
             leaving[end] = leaving.get(end, 0) + bytes_of(each)
         dying = [each for each in map(root_of, operation.inputs) if last.get(each.ref()) == number]
         own = {bytes_of(each) for each in dying if each.op.name in place}
-        lives.append(live - (_taken_over(operation, own) if makes else 0))
+        lives.append(live - (_taken_over(operation, own) if makes else 0) + (scratch(operation) if makes else 0))
         live -= leaving.pop(number, 0)
     return lives
 
@@ -87,6 +99,26 @@ def loss_bytes(loss: Any, outputs: Sequence[Any]) -> int:
     return max(lives_of(made, needed, {given.ref(): len(made) - 1})) - bytes_of(given)
 
 
+def in_order(operations: Sequence[Any], begin: int = 0) -> list[Any]:
+    """Return the operations of a graph so that each comes after those it waits for, and else in the order given.
+
+    Args:
+        operations: in the order in which they were made.
+        begin: the place of the first that may move.
+    """
+    found = {each.name: each for each in operations[:begin]}
+    for operation in operations[begin:]:
+        pending = [operation]
+        while pending:
+            one = pending[-1]
+            awaited = [each for each in one.control_inputs if each.name not in found]
+            awaited += [each.op for each in one.inputs if each.op.name not in found]
+            pending += awaited
+            if not awaited:
+                found[pending.pop().name] = one
+    return list(found.values())
+
+
 def needed_for(tensors: Iterable[Any]) -> set[str]:
     """Return the names of the operations without which tensors are not made."""
     found: set[str] = set()
@@ -109,3 +141,47 @@ def root_of(tensor: Any) -> Any:
 def bytes_of(tensor: Any) -> int:
     """Return a tensor's bytes; 0 where its shape is not known."""
     return tensor_of(tensor).bytes or 0
+
+
+def list_bytes(operation: Any, tensor: Any) -> int:
+    """Return what a list holds in the end: that of a loop its elements' size, times the turns of the loop.
+
+    What each turn computes counts; a weight that every turn reads is in the list many times and in memory once.
+    """
+    import tensorflow as tf
+
+    if operation.type == "TensorListFromTensor":
+        return bytes_of(operation.inputs[0])
+    number = tensor.value_index
+    if operation.type not in ("While", "StatelessWhile") or number >= len(operation.inputs):
+        return 0
+    begun = operation.inputs[number].op
+    if begun.type not in ("EmptyTensorList", "TensorListReserve") or not _made_in_each_turn(operation, number):
+        return 0
+    shape = tf.get_static_value(begun.inputs[0])
+    sizes = [] if shape is None else [int(each) for each in shape.flat]
+    if shape is None or any(each < 0 for each in sizes):
+        return 0
+    return _turns(operation) * math.prod(sizes) * element_bytes(begun.get_attr("element_dtype").name)
+
+
+def _turns(loop: Any) -> int:
+    """Return how often a loop over the steps of a sequence runs: as often as what it takes or fills has steps."""
+    import tensorflow as tf
+
+    counts = [1]
+    for each in loop.inputs:
+        if each.op.type == "TensorListFromTensor":
+            counts.append(each.op.inputs[0].shape[0] or 1)
+        elif each.op.type == "TensorListReserve":
+            size = tf.get_static_value(each.op.inputs[1])
+            counts.append(1 if size is None else int(size))
+    return max(counts)
+
+
+def _made_in_each_turn(loop: Any, number: int) -> bool:
+    """Return whether what a turn of the loop adds to its list of that number is computed in that turn."""
+    added = loop_body(loop).outputs[number].op
+    while added.type in ("Identity", "TensorListPushBack"):
+        added = added.inputs[-1].op
+    return added.type not in ("Placeholder", "ReadVariableOp", "Const")

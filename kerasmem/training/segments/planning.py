@@ -48,8 +48,8 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
     Attributes:
         batch_size: samples in a batch, for which all of it holds.
         segments: in the order of the model.
-        activation_bytes: predicted peak of what the backward pass needs of the forward pass, with its own scratch and
-            the gradients of the weights that are updated meanwhile.
+        activation_bytes: predicted peak of what the backward pass needs of the forward pass, with what it works on, its
+            kernels' scratch and the gradients of the weights that are updated meanwhile.
         plain_activation_bytes: the same without recomputation.
         persistent_bytes: weights, the optimizer's slots and the batch, which recomputation leaves as they are.
         forward_flops: of one forward pass: matrix products and convolutions.

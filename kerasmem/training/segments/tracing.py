@@ -8,27 +8,28 @@ one by one.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kerasmem.compat.graphs import loop_body
 from kerasmem.compat.keras_state import mask_of
 from kerasmem.compat.keras_variables import handle_only, raw_value
 from kerasmem.errors import KerasmemError, ModelError, UsageError
+from kerasmem.estimation.graph.build import node_of
 from kerasmem.estimation.graph.costs import operations, seconds
 from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
-from kerasmem.estimation.graph.rules import ALIASES
+from kerasmem.estimation.graph.rules import ALIASES, KernelRules
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
-from kerasmem.models.sizes import element_bytes, variable_bytes
+from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.weightless import with_stand_ins
 from kerasmem.training.segments.chain import Kept, Step
 from kerasmem.training.segments.lives import (
     MAKE_NOTHING,
     SHAPE_ONLY,
     bytes_of,
+    in_order,
+    list_bytes,
     lives_of,
     loss_bytes,
     needed_for,
@@ -41,7 +42,9 @@ _GRADIENT_FROM_OUTPUT = frozenset(
 )
 
 
-def trace_chain(model: Any, batch_size: int, input_shape: Any = None, loss: Any = None) -> tuple[Step, ...]:
+def trace_chain(
+    model: Any, batch_size: int, input_shape: Any = None, loss: Any = None, rules: KernelRules | None = None
+) -> tuple[Step, ...]:
     """Return the chain of a Functional model's calls.
 
     Args:
@@ -49,6 +52,7 @@ def trace_chain(model: Any, batch_size: int, input_shape: Any = None, loss: Any 
         batch_size: samples in a batch.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
         loss: that the model is compiled with; it counts where there is one output and the targets are the usual ones.
+        rules: of the kernels that run it, whose scratch counts; None: none counts, as where XLA compiles the step.
 
     Raises:
         UsageError: an input has open dimensions that `input_shape` does not give.
@@ -62,7 +66,7 @@ def trace_chain(model: Any, batch_size: int, input_shape: Any = None, loss: Any 
         raise
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be traced for training: {keras_reason(error)}") from error
-    steps = _Reader(traced, model, calls).steps()
+    steps = _Reader(traced, model, calls, rules).steps()
     # The loss is computed while all that the last call has made is there, the outputs too, which are gone after it.
     outputs = [traced.tensors[id(each)] for each in model.outputs]
     kept = sum(each.bytes for step in steps for each in step.kept if each.for_gradient and each.last_use == len(steps))
@@ -182,9 +186,12 @@ def _check_inputs(graph: Any, begins: Sequence[int], handed: Sequence[tuple[Any,
 class _Reader:
     """Reads steps off the graph."""
 
-    def __init__(self, traced: _Traced, model: Any, calls: Sequence[tuple[str, Any]]) -> None:
+    def __init__(
+        self, traced: _Traced, model: Any, calls: Sequence[tuple[str, Any]], rules: KernelRules | None
+    ) -> None:
+        self._rules = rules
         self._traced, self._begins, self._tensors = traced, traced.begins, traced.tensors
-        self._operations = traced.graph.get_operations()
+        self._operations = in_order(traced.graph.get_operations(), traced.begins[-1])
         self._place = {each.name: number for number, each in enumerate(self._operations)}
         self._names, self._calls = zip(*calls, strict=True)
         self._ends = {id(each) for each in model.outputs}
@@ -193,13 +200,15 @@ class _Reader:
     def steps(self) -> tuple[Step, ...]:
         last_call = last_calls(self._calls)
         uses = self._uses()
-        trained, working = self._trained(), self._working()
+        trained, working, forward = self._trained(), self._working(), self._forward()
         return tuple(
             Step(
                 name=self._names[number],
                 seconds=sum(seconds(*_as_node(one)) for one in self._made_by(number)),
                 flops=round(sum(operations(*_as_node(one)) for one in self._made_by(number))),
-                working_bytes=working[number] + update_bytes(each.operation) if trained[number] else 0,
+                working_bytes=max(
+                    forward[number], working[number] + update_bytes(each.operation) if trained[number] else 0
+                ),
                 kept=tuple(self._kept(number, uses)),
                 may_end=last_call[id(each.operation)] == number,
             )
@@ -251,7 +260,7 @@ class _Reader:
                 if not later and not for_gradient:
                     continue
                 inside = self._taken_inside(tensor, number, backward)
-                size = bytes_of(tensor) if tensor.dtype.name != "variant" else _list_bytes(operation, tensor)
+                size = bytes_of(tensor) if tensor.dtype.name != "variant" else list_bytes(operation, tensor)
                 own = operation.type in _GRADIENT_FROM_OUTPUT or inside
                 yield Kept(size, min(later, default=None), max(later, default=None), for_gradient, own)
 
@@ -283,58 +292,23 @@ class _Reader:
             until[root_of(each).ref()] = (
                 max((after for before, after in turns if before <= place < after), default=0) - 1
             )
-        lives = lives_of(self._operations[begin:], self._needed, until, begin)
+        lives = lives_of(self._operations[begin:], self._needed, until, begin, self._scratch)
         return [max(lives[before - begin : after - begin], default=0) for before, after in turns]
 
+    def _forward(self) -> list[int]:
+        """Return for each call the most bytes that its forward pass works on beside what is kept for the gradient."""
+        begin, end = self._begins[0], self._begins[-1]
+        made = self._operations[begin:end]
+        kept = {each.ref() for one in made for each in one.outputs if self._taken_after(each, end)}
+        lives = lives_of(made, {each.name for each in made}, {}, begin, self._scratch, kept)
+        return [
+            max(lives[before - begin : after - begin], default=0) for before, after in itertools.pairwise(self._begins)
+        ]
 
-def _list_bytes(operation: Any, tensor: Any) -> int:
-    """Return what a list holds in the end: that of a loop its elements' size, times the turns of the loop.
-
-    What each turn computes counts; a weight that every turn reads is in the list many times and in memory once.
-    """
-    import tensorflow as tf
-
-    if operation.type == "TensorListFromTensor":
-        return bytes_of(operation.inputs[0])
-    number = tensor.value_index
-    if operation.type not in ("While", "StatelessWhile") or number >= len(operation.inputs):
-        return 0
-    begun = operation.inputs[number].op
-    if begun.type not in ("EmptyTensorList", "TensorListReserve") or not _made_in_each_turn(operation, number):
-        return 0
-    shape = tf.get_static_value(begun.inputs[0])
-    sizes = [] if shape is None else [int(each) for each in shape.flat]
-    if shape is None or any(each < 0 for each in sizes):
-        return 0
-    return _turns(operation) * math.prod(sizes) * element_bytes(begun.get_attr("element_dtype").name)
+    def _scratch(self, operation: Any) -> int:
+        """Return the bytes that an operation's kernel works in."""
+        return 0 if self._rules is None else sum(each.bytes for each in self._rules.needs(*_as_node(operation)))
 
 
-def _turns(loop: Any) -> int:
-    """Return how often a loop over the steps of a sequence runs: as often as what it takes or fills has steps."""
-    import tensorflow as tf
-
-    counts = [1]
-    for each in loop.inputs:
-        if each.op.type == "TensorListFromTensor":
-            counts.append(each.op.inputs[0].shape[0] or 1)
-        elif each.op.type == "TensorListReserve":
-            size = tf.get_static_value(each.op.inputs[1])
-            counts.append(1 if size is None else int(size))
-    return max(counts)
-
-
-def _made_in_each_turn(loop: Any, number: int) -> bool:
-    """Return whether what a turn of the loop adds to its list of that number is computed in that turn."""
-    added = loop_body(loop).outputs[number].op
-    while added.type in ("Identity", "TensorListPushBack"):
-        added = added.inputs[-1].op
-    return added.type not in ("Placeholder", "ReadVariableOp", "Const")
-
-
-def _as_node(operation: Any) -> tuple[Node, list[Tensor]]:
-    inputs = list(map(tensor_of, operation.inputs))
-    attributes = {}
-    if "transpose_b" in operation.node_def.attr:
-        attributes["transpose_b"] = operation.get_attr("transpose_b")
-    outputs = tuple(map(tensor_of, operation.outputs))
-    return Node(operation.name, operation.type, (), (), outputs, attributes), inputs
+def _as_node(operation: Any) -> tuple[Node, tuple[Tensor, ...]]:
+    return node_of(operation), tuple(map(tensor_of, operation.inputs))
