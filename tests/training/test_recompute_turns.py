@@ -122,8 +122,16 @@ def gated(width=64):
     return keras.Model(inputs, L.Dense(10)(L.GlobalAveragePooling1D()(x)))
 
 
+def grouped(width=192):
+    """XLA compiles its grouped convolutions on a CPU, which work in much of their own."""
+    inputs = x = keras.Input((12, 12, width))
+    for _ in range(8):
+        x = L.Add()([x, L.Conv2D(width, 7, padding="same", activation="relu", groups=width)(x)])
+    return keras.Model(inputs, L.Dense(10)(L.GlobalAveragePooling2D()(x)))
+
+
 @pytest.mark.parametrize("kernels", [ONEDNN, EIGEN])
-@pytest.mark.parametrize("build", [residual, vocabulary, gated])
+@pytest.mark.parametrize("build", [residual, vocabulary, gated, grouped])
 def test_the_plan_says_what_the_step_takes(build, kernels):
     model = build()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)

@@ -210,21 +210,32 @@ def _with_absorbed(nodes: list[Node], rules: KernelRules) -> list[Node]:
 
 def _add_compiled_scratch(nodes: list[Node]) -> None:
     """Give calls of functions that XLA compiles, such as Keras's grouped convolutions, the buffer that they work in."""
-    from kerasmem.estimation.xla import XlaRefused, compile_function
-
     known: dict[Any, int] = {}
     for number, node in enumerate(nodes):
-        if "compiled_function" not in node.attributes:
-            continue
-        inputs = [nodes[source].outputs[output] for source, output in node.inputs]
-        key = (node.attributes["compiled_function"], tuple(each.shape for each in inputs))
-        if key not in known and all(each.shape is not None for each in inputs):
-            try:
-                known[key] = compile_function(key[0], [(each.shape or (), each.dtype) for each in inputs]).temporary
-            except XlaRefused:
-                continue
-        if key in known:
-            nodes[number] = replace(node, attributes={**node.attributes, "scratch": known[key]})
+        nodes[number] = with_compiled_scratch(
+            node, [nodes[source].outputs[output] for source, output in node.inputs], known
+        )
+
+
+def with_compiled_scratch(node: Node, inputs: Sequence[Tensor], known: dict[Any, int]) -> Node:
+    """Return an operation with the buffer that it works in where it calls a function that XLA compiles.
+
+    Args:
+        node: the operation.
+        inputs: what it takes.
+        known: bytes, by function and shapes; what becomes known is added.
+    """
+    from kerasmem.estimation.xla import XlaRefused, compile_function
+
+    if "compiled_function" not in node.attributes:
+        return node
+    key = (node.attributes["compiled_function"], tuple(each.shape for each in inputs))
+    if key not in known and all(each.shape is not None for each in inputs):
+        try:
+            known[key] = compile_function(key[0], [(each.shape or (), each.dtype) for each in inputs]).temporary
+        except XlaRefused:
+            return node
+    return replace(node, attributes={**node.attributes, "scratch": known[key]}) if key in known else node
 
 
 def variables_of(traced: TracedStep) -> tuple[Variable, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 from kerasmem.compat.keras_state import mask_of
 from kerasmem.compat.keras_variables import handle_only, raw_value
 from kerasmem.errors import KerasmemError, ModelError, UsageError
-from kerasmem.estimation.graph.build import node_of
+from kerasmem.estimation.graph.build import node_of, with_compiled_scratch
 from kerasmem.estimation.graph.costs import operations, seconds
 from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
 from kerasmem.estimation.graph.rules import ALIASES, KernelRules
@@ -189,7 +189,7 @@ class _Reader:
     def __init__(
         self, traced: _Traced, model: Any, calls: Sequence[tuple[str, Any]], rules: KernelRules | None
     ) -> None:
-        self._rules = rules
+        self._rules, self._compiled = rules, dict[Any, int]()
         self._traced, self._begins, self._tensors = traced, traced.begins, traced.tensors
         self._operations = in_order(traced.graph.get_operations(), traced.begins[-1])
         self._place = {each.name: number for number, each in enumerate(self._operations)}
@@ -307,7 +307,12 @@ class _Reader:
 
     def _scratch(self, operation: Any) -> int:
         """Return the bytes that an operation's kernel works in."""
-        return 0 if self._rules is None else sum(each.bytes for each in self._rules.needs(*_as_node(operation)))
+        if self._rules is None:
+            return 0
+        node, inputs = _as_node(operation)
+        return sum(
+            each.bytes for each in self._rules.needs(with_compiled_scratch(node, inputs, self._compiled), inputs)
+        )
 
 
 def _as_node(operation: Any) -> tuple[Node, tuple[Tensor, ...]]:
