@@ -36,6 +36,13 @@ AVERAGE = Borrowed(
     "keras.src.backend.tensorflow.optimizer", "TFOptimizer._update_model_variables_moving_average", feature=_IN_TURN,
     parameters=("trainable_variables",),
 )  # fmt: skip
+INCREMENT = Borrowed(
+    "keras.src.backend.tensorflow.optimizer", "TFOptimizer._backend_increment_gradient_accumulators", feature=_IN_TURN,
+    parameters=("grads", "acc_grads"),
+)  # fmt: skip
+RESET = Borrowed(
+    "keras.src.backend.tensorflow.optimizer", "TFOptimizer._backend_reset_gradient_accumulators", feature=_IN_TURN
+)
 FINITE = Borrowed(
     "keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer.check_finite", feature=_IN_TURN,
     parameters=("grads",),
@@ -76,57 +83,24 @@ def updated_in_turn(*, in_blocks: bool = True) -> Iterator[list[Any]]:
     Yields:
         The variables that stand in for such blocks; they must live as long as the graphs.
     """
-    stand_ins: list[Any] = []
     try:
-        update, decay, average, check = UPDATE.get(), DECAY.get(), AVERAGE.get(), FINITE.get()
-        new_variable = VARIABLE.get()
+        turns = _InTurn(in_blocks=in_blocks)
     except NotAvailableError:
-        yield stand_ins
+        yield []
         return
-    turns = _Turns()
-
-    def update_all(optimizer: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
-        for gradient, variable in grads_and_vars:
-            count = _block_count(optimizer, gradient, variable) if in_blocks else 1
-            for block in _Blocks(optimizer, variable, count, new_variable, stand_ins):
-                with turns.next(), block as (columns, own):
-                    update(optimizer, distribution, [(_part(gradient, columns, own), own)], learning_rate)
-
-    def decay_all(optimizer: Any, variables: Any) -> None:
-        for each in variables:
-            with turns.next():
-                decay(optimizer, [each])
-
-    def check_all(optimizer: Any, grads: Any) -> Any:
-        import tensorflow as tf
-
-        found: list[Any] = []
-        for each in grads:
-            if each is not None:
-                with tf.control_dependencies(found[-1:]):
-                    found.append(check(optimizer, [each]))
-        return tf.reduce_all(tf.stack(found))
-
-    cls, scaler = OPTIMIZER.get(), SCALER.get()
-    averaged = _in_this_thread(_averages_in(turns, average), average)
-    with (
-        mock.patch.object(cls, "_distributed_tf_update_step", _in_this_thread(update_all, update)),
-        mock.patch.object(cls, "_apply_weight_decay", _in_this_thread(decay_all, decay)),
-        mock.patch.object(cls, "_update_model_variables_moving_average", averaged),
-        mock.patch.object(scaler, "check_finite", _in_this_thread(check_all, check)),
-    ):
-        yield stand_ins
+    with contextlib.ExitStack() as stack:
+        for borrowed, function in turns.functions.items():
+            cls, name = (SCALER if borrowed is FINITE else OPTIMIZER).get(), borrowed.name.split(".")[1]
+            stack.enter_context(mock.patch.object(cls, name, _in_this_thread(function, borrowed.get())))
+        yield turns.stand_ins
 
 
-def _averages_in(turns: _Turns, average: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what makes an optimizer's averages of variables, where it has any, one after another."""
+def set_to_zero(variable: Any) -> Any:
+    """Set a variable to zero without a constant, which a graph would keep; return the assignment."""
+    import tensorflow as tf
 
-    def average_all(optimizer: Any, variables: Any) -> None:
-        for variable, one in zip(variables, getattr(optimizer, _AVERAGES, []), strict=False):
-            with mock.patch.dict(vars(optimizer), {_AVERAGES: [one]}), turns.next():
-                average(optimizer, [variable])
-
-    return average_all
+    zeros = tf.raw_ops.Empty(shape=variable.shape, dtype=variable.dtype, init=True)
+    return variable.assign(zeros, read_value=False)
 
 
 def _in_this_thread(function: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,7 +204,8 @@ def _part(gradient: Any, columns: slice | None, variable: Any) -> Any:
 
 
 def _made_again(gradient: Any, columns: slice | None = None) -> Any:
-    """Return a gradient with what it was multiplied or divided by, or limited to, done once more where it is asked for.
+    """Return a gradient with what it was multiplied or divided by, limited or added to, done again where it is asked
+    for.
 
     Keras does that to all gradients before the first update. Of what it made nothing is left in the graph then, but
     for what a norm is taken of.
@@ -239,12 +214,80 @@ def _made_again(gradient: Any, columns: slice | None = None) -> Any:
 
     operation: Any = gradient.op if tf.is_symbolic_tensor(gradient) else None
     kind = getattr(operation, "type", None)
+    if kind == "Placeholder":  # of a branch, for a tensor from outside
+        outside = next((one for one, other in getattr(operation.graph, "captures", ()) if other is gradient), None)
+        if tf.is_symbolic_tensor(outside):
+            return _made_again(outside, columns)
     if kind in ("Identity", "IdentityN"):  # a sum over the one replica there is
         return _made_again(operation.inputs[gradient.value_index], columns)
     if kind in _BY_ONE_NUMBER and operation.inputs[1].shape.num_elements() == 1:
         x, y = operation.inputs
         return getattr(tf.raw_ops, kind)(x=_made_again(x, columns), y=y)
+    if kind == "AddV2" and operation.inputs[0].shape == operation.inputs[1].shape:  # to what accumulates in Keras
+        x, y = operation.inputs
+        return tf.raw_ops.AddV2(x=_made_again(x, columns), y=_made_again(y, columns))
     return gradient if columns is None else gradient[..., columns]
+
+
+class _InTurn:
+    """What takes the place of Keras's functions.
+
+    Attributes:
+        functions: by what each takes the place of.
+        stand_ins: variables made for blocks.
+
+    Raises:
+        NotAvailableError: Keras does not have what this takes.
+    """
+
+    def __init__(self, *, in_blocks: bool) -> None:
+        self._in_blocks, self._turns = in_blocks, _Turns()
+        self.stand_ins: list[Any] = []
+        self.functions: dict[Borrowed, Callable[..., Any]] = {
+            UPDATE: self._update, DECAY: self._decay, AVERAGE: self._average, INCREMENT: self._increment,
+            RESET: self._reset, FINITE: self._check,
+        }  # fmt: skip
+        self._own = {function: borrowed.get() for borrowed, function in self.functions.items()}
+        self._new_variable = VARIABLE.get()
+
+    def _update(self, optimizer: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
+        update = self._own[self._update]
+        for gradient, variable in grads_and_vars:
+            count = _block_count(optimizer, gradient, variable) if self._in_blocks else 1
+            for block in _Blocks(optimizer, variable, count, self._new_variable, self.stand_ins):
+                with self._turns.next(), block as (columns, own):
+                    update(optimizer, distribution, [(_part(gradient, columns, own), own)], learning_rate)
+
+    def _decay(self, optimizer: Any, variables: Any) -> None:
+        for each in variables:
+            with self._turns.next():
+                self._own[self._decay](optimizer, [each])
+
+    def _average(self, optimizer: Any, variables: Any) -> None:
+        for variable, one in zip(variables, getattr(optimizer, _AVERAGES, []), strict=False):
+            with mock.patch.dict(vars(optimizer), {_AVERAGES: [one]}), self._turns.next():
+                self._own[self._average](optimizer, [variable])
+
+    def _increment(self, optimizer: Any, grads: Any, acc_grads: Any) -> None:
+        for gradient, each in zip(grads, acc_grads, strict=True):
+            with self._turns.next():
+                self._own[self._increment](optimizer, [_part(gradient, None, each)], [each])
+
+    def _reset(self, optimizer: Any) -> None:
+        for each in optimizer._accumulated_gradients:
+            if each is not None:
+                with self._turns.next():
+                    set_to_zero(each.value)
+
+    def _check(self, optimizer: Any, grads: Any) -> Any:
+        import tensorflow as tf
+
+        found: list[Any] = []
+        for each in grads:
+            if each is not None:
+                with tf.control_dependencies(found[-1:]):
+                    found.append(self._own[self._check](optimizer, [each]))
+        return tf.reduce_all(tf.stack(found))
 
 
 class _Turns:

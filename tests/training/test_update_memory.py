@@ -150,6 +150,20 @@ def test_gradients_are_made_one_after_another_and_as_keras_makes_them(program, o
     assert others == weights
 
 
+@pytest.mark.parametrize("more", ["", ", clipvalue=0.1", ", global_clipnorm=0.1, use_ema=True"])
+def test_gradients_that_keras_accumulates_are_those_that_it_accumulates_alone(program, more):
+    optimizer = f"optimizers.AdamW(0.01, gradient_accumulation_steps=2{more})"
+    (_, weights), (_, others) = told(program, UPDATED, optimizer=optimizer)
+    assert others == weights
+
+
+def test_no_set_of_gradients_is_unscaled_for_those_that_keras_accumulates(program):
+    optimizer = "optimizers.LossScaleOptimizer(optimizers.SGD(0.01, gradient_accumulation_steps=2), initial_scale=8.0)"
+    (_, weights), (in_turn, others) = told(program, UPDATED, optimizer=optimizer)
+    assert in_turn <= 4, "variables' worth, of twelve"
+    assert others == weights
+
+
 @pytest.mark.parametrize(
     ("optimizer", "most"),
     [

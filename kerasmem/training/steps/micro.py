@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import ops
 
 from kerasmem.compat.keras_losses import compiled_loss, loss_tracker
-from kerasmem.compat.keras_optimizers import updated_in_turn
+from kerasmem.compat.keras_optimizers import set_to_zero, updated_in_turn
 from kerasmem.models.freeing import collect
 from kerasmem.training.model_state import lend
 from kerasmem.training.steps.batches import part, row_count
@@ -216,13 +216,12 @@ class MicroStep:
         return slices
 
     def _reset(self) -> None:
-        """Set the accumulators to zero, one after another, and without constants, which the graph would keep."""
+        """Set the accumulators to zero, one after another."""
         done: list[Any] = []
         for accumulator in self._accumulators or ():
             if accumulator is not None:
                 with tf.control_dependencies(done):
-                    zeros = tf.raw_ops.Empty(shape=accumulator.shape, dtype=accumulator.dtype, init=True)
-                    done = [accumulator.assign(zeros, read_value=False)]
+                    done = [set_to_zero(accumulator)]
 
     def _apply(self, sparse: list[Any]) -> None:
         trainable = self.model.trainable_variables
