@@ -489,7 +489,8 @@ def _curve(found: dict[str, Any]) -> list[str]:
         "Layers that differ have other bounds. *one layer* is what the gradient of the largest layer takes alone, "
         f"which no cut makes less: for {sum(row['one_layer'] > row['curve'] for row in every)} of {len(every)} that is "
         "more than the curve; in convolutional networks the first layers keep most. *planned* is the lowest that "
-        "cuts between layers allow at the price of one more forward pass. *left* is measured, all but the "
+        "cuts between layers allow at the price of one more forward pass. Both are for oneDNN's kernels. "
+        "*left* is measured, all but the "
         "weights: the batch, the kernels' scratch and what the allocator's chunks waste are in it. XLA compiles the "
         "grouped convolutions of `convnext_tiny` on a CPU, and they work in more than all activations:"
     )
