@@ -15,6 +15,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kerasmem.compat.borrowing import NotAvailableError
 from kerasmem.compat.tensorflow_runtime import onednn_is_on
@@ -41,6 +42,7 @@ _NEEDED_FOR = {
 }
 # There its products and convolutions copy blocks of their operands, whose sizes it chooses by heuristics of its own.
 _COPIED_WHERE = {"bfloat16": ("amx_bf16",), "float16": ("avx512_fp16", "amx_fp16")}
+_DECIDING = {"avx2", "avx512f"}.union(_CHOOSES_ONEDNN, *_COPIED_WHERE.values(), *filter(None, _NEEDED_FOR.values()))
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,10 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(_told_of_cpu("flags", "Features").split())
 
 
-def cpu_name() -> str | None:
-    """Return the CPU's name as Linux tells it; None where it does not."""
-    return _told_of_cpu("model name") or None
+def cpu_facts() -> dict[str, Any]:
+    """Return what a row of the data set says of the CPU: its name as Linux tells it, None where it does not, and which of
+    the features it has that decide what kernels run."""
+    return {"processor": _told_of_cpu("model name") or None, "processor_features": sorted(_DECIDING & cpu_flags())}
 
 
 def _told_of_cpu(*names: str) -> str:

@@ -28,12 +28,12 @@ def environment(*packages: str) -> dict[str, Any]:
 
 def facts_of_rows() -> dict[str, Any]:
     """Return what a row of the data set says of the software, the machine and its license."""
-    from kerasmem.devices.kernels import cpu_name
+    from kerasmem.devices.kernels import cpu_facts
     from kerasmem.estimation.truth.rows import LICENSE
 
     here = environment("tensorflow", "keras", "numpy")
     versions = {name: here[name] for name in ("python", "tensorflow", "keras", "numpy")}
-    machine = {"system": here["system"], "cores": here["cores"], "processor": cpu_name(), "device": "cpu"}
+    machine = {"system": here["system"], "cores": here["cores"], **cpu_facts(), "device": "cpu"}
     return {"license": LICENSE, "versions": versions, "machine": machine}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kerasmem.devices.kernels import cpu_flags
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.probe import running, worker
 from kerasmem.estimation.truth import contributing
@@ -162,6 +163,8 @@ def test_a_network_is_measured_here_and_a_second_run_goes_on(tmp_path, monkeypat
     assert check_rows("mine.jsonl").problems == ()
     told = Path("/proc/cpuinfo").read_text()
     assert stored["machine"]["processor"] in told if "model name" in told else stored["machine"]["processor"] is None
+    features = stored["machine"]["processor_features"]
+    assert cpu_flags() >= set(features) == cpu_flags() & {"avx2", "avx512f", "amx_fp16", *features}
     for private in (getpass.getuser(), platform.node(), str(tmp_path), str(Path.home())):
         assert f'"{private}' not in text and f"/{private.strip('/')}" not in text
     with monkeypatch.context() as patch:

@@ -13,7 +13,7 @@ from kerasmem import checks
 from kerasmem.checks import Method
 from kerasmem.devices.catalogue import find_card
 from kerasmem.devices.host import usable_cores
-from kerasmem.devices.kernels import CUDA, cpu_kernels, cpu_name
+from kerasmem.devices.kernels import CUDA, cpu_facts, cpu_kernels
 from kerasmem.devices.live import LiveDevice, list_devices
 from kerasmem.errors import InputError, KerasmemError, UsageError
 from kerasmem.estimation.facade import estimate
@@ -112,8 +112,7 @@ def _here() -> _Here:
     packages = {"keras": import_keras(), "tensorflow": tf, "numpy": numpy, "kerasmem": kerasmem}
     versions = {"python": platform.python_version(), **{name: str(each.__version__) for name, each in packages.items()}}
     card = next((each for each in list_devices() if each.cuda_index == 0), None)
-    machine = {"system": platform.system(), "cores": usable_cores(), "processor": cpu_name()}
-    machine |= _device_facts(card)
+    machine = {"system": platform.system(), "cores": usable_cores(), **cpu_facts(), **_device_facts(card)}
     device = None if card is None else card.name
     return _Here(versions, machine, cpu_kernels().kind if card is None else CUDA, device)
 
