@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from kerasmem.compat.borrowing import Borrowed
+from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 _STAGE = "optimized_hlo_proto_serialized"
@@ -21,6 +21,10 @@ CONTEXT = Borrowed("tensorflow.python.eager.context", "context", feature=_FEATUR
 COMPILE_NAMED = Borrowed(
     "tensorflow.python.eager.context", "Context.get_compiler_ir", feature=_FEATURE,
     parameters=("device_name", "platform_name", "function_name", "flat_args", "captured_inputs", "stage"),
+)  # fmt: skip
+FUNCTION_DEF = Borrowed(
+    "tensorflow.python.eager.context", "Context.get_function_def", feature="fast planning of grouped convolutions",
+    parameters=("name",),
 )  # fmt: skip
 _FLAGS = "XLA_FLAGS"  # read once in a process, by the first compilation
 _UNOPTIMISED = "--xla_backend_optimization_level=0"
@@ -86,3 +90,32 @@ def compile_named(name: str, arguments: list[Any]) -> Any:
             captured_inputs=[], stage=_STAGE,
         )  # fmt: skip
     return HLO.get().FromString(serialised)
+
+
+def body_of(name: str) -> Any:
+    """Return what a function that TensorFlow's runtime knows by this name does; two are equal that differ in names alone.
+
+    A model has a function for each of its grouped convolutions, and few that differ.
+
+    Args:
+        name: of the function.
+    """
+    import tensorflow as tf
+
+    try:
+        definition = FUNCTION_DEF.get()(CONTEXT.get()(), name)
+    except (NotAvailableError, tf.errors.NotFoundError):
+        return name
+    arguments, nodes = definition.signature.input_arg, definition.node_def
+    number = {each.name: place for place, each in enumerate((*arguments, *nodes))}
+
+    def source(text: str) -> tuple[Any, ...]:
+        made_by, *output = text.removeprefix("^").split(":")
+        return text[0] == "^", number[made_by], *output
+
+    done = tuple(
+        (node.op, tuple(map(source, node.input)), *sorted((key, repr(value)) for key, value in node.attr.items()))
+        for node in nodes
+    )
+    returned = tuple(source(definition.ret[each.name]) for each in definition.signature.output_arg)
+    return tuple(each.type for each in arguments), done, returned

@@ -223,16 +223,18 @@ def with_compiled_scratch(node: Node, inputs: Sequence[Tensor], known: dict[Any,
     Args:
         node: the operation.
         inputs: what it takes.
-        known: bytes, by function and shapes; what becomes known is added.
+        known: bytes, by what the function does and on which shapes; what becomes known is added.
     """
+    from kerasmem.compat.xla import body_of
     from kerasmem.estimation.xla import XlaRefused, compile_function
 
     if "compiled_function" not in node.attributes:
         return node
-    key = (node.attributes["compiled_function"], tuple(each.shape for each in inputs))
+    name = node.attributes["compiled_function"]
+    key = (body_of(name), tuple(each.shape for each in inputs))
     if key not in known and all(each.shape is not None for each in inputs):
         try:
-            known[key] = compile_function(key[0], [(each.shape or (), each.dtype) for each in inputs]).temporary
+            known[key] = compile_function(name, [(each.shape or (), each.dtype) for each in inputs]).temporary
         except XlaRefused:
             return node
     return replace(node, attributes={**node.attributes, "scratch": known[key]}) if key in known else node
