@@ -322,6 +322,17 @@ def embedded():
     )  # fmt: skip
 
 
+class MeanApart(layers.Layer):
+    """A mean over axes that do not lie together, so of a transposed copy."""
+
+    def call(self, x):
+        return keras.ops.mean(x, axis=(1, 3))
+
+
+def reduced():
+    return keras.Sequential([keras.Input((32, 16, 32, 8)), MeanApart(), layers.Flatten(), layers.Dense(10)])
+
+
 @pytest.mark.usefixtures("x86_kernels")
 @pytest.mark.parametrize(
     ("build", "optimizer", "batch_size"),
@@ -330,8 +341,9 @@ def embedded():
         (embedded, "rmsprop", 2048),
         (embedded, "adafactor", 2048),
         (embedded, keras.optimizers.Adam(gradient_accumulation_steps=4), 2048),
+        (reduced, "sgd", 16),
     ],
-    ids=["loop", "branch", "branch for adafactor", "sizes in constants"],
+    ids=["loop", "branch", "branch for adafactor", "sizes in constants", "axes in constants"],
 )
 def test_sizes_that_only_constants_tell_are_found(build, optimizer, batch_size):
     model = build()

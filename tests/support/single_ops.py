@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from kerasmem.devices.kernels import cpu_kernels
 from kerasmem.devices.recording import ALLOCATE, of_device, read_recording, start_recording
+from kerasmem.estimation.graph.build import node_of
 
 TIMES = 5  # of each kind of operation
 raw = tf.raw_ops
@@ -93,12 +94,21 @@ def product(draw, dtype):
     yield raw.BatchMatMulV3, {"x": small[0], "y": small[1]}, {"Tout": "int32"}
 
 
+def reduction(draw, dtype):
+    """Yield reductions over axes that do and do not lie together."""
+    x = tf.zeros([9, *(draw.choice((1, 7, 9, 12)) for _ in range(5))], dtype)
+    several = [axis for axis, size in enumerate(x.shape) if size > 1]  # over one alone nothing is computed
+    for operation in (raw.Sum, raw.Mean, raw.Max, raw.Prod):
+        axes = draw.sample(several, draw.randint(1, len(several)))
+        yield operation, {"input": x, "axis": [axis - draw.choice((0, 6)) for axis in axes]}, {}
+
+
 def cases(seed):
     """Yield (function that runs an operation, its tensors, its attributes)."""
     draw = random.Random(seed)
     for times in range(TIMES):
         for dtype in ("float32", "float32", "bfloat16", "float16")[times % 4 : times % 4 + 1]:
-            for made in (convolution, volumes, depthwise, pooling, normalisation, product):
+            for made in (convolution, volumes, depthwise, pooling, normalisation, product, reduction):
                 yield from made(draw, dtype)
 
 
@@ -108,24 +118,22 @@ def main():
     found, runs = [], []
     for number, (operation, tensors, more) in enumerate(cases(int(sys.argv[1]))):
         name = f"single_{number}"
-        flat = {
-            key: tf.constant(value) if isinstance(value, tf.TensorShape) else value for key, value in tensors.items()
-        }
-        constants = {key: value for key, value in flat.items() if key.endswith("_sizes")}
+        constants = {key: list(value) for key, value in tensors.items() if not tf.is_tensor(value)}
         traced = tf.function(
             lambda given, run=operation, fixed=constants, more=more, name=name: run(
                 **given, **fixed, **more, name=name
             ),
             autograph=False,
         )
-        given = {key: value for key, value in flat.items() if key not in constants}
+        given = {key: value for key, value in tensors.items() if key not in constants}
         result = traced(given)
         made = traced.get_concrete_function(given).graph.get_operation_by_name(name)
         runs.append((traced, given))
         found.append(
             {
                 "name": name, "type": made.type, "dtype": made.outputs[0].dtype.name,
-                "inputs": [(list(each.shape), each.dtype.name) for each in flat.values()],
+                "axes": node_of(made).attributes.get("axes"),
+                "inputs": [(list(each.shape), each.dtype.name) for each in map(tf.convert_to_tensor, tensors.values())],
                 "output": list(result[0].shape if isinstance(result, tuple) else result.shape),
             }
         )  # fmt: skip

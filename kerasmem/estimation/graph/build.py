@@ -15,7 +15,7 @@ from kerasmem.estimation.graph.placement import on_card, place
 from kerasmem.estimation.graph.program import ABSORBED, Node, Program, Tensor, Variable, tensor_of
 from kerasmem.estimation.graph.rewriting import UNFED, rewritten
 from kerasmem.estimation.graph.rules import KernelRules
-from kerasmem.estimation.graph.scratch import REPLICAS
+from kerasmem.estimation.graph.scratch import AXES, REPLICAS
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
 
@@ -268,6 +268,8 @@ def _attributes(operation: Any) -> dict[str, Any]:
             found[key] = operation.get_attr(key)
     if "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b and "f" in definition.attr:
         found["compiled_function"] = definition.attr["f"].func.name
+    if "keep_dims" in definition.attr and (axes := tf.get_static_value(operation.inputs[1])) is not None:
+        found[AXES] = tuple(int(axis) for axis in axes.flat)
     if operation.type == "CollectiveReduceV2":
         found[REPLICAS] = int(tf.get_static_value(operation.inputs[1]))
     if operation.type == "Const":

@@ -63,17 +63,18 @@ Inputs = tuple[Tensor, ...]
 Scratch = Callable[[Node, Inputs, Cores], tuple[Need, ...]]
 
 _HALVES = ("float16", "bfloat16")
+AXES = "axes"  # the attribute with what a reduction reduces
 REPLICAS = "replicas"  # the attribute with how many take part in an exchange
 
 
 def reduction(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     """A reduction over axes that do not lie together is done on a transposed copy (reduction_ops_common.h)."""
-    shape, axes = inputs[0].shape, node.attributes.get("axes")
+    shape, axes = inputs[0].shape, node.attributes.get(AXES)
     if shape is None or axes is None:
         return ()
     groups: list[bool] = []
     for axis, size in enumerate(shape):
-        reduced = axis in axes
+        reduced = axis in axes or axis - len(shape) in axes
         if size != 1 and (not groups or groups[-1] != reduced):
             groups.append(reduced)
     return () if len(groups) <= 3 else (Need(inputs[0].bytes or 0),)
