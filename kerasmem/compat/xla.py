@@ -93,7 +93,7 @@ def compile_named(name: str, arguments: list[Any]) -> Any:
 
 
 def body_of(name: str) -> Any:
-    """Return what a function that TensorFlow's runtime knows by this name does; two are equal that differ in names alone.
+    """Return what a function that TensorFlow's runtime knows does, equal for two that differ in names alone.
 
     A model has a function for each of its grouped convolutions, and few that differ.
 

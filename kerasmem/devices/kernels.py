@@ -155,8 +155,9 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cpu_facts() -> dict[str, Any]:
-    """Return what a row of the data set says of the CPU: its name as Linux tells it, None where it does not, and which of
-    the features it has that decide what kernels run."""
+    """Return what a row of the data set says of the CPU: its name as Linux tells it, and the features that decide what
+    kernels run.
+    """
     return {"processor": _told_of_cpu("model name") or None, "processor_features": sorted(_DECIDING & cpu_flags())}
 
 

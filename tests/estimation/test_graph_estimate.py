@@ -333,6 +333,13 @@ def reduced():
     return keras.Sequential([keras.Input((32, 16, 32, 8)), MeanApart(), layers.Flatten(), layers.Dense(10)])
 
 
+def transposed():
+    """An Einsum whose second operand, and its gradient, have the axes in another order than the product."""
+    return keras.Sequential(
+        [keras.Input((64, 64)), layers.EinsumDense("abc,dcb->ad", output_shape=256), layers.Dense(10)]
+    )
+
+
 @pytest.mark.usefixtures("x86_kernels")
 @pytest.mark.parametrize(
     ("build", "optimizer", "batch_size"),
@@ -342,8 +349,9 @@ def reduced():
         (embedded, "adafactor", 2048),
         (embedded, keras.optimizers.Adam(gradient_accumulation_steps=4), 2048),
         (reduced, "sgd", 16),
+        (transposed, "sgd", 16),
     ],
-    ids=["loop", "branch", "branch for adafactor", "sizes in constants", "axes in constants"],
+    ids=["loop", "branch", "branch for adafactor", "sizes in constants", "axes in constants", "order of axes"],
 )
 def test_sizes_that_only_constants_tell_are_found(build, optimizer, batch_size):
     model = build()

@@ -103,12 +103,46 @@ def reduction(draw, dtype):
         yield operation, {"input": x, "axis": [axis - draw.choice((0, 6)) for axis in axes]}, {}
 
 
+def mirrored(draw, dtype):
+    """Yield a border that mirrors what it surrounds, and its gradient."""
+    x = tf.zeros((draw.choice((1, 4)), draw.randint(20, 50), 40, draw.choice((8, 33))), dtype)
+    paddings = [[0, 0], [draw.randint(0, 3), 2], [1, draw.randint(0, 3)], [0, 0]]
+    more = {"mode": draw.choice(("REFLECT", "SYMMETRIC"))}
+    yield raw.MirrorPad, {"input": x, "paddings": paddings}, more
+    yield raw.MirrorPadGrad, {"input": x, "paddings": paddings}, more
+
+
+def einsum(equation, name, **operands):
+    return raw.Einsum(inputs=[*operands.values()], equation=equation, name=name)
+
+
+def contraction(draw, dtype):
+    """Yield an Einsum with axes in any order."""
+    kinds = [draw.sample("abcdefghij"[2 * kind : 2 * kind + 2], draw.randint(0, 2)) for kind in range(5)]
+    batch, left, right, summed, alone = kinds
+    operands = [[*batch, *left, *summed, *alone], [*batch, *right, *summed], [*batch, *left, *right]]
+    for each in operands:
+        draw.shuffle(each)
+    dots = draw.randint(0, 1)
+    sizes = {label: draw.choice((1, 8, 11)) for label in "abcdefghij"}
+    terms = ["..." * dots + "".join(each) for each in operands]
+    x, y = (tf.zeros([5] * dots + [sizes[label] for label in each], dtype) for each in operands[:2])
+    yield einsum, {"first": x, "second": y}, {"equation": f"{terms[0]},{terms[1]}->{terms[2]}"}
+    if made := [label for label in operands[2] if label in operands[0]]:
+        yield einsum, {"first": x}, {"equation": f"{terms[0]}->{'...' * dots}{''.join(made)}"}
+
+
+KINDS = (
+    convolution, volumes, depthwise, pooling, normalisation, product, reduction, mirrored, contraction,
+)  # fmt: skip
+
+
 def cases(seed):
     """Yield (function that runs an operation, its tensors, its attributes)."""
     draw = random.Random(seed)
     for times in range(TIMES):
         for dtype in ("float32", "float32", "bfloat16", "float16")[times % 4 : times % 4 + 1]:
-            for made in (convolution, volumes, depthwise, pooling, normalisation, product, reduction):
+            for made in KINDS:
                 yield from made(draw, dtype)
 
 
@@ -132,7 +166,7 @@ def main():
         found.append(
             {
                 "name": name, "type": made.type, "dtype": made.outputs[0].dtype.name,
-                "axes": node_of(made).attributes.get("axes"),
+                "axes": node_of(made).attributes.get("axes"), "equation": more.get("equation"),
                 "inputs": [(list(each.shape), each.dtype.name) for each in map(tf.convert_to_tensor, tensors.values())],
                 "output": list(result[0].shape if isinstance(result, tuple) else result.shape),
             }

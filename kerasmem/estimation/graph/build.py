@@ -23,7 +23,7 @@ _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
     "strides", "padding", "explicit_paddings", "dilations", "data_format", "ksize", "fused_ops", "is_training",
     "rnn_mode", "transpose_a", "transpose_b", "frame_name", "adj_x", "adj_y", "is_constant",
-    "parallel_iterations",
+    "parallel_iterations", "equation",
 )  # fmt: skip
 
 

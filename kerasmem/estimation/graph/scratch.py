@@ -80,6 +80,67 @@ def reduction(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     return () if len(groups) <= 3 else (Need(inputs[0].bytes or 0),)
 
 
+# An axis of an Einsum, in the order in which it wants them: under dots, of what is multiplied pair by pair, of one
+# operand alone, of what the product sums over, and of what is summed before it.
+_DOTS, _BATCH, _FREE, _CONTRACTED, _REDUCED = range(5)
+
+
+def contraction(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """An Einsum transposes its operands, sums over axes that one alone has, multiplies matrices, and transposes what
+    they made, each where it must (einsum_op_impl.h). Copies of the diagonal of an operand that has an axis twice are
+    left out.
+    """
+    terms = _terms(node, inputs)
+    if terms is None:
+        return ()
+    *taken, result = terms
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(label for term in taken for label in term))}
+
+    def kind(label: str) -> int:
+        if not label.isprintable():
+            return _DOTS
+        is_shared = sum(label in term for term in taken) > 1
+        return (_BATCH if is_shared else _FREE) if label in result else _CONTRACTED if is_shared else _REDUCED
+
+    def place(label: str) -> tuple[int, int]:
+        return kind(label), numbers[label]
+
+    def place_of_other_side(label: str) -> tuple[int, int]:
+        return (_DOTS, _BATCH, _CONTRACTED, _FREE, _REDUCED)[kind(label)], numbers[label]
+
+    needs, made = [], [label for label in sorted(numbers, key=place) if kind(label) <= _BATCH]
+    for term, tensor in zip(taken, inputs, strict=True):
+        ordered = list(term)
+        if ordered != sorted(term, key=place_of_other_side) and ordered != (ordered := sorted(term, key=place)):
+            needs.append(Need(tensor.bytes or 0))
+        sizes = zip(term, tensor.shape or (), strict=True)
+        summed = math.prod(size for label, size in sizes if kind(label) == _REDUCED)
+        if summed > 1:
+            needs.append(Need((tensor.bytes or 0) // summed))
+        made += [label for label in ordered if kind(label) == _FREE]
+    if made == list(result):
+        return tuple(needs[:-1] if len(taken) == 1 else needs)  # of one operand the last copy is what it makes
+    return tuple(needs) if len(taken) == 1 else (*needs, Need(node.outputs[0].bytes or 0))
+
+
+def _terms(node: Node, inputs: Inputs) -> list[str] | None:
+    """Return the axes of an Einsum's operands and of what it makes, a letter each; None where they are not known."""
+    equation = node.attributes.get("equation")
+    if equation is None or any(each.shape is None for each in inputs):
+        return None
+    told, _, result = (equation.decode() if isinstance(equation, bytes) else equation).replace(" ", "").partition("->")
+    terms = told.split(",")
+    more = [len(each.shape or ()) - len(term.replace("...", "")) for term, each in zip(terms, inputs, strict=True)]
+    unnamed = "".join(map(chr, range(max(more))))  # under dots; a term with fewer of them has the last ones
+    spelled = [term.replace("...", unnamed[len(unnamed) - count :]) for term, count in zip(terms, more, strict=True)]
+    return [*spelled, result.replace("...", unnamed)]
+
+
+def mirrored(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+    """The gradient of a mirrored border is added to a copy of what comes in (mirror_pad_op.cc)."""
+    return (Need(inputs[0].bytes or 0),) if inputs else ()
+
+
 def labels(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     """A float for each sample (sparse_xent_op.cc)."""
     return (Need(4 * inputs[0].shape[0]),) if inputs and inputs[0].shape else ()
@@ -209,7 +270,7 @@ def _padded(filters: tuple[int, ...], dtype: str) -> int:
 FUNCTIONS: dict[str, Scratch] = {
     each.__name__: each
     for each in (
-        reduction, labels, exchange, product, filter_gradient, input_gradient, volume_gradient,
+        reduction, contraction, mirrored, labels, exchange, product, filter_gradient, input_gradient, volume_gradient,
         pooling_gradient, batch_norm, depthwise, depthwise_filter,
     )
 }  # fmt: skip
