@@ -14,8 +14,8 @@ from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
 from kerasmem.estimation.graph.placement import on_card, place
 from kerasmem.estimation.graph.program import ABSORBED, Node, Program, Tensor, Variable, tensor_of
 from kerasmem.estimation.graph.rewriting import UNFED, rewritten
-from kerasmem.estimation.graph.rules import KernelRules
-from kerasmem.estimation.graph.scratch import AXES, REPLICAS
+from kerasmem.estimation.graph.rules import KINDS, KernelRules
+from kerasmem.estimation.graph.scratch import AXES, REPLICAS, reduction
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
 
@@ -25,6 +25,7 @@ _KEPT_ATTRIBUTES = (
     "rnn_mode", "transpose_a", "transpose_b", "frame_name", "adj_x", "adj_y", "is_constant",
     "parallel_iterations", "equation",
 )  # fmt: skip
+_REDUCTIONS = frozenset(name for name, needs in KINDS["both"]["scratch"].items() if needs == reduction.__name__)
 
 
 def _small_reserve(node: Node) -> tuple[Tensor, ...]:
@@ -225,19 +226,19 @@ def with_compiled_scratch(node: Node, inputs: Sequence[Tensor], known: dict[Any,
         inputs: what it takes.
         known: bytes, by what the function does and on which shapes; what becomes known is added.
     """
+    name = node.attributes.get("compiled_function")
+    if name is None or any(each.shape is None for each in inputs):  # a variable's shape is not known here
+        return node
     from kerasmem.compat.xla import body_of
     from kerasmem.estimation.xla import XlaRefused, compile_function
 
-    if "compiled_function" not in node.attributes:
-        return node
-    name = node.attributes["compiled_function"]
     key = (body_of(name), tuple(each.shape for each in inputs))
-    if key not in known and all(each.shape is not None for each in inputs):
+    if key not in known:
         try:
             known[key] = compile_function(name, [(each.shape or (), each.dtype) for each in inputs]).temporary
         except XlaRefused:
             return node
-    return replace(node, attributes={**node.attributes, "scratch": known[key]}) if key in known else node
+    return replace(node, attributes={**node.attributes, "scratch": known[key]})
 
 
 def variables_of(traced: TracedStep) -> tuple[Variable, ...]:
@@ -268,7 +269,7 @@ def _attributes(operation: Any) -> dict[str, Any]:
             found[key] = operation.get_attr(key)
     if "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b and "f" in definition.attr:
         found["compiled_function"] = definition.attr["f"].func.name
-    if "keep_dims" in definition.attr and (axes := tf.get_static_value(operation.inputs[1])) is not None:
+    if operation.type in _REDUCTIONS and (axes := tf.get_static_value(operation.inputs[1])) is not None:
         found[AXES] = tuple(int(axis) for axis in axes.flat)
     if operation.type == "CollectiveReduceV2":
         found[REPLICAS] = int(tf.get_static_value(operation.inputs[1]))
