@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -67,7 +68,12 @@ class GuardedCommand(Command):
                 f"{said}; a damaged or hostile file can do that"
                 + ("" if failure.crashed else f", and {way_out} allows one that you trust more")
             ) from None
-        return super().invoke(ctx) if code is None else code
+        if code is not None:
+            return code
+        try:
+            return super().invoke(ctx)
+        finally:
+            gc.freeze()  # this process ends: to look for circles in all that TensorFlow holds would take it a second
 
 
 def _input(options: Mapping[str, Any]) -> str:

@@ -161,6 +161,18 @@ def test_what_a_factory_prints_stays_out_of_the_result(program, tmp_path):
     assert result.err == "building\ncareful\n"
 
 
+def test_a_process_that_is_done_looks_for_no_circles_in_what_tensorflow_holds(program, tmp_path):
+    (tmp_path / "f.py").write_text(
+        "import atexit, gc, keras\n"
+        "atexit.register(lambda: print('frozen:', gc.get_freeze_count() > 0))\n"
+        "def build():\n"
+        "    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])\n"
+    )
+    result = program("-m", "kerasmem", "estimate", "f.py:build", "--quiet", cwd=tmp_path)
+    assert result.code == 0
+    assert result.out.endswith("frozen: True\n")
+
+
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_debug_shows_the_traceback(program, where, tmp_path):
     arguments = ["estimate", str(tmp_path / "absent.h5")]

@@ -212,7 +212,7 @@ class Memory:
         old, self.variables[variable] = self.variables[variable], new
         if old is not new:
             new.variable, new.value_from, new.value_to = variable, len(self._heap.log), None
-            if old.holders > 1 and not any(each is old for each in self.variables):
+            if old.holders > 1 and old not in self.variables:
                 old.value_to = len(self._heap.log)
         self._heap.let_go(old)
 
