@@ -493,7 +493,7 @@ def _curve(found: dict[str, Any]) -> list[str]:
         "*left* is measured, all but the "
         "weights: the batch, the kernels' scratch and what the allocator's chunks waste are in it. Where it is above "
         "*planned*, it is the chunks, which may be twice what lies in them, and on TensorFlow's own kernels their "
-        "scratch; the tensors of such models ask for no more than was planned. XLA compiles the "
+        "scratch; the tensors of such models ask for about what was planned. XLA compiles the "
         "grouped convolutions of `convnext_tiny` on a CPU, and they work in more than all activations:"
     )
     lefts = (f">left, {kinds[kind]}" for kind in measured)
