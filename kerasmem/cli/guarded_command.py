@@ -73,7 +73,7 @@ class GuardedCommand(Command):
         try:
             return super().invoke(ctx)
         finally:
-            gc.freeze()  # this process ends: to look for circles in all that TensorFlow holds would take it a second
+            gc.freeze()  # this process ends, and would first look for circles in all that TensorFlow holds
 
 
 def _input(options: Mapping[str, Any]) -> str:
