@@ -42,6 +42,8 @@ _NEEDED_FOR = {
 }
 # There its products and convolutions copy blocks of their operands, whose sizes it chooses by heuristics of its own.
 _COPIED_WHERE = {"bfloat16": ("amx_bf16",), "float16": ("avx512_fp16", "amx_fp16")}
+AVX512_BYTES, AVX2_BYTES = 64, 32  # of a vector register
+_GUESSED_CACHE = 512 << 10  # what oneDNN takes for a core's second cache where the processor does not tell
 _DECIDING = {"avx2", "avx512f"}.union(_CHOOSES_ONEDNN, *_COPIED_WHERE.values(), *filter(None, _NEEDED_FOR.values()))
 
 
@@ -55,6 +57,8 @@ class CpuKernels:
         inter_op_threads: how many operations run at once.
         intra_op_threads: among how many threads an operation is divided.
         copied: the dtypes in which oneDNN's products and convolutions copy blocks of their operands here.
+        private_cache: bytes of the cache that one core has for itself.
+        vector: bytes of the CPU's widest vector register.
     """
 
     kind: str
@@ -62,6 +66,8 @@ class CpuKernels:
     inter_op_threads: int = 2
     intra_op_threads: int = 2
     copied: tuple[str, ...] = ()
+    private_cache: int = _GUESSED_CACHE
+    vector: int = AVX512_BYTES
 
     @property
     def title(self) -> str:
@@ -105,7 +111,8 @@ def cpu_kernels() -> CpuKernels:
     if not is_on:
         return CpuKernels(EIGEN, (), inter_op, intra_op)
     copied = tuple(dtype for dtype, features in _COPIED_WHERE.items() if not flags.isdisjoint(features))
-    return CpuKernels(ONEDNN, onednn_dtypes(flags), inter_op, intra_op, copied)
+    vector = AVX512_BYTES if "avx512f" in flags else AVX2_BYTES
+    return CpuKernels(ONEDNN, onednn_dtypes(flags), inter_op, intra_op, copied, private_cache_bytes(), vector)
 
 
 def onednn_is_left_off() -> bool:
@@ -147,6 +154,22 @@ def eigen_cache_bytes() -> int:
     nodes = {each.node_name: each for device in told.step_stats.dev_stats for each in device.node_stats}
     samples = int(nodes["asked"].memory_stats.temp_memory_size) // (8 * _PLACES)
     return samples * 8 * (_PLACES + _PLACES * _FILTERS + _FILTERS) // _GRAIN * _GRAIN
+
+
+def private_cache_bytes() -> int:
+    """Return the bytes of the second cache that each core has, as Linux tells; oneDNN's guess where it does not."""
+    cpu = Path("/sys/devices/system/cpu/cpu0")
+    try:
+        size = (cpu / "cache/index2/size").read_text().strip()
+        sharing, threads = (_count(cpu / name) for name in ("cache/index2/shared_cpu_map", "topology/thread_siblings"))
+        return (int(size.rstrip("K")) << 10) * threads // max(sharing, threads)
+    except (OSError, ValueError):
+        return _GUESSED_CACHE
+
+
+def _count(path: Path) -> int:
+    """Return how many CPUs are set in a mask."""
+    return int(path.read_text().replace(",", ""), 16).bit_count()
 
 
 def cpu_flags() -> frozenset[str]:

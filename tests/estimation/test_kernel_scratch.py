@@ -28,7 +28,7 @@ def tensor(shape, dtype):
 
 def expected(found, rules):
     """The requests of an operation by the rules: its output, and what it needs while it runs."""
-    attributes = {name: found[name] for name in ("axes", "equation")}
+    attributes = {name: found[name] for name in ("axes", "equation", "dilations")}
     node = Node("one", found["type"], (), (), (tensor(found["output"], found["dtype"]),), attributes)
     inputs = tuple(tensor(*each) for each in found["inputs"])
     scratch = rules.of(node).scratch.get(node.type)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from kerasmem.devices.kernels import CUDA, EIGEN, ONEDNN, TITLES, CardKernels, CpuKernels
 from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, WORKSPACE_LIMIT, channels_last
+from kerasmem.estimation.graph.onednn import ONEDNN_FUNCTIONS
 from kerasmem.estimation.graph.program import ON_HOST, Node
 from kerasmem.estimation.graph.scratch import FUNCTIONS, Chosen, Cores, Inputs, Need, Scratch
 from kerasmem.files import package_data
@@ -173,14 +174,14 @@ def _on_card(kernels: CardKernels) -> KernelRules:
 
 def _rules(kind: str, kernels: CpuKernels) -> KernelRules:
     row = KINDS[kind]
-    known = CUDA_FUNCTIONS if kind == CUDA else FUNCTIONS
+    known = {CUDA: CUDA_FUNCTIONS, ONEDNN: ONEDNN_FUNCTIONS}.get(kind, FUNCTIONS)
     scratch = {name: FUNCTIONS[which] for name, which in KINDS["both"]["scratch"].items()}
     scratch |= {name: known[which] for name, which in row["scratch"].items()}
     return KernelRules(
         TITLES[kind],
         scratch,
         workers=kernels.inter_op_threads,
-        cores=Cores(kernels.intra_op_threads),
+        cores=Cores(kernels.intra_op_threads, private_cache=kernels.private_cache, vector=kernels.vector),
         forwards={name: tuple(places) for name, places in row["forwards"].items()},
         hidden_outputs=row["hidden_outputs"],
         rewritten=frozenset(row.get("rewritten", ())),

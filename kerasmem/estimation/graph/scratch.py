@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kerasmem.devices.kernels import eigen_cache_bytes
+from kerasmem.devices.kernels import AVX512_BYTES, eigen_cache_bytes
 from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.models.sizes import element_bytes
 
@@ -51,11 +51,15 @@ class Cores:
     Attributes:
         threads: those that share it.
         cache: asked for the bytes of the last cache, by the few kernels that go by it.
+        private_cache: bytes of the cache that one core has for itself.
+        vector: bytes of the CPU's widest vector register.
         card: what kernels on a card choose by; None on a CPU.
     """
 
     threads: int = 2
     cache: Callable[[], int] = eigen_cache_bytes
+    private_cache: int = 0
+    vector: int = AVX512_BYTES
     card: Chosen | None = None
 
 
@@ -244,9 +248,6 @@ def pooling_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ..
     return Need(inputs[1].bytes or 0, takes_over=1), Need(8 * math.prod(inputs[1].shape))
 
 
-_VECTOR = 64  # bytes of the widest vector register; a narrower one pads less
-
-
 def depthwise(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     """Each thread copies what the filter sees, for all channels (depthwise_conv_op.cc, depthwise_conv_grad_op.cc)."""
     filters = inputs[1].shape if len(inputs) > 1 else None
@@ -263,7 +264,7 @@ def depthwise_filter(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ..
 
 
 def _padded(filters: tuple[int, ...], dtype: str) -> int:
-    lanes = _VECTOR // element_bytes(dtype)
+    lanes = AVX512_BYTES // element_bytes(dtype)  # a narrower register pads less
     return math.prod(filters[:2]) * -(-math.prod(filters[2:]) // lanes) * lanes * element_bytes(dtype)
 
 
