@@ -3,6 +3,7 @@
 It is the Functional model with the same layers, and a list of cuts. A cut is the name of an operation after whose
 (last) call one segment ends and the next begins; "mobilenet/conv1" is one of the model "mobilenet" inside the model.
 Where a cut lies inside a nested model, that is called as a recomputed model too, with the cuts that are its own.
+Names in a tuple are cuts of the segment that comes next: they count while it runs again.
 
 In Keras's files it is a plain Functional model, alone and inside another one: the class goes by that name, and its
 configuration tells the cuts only where `kerasmem.models.vocabulary.configuration` asks for them.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ else:
     from kerasmem.models.segment_gradient import gradients_wanted, run_segment
 
 _MARK = "_kerasmem_segments"
+Cuts = str | Sequence[str]
 check_recomputable()
 Functional: Any = functional_class()
 
@@ -45,6 +47,7 @@ class Segment:
         leaving: ids of those that something after, or the model's output, needs.
         recomputed: whether its inside is computed again for the gradient, rather than kept.
         inside: where it is the call of a nested model with cuts of its own: what is called in its place.
+        parts: the segments that it consists of while it runs again, the last of them kept.
     """
 
     nodes: tuple[Any, ...]
@@ -52,6 +55,36 @@ class Segment:
     leaving: tuple[int, ...]
     recomputed: bool
     inside: Any = None
+    parts: tuple[Segment, ...] = ()
+
+    @functools.cached_property
+    def layers(self) -> list[Any]:
+        """The layers that it calls."""
+        operations = {id(each.operation): each.operation for each in self.nodes}
+        return [each for each in operations.values() if isinstance(each, keras.Layer)]
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The weights of its layers that are trained."""
+        return [each for layer in self.layers for each in layer.trainable_variables]
+
+
+def parted(cuts: Sequence[Cuts]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the ends of segments, and for each segment, the last one too, the cuts inside it.
+
+    Examples:
+        >>> parted(["a", ("b", "c"), "d"])
+        (('a', 'd'), [(), ('b', 'c'), ()])
+    """
+    ends: list[str] = []
+    inner: list[tuple[str, ...]] = [()]
+    for each in cuts:
+        if isinstance(each, str):
+            ends.append(each)
+            inner.append(())
+        else:
+            inner[-1] += tuple(each)
+    return tuple(ends), inner
 
 
 @dataclass(frozen=True)
@@ -105,8 +138,13 @@ def cut_places(chain: Sequence[ChainCall]) -> dict[str, int]:
     return places
 
 
-def split(model: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> list[Segment]:
+def split(model: Any, cuts: Sequence[Cuts], recomputed: Sequence[bool] | None = None) -> list[Segment]:
     """Return the segments of a Functional model.
+
+    Args:
+        model: the model.
+        cuts: names of the operations after which a segment ends, and in tuples of those inside the next segment.
+        recomputed: for each segment whether it is recomputed; None: all but the last.
 
     Raises:
         UsageError: a cut is no operation of the model, or not in the model's order.
@@ -114,25 +152,53 @@ def split(model: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> list[S
     chain = chain_of(model)
     names = [name for call in chain for name, _ in call.inner]
     places = cut_places(chain)
-    for cut in cuts:
+    told, inner = parted(cuts)
+    for cut in (*told, *itertools.chain(*inner)):
         if cut not in places:
             known = ", ".join(names[:6])
             raise UsageError(f"cut {cut!r}: model {model.name!r} calls no layer of that name; it calls {known}, …")
-    ends = [places[cut] for cut in cuts]
-    if ends != sorted(set(ends)) or len(recomputed) != len(cuts) + 1:
+    ends = [places[cut] for cut in told]
+    bounds = [0, *ends, len(names)]
+    recomputed = _all_but_last(told) if recomputed is None else recomputed
+    within = [[places[each] for each in some] for some in inner]
+    whole = [[begin, *some, end] for (begin, end), some in zip(itertools.pairwise(bounds), within, strict=True)]
+    if bounds != sorted(set(bounds)) or len(recomputed) != len(told) + 1 or any(e != sorted(set(e)) for e in whole):
         raise UsageError(f"cuts {list(cuts)}: name each layer once, in the order in which the model calls them")
-    groups = list(_grouped(chain, [0, *ends, len(names)], recomputed, names))
-    wanted_last = {id(each) for each in model.outputs}
+    groups = list(_grouped(chain, bounds, recomputed, names, within))
+    return _segments(groups, {id(each) for each in model.outputs})
+
+
+def _segments(groups: Sequence[_Group], wanted: Set[int]) -> list[Segment]:
+    """Return groups of calls as segments, given the ids of the tensors that are needed after the last of them."""
     segments = []
     for number, group in enumerate(groups):
         made = {id(tensor): None for each in group.nodes for tensor in each.outputs}
         needed = {id(tensor): None for each in group.nodes for tensor in each.input_tensors}
         after = [each for other in groups[number + 1 :] for each in other.nodes]
-        later = wanted_last | {id(tensor) for each in after for tensor in each.input_tensors}
+        later = wanted | {id(tensor) for each in after for tensor in each.input_tensors}
         entering = tuple(key for key in needed if key not in made)
         leaving = tuple(key for key in made if key in later)
-        segments.append(Segment(tuple(group.nodes), entering, leaving, group.recomputed, group.inside))
+        parts = _segments(list(_parts(group)), set(leaving)) if group.cuts else ()
+        segments.append(Segment(tuple(group.nodes), entering, leaving, group.recomputed, group.inside, tuple(parts)))
     return segments
+
+
+def _parts(group: _Group) -> Iterator[_Group]:
+    """Yield the parts of a segment that is cut itself.
+
+    Raises:
+        UsageError: a cut lies inside a model that the segment calls as a whole.
+    """
+    numbers = {end: number for number, end in enumerate(group.ends, 1)}
+    wrong = [each for each in group.cuts if each not in numbers]
+    if wrong:
+        raise UsageError("cuts inside a segment: one lies in a model that the segment calls as a whole")
+    for begin, end in itertools.pairwise([0, *(numbers[each] for each in group.cuts), len(group.nodes)]):
+        yield _Group(group.number, end != len(group.nodes), group.nodes[begin:end])
+
+
+def _all_but_last(cuts: Sequence[str]) -> tuple[bool, ...]:
+    return (True,) * len(cuts) + (False,)
 
 
 @dataclass
@@ -141,10 +207,16 @@ class _Group:
     recomputed: bool
     nodes: list[Any] = field(default_factory=list)
     inside: Any = None
+    cuts: Sequence[int] = ()  # places where it is cut itself
+    ends: list[int] = field(default_factory=list)  # the places where its calls end
 
 
 def _grouped(
-    chain: Sequence[ChainCall], bounds: Sequence[int], recomputed: Sequence[bool], names: Sequence[str]
+    chain: Sequence[ChainCall],
+    bounds: Sequence[int],
+    recomputed: Sequence[bool],
+    names: Sequence[str],
+    within: Sequence[Sequence[int]],
 ) -> Iterator[_Group]:
     """Yield the calls between two cuts together, and each nested model with cuts inside alone."""
     numbers = [number for number, size in enumerate(_sizes(bounds)) for _ in range(size)]  # of each call's segment
@@ -158,11 +230,16 @@ def _grouped(
             group = None
         if first != last:
             model, skipped = call.node.operation, len(call.node.operation.name) + 1
-            cuts = [names[place - 1][skipped:] for place in bounds[first + 1 : last + 1]]
+            cuts: list[Cuts] = []
+            for number in range(first, last + 1):
+                own = tuple(names[place - 1][skipped:] for place in within[number] if begin < place < end)
+                cuts += [own] if own else []
+                cuts += [names[bounds[number + 1] - 1][skipped:]] if number < last else []
             yield _Group(None, False, [call.node], _cut_inside(model, cuts, recomputed[first : last + 1]))
         else:
-            group = group or _Group(first, recomputed[first])
+            group = group or _Group(first, recomputed[first], cuts=within[first])
             group.nodes.append(call.node)
+            group.ends.append(end)
         begin = end
     yield from () if group is None else (group,)
 
@@ -171,7 +248,7 @@ def _sizes(bounds: Sequence[int]) -> list[int]:
     return [end - begin for begin, end in itertools.pairwise(bounds)]
 
 
-def _cut_inside(model: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> Any:
+def _cut_inside(model: Any, cuts: Sequence[Cuts], recomputed: Sequence[bool]) -> Any:
     """Return what runs in a nested model's place: the same layers, cut."""
     return _made_again(model, RecomputedFunctional, cuts=cuts, recomputed=recomputed)
 
@@ -187,7 +264,7 @@ def _made_again(model: Any, kind: Any, **options: Any) -> Any:
 class _Configuration(dict[str, Any]):
     """A Functional model's configuration that remembers the cuts, which are no part of it."""
 
-    cuts: tuple[str, ...] = ()
+    cuts: tuple[Cuts, ...] = ()
     recomputed: tuple[bool, ...] | None = None
 
 
@@ -207,7 +284,8 @@ class RecomputedFunctional(Functional):
         inputs: as for `keras.Model`.
         outputs: as for `keras.Model`.
         name: as for `keras.Model`.
-        cuts: names of the operations after which a segment ends, in the order of the model.
+        cuts: names of the operations after which a segment ends, in the order of the model; in tuples, those after
+            which the next segment is cut itself while it runs again.
         recomputed: for each segment whether it is recomputed; None: all but the last.
     """
 
@@ -219,14 +297,15 @@ class RecomputedFunctional(Functional):
         )
         cuts, recomputed = (kwargs.pop("cuts", carried[0]), kwargs.pop("recomputed", carried[1]))
         super().__init__(*args, **kwargs)
-        self._cuts = tuple(cuts)
-        self._recomputed = (True,) * len(self._cuts) + (False,) if recomputed is None else tuple(map(bool, recomputed))
+        self._cuts = tuple(each if isinstance(each, str) else tuple(each) for each in cuts)
+        told = _all_but_last(parted(self._cuts)[0]) if recomputed is None else recomputed
+        self._recomputed = tuple(map(bool, told))
         self.plan: Any = None  # of `kerasmem.recompute`; not saved
         self._inside = _Untracked(split(self, self._cuts, self._recomputed))
 
     @property
-    def cuts(self) -> tuple[str, ...]:
-        """The names of the operations after which a segment ends."""
+    def cuts(self) -> tuple[Cuts, ...]:
+        """The names of the operations after which a segment ends, and in tuples those inside the next segment."""
         return self._cuts
 
     @property
@@ -246,9 +325,8 @@ class RecomputedFunctional(Functional):
         for segment in self._inside.held:
             run = _runner(segment, operation_fn)
             entering = [tensors.get(key) for key in segment.entering]
-            layers = _layers(segment)
-            is_run = layers and self._cuts and segment.inside is None
-            leaving = run_segment(run, entering, layers, segment.recomputed) if is_run else run(entering)
+            is_run = segment.layers and self._cuts and segment.inside is None
+            leaving = run_segment(run, entering, segment.layers, segment.recomputed) if is_run else run(entering)
             tensors.update(zip(segment.leaving, leaving, strict=True))
         return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
 
@@ -282,7 +360,7 @@ RecomputedFunctional.__name__, RecomputedFunctional.__module__ = Functional.__na
 keras.saving.get_custom_objects()[OWN_NAME] = RecomputedFunctional
 
 
-def _recomputed(plain: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> Any:
+def _recomputed(plain: Any, cuts: Sequence[Cuts], recomputed: Sequence[bool]) -> Any:
     made = _cut_inside(plain, cuts, recomputed)
     if plain.compiled:
         made.compile(**compile_arguments(plain))
@@ -332,9 +410,16 @@ def _is_symbolic(inputs: Any) -> bool:
 
 
 def _runner(segment: Segment, operation_fn: Callable[[Any], Any]) -> SegmentFunction:
-    def run(entering: list[Any], make_call: MakeCall = call_at_once) -> list[Any]:
+    def run(entering: list[Any], make_call: MakeCall = call_at_once, again: bool = False) -> list[Any]:
         tensors = dict(zip(segment.entering, entering, strict=True))
-        for node in segment.nodes:
+        parts = segment.parts if again else ()
+        for part in parts[:-1]:
+            taken = [tensors.get(key) for key in part.entering]
+            of_part = _runner(part, operation_fn)
+            call = functools.partial(run_segment, of_part, taken, part.layers, True)
+            made = make_call(call, taken, part) if part.layers else of_part(taken, make_call)
+            tensors.update(zip(part.leaving, made, strict=True))
+        for node in (parts[-1] if parts else segment).nodes:
             args, kwargs = node.arguments.fill_in(tensors)
             call = functools.partial(operation_fn(segment.inside or node.operation), *args, **kwargs)
             taken = [tensors.get(id(each)) for each in node.input_tensors]
@@ -343,8 +428,3 @@ def _runner(segment: Segment, operation_fn: Callable[[Any], Any]) -> SegmentFunc
         return [tensors[key] for key in segment.leaving]
 
     return run
-
-
-def _layers(segment: Segment) -> list[Any]:
-    found = {id(each.operation): each.operation for each in segment.nodes if isinstance(each.operation, keras.Layer)}
-    return list(found.values())

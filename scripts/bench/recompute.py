@@ -165,44 +165,63 @@ def curve(kinds: list[str], only: str, restart: bool, rows: dict[str, Any], save
     """
     for model, kind in itertools.product(CURVE, kinds):
         policy = "mixed_bfloat16" if model in MIXED else "float32"
-        common = {"model": model, "mode": "graph", "policy": policy, "steps": 5}
+        common = {"model": model, "mode": "graph", "policy": policy, "steps": 3}
         of_kind = rows.setdefault(kind, {})
         if (model in of_kind and not restart) or not model.startswith(only):
             continue
         ways = [
-            run({**common, "way": way, "segments": segments}, TF_ENABLE_ONEDNN_OPTS=KERNELS[kind])
-            for way, segments in (("plain", None), ("kerasmem", "auto"))
+            run({**common, "way": way, "segments": segments, "levels": levels}, TF_ENABLE_ONEDNN_OPTS=KERNELS[kind])
+            for way, segments, levels in (("plain", None, 1), ("kerasmem", "auto", 1), ("kerasmem", "auto", 2))
         ]
         of_kind[model] = on_curve(*ways)
         print(kind, model, of_kind[model], file=sys.stderr)
         save()
 
 
-def on_curve(plain: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """Return how much of the activations' peak is left beside what the curve promises."""
-    if "error" in plain or "error" in ours:
-        return {"error": plain.get("error") or ours["error"]}
-    # The gradients count: each is gone as soon as its weight is updated, so that they are never all there.
-    active = [each["median_peak_bytes"] - each["weight_bytes"] for each in (ours, plain)]
+def on_curve(plain: dict[str, Any], ours: dict[str, Any], twice: dict[str, Any]) -> dict[str, Any]:
+    """Return how much of the activations' peak is left beside what the curve promises.
+
+    Args:
+        plain: what was measured of the model as it is.
+        ours: of the recomputed one.
+        twice: of the one whose segments are cut themselves while they run again.
+    """
+    errors = [each["error"] for each in (plain, ours, twice) if "error" in each]
+    if errors:
+        return {"error": errors[0]}
     planned = ours["predicted"]
-    whole = planned["plain_activation_bytes"]
     promised, of_keeping = (min(1.0, 2 / math.sqrt(planned[each])) for each in ("layers", "keeping_layers"))
     return {
         "layers": planned["layers"],
         "keeping_layers": planned["keeping_layers"],
-        "segments": planned["segments"],
-        "plain_peak_bytes": plain["median_peak_bytes"],
-        "peak_bytes": ours["median_peak_bytes"],
-        "activations": round(active[0] / active[1], 3),
-        "planned": round(planned["activation_bytes"] / whole, 3),
-        "one_layer": round(planned["one_layer_bytes"] / whole, 3),
+        "one_layer": round(planned["one_layer_bytes"] / planned["plain_activation_bytes"], 3),
         "curve": round(promised, 3),
         "curve_of_keeping": round(of_keeping, 3),
+        "plain_peak_bytes": plain["median_peak_bytes"],
+        "load_average": round(os.getloadavg()[0], 1),
+        **left(plain, ours, promised, of_keeping),
+        "two_levels": left(plain, twice, promised, of_keeping),
+    }
+
+
+def left(plain: dict[str, Any], ours: dict[str, Any], promised: float, of_keeping: float) -> dict[str, Any]:
+    """Return what a recomputed model leaves of the activations, measured and planned, and what that costs."""
+    # The gradients count: each is gone as soon as its weight is updated, so that they are never all there.
+    active = [each["median_peak_bytes"] - each["weight_bytes"] for each in (ours, plain)]
+    planned = ours["predicted"]
+    share = active[0] / active[1]
+    return {
+        "segments": planned["segments"],
+        "peak_bytes": ours["median_peak_bytes"],
+        "planned_bytes": planned["activation_bytes"],
+        "asked_bytes": ours["asked_bytes"],
+        "activations": round(share, 3),
+        "planned": round(planned["activation_bytes"] / planned["plain_activation_bytes"], 3),
+        "asked": round(ours["asked_bytes"] / plain["asked_bytes"], 3),
         "extra_time": planned["extra_time"],
         "step_time": round(ours["median_step_seconds"] / plain["median_step_seconds"], 2),
-        "load_average": round(os.getloadavg()[0], 1),
-        "is_on_it": active[0] / active[1] <= promised,
-        "is_on_that_of_keeping": active[0] / active[1] <= of_keeping,
+        "is_on_it": share <= promised,
+        "is_on_that_of_keeping": share <= of_keeping,
     }
 
 

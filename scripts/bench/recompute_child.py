@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -202,7 +205,7 @@ def prepared(row: dict[str, Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
     model.compile("sgd", loss, jit_compile=row["mode"] == "xla")
     if row["way"].startswith("kerasmem"):
         asked = row["segments"]
-        options = {"cuts": asked} if isinstance(asked, list) else {"segments": asked}
+        options = {"cuts": asked} if isinstance(asked, list) else {"segments": asked, "levels": row.get("levels", 1)}
         begin = time.perf_counter()
         model = kerasmem.recompute(model, batch_size=len(x), **options)
         plan = model.plan
@@ -231,6 +234,21 @@ def _layers_alone(model: Any, batch_size: int, loss: Any) -> dict[str, int]:
     return {"keeping_layers": sum(map(bool, kept)), "one_layer_bytes": alone}
 
 
+def _most_asked(step: Callable[[], Any]) -> int:
+    """Return the most bytes that a step's tensors ask for at once, above those from before it; chunks waste more."""
+    import tensorflow as tf
+
+    from kerasmem.devices.recording import ALLOCATE, DEALLOCATE, of_device, read_recording, start_recording
+
+    with tempfile.TemporaryDirectory() as folder:
+        start_recording(folder)
+        step()
+        tf.profiler.experimental.stop()
+        events = of_device(read_recording(folder, "none")[0], "CPU:0")
+    signs = {ALLOCATE: 1, DEALLOCATE: -1}
+    return max(itertools.accumulate(signs.get(each.kind, 0) * each.requested for each in events))
+
+
 def measure(row: dict[str, Any]) -> dict[str, Any]:
     """Run the row's steps and return what the allocator and the clock say."""
     import tensorflow as tf
@@ -246,6 +264,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
         model.train_on_batch(x, y)
         seconds.append(round(time.perf_counter() - begin, 4))
         peaks.append(int(tf.config.experimental.get_memory_info("CPU:0")["peak"]))
+    asked = _most_asked(lambda: model.train_on_batch(x, y))
     weights = sum(int(tf.size(each.value)) * each.value.dtype.size for each in model.weights)
     trained = sum(int(tf.size(each.value)) * each.value.dtype.size for each in model.trainable_weights)
     return {
@@ -254,6 +273,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
         "median_peak_bytes": statistics.median(peaks),
         "median_step_seconds": statistics.median(seconds),
         "before_bytes": before,
+        "asked_bytes": asked,
         "weight_bytes": weights,
         "gradient_bytes": trained,
         "predicted": predicted,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
 from kerasmem.training.segments.chain import nested_models
-from kerasmem.training.segments.planning import AUTO, RecomputePlan, described, plan_segments, uncut
+from kerasmem.training.segments.planning import AUTO, Cuts, RecomputePlan, described, listed, plan_segments, uncut
 from kerasmem.training.segments.shapes import shaped_chain
 from kerasmem.training.segments.tracing import trace_chain
 from kerasmem.units import format_size
@@ -38,8 +39,9 @@ def recompute(
     *,
     memory: int | str | None = None,
     batch_size: int = DEFAULT_BATCH_SIZE,
-    cuts: Sequence[str] | None = None,
+    cuts: Sequence[Cuts] | None = None,
     input_shape: Any = None,
+    levels: int = 1,
 ) -> Any:
     """Return the same model, which keeps only what crosses a few cuts and computes the rest again for the gradient.
 
@@ -56,7 +58,10 @@ def recompute(
         batch_size: samples in a batch, for which the cuts are chosen; other batches run too.
         cuts: names of the layers after which a segment ends, in place of all that; "mobilenet/conv1" is a layer of the
             model "mobilenet" inside the model. Cuts around such a model are added, as a segment lies inside or outside.
+            Those in a tuple are cuts inside the segment that comes next, while it runs again: `("a", ("b", "c"), "d")`.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
+        levels: how often a layer may be computed again. With 2, segments are cut inside too, while they run again,
+            where that makes the peak lower: it takes up to another forward pass.
 
     Returns:
         A Functional model of class `kerasmem.models.recomputed.RecomputedFunctional`; `plan` on it says what is
@@ -78,9 +83,10 @@ def recompute(
     """
     target = None if memory is None else resolve_device(str(memory))
     model = _as_graph(model, input_shape)
-    plan = _planned(model, segments, target, batch_size, cuts, input_shape)
+    options = {"segments": segments, "cuts": cuts, "input_shape": input_shape, "levels": levels}
+    plan = _planned(model, target, batch_size, **options)
     if target is not None and cuts is None:
-        return _estimated_within(model, plan, target, segments, input_shape)
+        return _estimated_within(model, plan, target, options)
     made, is_free = build_recomputed(model, plan), segments == AUTO and cuts is None
     saves = plan.activation_bytes < plan.plain_activation_bytes
     if saves and (not is_free or _saves_by_estimate(model, made, input_shape)):
@@ -91,11 +97,12 @@ def recompute(
 
 def _planned(
     model: Any,
-    segments: int | str,
     target: DeviceTarget | None,
     batch_size: int,
-    cuts: Sequence[str] | None,
+    segments: int | str,
+    cuts: Sequence[Cuts] | None,
     input_shape: Any,
+    levels: int,
 ) -> RecomputePlan:
     """Return where to cut a model, as `recompute` does with these arguments."""
     source = _functional(model)
@@ -111,19 +118,22 @@ def _planned(
     limit = None if target is None else target.available_bytes
     if cuts is None:
         return plan_segments(
-            steps, segments=segments, batch_size=batch_size, persistent_bytes=persistent, target_bytes=limit
-        )
-    from kerasmem.models.recomputed import chain_of, cut_places, split
+            steps, segments=segments, batch_size=batch_size, persistent_bytes=persistent, target_bytes=limit,
+            levels=levels,
+        )  # fmt: skip
+    from kerasmem.models.recomputed import chain_of, cut_places, parted, split
 
-    split(source, list(cuts), [True] * len(cuts) + [False])  # names the cut that is wrong
+    split(source, cuts)  # names the cut that is wrong
     places = cut_places(chain_of(source))
-    ends = {places[each] for each in cuts}
+    ends = {places[each] for each in cuts if isinstance(each, str)}
     for first, last in nested_models(steps):  # a segment recomputes calls of one model alone
         if any(first < each < last for each in ends):
             ends |= {each for each in (first, last) if 0 < each < max(ends)}
-    return described(
-        steps, [*((each, True) for each in sorted(ends)), (len(steps), False)], batch_size, persistent, limit
-    )
+    within = sorted(places[each] for each in itertools.chain(*parted(cuts)[1]))
+    bounds = [*sorted(ends), len(steps)]
+    inner = [[each for each in within if begin < each < end] for begin, end in itertools.pairwise([0, *bounds])]
+    ending = [*((each, True) for each in bounds[:-1]), (len(steps), False)]
+    return described(steps, ending, batch_size, persistent, limit, inner)
 
 
 def _rules(model: Any, target: DeviceTarget | None) -> KernelRules | None:
@@ -153,7 +163,7 @@ def _saves_by_estimate(model: Any, made: Any, input_shape: Any) -> bool:
 
 
 def _nothing_saved(model: Any, plan: RecomputePlan) -> str:
-    what = f"cut after {', '.join(plan.cuts)}" if plan.cuts else "wherever it is cut"
+    what = f"cut after {listed(plan.cuts)}" if plan.cuts else "wherever it is cut"
     return (
         f"kerasmem.recompute saves nothing in model {model.name!r}, {what}: at batch {plan.batch_size:,} the backward "
         f"pass needs {format_size(plan.plain_activation_bytes)} of activations as the model is, and "
@@ -178,10 +188,11 @@ def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
     return made
 
 
-def _estimated_within(
-    model: Any, plan: RecomputePlan, target: DeviceTarget, segments: int | str, input_shape: Any
-) -> Any:
+def _estimated_within(model: Any, plan: RecomputePlan, target: DeviceTarget, options: dict[str, Any]) -> Any:
     """Return the model cut so that the estimator, too, says that it stays within the target.
+
+    Args:
+        options: as `_planned` takes them.
 
     Raises:
         UsageError: it does not, however it is cut.
@@ -189,19 +200,19 @@ def _estimated_within(
     limit = aim = target.available_bytes
     for _ in range(_TRIES):
         made = build_recomputed(model, replace(plan, target_bytes=limit))
-        need = estimate(made, batch_size=plan.batch_size, input_shape=input_shape).bytes
+        need = estimate(made, batch_size=plan.batch_size, input_shape=options["input_shape"]).bytes
         most = need.total if need.high is None else need.high
         if most <= limit:
             return made
         aim -= most - limit
         try:
             nearer = replace(target, available_bytes=max(aim, 1))
-            plan = _planned(model, segments, nearer, plan.batch_size, None, input_shape)
+            plan = _planned(model, nearer, plan.batch_size, **options)
         except UsageError:
             break
     raise UsageError(
         f"memory {format_size(limit)}: by the estimate the step may need {format_size(most)} at batch "
-        f"{plan.batch_size:,} cut as {', '.join(made.cuts) or 'it is'}; take a smaller batch"
+        f"{plan.batch_size:,} cut as {listed(made.cuts) or 'it is'}; take a smaller batch"
     )
 
 

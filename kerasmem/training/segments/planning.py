@@ -5,6 +5,7 @@ Sizes are bytes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -13,10 +14,12 @@ from typing import Any
 from kerasmem.errors import UsageError
 from kerasmem.records import Record
 from kerasmem.training.segments.chain import Step
-from kerasmem.training.segments.choosing import Cut, Table, cheapest, lowest_peak
+from kerasmem.training.segments.choosing import Cut, Table, cheapest, inner_places, lowest_peak
 from kerasmem.units import format_size
 
 AUTO = "auto"
+MOST_LEVELS = 2
+Cuts = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class PlannedSegment:
             tensors that cross its end.
         peak_bytes: activations in memory while its gradient is computed, those of the segments before included.
         flops: of its matrix products and convolutions, forward.
+        extra_flops: of those that are computed again.
+        cuts: the layers after which it is cut itself while it runs again; all but its last part then run once more.
     """
 
     first: str
@@ -39,6 +44,8 @@ class PlannedSegment:
     held_bytes: int
     peak_bytes: int
     flops: int
+    extra_flops: int = 0
+    cuts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
         plain_activation_bytes: the same without recomputation.
         persistent_bytes: weights, the optimizer's slots and the batch, which recomputation leaves as they are.
         forward_flops: of one forward pass: matrix products and convolutions.
-        extra_flops: what is computed a second time.
+        extra_flops: what is computed again.
         extra_time: predicted share by which a step takes longer, the backward pass taken as two forward passes.
         target_bytes: the memory that was asked for; None where none was.
     """
@@ -69,9 +76,10 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
     target_bytes: int | None = None
 
     @property
-    def cuts(self) -> tuple[str, ...]:
-        """The layers after which a segment ends."""
-        return tuple(each.last for each in self.segments[:-1])
+    def cuts(self) -> tuple[Cuts, ...]:
+        """The layers after which a segment ends; before its end, in a tuple, those after which it is cut itself."""
+        parts = [(*((each.cuts,) if each.cuts else ()), each.last) for each in self.segments]
+        return tuple(each for part in parts for each in part)[:-1]
 
     @property
     def recomputed(self) -> tuple[bool, ...]:
@@ -91,6 +99,7 @@ def plan_segments(
     batch_size: int,
     persistent_bytes: int = 0,
     target_bytes: int | None = None,
+    levels: int = 1,
 ) -> RecomputePlan:
     """Return where to cut a chain.
 
@@ -101,6 +110,7 @@ def plan_segments(
         batch_size: samples in a batch, for which the steps were traced.
         persistent_bytes: what is in memory besides activations.
         target_bytes: the memory to stay within, `persistent_bytes` included.
+        levels: how often a step may run again; with 2 a segment that runs again may be cut itself.
 
     Raises:
         UsageError: the chain has not so many places to be cut, or no partition meets the target.
@@ -114,6 +124,9 @@ def plan_segments(
         (('dense_2', 'dense_5'), 330, 910)
     """
     table = Table.of(steps)
+    if levels not in range(1, MOST_LEVELS + 1):
+        raise UsageError(f"levels {levels!r}: write a whole number from 1 to {MOST_LEVELS}")
+    chosen = table.cut_inside() if levels > 1 else table
     budget = None if target_bytes is None else target_bytes - persistent_bytes
     cuts: list[Cut] | None
     if segments != AUTO:
@@ -123,43 +136,52 @@ def plan_segments(
             raise UsageError(
                 f"segments {segments!r}: write 'auto' or a whole number from 1 to {most}, one for each layer"
             )
-        cuts = lowest_peak(table, int(segments))
+        cuts = lowest_peak(chosen, int(segments))
     elif budget is not None:
-        cuts = cheapest(table, budget)
+        cuts = cheapest(table, budget) or cheapest(chosen, budget)
     else:
-        cuts = lowest_peak(table)
-    lowest = max(peak for _, peak in table.peak_of(cuts or lowest_peak(table)))
+        cuts = lowest_peak(chosen)
+    lowest = max(peak for _, peak in chosen.peak_of(cuts or lowest_peak(chosen)))
     if budget is not None and (cuts is None or lowest > budget):
         raise UsageError(
             f"memory {format_size(target_bytes or 0)}: even cut {'at the best places' if segments == AUTO else 'so'} "
             f"the step needs about {format_size(round(lowest) + persistent_bytes)} at batch {batch_size:,}, "
             f"{format_size(persistent_bytes)} of it weights, optimizer and batch; take a smaller batch"
+            + (", or levels=2, which computes more again" if levels < MOST_LEVELS else "")
         )
-    return described(steps, cuts or [], batch_size, persistent_bytes, target_bytes)
+    inner = inner_places(table, cuts or (), lowest if budget is None else budget)
+    return described(steps, cuts or [], batch_size, persistent_bytes, target_bytes, inner)
 
 
 def described(
-    steps: Sequence[Step], cuts: Sequence[Cut], batch_size: int, persistent_bytes: int, target_bytes: int | None
+    steps: Sequence[Step],
+    cuts: Sequence[Cut],
+    batch_size: int,
+    persistent_bytes: int,
+    target_bytes: int | None,
+    inner: Sequence[Sequence[int]] = (),
 ) -> RecomputePlan:
-    """Return the plan of given cuts with what it is predicted to take."""
-    places = sorted({0, len(steps), *(place for place, _ in cuts)})
-    table = Table.of(steps, places)
+    """Return the plan of given cuts, and of those inside each segment, with what it is predicted to take."""
+    inner = inner or [()] * len(cuts)
+    table = Table.of(steps, sorted({0, len(steps), *(place for place, _ in cuts), *itertools.chain(*inner)}))
     begins = [0, *(place for place, _ in cuts)]
-    parts = [
-        PlannedSegment(
-            first=steps[begin].name,
-            last=steps[end - 1].name,
-            recomputed=again,
-            held_bytes=round(held),
-            peak_bytes=round(peak),
-            flops=sum(each.flops for each in steps[begin:end]),
+    parts, twice = [], 0.0
+    for begin, (end, again), places, (held, peak) in zip(begins, cuts, inner, table.peak_of(cuts, inner), strict=False):
+        runs_again = [*steps[begin:end], *steps[begin : max(places, default=begin)]] if again else []
+        twice += sum(each.seconds for each in runs_again)
+        parts.append(
+            PlannedSegment(
+                first=steps[begin].name,
+                last=steps[end - 1].name,
+                recomputed=again,
+                held_bytes=round(held),
+                peak_bytes=round(peak),
+                flops=sum(each.flops for each in steps[begin:end]),
+                extra_flops=sum(each.flops for each in runs_again),
+                cuts=tuple(steps[place - 1].name for place in places),
+            )
         )
-        for begin, (end, again), (held, peak) in zip(begins, cuts, table.peak_of(cuts), strict=False)
-    ]
     forward = sum(each.seconds for each in steps)
-    twice = [
-        each.seconds for begin, (end, again) in zip(begins, cuts, strict=False) if again for each in steps[begin:end]
-    ]
     return RecomputePlan(
         batch_size=batch_size,
         segments=tuple(parts),
@@ -167,8 +189,8 @@ def described(
         plain_activation_bytes=round(table.peak_of([(len(steps), False)])[0][1]),
         persistent_bytes=persistent_bytes,
         forward_flops=sum(each.flops for each in steps),
-        extra_flops=sum(each.flops for each in parts if each.recomputed),
-        extra_time=round(sum(twice) / (3 * forward), 4) if forward else 0.0,
+        extra_flops=sum(each.extra_flops for each in parts),
+        extra_time=round(twice / (3 * forward), 4) if forward else 0.0,
         target_bytes=target_bytes,
     )
 
@@ -179,3 +201,8 @@ def uncut(plan: RecomputePlan) -> RecomputePlan:
     peak, flops = plan.plain_activation_bytes, sum(each.flops for each in plan.segments)
     whole = PlannedSegment(first.first, last.last, recomputed=False, held_bytes=peak, peak_bytes=peak, flops=flops)
     return replace(plan, segments=(whole,), activation_bytes=peak, extra_flops=0, extra_time=0.0)
+
+
+def listed(cuts: Sequence[Cuts]) -> str:
+    """Return cuts as a message names them."""
+    return ", ".join(each if isinstance(each, str) else f"({', '.join(each)})" for each in cuts)
