@@ -75,6 +75,9 @@ def parted(cuts: Sequence[Cuts]) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     Examples:
         >>> parted(["a", ("b", "c"), "d"])
         (('a', 'd'), [(), ('b', 'c'), ()])
+
+    Raises:
+        UsageError: one is neither a name nor a tuple of names.
     """
     ends: list[str] = []
     inner: list[tuple[str, ...]] = [()]
@@ -82,8 +85,10 @@ def parted(cuts: Sequence[Cuts]) -> tuple[tuple[str, ...], list[tuple[str, ...]]
         if isinstance(each, str):
             ends.append(each)
             inner.append(())
-        else:
+        elif isinstance(each, (tuple, list)) and all(isinstance(name, str) for name in each):
             inner[-1] += tuple(each)
+        else:
+            raise UsageError(f"cuts {each!r}: write names of layers, and a tuple of names for cuts inside a segment")
     return tuple(ends), inner
 
 

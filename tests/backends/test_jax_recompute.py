@@ -47,7 +47,14 @@ def trained(model, x, y):
     return logs, [np.asarray(each) for each in model.get_weights()]
 
 
-@pytest.mark.parametrize(("build", "cuts"), [(stack, ["dense_1", "drop_3"]), (masked, ["words", "first"])])
+@pytest.mark.parametrize(
+    ("build", "cuts"),
+    [
+        (stack, ["dense_1", "drop_3"]),
+        (stack, [("dense_0",), "dense_1", ("drop_1", "dense_2"), "drop_3"]),
+        (masked, ["words", "first"]),
+    ],
+)
 def test_training_is_that_of_the_plain_model(build, cuts):
     draw = np.random.default_rng(0)
     x = draw.integers(0, 3, (24, 6)) if build is masked else draw.random((24, 64), "float32")

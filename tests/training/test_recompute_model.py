@@ -172,16 +172,18 @@ class TestModel:
         np.testing.assert_array_equal(plain.predict(data()[0], verbose=0), model.predict(data()[0], verbose=0))
         outer(inner.plain()).load_weights(tmp_path / "m.weights.h5")  # the names are the plain model's
 
-    def test_kerasmem_itself_keeps_the_cuts(self):
-        inner = kerasmem.recompute(mlp(), segments=3)
+    @pytest.mark.parametrize("options", [{"segments": 3}, {"cuts": [("dense_0",), "dense_1", ("dense_2",), "dense_3"]}])
+    def test_kerasmem_itself_keeps_the_cuts(self, options):
+        inner = kerasmem.recompute(mlp(), **options)
         inputs = keras.Input((8,))
         outer = keras.Model(inputs, keras.layers.Dense(1)(inner(inputs)))
         with_cuts = keras.saving.deserialize_keras_object(configuration(outer)).layers[1]
         assert isinstance(with_cuts, RecomputedFunctional) and with_cuts.plan is None
         assert with_cuts.cuts == inner.cuts == keras.models.clone_model(outer).layers[1].cuts
 
-    def test_a_copy_has_its_cuts(self):
-        model = kerasmem.recompute(mlp(), segments=3)
+    @pytest.mark.parametrize("options", [{"segments": 3}, {"cuts": [("dense_0",), "dense_1", ("dense_2",), "dense_3"]}])
+    def test_a_copy_has_its_cuts(self, options):
+        model = kerasmem.recompute(mlp(), **options)
         model.compile("sgd", "mse", jit_compile=False)
         for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert copied.cuts == model.cuts and recomputations(copied, data()[0]) > 10
@@ -268,6 +270,12 @@ class TestRefusals:
             ({"cuts": ["nowhere"]}, "no layer of that name; it calls dense_0"),
             ({"cuts": ["dense_3", "dense_1"]}, "in the order in which the model calls them"),
             ({"cuts": ["dense_1"], "segments": 2}, "the one or the other"),
+            ({"cuts": ["dense_1", ("dense_0",)]}, "in the order in which the model calls them"),
+            ({"cuts": [("nowhere",), "dense_1"]}, "'nowhere'.*no layer of that name"),
+            ({"cuts": [("dense_0", 1), "dense_1"]}, "a tuple of names for cuts inside a segment"),
+            ({"cuts": [3]}, "write names of layers"),
+            ({"levels": 3}, "levels 3: write a whole number from 1 to 2"),
+            ({"levels": "2"}, "levels '2'"),
             ({"batch_size": 0}, "batch_size:? 0"),
             ({"memory": "2MB", "batch_size": 65536}, "take a smaller batch"),
             ({"memory": "no card"}, "no card"),

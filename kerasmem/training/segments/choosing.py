@@ -93,7 +93,7 @@ class Table:
         peak = self.peak.copy()
         for end in range(2, len(self.places)):
             for begin in range(end - 2, -1, -1):
-                middle = self._between(begin, end)
+                middle = self._between(begin, end) if np.isfinite(peak[begin, end]) else ()
                 if len(middle):
                     best = np.maximum(self.peak[begin, middle], self.held[begin, middle] + peak[middle, end]).min()
                     peak[begin, end] = min(peak[begin, end], best)
