@@ -462,44 +462,65 @@ def _curve(found: dict[str, Any]) -> list[str]:
     measured = {
         kind: {name: row for name, row in found[kind].items() if "error" not in row} for kind in kinds if kind in found
     }
+
+    def once(row: dict[str, Any]) -> dict[str, Any]:
+        return row
+
+    def twice(row: dict[str, Any]) -> dict[str, Any]:
+        return row["two_levels"]
+
     rows = []
     for name in sorted({name for each in measured.values() for name in each}):
         of_kind = [each.get(name) for each in measured.values()]
         row = next(each for each in of_kind if each is not None)
-        left = (f"{each['activations']:.2f}" if each else "not measured" for each in of_kind)
+        left = [
+            [f"{of(each)['activations']:.2f}" if each else "not measured" for each in of_kind] for of in (once, twice)
+        ]
+        bounds = (f"{row[each]:.2f}" for each in ("curve", "curve_of_keeping", "one_layer"))
         layers = f"{row['layers']}, {row['keeping_layers']}"
-        bounds = (f"{row[each]:.2f}" for each in ("curve", "curve_of_keeping", "one_layer", "planned"))
-        rows.append((f"`{name}`", layers, *bounds, *left))
+        planned = [f"{of(row)['planned']:.2f}" for of in (once, twice)]
+        rows.append((f"`{name}`", layers, *bounds, planned[0], *left[0], planned[1], *left[1]))
 
-    def counts(which: str) -> str:
+    def counts(which: str, of: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
         return " and ".join(
-            f"{sum(row[which] for row in each.values())} of {len(each)} with {kinds[kind]} kernels"
+            f"{sum(of(row)[which] for row in each.values())} of {len(each)} with {kinds[kind]} kernels"
             for kind, each in measured.items()
         )
 
-    every = next(iter(measured.values())).values()
+    every = [row for each in measured.values() for row in each.values()]
+    asked = [of(row)["asked_bytes"] / of(row)["planned_bytes"] for row in every for of in (once, twice)]
+    times, took = (
+        [statistics.median(of(row)[name] for row in every) for of in (once, twice)]
+        for name in ("extra_time", "step_time")
+    )
+    first_kind = next(iter(measured.values())).values()
     first = prose(
         "Of n layers that keep as much each, √n segments keep 2 √n (Chen et al., 2016). What is left of the "
-        f"activations' peak is at most that for {counts('is_on_it')}, where n counts all layers; where it counts those "
-        f"that keep something for the gradient, for {counts('is_on_that_of_keeping')} (`scripts/bench/recompute.py "
-        "--curve onednn eigen`, graph mode; `transfer` and `encoder_in_model` are models inside a model; `decoder`, "
-        "`encoder_in_model` and `mixer` are in `mixed_bfloat16`)."
+        f"activations' peak is at most that for {counts('is_on_it', once)}, where n counts all layers; where it counts "
+        f"those that keep something for the gradient, for {counts('is_on_that_of_keeping', once)}. With `levels=2` "
+        f"it is {counts('is_on_it', twice)}, and {counts('is_on_that_of_keeping', twice)}. The median plan "
+        f"takes {100 * times[0]:.0f} % more time, with `levels=2` {100 * times[1]:.0f} %; measured beside other work, "
+        f"{took[0]:.2f} and {took[1]:.2f} × "
+        "(`scripts/bench/recompute.py --curve onednn eigen`, graph mode; `transfer` and `encoder_in_model` are models "
+        "inside a model; `decoder`, `encoder_in_model` and `mixer` are in `mixed_bfloat16`)."
     )
     second = prose(
         "Layers that differ have other bounds. *one layer* is what the gradient of the largest layer takes alone, "
-        f"which no cut makes less: for {sum(row['one_layer'] > row['curve'] for row in every)} of {len(every)} that is "
-        "more than the curve; in convolutional networks the first layers keep most. *planned* is the lowest that "
-        "cuts between layers allow at the price of one more forward pass. Both are for oneDNN's kernels. "
-        "*left* is measured, all but the "
-        "weights: the batch, the kernels' scratch and what the allocator's chunks waste are in it. Where it is above "
-        "*planned*, it is the chunks, which may be twice what lies in them, and on TensorFlow's own kernels their "
-        "scratch; the tensors of such models ask for about what was planned. XLA compiles the "
-        "grouped convolutions of `convnext_tiny` on a CPU, and they work in more than all activations:"
+        f"which no cut makes less: for {sum(row['one_layer'] > row['curve'] for row in first_kind)} of "
+        f"{len(first_kind)} that is more than the curve; in convolutional networks the first layers keep most. "
+        "*planned* is the lowest that cuts between layers allow at the price of one more forward pass, or two. "
+        "These are for oneDNN's kernels. *left* is measured, all but the weights: the batch, the kernels' scratch and "
+        "what the allocator's chunks waste are in it. Where it is above *planned*, it is the chunks, which may be "
+        "twice what lies in them, and on TensorFlow's own kernels their scratch: the tensors alone, recorded, ask for "
+        f"{100 * min(asked):.0f} to {100 * max(asked):.0f} % of what was planned (median "
+        f"{100 * statistics.median(asked):.0f} %). XLA compiles the grouped convolutions of `convnext_tiny` on a CPU, "
+        "and they work in more than all activations:"
     )
-    lefts = (f">left, {kinds[kind]}" for kind in measured)
+    lefts = [f">left, {kinds[kind]}" for kind in measured]
     columns = "|".join(
-        ["model", ">layers, that keep", ">2 / √layers", ">2 / √that keep", ">one layer", ">planned", *lefts]
-    )
+        ["model", ">layers, that keep", ">2 / √layers", ">2 / √that keep", ">one layer", ">planned", *lefts,
+         ">planned, `levels=2`", *lefts]
+    )  # fmt: skip
     return [first, second, table(columns, rows)]
 
 

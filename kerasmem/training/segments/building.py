@@ -121,7 +121,7 @@ def _planned(
             steps, segments=segments, batch_size=batch_size, persistent_bytes=persistent, target_bytes=limit,
             levels=levels,
         )  # fmt: skip
-    from kerasmem.models.recomputed import chain_of, cut_places, parted, split
+    from kerasmem.models.segment_cuts import chain_of, cut_places, parted, split
 
     split(source, cuts)  # names the cut that is wrong
     places = cut_places(chain_of(source))
@@ -244,7 +244,7 @@ def _functional(model: Any) -> Any:
         UsageError: it has none.
     """
     keras = import_keras()
-    from kerasmem.models.recomputed import is_cuttable
+    from kerasmem.models.segment_cuts import is_cuttable
 
     if not isinstance(model, keras.Model):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"

@@ -82,7 +82,7 @@ def inputs_and_calls(
     Raises:
         UsageError: an input has open dimensions that `input_shape` does not give.
     """
-    from kerasmem.models.recomputed import chain_of
+    from kerasmem.models.segment_cuts import chain_of
 
     _, inputs = model_inputs(model, normalise_input_shapes(input_shape))
     batch = [((each.shape[0] or batch_size, *each.shape[1:]), each.dtype) for each in inputs]
