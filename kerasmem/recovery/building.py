@@ -78,7 +78,10 @@ def build(origin: Origin | Mapping[str, Any], changes: Sequence[Mapping[str, Any
         training = _training(opened, own, made)
         for each in made:
             if each.kind == "recompute":
-                model = recompute(model, batch_size=rows, input_shape=None if is_resized else own.input_shape)
+                levels = 1 if each.value == "auto" else int(each.value)
+                model = recompute(
+                    model, batch_size=rows, input_shape=None if is_resized else own.input_shape, levels=levels
+                )
             elif each.kind not in ("dtype_policy", "micro_batches"):  # with one it was opened, the other comes last
                 model = transformed(model, each)
         if not (model is opened.model and model.compiled and training.keeps_optimizer and training.keeps_loss):

@@ -99,7 +99,7 @@ class RemedySearch:
         if is_training:
             self._micro_batches()
             if traits.is_graph:
-                yield traits.change("recompute", "auto")
+                self._recomputed()
             else:
                 self._reject("recomputation", "the model is not a graph of layers that can be cut into segments")
             self._replicas()
@@ -201,6 +201,19 @@ class RemedySearch:
         """Try the fewest cards that fit, counted in powers of two; two where one is enough."""
         most = min(MOST_REPLICAS, self.estimator.batch_size)
         self._try_sizes("replicas", [cards for cards in (2, 4, 8) if cards <= most])
+
+    def _recomputed(self) -> None:
+        """Try to compute segments again, and, where that is not enough, to cut them themselves meanwhile."""
+        need = self._try(self.traits.change("recompute", "auto"))
+        if need is None or need.verdict == FITS or self.estimator.fits_now:
+            return
+        twice = self.traits.change("recompute", 2)
+        try:
+            saving = need.bytes.total - self.estimator.estimate([twice]).bytes.total
+        except KerasmemError:  # nor is there more to say than of the first
+            return
+        if saving > LEAST_SAVING * need.bytes.total:
+            self._try(twice)
 
     def _try_sizes(self, kind: str, sizes: list[int]) -> None:
         """Try sizes one by one until one fits; only the first where the step as it is fits."""

@@ -117,7 +117,8 @@ def _lines(change: Change, traits: Traits, rows: int) -> list[str]:
             f"model = with_lora(model, {change.value})   # beside kernels of the backbone larger than their factors",
         ]
     if change.kind == "recompute":
-        return [f"model = kerasmem.recompute(model, batch_size={rows})   # cuts chosen for so many samples"]
+        levels = "" if change.value == "auto" else f", levels={change.value}"
+        return [f"model = kerasmem.recompute(model, batch_size={rows}{levels})   # cuts chosen for so many samples"]
     return []
 
 

@@ -19,6 +19,16 @@ def residual(blocks=4):
     return model
 
 
+def stack(depth=48):
+    """Many narrow layers one after another."""
+    x = inputs = keras.Input((64,))
+    for _ in range(depth):
+        x = layers.Dense(64, activation="gelu")(x)
+    model = keras.Model(inputs, layers.Dense(1)(x))
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
 def double():
     """Float64 from beginning to end."""
     model = keras.Sequential(

@@ -124,6 +124,21 @@ def test_the_script_of_a_combination(tmp_path):
     assert statistics.median(peaks) < found.before / 2
 
 
+def test_segments_are_cut_too_where_that_is_needed_and_saves(tmp_path):
+    search = search_for("stack", device="20MB", batch_size=8192)
+    search._recomputed()
+    once, twice = search.remedies
+    assert (once.name, twice.name) == ("recomputation", "recomputation, segments cut too")
+    assert twice.total < 0.9 * once.total and twice.compute > once.compute
+    assert "levels=2" in twice.code and "levels" not in once.code
+    (peaks,) = measured([twice.code], folder=tmp_path)
+    assert isinstance(peaks, list), peaks
+    assert twice.low <= max(peaks) and statistics.median(peaks) <= twice.high
+    roomy = search_for("stack", device="16GB", batch_size=8192)
+    roomy._recomputed()
+    assert len(roomy.remedies) == 1
+
+
 @pytest.mark.slow
 def test_scripts_of_all_kinds_run(tmp_path):
     """Not measured one by one: what a script leaves behind counts for the next."""
