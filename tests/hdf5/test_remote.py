@@ -22,6 +22,7 @@ from remote_servers import FileServer, S3Server
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, MissingExtraError, UsageError
+from kerasmem.hdf5.remote.cache import DiskCache
 from kerasmem.hdf5.remote.objects import HEAD
 
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks by gRPC, which the emulator has not
@@ -437,6 +438,18 @@ class TestCacheInUse:
         wanted = epochs(folder / "gzip.h5", 2)
         equal(epochs(web.url("gzip.h5"), 2, **settings), wanted)
         assert web.sent <= 1.1 * len(web.files["gzip.h5"])
+
+    def test_what_is_still_being_written_is_not_fetched_again(self, web, tmp_path, folder, monkeypatch):
+        write = DiskCache.write
+
+        def slow(*arguments):
+            time.sleep(0.3)
+            write(*arguments)
+
+        monkeypatch.setattr(DiskCache, "write", slow)
+        settings = {"cache": tmp_path / "cache", "cache_size": "64MiB"}
+        equal(epochs(web.url("gzip.h5"), 3, **settings), epochs(folder / "gzip.h5", 3))
+        assert web.sent <= len(web.files["gzip.h5"]) + (64 << 10)  # what opening the file read
         before = web.sent
         equal(epochs(web.url("gzip.h5", user="u:p@"), 2, **settings), wanted)
         assert web.sent - before <= 1 << 16  # it is asked which version there is

@@ -143,6 +143,11 @@ class RangeRequest:
         self.answer: Future[memoryview] = Future()
         self.task: asyncio.Task[None] | None = None
 
+    def is_written_to_cache(self, other: RangeRequest) -> bool:
+        """Return whether bytes of another range came with this one, which is still in flight for the cache's sake."""
+        overlaps = self.start < other.stop and other.start < self.stop
+        return overlaps and self.answer.done() and self.reader.key == other.reader.key is not None
+
     def fail(self, error: BaseException) -> None:
         """Note why its bytes cannot be had, unless they came."""
         if not self.answer.done():
@@ -266,6 +271,9 @@ class RangeFetcher:
 
     async def _fetch(self, request: RangeRequest) -> None:
         view = memoryview(bytearray(request.size))
+        written = [each.task for each in self._active if each.task and each.is_written_to_cache(request)]
+        if written:  # the bytes are here and on their way into the cache, where this request finds them
+            await asyncio.wait(written)
         missing = await request.reader.read(request.start, view)
         request.answer.set_result(view)
         await request.reader.keep(missing, request.start, view)
