@@ -481,11 +481,8 @@ def _curve(found: dict[str, Any]) -> list[str]:
         planned = [f"{of(row)['planned']:.2f}" for of in (once, twice)]
         rows.append((f"`{name}`", layers, *bounds, planned[0], *left[0], planned[1], *left[1]))
 
-    def counts(which: str, of: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
-        return " and ".join(
-            f"{sum(of(row)[which] for row in each.values())} of {len(each)} with {kinds[kind]} kernels"
-            for kind, each in measured.items()
-        )
+    def counts(which: str, of: Callable[[dict[str, Any]], dict[str, Any]]) -> list[str]:
+        return [f"{sum(of(row)[which] for row in each.values())} of {len(each)}" for each in measured.values()]
 
     every = [row for each in measured.values() for row in each.values()]
     asked = [of(row)["asked_bytes"] / of(row)["planned_bytes"] for row in every for of in (once, twice)]
@@ -497,15 +494,23 @@ def _curve(found: dict[str, Any]) -> list[str]:
     )
     first_kind = next(iter(measured.values())).values()
     first = prose(
-        "Of n layers that keep as much each, √n segments keep 2 √n (Chen et al., 2016). What is left of the "
-        f"activations' peak is at most that for {counts('is_on_it', once)}, where n counts all layers; where it counts "
-        f"those that keep something for the gradient, for {counts('is_on_that_of_keeping', once)}. With `levels=2` "
-        f"it is {counts('is_on_it', twice)}, and {counts('is_on_that_of_keeping', twice)}. The median plan "
-        f"takes {100 * times[0]:.0f} % more time, with `levels=2` {100 * times[1]:.0f} %; measured beside other work, "
-        f"{took[0]:.2f} and {took[1]:.2f} × "
-        "(`scripts/bench/recompute.py --curve onednn eigen`, graph mode; `transfer` and `encoder_in_model` are models "
-        "inside a model; `decoder`, `encoder_in_model` and `mixer` are in `mixed_bfloat16`)."
+        "Of n layers that keep as much each, √n segments keep 2 √n (Chen et al., 2016). So many architectures leave at "
+        "most that of their activations' peak, where n counts all layers, and where it counts those that keep "
+        "something for the gradient; the times are medians, measured beside other work (`scripts/bench/recompute.py "
+        "--curve onednn eigen`, graph mode; `transfer` and `encoder_in_model` are models inside a model; `decoder`, "
+        "`encoder_in_model` and `mixer` are in `mixed_bfloat16`):"
     )
+    summary = table(
+        "|".join(
+            ["", *(f">{which}, {kinds[kind]}" for which in ("all layers", "that keep") for kind in measured),
+             ">predicted time", ">step time"]
+        ),
+        [
+            (f"`levels={level}`", *counts("is_on_it", of), *counts("is_on_that_of_keeping", of),
+             f"{1 + times[level - 1]:.2f} ×", f"{took[level - 1]:.2f} ×")
+            for level, of in ((1, once), (2, twice))
+        ],
+    )  # fmt: skip
     second = prose(
         "Layers that differ have other bounds. *one layer* is what the gradient of the largest layer takes alone, "
         f"which no cut makes less: for {sum(row['one_layer'] > row['curve'] for row in first_kind)} of "
@@ -524,7 +529,7 @@ def _curve(found: dict[str, Any]) -> list[str]:
         ["model", ">layers, that keep", ">2 / √layers", ">2 / √that keep", ">one layer", ">planned", *lefts[0],
          ">planned, `levels=2`", *lefts[1]]
     )  # fmt: skip
-    return [first, second, table(columns, rows)]
+    return [first, summary, second, table(columns, rows)]
 
 
 @part
