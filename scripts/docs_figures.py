@@ -474,12 +474,14 @@ def _curve(found: dict[str, Any]) -> list[str]:
         of_kind = [each.get(name) for each in measured.values()]
         row = next(each for each in of_kind if each is not None)
         left = [
-            [f"{of(each)['activations']:.2f}" if each else "not measured" for each in of_kind] for of in (once, twice)
+            ", ".join(f"{of(each)['activations']:.2f}" if each else "not measured" for each in of_kind)
+            for of in (once, twice)
         ]
-        bounds = (f"{row[each]:.2f}" for each in ("curve", "curve_of_keeping", "one_layer"))
-        layers = f"{row['layers']}, {row['keeping_layers']}"
         planned = [f"{of(row)['planned']:.2f}" for of in (once, twice)]
-        rows.append((f"`{name}`", layers, *bounds, planned[0], *left[0], planned[1], *left[1]))
+        layers = f"{row['layers']}, {row['keeping_layers']}"
+        promised = f"{row['curve']:.2f}, {row['curve_of_keeping']:.2f}"
+        alone = f"{row['one_layer']:.2f}"
+        rows.append((f"`{name}`", layers, promised, alone, planned[0], left[0], planned[1], left[1]))
 
     def counts(which: str, of: Callable[[dict[str, Any]], dict[str, Any]]) -> list[str]:
         return [f"{sum(of(row)[which] for row in each.values())} of {len(each)}" for each in measured.values()]
@@ -516,19 +518,16 @@ def _curve(found: dict[str, Any]) -> list[str]:
         f"which no cut makes less: for {sum(row['one_layer'] > row['curve'] for row in first_kind)} of "
         f"{len(first_kind)} that is more than the curve; in convolutional networks the first layers keep most. "
         "*planned* is the lowest that cuts between layers allow at the price of one more forward pass, or two. "
-        "These are for oneDNN's kernels. *left* is measured, all but the weights: the batch, the kernels' scratch and "
-        "what the allocator's chunks waste are in it. Where it is above *planned*, it is the chunks, which may be "
-        "twice what lies in them, and on TensorFlow's own kernels their scratch: the tensors alone, recorded, ask for "
+        "These are for oneDNN's kernels. *left* is measured, with oneDNN's kernels and with TensorFlow's own, all but "
+        "the weights: the batch, the kernels' scratch and what the allocator's chunks waste are in it. Where it is "
+        "above *planned*, it is the chunks, which may be twice what lies in them, and on TensorFlow's own kernels "
+        "their scratch: the tensors alone, recorded, ask for "
         f"{100 * min(asked):.0f} to {100 * max(asked):.0f} % of what was planned (median "
         f"{100 * statistics.median(asked):.0f} %; most in `{most}`). XLA compiles the "
         "grouped convolutions of `convnext_tiny` on a CPU, "
         "and they work in more than all activations:"
     )
-    lefts = [[f">left{how}, {kinds[kind]}" for kind in measured] for how in ("", ", `levels=2`")]
-    columns = "|".join(
-        ["model", ">layers, that keep", ">2 / √layers", ">2 / √that keep", ">one layer", ">planned", *lefts[0],
-         ">planned, `levels=2`", *lefts[1]]
-    )  # fmt: skip
+    columns = "model|>layers, that keep|>2 / √ of each|>one layer|>planned|>left|>planned, `levels=2`|>left, `levels=2`"
     return [first, summary, second, table(columns, rows)]
 
 
