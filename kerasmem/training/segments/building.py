@@ -24,7 +24,16 @@ from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
 from kerasmem.training.segments.chain import nested_models
-from kerasmem.training.segments.planning import AUTO, Cuts, RecomputePlan, described, listed, plan_segments, uncut
+from kerasmem.training.segments.planning import (
+    AUTO,
+    Cuts,
+    RecomputePlan,
+    described,
+    listed,
+    plan_segments,
+    uncut,
+    way_out,
+)
 from kerasmem.training.segments.shapes import shaped_chain
 from kerasmem.training.segments.tracing import trace_chain
 from kerasmem.units import format_size
@@ -212,7 +221,7 @@ def _estimated_within(model: Any, plan: RecomputePlan, target: DeviceTarget, opt
             break
     raise UsageError(
         f"memory {format_size(limit)}: by the estimate the step may need {format_size(most)} at batch "
-        f"{plan.batch_size:,} cut as {listed(made.cuts) or 'it is'}; take a smaller batch"
+        f"{plan.batch_size:,} cut as {listed(made.cuts) or 'it is'}; {way_out(options['levels'])}"
     )
 
 

@@ -146,8 +146,7 @@ def plan_segments(
         raise UsageError(
             f"memory {format_size(target_bytes or 0)}: even cut {'at the best places' if segments == AUTO else 'so'} "
             f"the step needs about {format_size(round(lowest) + persistent_bytes)} at batch {batch_size:,}, "
-            f"{format_size(persistent_bytes)} of it weights, optimizer and batch; take a smaller batch"
-            + (", or levels=2, which computes more again" if levels < MOST_LEVELS else "")
+            f"{format_size(persistent_bytes)} of it weights, optimizer and batch; {way_out(levels)}"
         )
     inner = inner_places(table, cuts or (), lowest if budget is None else budget)
     return described(steps, cuts or [], batch_size, persistent_bytes, target_bytes, inner)
@@ -201,6 +200,11 @@ def uncut(plan: RecomputePlan) -> RecomputePlan:
     peak, flops = plan.plain_activation_bytes, sum(each.flops for each in plan.segments)
     whole = PlannedSegment(first.first, last.last, recomputed=False, held_bytes=peak, peak_bytes=peak, flops=flops)
     return replace(plan, segments=(whole,), activation_bytes=peak, extra_flops=0, extra_time=0.0)
+
+
+def way_out(levels: int) -> str:
+    """Return what is left to do where a step does not fit, cut on so many levels."""
+    return "take a smaller batch" + (", or levels=2, which computes more again" if levels < MOST_LEVELS else "")
 
 
 def listed(cuts: Sequence[Cuts]) -> str:
