@@ -90,7 +90,7 @@ def run(command: str, folder: Path, **environment: str) -> str:
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     settings = {
         "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "160", "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "-1",
+        "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "1",  # wherever it runs, the kernels are the same
     }  # fmt: skip
     done = subprocess.run(
         command, shell=True, cwd=folder, env={**os.environ, **settings, **environment}, text=True, timeout=900,

@@ -71,7 +71,7 @@ def test_grid_search(program):
 def test_recover_from_oom(program):
     survived = program(EXAMPLES / "recover_from_oom.py", env=WITHOUT_ONEDNN)
     assert survived.code == 0, survived.err
-    assert "ran out of memory" in survived.out and ", by the estimate\n" in survived.out
+    assert "ran out of memory" in survived.out
     assert re.search(r"^step 0: 512 rows, then (64|128|256) at a time$", survived.out, re.MULTILINE)
 
 

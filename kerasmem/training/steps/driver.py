@@ -250,7 +250,10 @@ class Driver:
             self._is_in_doubt, self._one_row_fits = False, True
             found = self._fitting
             if found is not None and not found.is_hopeless:
-                size = min(size, even_rows(row_count(entry.batch), found.look_closer()))
+                closer = found.look_closer()
+                # Where no size but one row may fit by the estimate, the one on the line is tried all the same: kernels
+                # that find no room wait for others to end, and a run in single rows takes longer than one failure.
+                size = min(size, even_rows(row_count(entry.batch), closer)) if closer > 1 else size
             self.sizes[entry.kind] = size
         elif row_count(entry.batch) // size >= _MANY_PIECES:
             self.engine.step(entry.kind, part(entry.batch, 0, 2 * size), size)
