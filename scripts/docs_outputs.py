@@ -105,7 +105,7 @@ def example(name: str, **environment: str) -> Scene:
 
 SCENES["logger"] = example("train_with_logger", TF_CPU_ALLOCATOR_USE_BFC="true")
 SCENES["large_file"] = example("train_from_large_file")
-SCENES["recover"] = example("recover_from_oom")
+SCENES["recover"] = example("recover_from_oom", TF_ENABLE_ONEDNN_OPTS="0")
 
 
 def script(folder: Path, name: str, text: str) -> None:
