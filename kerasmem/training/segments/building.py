@@ -28,6 +28,7 @@ from kerasmem.training.segments.planning import (
     AUTO,
     Cuts,
     RecomputePlan,
+    check_levels,
     described,
     listed,
     plan_segments,
@@ -118,6 +119,7 @@ def _planned(
     batch_size = whole("batch_size", batch_size)
     if cuts is not None and segments != AUTO:
         raise UsageError("cuts and segments: give the one or the other")
+    check_levels(levels)  # before the model is traced
     if runs_on_jax():
         steps = shaped_chain(source, batch_size, input_shape)
     else:

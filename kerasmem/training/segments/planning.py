@@ -123,9 +123,8 @@ def plan_segments(
         >>> plan.cuts, plan.activation_bytes, plan.plain_activation_bytes
         (('dense_2', 'dense_5'), 330, 910)
     """
+    check_levels(levels)
     table = Table.of(steps)
-    if levels not in range(1, MOST_LEVELS + 1):
-        raise UsageError(f"levels {levels!r}: write a whole number from 1 to {MOST_LEVELS}")
     chosen = table.cut_inside() if levels > 1 else table
     budget = None if target_bytes is None else target_bytes - persistent_bytes
     cuts: list[Cut] | None
@@ -200,6 +199,12 @@ def uncut(plan: RecomputePlan) -> RecomputePlan:
     peak, flops = plan.plain_activation_bytes, sum(each.flops for each in plan.segments)
     whole = PlannedSegment(first.first, last.last, recomputed=False, held_bytes=peak, peak_bytes=peak, flops=flops)
     return replace(plan, segments=(whole,), activation_bytes=peak, extra_flops=0, extra_time=0.0)
+
+
+def check_levels(levels: object) -> None:
+    """Refuse a number of levels that there is not."""
+    if levels not in range(1, MOST_LEVELS + 1):
+        raise UsageError(f"levels {levels!r}: write a whole number from 1 to {MOST_LEVELS}")
 
 
 def way_out(levels: int) -> str:
