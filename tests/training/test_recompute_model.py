@@ -276,6 +276,7 @@ class TestRefusals:
             ({"cuts": [3]}, "write names of layers"),
             ({"levels": 3}, "levels 3: write a whole number from 1 to 2"),
             ({"levels": "2"}, "levels '2'"),
+            ({"cuts": ["dense_1"], "levels": 2}, "cuts and levels"),
             ({"batch_size": 0}, "batch_size:? 0"),
             ({"memory": "2MB", "batch_size": 65536}, "take a smaller batch"),
             ({"memory": "no card"}, "no card"),

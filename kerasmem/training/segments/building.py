@@ -71,7 +71,7 @@ def recompute(
             Those in a tuple are cuts inside the segment that comes next, while it runs again: `("a", ("b", "c"), "d")`.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
         levels: how often a layer may be computed again. With 2, segments are cut inside too, while they run again,
-            where that makes the peak lower: it takes up to another forward pass.
+            where that makes the peak lower: it takes up to another forward pass. Not beside `cuts`, which say it.
 
     Returns:
         A Functional model of class `kerasmem.models.recomputed.RecomputedFunctional`; `plan` on it says what is
@@ -120,6 +120,8 @@ def _planned(
     if cuts is not None and segments != AUTO:
         raise UsageError("cuts and segments: give the one or the other")
     check_levels(levels)  # before the model is traced
+    if cuts is not None and levels != 1:
+        raise UsageError('cuts and levels: give the one or the other; in cuts, a tuple cuts a segment inside: ("a", "b")')
     if runs_on_jax():
         steps = shaped_chain(source, batch_size, input_shape)
     else:
