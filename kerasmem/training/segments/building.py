@@ -121,7 +121,9 @@ def _planned(
         raise UsageError("cuts and segments: give the one or the other")
     check_levels(levels)  # before the model is traced
     if cuts is not None and levels != 1:
-        raise UsageError('cuts and levels: give the one or the other; in cuts, a tuple cuts a segment inside: ("a", "b")')
+        raise UsageError(
+            'cuts and levels: give the one or the other; in cuts, a tuple cuts a segment inside: ("a", "b")'
+        )
     if runs_on_jax():
         steps = shaped_chain(source, batch_size, input_shape)
     else:
