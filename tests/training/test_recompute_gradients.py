@@ -31,12 +31,17 @@ TWICE = {
 }
 
 
-@pytest.fixture(params=["eager", "graph", "xla"])
-def mode(request):
-    """How a step runs. Graphs are optimised differently, so that only in float64 is their rounding below 1e-6."""
+@pytest.fixture
+def dtype(mode, levels):
+    """The policy of a case. Graphs, and cuts inside segments, sum in another order, which float32 shows as rounding.
+
+    Where sums of a gradient nearly cancel, that rounding is as large as any tolerance that would still find a mistake,
+    and it depends on the kernels. In float64 both are far apart.
+    """
     before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("float32" if request.param == "eager" else "float64")
-    yield request.param
+    chosen = "float32" if (mode, levels) == ("eager", 1) else "float64"
+    keras.config.set_dtype_policy(chosen)
+    yield chosen
     keras.config.set_dtype_policy(before)
 
 
@@ -56,14 +61,16 @@ def gradients(model, x, y, mode):
     return float(loss), [tf.convert_to_tensor(each).numpy() for each in found], states
 
 
-def assert_close(one, other, tolerance=1e-6):
+def assert_close(one, other, tolerance):
     for a, b in zip(one, other, strict=True):
         assert np.linalg.norm(a - b) <= tolerance * max(np.linalg.norm(a), 1e-6)
 
 
 @pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_and_states_are_those_of_the_plain_model(name, levels, mode):
+def test_gradients_and_states_are_those_of_the_plain_model(name, mode, levels, dtype):
+    tolerance = {"float32": 1e-6, "float64": 1e-12}[dtype]
     plain, x, y, _ = make(name)
     expected = gradients(plain, x, y, mode)
     model, x, y, cuts = make(name)
@@ -72,6 +79,6 @@ def test_gradients_and_states_are_those_of_the_plain_model(name, levels, mode):
     recomputed = kerasmem.recompute(model, cuts=cuts)
     assert isinstance(recomputed, RecomputedFunctional)
     found = gradients(recomputed, x, y, mode)
-    assert found[0] == pytest.approx(expected[0], rel=1e-6)
-    assert_close(expected[1], found[1])
-    assert_close(expected[2], found[2])
+    assert found[0] == pytest.approx(expected[0], rel=tolerance)
+    assert_close(expected[1], found[1], tolerance)
+    assert_close(expected[2], found[2], tolerance)
