@@ -99,13 +99,17 @@ def test_the_gradient_of_a_layer_s_input_waits_for_that_of_its_weights():
 
 
 def residual(width=24, blocks=4):
+    """Every layer has its name, since Grappler orders operations by names, and so decides which branch runs first."""
     inputs = keras.Input((24, 24, 3))
     x = L.Conv2D(width, 3, padding="same", name="stem")(inputs)
     for number in range(blocks):
-        y = L.ReLU()(L.BatchNormalization()(L.Conv2D(width, 3, padding="same")(x)))
-        y = L.BatchNormalization()(L.Conv2D(width, 3, padding="same")(y))
-        x = L.ReLU(name=f"block_{number}")(L.Add()([L.BatchNormalization()(L.Conv2D(width, 1)(x)), y]))
-    return keras.Model(inputs, L.Dense(10)(L.GlobalAveragePooling2D()(x)))
+        y = L.Conv2D(width, 3, padding="same", name=f"conv_{number}_0")(x)
+        y = L.ReLU(name=f"relu_{number}")(L.BatchNormalization(name=f"norm_{number}_0")(y))
+        y = L.Conv2D(width, 3, padding="same", name=f"conv_{number}_1")(y)
+        y = L.BatchNormalization(name=f"norm_{number}_1")(y)
+        x = L.BatchNormalization(name=f"norm_{number}_2")(L.Conv2D(width, 1, name=f"conv_{number}_2")(x))
+        x = L.ReLU(name=f"block_{number}")(L.Add(name=f"add_{number}")([x, y]))
+    return keras.Model(inputs, L.Dense(10, name="out")(L.GlobalAveragePooling2D(name="pool")(x)))
 
 
 def vocabulary():
