@@ -3,6 +3,8 @@
     python scripts/bench/example_truth.py                             # what has no row yet, on both kinds of kernels
     python scripts/bench/example_truth.py --only vae,hub/bert         # these again
     python scripts/bench/example_truth.py --kernels eigen --match loop/ --seconds 600
+    python scripts/bench/example_truth.py --drawn 0-99                # models of these seeds (drawn_models.py), which
+                                                                      # nobody has looked at: drawn_truth.json
 
 Each estimate and each run of steps is a process of its own, forked from one that has loaded TensorFlow. A step's batch
 is zeros. The peak that is compared is the median of ten steps under TensorFlow's own BFC allocator, after a first one.
@@ -21,10 +23,11 @@ import sys
 import time
 from typing import Any
 
+from drawn_models import batch_size_of
 from environment import RESULTS, environment, write_results
-from example_answers import EXAMPLES, answer, can_be_asked
+from example_answers import EXAMPLES, Example, answer, can_be_asked
 
-NAME = "example_truth"
+NAME, OF_DRAWN = "example_truth", "drawn_truth"
 STEPS = 10
 TIMEOUT = 400.0
 KERNELS = {"onednn": "1", "eigen": "0"}
@@ -88,20 +91,34 @@ def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def examples_of(seeds: str) -> dict[str, Example]:
+    """Return the drawn models of seeds, as "0-99" says them."""
+    first, _, last = seeds.partition("-")
+    return {
+        f"drawn/{seed}": Example("drawn_models.py", "drawn", batch_size_of(seed), {"factory_args": {"seed": seed}})
+        for seed in range(int(first), int(last or first) + 1)
+    }
+
+
 def main() -> None:
     """Ask and measure, and write after each model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names of examples, with commas")
     parser.add_argument("--match", default="", help="those whose name has this in it")
+    parser.add_argument("--drawn", default="", help="models of these seeds in place of examples: 0-99")
     parser.add_argument("--kernels", default=",".join(KERNELS), help="onednn, eigen, or both with a comma")
     parser.add_argument("--seconds", type=float, default=7200.0, help="begin none after so long")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     ends = time.monotonic() + options.seconds
+    if options.drawn:
+        EXAMPLES.clear()
+        EXAMPLES.update(examples_of(options.drawn))
     if options.child:
         rows_here(options.only.split(","), ends)
         return
-    path = RESULTS / f"{NAME}.json"
+    name_of_results = OF_DRAWN if options.drawn else NAME
+    path = RESULTS / f"{name_of_results}.json"
     rows: dict[str, dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else {}
     for kind in options.kernels.split(","):
         wanted = [name for name in EXAMPLES if options.match in name and can_be_asked(name)]
@@ -111,7 +128,7 @@ def main() -> None:
             wanted = [name for name in wanted if kind not in rows.get(name, {})]
         if not wanted:
             continue
-        command = [sys.executable, __file__, "--child", "--only", ",".join(wanted)]
+        command = [sys.executable, __file__, "--child", "--only", ",".join(wanted), "--drawn", options.drawn]
         command += ["--seconds", str(max(ends - time.monotonic(), 0.0))]
         variables = {**os.environ, **CHILD, "TF_ENABLE_ONEDNN_OPTS": KERNELS[kind]}
         with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as child:
@@ -122,9 +139,9 @@ def main() -> None:
                 name = row.pop("name")
                 rows.setdefault(name, {})[kind] = row
                 print(kind, name, row.get("error_percent", row.get("error")), flush=True)
-                kept = {each: rows[each] for each in EXAMPLES if each in rows}
-                write_results(NAME, {"environment": environment("keras", "tensorflow"), "summary": summary(kept),
-                                     "rows": kept})  # fmt: skip
+                kept = rows if options.drawn else {each: rows[each] for each in EXAMPLES if each in rows}
+                write_results(name_of_results, {"environment": environment("keras", "tensorflow"),
+                                                "summary": summary(kept), "rows": kept})  # fmt: skip
 
 
 if __name__ == "__main__":

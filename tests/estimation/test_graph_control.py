@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import keras
+import measuring
 import numpy as np
 import pytest
 
@@ -287,6 +290,19 @@ def program_of(model, batch_size, mode="train"):
 
 def products(program):
     return sum(node.type in ("MatMul", "_FusedMatMul") for node in program.nodes)
+
+
+@pytest.mark.parametrize(("batch_size", "kept"), [(64, [64 * 32 * 32 * 24 * 4]), (128, [])])
+def test_what_follows_from_constants_alone_is_kept_up_to_10_mib(program, batch_size, kept):
+    made, _ = program_of(measuring.maps(), batch_size)
+    constants = [node.outputs[0].bytes for node in made.nodes if node.type == "Const"]
+    assert [each for each in constants if each > 100 << 10] == kept
+    environment = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = program(measuring.__file__, "maps", batch_size, env=environment)
+    assert done.code == 0, done.err[-2000:]
+    batch = sum(made.nodes[number].outputs[0].bytes for number in made.arguments)
+    held = json.loads(done.out.splitlines()[-1])["before"] - batch - sum(each.bytes for each in made.variables)
+    assert sum(kept) <= held < sum(kept) + batch  # its chunks may be nearly twice as large
 
 
 @pytest.mark.parametrize("times", [3, 7])

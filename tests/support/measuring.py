@@ -89,13 +89,20 @@ def frames():
     return model
 
 
+def maps():
+    """A value for each place, whose loss has gradients that follow from constants alone."""
+    model = keras.Sequential([keras.Input((32, 32, 3)), layers.Conv2D(24, 3, padding="same")])
+    model.compile("sgd", "mse")
+    return model
+
+
 def perceptron():
     model = keras.Sequential([keras.Input((256,)), layers.Dense(512, activation="relu"), layers.Dense(10)])
     model.compile("adam", "mse")
     return model
 
 
-MODELS = {each.__name__: each for each in (convnet, transformer, recurrent, nested, frames, perceptron)}
+MODELS = {each.__name__: each for each in (convnet, transformer, recurrent, nested, frames, maps, perceptron)}
 
 
 def batch_of(model, size):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kerasmem.compat.graphs import constant_value
-from kerasmem.estimation.graph.control import unroll
+from kerasmem.estimation.graph.control import CONTROL, unroll
 from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
 from kerasmem.estimation.graph.placement import on_card, place
@@ -25,6 +26,9 @@ _KEPT_ATTRIBUTES = (
     "rnn_mode", "transpose_a", "transpose_b", "frame_name", "adj_x", "adj_y", "is_constant",
     "parallel_iterations", "equation",
 )  # fmt: skip
+# What follows from constants alone is computed once, when the step is made ready, and kept: by Grappler where it is
+# small (kMaxConstantSize), by the runtime up to so many bytes (constant_folding.h).
+_SMALL_CONSTANT, _LARGEST_CONSTANT = 100 << 10, 10 << 20
 _REDUCTIONS = frozenset(name for name, needs in KINDS["both"]["scratch"].items() if needs == reduction.__name__)
 
 
@@ -133,18 +137,47 @@ def _plain(graph: Any, traced: TracedStep, results: list[str], rules: KernelRule
             behind[index] = behind[inputs[0][0]]
         controls = tuple(number[each.name] for each in operation.control_inputs)
         nodes.append(node_of(operation, inputs, controls, behind.get(index)))
+    ends = _numbered(results, number)
+    _fold_constants(nodes, {index for index, each in enumerate(operations) if each.op_def.is_stateful}, ends)
     _add_hidden_outputs(nodes, rules)
     nodes = _with_absorbed(nodes, rules)
     _add_compiled_scratch(nodes)
     arguments = tuple(
         number[each.op.name] for each in traced.function.graph.inputs[: len(traced.flat)] if each.op.name in number
     )
-    ends: list[tuple[int, int]] = []
-    for name in results:
-        operation_name, _, output = name.partition(":")
-        if operation_name in number:
-            ends.append((number[operation_name], int(output or 0)))
-    return Program(tuple(nodes), variables_of(traced), arguments, tuple(ends))
+    return Program(tuple(nodes), variables_of(traced), arguments, ends)
+
+
+def _numbered(results: list[str], number: dict[str, int]) -> tuple[tuple[int, int], ...]:
+    """Return tensors, by their names, as numbers of nodes and of their outputs."""
+    parts = (name.partition(":") for name in results)
+    return tuple((number[name], int(output or 0)) for name, _, output in parts if name in number)
+
+
+def _fold_constants(nodes: list[Node], stateful: set[int], results: tuple[tuple[int, int], ...]) -> None:
+    """Put constants in place of operations that follow from constants alone; what only those took goes.
+
+    Of a chain the last is kept, unless it is too large: then all of it runs in each step.
+    """
+    constant: set[int] = set()  # each comes before those that take it
+    for number, node in enumerate(nodes):
+        follows = bool(node.inputs) and number not in stateful and node.type not in CONTROL
+        is_plain = all(each.bytes is not None and each.dtype not in ("resource", "variant") for each in node.outputs)
+        if node.type == "Const" or (follows and is_plain and all(source in constant for source, _ in node.inputs)):
+            constant.add(number)
+    asked = {source for source, _ in results}
+    asked.update(source for number, node in enumerate(nodes) if number not in constant for source, _ in node.inputs)
+    for number in constant & asked:
+        node = nodes[number]
+        size = sum(each.bytes or 0 for each in node.outputs)
+        if node.type != "Const" and _SMALL_CONSTANT < size <= _LARGEST_CONSTANT:
+            nodes[number] = replace(node, type="Const", inputs=(), attributes={})
+    taken = Counter(source for node in nodes for source, _ in node.inputs)
+    for number in sorted(constant - asked, reverse=True):  # those that take a node come before it
+        node = nodes[number]
+        if node.inputs and not taken[number]:
+            taken.subtract(source for source, _ in node.inputs)
+            nodes[number] = Node(node.name, "NoOp", (), node.controls, (), {})
 
 
 def node_of(
