@@ -178,6 +178,21 @@ def kernels() -> str:
 
 
 @part
+def drawn() -> str:
+    found = results("drawn_truth")["summary"]
+    rows = []
+    for kind, name in (("onednn", "oneDNN's"), ("eigen", "TensorFlow's own")):
+        each = found[kind]
+        worst = max(abs(error) for error in each["worst"].values())
+        rows.append(
+            (name, each["models"], f"{each['median_absolute_error_percent']} %",
+             f"{each['p95_absolute_error_percent']} %", f"{worst} %",
+             f"{each['most_covered_by_high']} of {each['models']}")
+        )  # fmt: skip
+    return table("CPU kernels|>models|>median error|>95th percentile|>worst|>largest step ≤ `high`", rows)
+
+
+@part
 def examples() -> str:
     found = results("example_answers")
     kinds = found["kinds"]

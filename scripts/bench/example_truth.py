@@ -80,7 +80,8 @@ def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
         errors = sorted((abs(row["error_percent"]), name) for name, row in told.items())
         if errors:
             found[kind] = {
-                "models": len(errors), "median_absolute_error_percent": statistics.median(each for each, _ in errors),
+                "models": len(errors),
+                "median_absolute_error_percent": round(statistics.median(each for each, _ in errors), 2),
                 "p95_absolute_error_percent": errors[int(0.95 * (len(errors) - 1))][0],
                 "most_covered_by_high": sum(row["high"] >= row["most"] for row in told.values()),
                 "worst": {name: told[name]["error_percent"] for _, name in errors[::-1][:8]},
