@@ -21,12 +21,12 @@ from kerasmem.estimation.graph.rules import KernelRules, rules_of
 from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.call_graph import graph_by_call
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
+from kerasmem.models.segment_cuts import Cuts
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
 from kerasmem.training.segments.chain import nested_models
 from kerasmem.training.segments.planning import (
     AUTO,
-    Cuts,
     RecomputePlan,
     check_levels,
     described,

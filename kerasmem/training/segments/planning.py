@@ -12,6 +12,7 @@ from numbers import Integral
 from typing import Any
 
 from kerasmem.errors import UsageError
+from kerasmem.models.segment_cuts import Cuts
 from kerasmem.records import Record
 from kerasmem.training.segments.chain import Step
 from kerasmem.training.segments.choosing import Cut, Table, cheapest, inner_places, lowest_peak
@@ -19,7 +20,6 @@ from kerasmem.units import format_size
 
 AUTO = "auto"
 MOST_LEVELS = 2
-Cuts = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
