@@ -17,23 +17,25 @@ if str(ROOT) not in sys.path:  # this checkout's kerasmem, for the bench's own m
 
 
 def environment(*packages: str) -> dict[str, Any]:
-    """Return versions and the machine's cores, without its name."""
+    """Return versions, the machine's cores and the kind of its processor, without the machine's name."""
+    from kerasmem.devices.kernels import cpu_facts
+
     return {
         "python": platform.python_version(),
         "system": platform.system(),
         "cores": len(os.sched_getaffinity(0)),
+        **cpu_facts(),
         **{name: metadata.version(name) for name in packages},
     }
 
 
 def facts_of_rows() -> dict[str, Any]:
     """Return what a row of the data set says of the software, the machine and its license."""
-    from kerasmem.devices.kernels import cpu_facts
     from kerasmem.estimation.truth.rows import LICENSE
 
     here = environment("tensorflow", "keras", "numpy")
-    versions = {name: here[name] for name in ("python", "tensorflow", "keras", "numpy")}
-    machine = {"system": here["system"], "cores": here["cores"], **cpu_facts(), "device": "cpu"}
+    versions = {name: here.pop(name) for name in ("python", "tensorflow", "keras", "numpy")}
+    machine = {**here, "device": "cpu"}
     return {"license": LICENSE, "versions": versions, "machine": machine}
 
 
