@@ -9,10 +9,12 @@ from pathlib import Path
 
 import onednn
 import pytest
+from tensorflow.python.framework import dtypes
+from tensorflow.python.framework.kernels import get_registered_kernels_for_op
 
 from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.graph.program import Node, Tensor
-from kerasmem.estimation.graph.rules import rules_of
+from kerasmem.estimation.graph.rules import KINDS, rules_of
 from kerasmem.models.sizes import element_bytes
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -64,3 +66,29 @@ def test_requests_of_single_operations(program, kind, seed, threads):
         if large[0] != large[1] or abs(sum(by_rule) - sum(asked)) > LITTLE:
             wrong.append((each, by_rule))
     assert not wrong, wrong
+
+
+def registered(type_name):
+    """The dtypes that TensorFlow registered a kernel of oneDNN's for in an operation's place."""
+    names = (f"{prefix}{type_name.lstrip('_')}" for prefix in ("_Mkl", "_MklNative"))
+    constraints = (
+        each for name in names for kernel in get_registered_kernels_for_op(name).kernel for each in kernel.constraint
+    )
+    values = (each.allowed_values.list.type for each in constraints if each.name == "T")
+    return {dtypes.as_dtype(value).name for each in values for value in each}
+
+
+@pytest.mark.skipif(not registered("MatMul"), reason="TensorFlow was built without oneDNN")
+@pytest.mark.parametrize("type_name", KINDS[ONEDNN]["rewritten"])
+def test_onednn_has_the_kernels_that_tensorflow_registers(type_name):
+    lacks = KINDS[ONEDNN]["lacks"]
+    said = {dtype for dtype in ("float32", "bfloat16", "float16") if type_name not in lacks.get(dtype, ())}
+    assert registered(type_name) & {"float32", "bfloat16", "float16"} == said
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [("float32", 0), ("bfloat16", 0), ("float16", 2)])
+def test_a_gradient_that_onednn_lacks_in_a_dtype_takes_what_tensorflows_own_takes(dtype, copies):
+    rules = rules_of(CpuKernels(ONEDNN, ("float32", "bfloat16", "float16")))
+    images = tensor((8, 32, 32, 16), dtype)
+    node = Node("one", "FusedBatchNormGradV3", (), (), (images,), {})
+    assert sum(need.bytes for need in rules.needs(node, (images, images))) == copies * images.bytes

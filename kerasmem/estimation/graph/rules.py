@@ -9,7 +9,7 @@ allocator events recorded from real steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kerasmem.devices.kernels import CUDA, EIGEN, ONEDNN, TITLES, CardKernels, CpuKernels
@@ -102,6 +102,7 @@ class KernelRules:
         absorbing: gradients of filters that take over that of the bias.
         rates: how fast they are.
         dtypes: what they compute in; None for all.
+        lacks: dtype → operations that they have in the others of these, not in it.
         copied: of these, in which products and convolutions copy blocks of their operands, of unknown sizes.
         others: the kernels that compute the other dtypes; beside a card, those on the CPU.
         card: the card that they run on; None for a CPU.
@@ -119,6 +120,7 @@ class KernelRules:
     absorbing: frozenset[str] = frozenset()
     rates: Rates = field(default_factory=lambda: rates_of(ONEDNN))
     dtypes: tuple[str, ...] | None = None
+    lacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     copied: tuple[str, ...] = ()
     others: KernelRules | None = None
     card: CardKernels | None = None
@@ -131,7 +133,9 @@ class KernelRules:
             return self.others if ON_HOST in node.attributes else self
         if self.others is None or not node.outputs:
             return self
-        return self if node.outputs[0].dtype in (self.dtypes or ()) else self.others
+        dtype = node.outputs[0].dtype
+        is_here = dtype in (self.dtypes or ()) and node.type not in self.lacks.get(dtype, ())
+        return self if is_here else self.others
 
     def candidates(self, node: Node) -> tuple[int, ...] | None:
         """Return the inputs whose buffer an operation's output may take over: none, some, or all (None)."""
@@ -186,6 +190,7 @@ def _rules(kind: str, kernels: CpuKernels) -> KernelRules:
         hidden_outputs=row["hidden_outputs"],
         rewritten=frozenset(row.get("rewritten", ())),
         absorbing=frozenset(row.get("absorbing", ())),
+        lacks=row.get("lacks", {}),
         rates=rates_of(kind),
     )
 
