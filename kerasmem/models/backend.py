@@ -130,4 +130,7 @@ def keras_reason(error: BaseException) -> str:
         else text.rpartition("xception encountered:")[2].rpartition("Error encountered:")[2]
     )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and lines[0] == "Graph execution error:":  # where the operation was made, what went wrong, its name
+        named = next((number for number, line in enumerate(lines) if line.startswith("[[")), len(lines))
+        lines = lines[named - 1 :]
     return lines[0][:300] if lines else type(error).__name__

@@ -84,6 +84,7 @@ def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
                 "median_absolute_error_percent": round(statistics.median(each for each, _ in errors), 2),
                 "p95_absolute_error_percent": errors[int(0.95 * (len(errors) - 1))][0],
                 "most_covered_by_high": sum(row["high"] >= row["most"] for row in told.values()),
+                "measured_within_interval": sum(row["low"] <= row["measured"] <= row["high"] for row in told.values()),
                 "worst": {name: told[name]["error_percent"] for _, name in errors[::-1][:8]},
                 "not_measured": {
                     name: row[kind]["error"] for name, row in rows.items() if "error" in row.get(kind, {})

@@ -81,6 +81,22 @@ def test_either_kind_of_kernels(program, build, batch_size, asked):
     assert measured["kernels"] == ("onednn" if asked == "1" else "eigen")
 
 
+@pytest.mark.usefixtures("x86_kernels")
+def test_the_interval_of_a_short_step_begins_where_its_threads_take_turns(program):
+    eigen = {**ENVIRONMENT, "TF_ENABLE_ONEDNN_OPTS": "0"}  # whose gradients each work in all of the cache
+    said, turns = (
+        program(measuring.__file__, "thumbnails", 2, "estimate", env={**eigen, "TF_NUM_INTEROP_THREADS": str(threads)})
+        for threads in (2, 1)
+    )
+    assert said.code == turns.code == 0, said.err[-2000:] + turns.err[-2000:]
+    found, alone = (json.loads(each.out.splitlines()[-1]) for each in (said, turns))
+    of_two = found["estimate"]["bytes"]
+    assert of_two["low"] == pytest.approx(alone["peak"], rel=0.02)
+    assert alone["estimate"]["bytes"]["total"] == pytest.approx(alone["peak"], rel=0.02)
+    assert 1.5 * of_two["low"] < of_two["total"]
+    assert all(of_two["low"] * 0.98 <= peak <= of_two["high"] for peak in found["peaks"]), (of_two, found["peaks"])
+
+
 def dense(optimizer="adam"):
     model = keras.Sequential([keras.Input((64,)), layers.Dense(256, activation="relu"), layers.Dense(8)])
     model.compile(optimizer, "mse")

@@ -6,10 +6,11 @@ import builtins
 import sys
 
 import keras
+import numpy as np
 import pytest
 
 from kerasmem.errors import UsageError
-from kerasmem.models.backend import import_keras, require_tensorflow, runs_on_jax
+from kerasmem.models.backend import import_keras, keras_reason, require_tensorflow, runs_on_jax
 
 
 def test_another_backend_is_refused(monkeypatch):
@@ -48,6 +49,14 @@ def test_what_only_tensorflow_has_is_refused_elsewhere(monkeypatch):
     assert runs_on_jax()
     with pytest.raises(UsageError, match="profile: not on Keras's jax backend, only on TensorFlow; KERAS_BACKEND="):
         require_tensorflow("profile")
+
+
+def test_the_reason_of_a_step_that_failed_is_what_its_operation_said():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Embedding(10, 4), keras.layers.Flatten()])
+    model.compile("sgd", "mse")
+    with pytest.raises(Exception, match="Graph execution error") as caught:
+        model.train_on_batch(np.array([[1, 2, 30]]), np.zeros((1, 12)))
+    assert keras_reason(caught.value) == "indices[0,2] = 30 is not in [0, 10)"
 
 
 def test_a_warning_of_fit_on_jax_names_the_line_of_the_script(monkeypatch):

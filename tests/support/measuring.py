@@ -96,13 +96,21 @@ def maps():
     return model
 
 
+def thumbnails():
+    """A step that takes less time than a thread may wait for a processor."""
+    rows = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(3)]
+    model = keras.Sequential([keras.Input((12, 12, 8)), *rows])
+    model.compile("sgd", "mse")
+    return model
+
+
 def perceptron():
     model = keras.Sequential([keras.Input((256,)), layers.Dense(512, activation="relu"), layers.Dense(10)])
     model.compile("adam", "mse")
     return model
 
 
-MODELS = {each.__name__: each for each in (convnet, transformer, recurrent, nested, frames, maps, perceptron)}
+MODELS = {each.__name__: each for each in (convnet, transformer, recurrent, nested, frames, maps, thumbnails, perceptron)}
 
 
 def batch_of(model, size):

@@ -29,6 +29,9 @@ _BEYOND = KINDS["cuda"]["missing"]  # what a step on a card takes beyond the tot
 # In loops it decides whether a thread keeps it for itself.
 SMALLEST_PRODUCT_SECONDS = 7e-6
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
+# A thread that is woken may be put on the processor of the one that woke it (on virtual machines most are), where it
+# waits until Linux balances its processors: at a tick, 250 times a second. In a shorter step threads may take turns.
+TICK_SECONDS = 4e-3
 
 
 def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attribution, rules: KernelRules) -> Outcome:
@@ -43,18 +46,22 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     Raises:
         NotModelled: the step holds something without a rule.
     """
-    simulated = _simulate(program, rules)
+    times = _times(program, rules)
+    simulated = _simulate(program, rules, times)
     is_on_cpu = rules.card is None
     upper = rules.upper or rules
     if program.has_loops:  # where a thread gets no time, what it has left undone piles up iteration by iteration
         upper = replace(upper, workers=1)
-    most = max(each.in_use for _, peaks in _simulate(program, upper, is_settled=True) for each in peaks)
+    most = max(_settled(program, upper, times))
     if rules.card is not None:  # where there is no room to work in, cuDNN's algorithms without are taken
         most = min(most, rules.card.available_bytes)
     by_size = sorted(((peak, heap) for heap, peaks in simulated for peak in peaks), key=lambda each: each[0].in_use)
     sizes = [peak.in_use for peak, _ in by_size]
     # Where the order of threads decides between some outcomes, a mean hangs less on the draw than the median does.
     total = int(statistics.mean(sizes[len(sizes) // 4 : len(sizes) - len(sizes) // 4]))
+    least = min(sizes[0], int(total * (1 - SPREAD["graph"])))
+    if is_on_cpu and sum(times.values()) < TICK_SECONDS:
+        least = min(least, *_settled(program, replace(rules, workers=1), times))
     usual, heap = by_size[bisect.bisect_right(sizes, total) - 1]
     live = _live(heap, usual.end)
     shares = _divide(program, live, usual, layer_of, attribution)
@@ -72,7 +79,7 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     at = program.nodes[usual.node].name
     return Outcome(
         "graph", "graph", total,
-        low=min(sizes[0], int(total * (1 - SPREAD["graph"]))),
+        low=least,
         high=max(most, limit, int(total * (1 + SPREAD["graph"])), sizes[-1] + wasted),
         pool=Pool(usual.requested, total, heap.allocator.reserved, None, limit),
         categories=shares.categories,
@@ -117,11 +124,11 @@ def _not_on_card(program: Program, **figures: int) -> tuple[Unmodelled, ...]:
     )
 
 
-def _simulate(program: Program, rules: KernelRules, is_settled: bool = False) -> list[tuple[Heap, list[Peak]]]:
-    """Return the heap of each simulated process and its steps' peaks; of one process where kernels are settled."""
+def _times(program: Program, rules: KernelRules) -> dict[int, float]:
+    """Return the usual seconds of each operation, by its id."""
     has_loops = program.has_loops
 
-    def usual_seconds(node: Node) -> float:
+    def seconds_of(node: Node) -> float:
         inputs = [program.nodes[source].outputs[output] for source, output in node.inputs]
         own = rules.of(node)
         if own.launch is not None:
@@ -129,12 +136,23 @@ def _simulate(program: Program, rules: KernelRules, is_settled: bool = False) ->
         started = SMALLEST_PRODUCT_SECONDS if has_loops and "MatMul" in node.type else 0.0
         return seconds(node, inputs, own.rates) + started
 
+    return {id(node): seconds_of(node) for node in program.nodes}
+
+
+def _settled(program: Program, rules: KernelRules, times: dict[int, float]) -> list[int]:
+    """Return the peaks of steps in a process whose kernels are settled."""
+    return [peak.in_use for _, peaks in _simulate(program, rules, times, is_settled=True) for peak in peaks]
+
+
+def _simulate(
+    program: Program, rules: KernelRules, times: dict[int, float], is_settled: bool = False
+) -> list[tuple[Heap, list[Peak]]]:
+    """Return the heap of each simulated process and its steps' peaks; of one process where kernels are settled."""
     affordable = MOST_OPERATIONS // max(len(program.nodes), 1)  # steps
     most = 1 if is_settled else PROCESSES
     processes = max(min(most, affordable // (WARM_UP_STEPS + FEWEST_STEPS)), 1)
     steps = max(min(STEPS, affordable // processes - WARM_UP_STEPS), FEWEST_STEPS)
     found = []
-    times = {id(node): usual_seconds(node) for node in program.nodes}
     recipes: list[Any] = [None] * len(program.nodes)
     for process in range(processes):
         draw = random.Random(process + PROCESSES * is_settled)

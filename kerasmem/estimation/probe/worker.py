@@ -16,6 +16,7 @@ from kerasmem.compat.keras_layers import supports_jit
 from kerasmem.compat.keras_variables import give_value
 from kerasmem.devices.recording import start_recording
 from kerasmem.errors import KerasmemError, ModelError
+from kerasmem.models.backend import keras_reason
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.own_loop import loop_is_compiled
 from kerasmem.models.own_step import optimizer_variables, optimizers_of
@@ -215,9 +216,9 @@ def _out_of_memory(error: Any, name: str, batch_size: int, device: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines()]
     found = [line for line in lines if "OOM when" in line or "ut of memory" in line]
-    return (found or lines or [type(error).__name__])[0][:300]
+    return found[0][:300] if found else keras_reason(error)
 
 
 if __name__ == "__main__":
