@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import random
 import statistics
 from collections import Counter
@@ -30,7 +31,7 @@ _BEYOND = KINDS["cuda"]["missing"]  # what a step on a card takes beyond the tot
 SMALLEST_PRODUCT_SECONDS = 7e-6
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
 # A thread that is woken may be put on the processor of the one that woke it (on virtual machines most are), where it
-# waits until Linux balances its processors: at a tick, 250 times a second. In a shorter step threads may take turns.
+# waits until Linux balances its processors: at a tick, 250 times a second. In a step without a tick threads take turns.
 TICK_SECONDS = 4e-3
 
 
@@ -52,16 +53,13 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     upper = rules.upper or rules
     if program.has_loops:  # where a thread gets no time, what it has left undone piles up iteration by iteration
         upper = replace(upper, workers=1)
-    most = max(_settled(program, upper, times))
+    most = max(each.in_use for _, peaks in _simulate(program, upper, times, is_settled=True) for each in peaks)
     if rules.card is not None:  # where there is no room to work in, cuDNN's algorithms without are taken
         most = min(most, rules.card.available_bytes)
     by_size = sorted(((peak, heap) for heap, peaks in simulated for peak in peaks), key=lambda each: each[0].in_use)
     sizes = [peak.in_use for peak, _ in by_size]
     # Where the order of threads decides between some outcomes, a mean hangs less on the draw than the median does.
     total = int(statistics.mean(sizes[len(sizes) // 4 : len(sizes) - len(sizes) // 4]))
-    least = min(sizes[0], int(total * (1 - SPREAD["graph"])))
-    if is_on_cpu and sum(times.values()) < TICK_SECONDS:
-        least = min(least, *_settled(program, replace(rules, workers=1), times))
     usual, heap = by_size[bisect.bisect_right(sizes, total) - 1]
     live = _live(heap, usual.end)
     shares = _divide(program, live, usual, layer_of, attribution)
@@ -79,7 +77,7 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     at = program.nodes[usual.node].name
     return Outcome(
         "graph", "graph", total,
-        low=least,
+        low=min(sizes[0], int(total * (1 - SPREAD["graph"]))),
         high=max(most, limit, int(total * (1 + SPREAD["graph"])), sizes[-1] + wasted),
         pool=Pool(usual.requested, total, heap.allocator.reserved, None, limit),
         categories=shares.categories,
@@ -139,11 +137,6 @@ def _times(program: Program, rules: KernelRules) -> dict[int, float]:
     return {id(node): seconds_of(node) for node in program.nodes}
 
 
-def _settled(program: Program, rules: KernelRules, times: dict[int, float]) -> list[int]:
-    """Return the peaks of steps in a process whose kernels are settled."""
-    return [peak.in_use for _, peaks in _simulate(program, rules, times, is_settled=True) for peak in peaks]
-
-
 def _simulate(
     program: Program, rules: KernelRules, times: dict[int, float], is_settled: bool = False
 ) -> list[tuple[Heap, list[Peak]]]:
@@ -152,6 +145,8 @@ def _simulate(
     most = 1 if is_settled else PROCESSES
     processes = max(min(most, affordable // (WARM_UP_STEPS + FEWEST_STEPS)), 1)
     steps = max(min(STEPS, affordable // processes - WARM_UP_STEPS), FEWEST_STEPS)
+    without_tick = 0.0 if is_settled or rules.card else 1 - sum(times.values()) / TICK_SECONDS
+    in_turns = math.ceil(processes * max(without_tick, 0.0))  # processes in which one thread runs at a time
     found = []
     recipes: list[Any] = [None] * len(program.nodes)
     for process in range(processes):
@@ -159,7 +154,8 @@ def _simulate(
         heap = Heap(BFCAllocator(descending=rules.card is None))
         memory = Memory(program, rules, heap, recipes)
         past = SETTLED if is_settled else WARM_UP_STEPS + STEPS * process  # each is looked at later in its life
-        executor = Executor(program, rules, lambda node: times[id(node)], past, draw)
+        running = replace(rules, workers=1) if process < in_turns else rules
+        executor = Executor(program, running, lambda node: times[id(node)], past, draw)
         peaks = []
 
         def varied(usual: float, draw: random.Random = draw) -> float:
