@@ -5,6 +5,7 @@
     python scripts/bench/example_truth.py --kernels eigen --match loop/ --seconds 600
     python scripts/bench/example_truth.py --drawn 0-99                # models of these seeds (drawn_models.py), which
                                                                       # nobody has looked at: drawn_truth.json
+    python scripts/bench/example_truth.py --drawn 0-99 --ask-again    # what was measured is kept
 
 Each estimate and each run of steps is a process of its own, forked from one that has loaded TensorFlow. A step's batch
 is zeros. The peak that is compared is the median of ten steps under TensorFlow's own BFC allocator, after a first one.
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from drawn_models import batch_size_of
@@ -46,21 +48,20 @@ def measured(name: str) -> dict[str, Any]:
     return {"measured": int(statistics.median(peaks)), "least": min(peaks), "most": max(peaks)}
 
 
-def one(name: str) -> dict[str, Any]:
+def one(name: str, functions: Sequence[Callable[[str], dict[str, Any]]]) -> dict[str, Any]:
     """Return the row of an example on the kernels that run here."""
     row: dict[str, Any] = {}
-    for function in (answer, measured):
+    for function in functions:
         # Forked between TensorFlow's import and its first operation, which is where it can be.
         with multiprocessing.get_context("fork").Pool(1) as pool:
             try:
                 row.update(pool.apply_async(function, (name,)).get(TIMEOUT))
             except Exception as error:
                 return {**row, "error": f"{function.__name__}: {type(error).__name__}: {error}"[:500]}
-    row["error_percent"] = round(100 * (row["total"] / row["measured"] - 1), 2)
     return {key: value for key, value in row.items() if key not in ("why", "optimizer", "unmodelled")}
 
 
-def rows_here(names: list[str], ends: float) -> None:
+def rows_here(names: list[str], ends: float, ask_alone: bool) -> None:
     """Print a row for each example, as a line of JSON."""
     import keras  # noqa: F401
     import tensorflow as tf  # noqa: F401
@@ -69,7 +70,9 @@ def rows_here(names: list[str], ends: float) -> None:
 
     for name in names:
         if time.monotonic() < ends:
-            print(json.dumps({"name": name, "load": round(os.getloadavg()[0], 1), **one(name)}), flush=True)
+            load = {} if ask_alone else {"load": round(os.getloadavg()[0], 1)}
+            row = one(name, (answer,) if ask_alone else (answer, measured))
+            print(json.dumps({"name": name, **load, **row}), flush=True)
 
 
 def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -110,6 +113,9 @@ def main() -> None:
     parser.add_argument("--drawn", default="", help="models of these seeds in place of examples: 0-99")
     parser.add_argument("--kernels", default=",".join(KERNELS), help="onednn, eigen, or both with a comma")
     parser.add_argument("--seconds", type=float, default=7200.0, help="begin none after so long")
+    parser.add_argument(
+        "--ask-again", action="store_true", help="estimate again what was measured, and measure nothing"
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     ends = time.monotonic() + options.seconds
@@ -117,7 +123,7 @@ def main() -> None:
         EXAMPLES.clear()
         EXAMPLES.update(examples_of(options.drawn))
     if options.child:
-        rows_here(options.only.split(","), ends)
+        rows_here(options.only.split(","), ends, options.ask_again)
         return
     name_of_results = OF_DRAWN if options.drawn else NAME
     path = RESULTS / f"{name_of_results}.json"
@@ -126,12 +132,14 @@ def main() -> None:
         wanted = [name for name in EXAMPLES if options.match in name and can_be_asked(name)]
         if options.only:
             wanted = options.only.split(",")
+        elif options.ask_again:
+            wanted = [name for name in wanted if "measured" in rows.get(name, {}).get(kind, {})]
         else:
             wanted = [name for name in wanted if kind not in rows.get(name, {})]
         if not wanted:
             continue
         command = [sys.executable, __file__, "--child", "--only", ",".join(wanted), "--drawn", options.drawn]
-        command += ["--seconds", str(max(ends - time.monotonic(), 0.0))]
+        command += ["--seconds", str(max(ends - time.monotonic(), 0.0)), *["--ask-again"] * options.ask_again]
         variables = {**os.environ, **CHILD, "TF_ENABLE_ONEDNN_OPTS": KERNELS[kind]}
         with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as child:
             for line in child.stdout or ():
@@ -139,6 +147,9 @@ def main() -> None:
                     continue
                 row = json.loads(line)
                 name = row.pop("name")
+                row = {**rows.get(name, {}).get(kind, {}), **row} if options.ask_again else row
+                if "error" not in row:
+                    row["error_percent"] = round(100 * (row["total"] / row["measured"] - 1), 2)
                 rows.setdefault(name, {})[kind] = row
                 print(kind, name, row.get("error_percent", row.get("error")), flush=True)
                 kept = rows if options.drawn else {each: rows[each] for each in EXAMPLES if each in rows}
