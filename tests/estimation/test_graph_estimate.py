@@ -95,7 +95,8 @@ def test_the_interval_of_a_short_step_has_what_it_takes_where_threads_take_turns
     assert one["estimate"]["bytes"]["total"] == pytest.approx(alone, rel=0.02)
     assert (said["low"] <= 1.02 * alone) == is_short
     assert said["high"] > 1.8 * alone
-    assert all(0.98 * said["low"] <= peak <= said["high"] for peak in two["peaks"]), (said, two["peaks"])
+    least = min(said["low"], alone)  # threads of longer steps may take turns too, where other programs run
+    assert all(0.98 * least <= peak <= said["high"] for peak in two["peaks"]), (said, two["peaks"])
 
 
 def dense(optimizer="adam"):
