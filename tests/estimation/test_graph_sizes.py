@@ -86,7 +86,18 @@ def test_what_is_another_step_at_another_size_does_not_follow_from_it(make):
     for size in (1, 32, 100, 60, 2000):
         found, made = known.at(size, trace), make(size)
         assert (found.program.nodes[1], found.notes) == (made.program.nodes[1], made.notes)
-    assert {1, 32, 100} < set(trace.sizes)
+    assert {1, 32, 1601} < set(trace.sizes)
+
+
+def test_where_the_step_becomes_another_one_it_is_traced_a_little_below():
+    def make(size):
+        return step(size, (size,), type="Op" if size < 9000 else "Other")
+
+    known, trace = KnownSizes(), Traced(make)
+    sizes = (1, 32, 500, 10_000, 9_900, 9_800, 9_711)
+    for size in sizes:
+        assert known.at(size, trace).program.nodes[1] == make(size).program.nodes[1]
+    assert trace.sizes == [1, 32, 8_001, 160_001, 9_472]
 
 
 def test_what_fails_ahead_is_asked_as_it_is():

@@ -16,6 +16,7 @@ from typing import Any
 from kerasmem.estimation.graph.program import Node, Program, Tensor
 
 _FURTHER = 16  # times the size that is asked for: about as far as a search goes in one step
+_NEARER = 32  # parts of the size that is asked for: one part less is about as far as a search comes back
 _FURTHEST = 2**20
 _VALUE = "value"  # the attribute of constants; of those in a program the axis of a split alone is looked at
 
@@ -50,8 +51,10 @@ class KnownSizes:
     def at(self, size: int, trace: Callable[[int], SizedStep]) -> SizedStep:
         """Return the step at a size: as it follows from two others, or traced.
 
-        From the third size on it is traced further ahead first, which serves what a search asks next. The size ahead
-        is odd, so that what depends on a multiple shows. Where it was of no use, no other is tried.
+        From the third size on it is traced further ahead first, which serves what a search asks next, and where the
+        step became another one since the size before, a little below. The size ahead is odd and the one below a
+        multiple of a power of two, so that what depends on a multiple shows. Where that was of no use, it is not tried
+        again.
 
         Args:
             size: samples in a batch.
@@ -59,7 +62,10 @@ class KnownSizes:
         """
         step = self._between(size)
         if step is None and self._looks_ahead and len(self._known) > 1 and size > max(self._known):
-            self._look_ahead(min(_FURTHER * size, _FURTHEST) + 1, trace)
+            self._look(min(_FURTHER * size, _FURTHEST) + 1, trace)
+            step = self._between(size)
+        if step is None and self._looks_ahead and len(self._known) > 2:
+            self._look(_round(size - size // _NEARER), trace)
             step = self._between(size)
         if step is None:
             step = self._known[size] = trace(size)
@@ -67,9 +73,9 @@ class KnownSizes:
             self._looks_ahead &= not larger or self._are_alike(size, min(larger))
         return step
 
-    def _look_ahead(self, further: int, trace: Callable[[int], SizedStep]) -> None:
+    def _look(self, size: int, trace: Callable[[int], SizedStep]) -> None:
         try:
-            self._known[further] = trace(further)
+            self._known[size] = trace(size)
         except Exception:  # nobody asked for this size, so it says nothing
             self._looks_ahead = False
 
@@ -86,6 +92,12 @@ class KnownSizes:
         if (small, large) not in self._compared:
             self._compared[small, large] = _alike(self._known[small], self._known[large], small, large)
         return self._compared[small, large]
+
+
+def _round(size: int) -> int:
+    """Return the next smaller multiple of as large a power of two as changes a size little."""
+    unit = 1 << max((size // _NEARER).bit_length() - 1, 0)
+    return size // unit * unit
 
 
 def _alike(one: SizedStep, other: SizedStep, small: int, large: int) -> bool:
