@@ -187,9 +187,12 @@ def drawn() -> str:
         rows.append(
             (name, each["models"], f"{each['median_absolute_error_percent']} %",
              f"{each['p95_absolute_error_percent']} %", f"{worst} %",
-             f"{each['most_covered_by_high']} of {each['models']}", each["measured_within_interval"])
+             f"{each['most_covered_by_high']} of {each['models']}",
+             f"{each['measured_within_interval']} of {each['models']}")
         )  # fmt: skip
-    columns = "CPU kernels|>models|>median error|>95th percentile|>worst|>largest step ≤ `high`|>usual step in the interval"
+    columns = (
+        "CPU kernels|>models|>median error|>95th percentile|>worst|>largest step ≤ `high`|>usual step in the interval"
+    )
     return table(columns, rows)
 
 

@@ -110,7 +110,9 @@ def perceptron():
     return model
 
 
-MODELS = {each.__name__: each for each in (convnet, transformer, recurrent, nested, frames, maps, thumbnails, perceptron)}
+MODELS = {
+    each.__name__: each for each in (convnet, transformer, recurrent, nested, frames, maps, thumbnails, perceptron)
+}
 
 
 def batch_of(model, size):
