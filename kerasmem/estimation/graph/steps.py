@@ -146,7 +146,8 @@ def _simulate(
     processes = max(min(most, affordable // (WARM_UP_STEPS + FEWEST_STEPS)), 1)
     steps = max(min(STEPS, affordable // processes - WARM_UP_STEPS), FEWEST_STEPS)
     without_tick = 0.0 if is_settled or rules.card else 1 - sum(times.values()) / TICK_SECONDS
-    in_turns = math.ceil(processes * max(without_tick, 0.0))  # processes in which one thread runs at a time
+    # Processes in which one thread runs at a time: not all, as a tick may fall into any.
+    in_turns = min(math.ceil(processes * max(without_tick, 0.0)), processes - 1)
     found = []
     recipes: list[Any] = [None] * len(program.nodes)
     for process in range(processes):
