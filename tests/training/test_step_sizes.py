@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from contextlib import nullcontext
 
 import keras
@@ -15,6 +17,7 @@ from kerasmem.errors import ModelError
 from kerasmem.estimation.live import live_outcome
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import RanOut
+from kerasmem.training.steps.remote import RemoteEngine
 from kerasmem.training.steps.sizing import MOST_SECONDS, Fitting, Room, StepSizes, even_rows, most_rows
 
 L = keras.layers
@@ -207,6 +210,21 @@ def test_an_update_that_runs_out_is_not_tried_with_smaller_pieces(monkeypatch):
             driver.step("train", BATCH)
         assert engine.tried == [(64, 64), (64, 16)]
         assert ("a smaller batch_size" in str(told.value)) == is_told and "keras.optimizers.SGD" in str(told.value)
+
+
+@pytest.mark.usefixtures("loaded_python")
+def test_a_process_that_ends_between_two_steps_is_told_of_too():
+    model = dense()
+    engine = RemoteEngine(model, BATCH)
+    driver = Driver(engine, model)
+    driver.step("train", BATCH)
+    ended = engine.pid
+    os.kill(ended, signal.SIGKILL)
+    assert driver.keep() and engine.pid not in (None, ended)
+    (told,) = driver.recoveries
+    assert (told.kind, told.rows, told.micro_batch_rows, told.replayed) == ("state", 0, None, 1)
+    assert "was ended by SIGKILL" in told.summary
+    engine.close()
 
 
 def test_an_estimate_that_takes_long_is_not_asked_again():

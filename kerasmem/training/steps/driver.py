@@ -47,12 +47,12 @@ _OTHERWISE = (
 
 @dataclass(frozen=True)
 class Recovery(Record, what="recovery"):
-    """One time that a step ran out and was repeated.
+    """One time that a step ran out, or its process ended, and it was repeated.
 
     Attributes:
         step: number of the step since the run began, from 0.
-        kind: "train" or "test".
-        rows: rows of the batch.
+        kind: "train" or "test"; "state" or "reset" where the process that takes the steps ended between two of them.
+        rows: rows of the batch; 0 between two steps.
         micro_batch_rows: rows of the pieces in which it then went through; None where it went through whole.
         replayed: steps since the last good copy that were taken once more.
         summary: what ran out.
@@ -219,8 +219,9 @@ class Driver:
                 if failure.is_dead and not self._may_stay:
                     raise
                 failures.append(failure)
-        if failures and entry.batch is not None:
-            rows, size = row_count(entry.batch), self.sizes[entry.kind]
+        if failures:
+            rows = 0 if entry.batch is None else row_count(entry.batch)
+            size = self.sizes.get(entry.kind, rows)
             replayed = sum(old.kind == "train" for old in self._journal)
             summary = failures[0].diagnosis.summary
             self.recoveries.append(
