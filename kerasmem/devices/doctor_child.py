@@ -16,7 +16,7 @@ from typing import Any
 
 from kerasmem.compat.borrowing import NotAvailableError, all_borrowed
 from kerasmem.compat.gradients import kept_variables
-from kerasmem.devices.kernels import onednn_is_left_off
+from kerasmem.devices.kernels import cpu_kernels, onednn_is_left_off
 
 STEP = "kerasmem: the step begins"  # a line in the log
 
@@ -58,6 +58,7 @@ def main(path: str) -> None:
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.list_logical_devices()
     found["onednn_is_left_off"] = onednn_is_left_off()
+    found["float16_is_slow"] = "float16" in cpu_kernels().dtypes
     if found["backend"] == "tensorflow":
         reach("run a small training step")
         _step(tf, keras, found)

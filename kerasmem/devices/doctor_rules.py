@@ -102,6 +102,7 @@ class SelfReport:
         gpus: as it lists them: "name", "card", "visible", "growth" (as the program would find it).
         jit_compile: what Keras's jit_compile="auto" comes to here.
         onednn_is_left_off: whether TensorFlow's own kernels run on a CPU that oneDNN's could run on.
+        float16_is_slow: whether oneDNN computes in float16 on this CPU.
         kept_model_bytes: of a small model that was trained, deleted and cleared with Keras's function, what is left.
         log: what its log said.
         failure: at which stage it ended, and how; None where it did not fail.
@@ -118,6 +119,7 @@ class SelfReport:
     gpus: tuple[dict[str, Any], ...] = ()
     jit_compile: bool | None = None
     onednn_is_left_off: bool | None = None
+    float16_is_slow: bool | None = None
     kept_model_bytes: int | None = None
     log: LogFacts = field(default_factory=LogFacts)
     failure: str | None = None
@@ -146,6 +148,9 @@ def judge(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) ->
         what = "TensorFlow runs its own kernels on this CPU: in graph mode convolutions can take twice what oneDNN's do"
         way_out = "TF_ENABLE_ONEDNN_OPTS=1 before Python starts; `kerasmem advise` estimates a model with both"
         found.append(Finding("note", what, way_out))
+    if said.float16_is_slow and not said.gpus:
+        what = "in float16 this CPU's steps take far longer than in float32: oneDNN has no fast kernels for them"
+        found.append(Finding("note", what, "mixed_bfloat16, or TF_ENABLE_ONEDNN_OPTS=0 before Python starts"))
     if said.kept_model_bytes:
         what = f"TensorFlow {said.tensorflow} keeps each model that was trained, whatever is deleted"
         what += f": {format_size(said.kept_model_bytes)} were left of a small one"

@@ -53,6 +53,14 @@ def sentences(facts, machine, environ=None, log="", ended=None):
             "note: TensorFlow runs its own kernels on this CPU: in graph mode convolutions can take twice what "
             "oneDNN's do | TF_ENABLE_ONEDNN_OPTS=1 before Python starts",
         ),
+        (
+            {**DONE, "float16_is_slow": True},
+            WITHOUT,
+            {},
+            "",
+            "note: in float16 this CPU's steps take far longer than in float32: oneDNN has no fast kernels for them | "
+            "mixed_bfloat16, or TF_ENABLE_ONEDNN_OPTS=0",
+        ),
         (DONE, WITH_CARD, {"CUDA_VISIBLE_DEVICES": ""}, "", "problem: TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES=''"),
         (DONE, WITHOUT, {"CUDA_VISIBLE_DEVICES": "-1"}, "", "note: TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES='-1'"),
         (DONE, HIDDEN, {"CUDA_VISIBLE_DEVICES": "7"}, "", "CUDA_VISIBLE_DEVICES='7' names no card of this machine"),
