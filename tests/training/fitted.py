@@ -106,6 +106,8 @@ def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=5000, s
         os.environ.update(TF_CPU_ALLOCATOR_USE_BFC="true", TF_CPU_BFC_MEM_LIMIT_IN_MB=str(limit))
     import tensorflow as tf
 
+    if kill and (fit or {}).get("isolated"):  # a fork of a loaded Python ends some time after what is killed
+        sys.executable = os.environ.get("NEW_PYTHON", sys.executable)
     if not xla:  # under determinism Keras does not use XLA
         tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(seed)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loaded_python import NEW_PYTHON
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -30,7 +31,12 @@ def run_all(folder, runs):
         capture_output=True,
         text=True,
         timeout=900,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent), "TF_ENABLE_ONEDNN_OPTS": "0"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(HERE.parent.parent),
+            "TF_ENABLE_ONEDNN_OPTS": "0",
+            "NEW_PYTHON": NEW_PYTHON,
+        },
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])

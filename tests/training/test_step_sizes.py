@@ -212,7 +212,6 @@ def test_an_update_that_runs_out_is_not_tried_with_smaller_pieces(monkeypatch):
         assert ("a smaller batch_size" in str(told.value)) == is_told and "keras.optimizers.SGD" in str(told.value)
 
 
-@pytest.mark.usefixtures("loaded_python")
 def test_a_process_that_ends_between_two_steps_is_told_of_too():
     model = dense()
     engine = RemoteEngine(model, BATCH)
