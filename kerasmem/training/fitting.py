@@ -84,7 +84,7 @@ def fit(
 
     Returns:
         Keras's `History`, also of the epochs before it was gone on with; its attribute `recoveries` has a `Recovery`
-        for each step that was taken again.
+        for each step that was taken again, and each time that the process which takes them ended between two.
 
     Raises:
         UsageError: an argument is wrong, the model cannot be trained in pieces, or the checkpoint is of another run.

@@ -132,10 +132,10 @@ def main() -> None:
         wanted = [name for name in EXAMPLES if options.match in name and can_be_asked(name)]
         if options.only:
             wanted = options.only.split(",")
-        elif options.ask_again:
-            wanted = [name for name in wanted if "measured" in rows.get(name, {}).get(kind, {})]
-        else:
+        elif not options.ask_again:
             wanted = [name for name in wanted if kind not in rows.get(name, {})]
+        if options.ask_again:
+            wanted = [name for name in wanted if "measured" in rows.get(name, {}).get(kind, {})]
         if not wanted:
             continue
         command = [sys.executable, __file__, "--child", "--only", ",".join(wanted), "--drawn", options.drawn]
@@ -147,7 +147,8 @@ def main() -> None:
                     continue
                 row = json.loads(line)
                 name = row.pop("name")
-                row = {**rows.get(name, {}).get(kind, {}), **row} if options.ask_again else row
+                if options.ask_again:
+                    row |= {key: rows[name][kind][key] for key in ("load", "measured", "least", "most")}
                 if "error" not in row:
                     row["error_percent"] = round(100 * (row["total"] / row["measured"] - 1), 2)
                 rows.setdefault(name, {})[kind] = row

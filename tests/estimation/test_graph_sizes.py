@@ -70,23 +70,32 @@ def test_from_the_third_size_on_one_is_traced_ahead():
         assert each.program.nodes[1] == step(size, (size, 7), (3, 2 * size), (5,)).program.nodes[1]
 
 
-@pytest.mark.parametrize("make", [
-    pytest.param(lambda size: step(size, (min(size, 100), 7)), id="no more than a number of rows"),
-    pytest.param(lambda size: step(size, (size + 3,)), id="neither the same nor for each sample"),
-    pytest.param(lambda size: step(size, (5 * size // 2,)), id="half a row for each sample"),
-    pytest.param(lambda size: step(size, (size,), type="Op" if size < 90 else "Other"), id="another operation"),
-    pytest.param(lambda size: step(size, (size,), name="make" if size % 2 else "made"), id="odd sizes are others"),
-    pytest.param(lambda size: step(size, *[(size,)] * (1 + size // 90)), id="more outputs"),
-    pytest.param(lambda size: step(size, (size,), attributes={"strides": [size]}), id="another attribute"),
-    pytest.param(lambda size: step(size, (size,), type="Split"), id="another axis"),
-    pytest.param(lambda size: replace(step(size, (size,)), notes=(str(size),)), id="another note"),
+EACH = [96, 100, 60, 2000]  # the first is a look a little below 100
+
+
+@pytest.mark.parametrize(("make", "traced"), [
+    pytest.param(lambda size: step(size, (min(size, 100), 7)), [96, 100, 32001], id="no more than a number of rows"),
+    pytest.param(lambda size: step(size, (size + 3,)), EACH, id="neither the same nor for each sample"),
+    pytest.param(lambda size: step(size, (5 * size // 2,)), EACH, id="half a row for each sample"),
+    pytest.param(
+        lambda size: step(size, (size,), type="Op" if size < 90 else "Other"), [96, 59, 60, 2000],
+        id="another operation",
+    ),
+    pytest.param(
+        lambda size: step(size, (size,), name="make" if size % 2 else "made"), [96, 100, 2000],
+        id="odd sizes are others",
+    ),
+    pytest.param(lambda size: step(size, *[(size,)] * (1 + size // 90)), EACH, id="more outputs"),
+    pytest.param(lambda size: step(size, (size,), attributes={"strides": [size]}), EACH, id="another attribute"),
+    pytest.param(lambda size: step(size, (size,), type="Split"), EACH, id="another axis"),
+    pytest.param(lambda size: replace(step(size, (size,)), notes=(str(size),)), EACH, id="another note"),
 ])  # fmt: skip
-def test_what_is_another_step_at_another_size_does_not_follow_from_it(make):
+def test_what_is_another_step_at_another_size_does_not_follow_from_it(make, traced):
     known, trace = KnownSizes(), Traced(make)
     for size in (1, 32, 100, 60, 2000):
         found, made = known.at(size, trace), make(size)
         assert (found.program.nodes[1], found.notes) == (made.program.nodes[1], made.notes)
-    assert {1, 32, 1601} < set(trace.sizes)
+    assert trace.sizes == [1, 32, 1601, *traced]
 
 
 def test_where_the_step_becomes_another_one_it_is_traced_a_little_below():
