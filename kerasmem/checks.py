@@ -20,7 +20,7 @@ _MOST_SAMPLES = 2**31 - 1  # of a batch: TensorFlow counts them in 32 bits
 Called = TypeVar("Called", bound=Callable[..., Any])
 
 # The words that arguments of several rooms and options take; `typing.get_args` gives them.
-Method = Literal["auto", "formula", "graph", "xla", "gpu-target", "probe", "eager"]
+Method = Literal["auto", "formula", "graph", "xla", "gpu-target", "probe"]
 Mode = Literal["train", "evaluate", "inference"]
 Parallel = Literal["data", "model"]
 SplitAs = Literal["files", "groups"]

@@ -42,7 +42,6 @@ use_more_packages() {
     needs=("$name")
     case $name in
         jax) wanted=(jax) ;;
-        torch) wanted=(torch==2.13.0) ;; # a newer one may be the build with CUDA, of several GB
         optional)
             # setuptools: gcp-storage-emulator imports pkg_resources
             wanted=(s3fs 'moto[s3]' flask flask-cors gcsfs gcp-storage-emulator 'setuptools<80' anndata distributed
@@ -51,7 +50,7 @@ use_more_packages() {
             chosen=(-m "optional and not slow")
             ;;
         *)
-            say "--with '$name': jax, torch or optional"
+            say "--with '$name': jax or optional"
             exit 2
             ;;
     esac

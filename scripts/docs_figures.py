@@ -71,13 +71,11 @@ def estimates() -> str:
         for name, each in [*((name, methods[name]) for name in goals),
                            *((name, rivals[name]) for name in ("formula", "grappler", "model-profiler"))]
     ]  # fmt: skip
-    others = (("jax", "xla, Keras on JAX (resident memory)", 2), ("torch", "eager, Keras on PyTorch", 5))
-    for place, (backend, name, goal) in enumerate(others, 1):
-        every = results(f"{backend}_estimates")["summary"]["all"]
-        rows.insert(place, (
-            name, every["rows"], f"{every['median_absolute_error_percent']} %",
-            f"{every['p95_absolute_error_percent']} %", f"≤ {goal} %",
-        ))  # fmt: skip
+    every = results("jax_estimates")["summary"]["all"]
+    rows.insert(1, (
+        "xla, Keras on JAX (resident memory)", every["rows"], f"{every['median_absolute_error_percent']} %",
+        f"{every['p95_absolute_error_percent']} %", "≤ 2 %",
+    ))  # fmt: skip
     tried = sum(capped[name]["at_high"] for name in capped)
     died = sum(len(capped[name]["ran_out_at_high"]) for name in capped)
     below = sum(capped[name]["below_need"] for name in capped)
@@ -110,7 +108,7 @@ def jax_estimates() -> str:
         f" {each['model'].rpartition(':')[2]}: {each['reason'].split('; ')[0]}." for each in found["failed"]
     )
     said = prose(f"""
-Against resident memory (`scripts/bench/backend_estimates.py jax`: JAX {versions["jax"]}, Keras
+Against resident memory (`scripts/bench/jax_estimates.py`: JAX {versions["jax"]}, Keras
 {versions["keras"]}, a busy {versions["cores"]}-core CPU) the median error is
 {every["median_absolute_error_percent"]} %, of the {held["rows"]} rows held out
 {held["median_absolute_error_percent"]} %, and the worst {every["worst_percent"]} % (goal: a median of 2 %).
@@ -121,18 +119,6 @@ What kernels take from the C library is in the measurement and not in XLA's plan
 counted; Eigen's kernels run products of transposed matrices and most of the gradients of convolutions, and what those
 take is not: some 2 % for models of matrix products. So read `high` on a CPU for training with convolutions, or measure;
 a card's kernels take other scratch.""")
-    return f"{said}\n\n{rows_of_models(found['rows'])}"
-
-
-@part
-def torch_estimates() -> str:
-    found = results("torch_estimates")
-    every, versions = found["summary"]["all"], found["environment"]
-    said = prose(f"""
-Against PyTorch's profiler (`scripts/bench/backend_estimates.py torch`: PyTorch {versions["torch"]}, Keras
-{versions["keras"]}, a {versions["cores"]}-core CPU) the median error is {every["median_absolute_error_percent"]} %, the
-worst {every["worst_percent"]} % (goal: a median of 5 %). {every["most_within_high"]} of {every["rows"]} largest steps
-lie within `high`, which is {every["median_high_to_measured"]} × the measured median.""")
     return f"{said}\n\n{rows_of_models(found['rows'])}"
 
 

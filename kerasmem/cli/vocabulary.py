@@ -90,7 +90,7 @@ _TYPES: dict[str, Any] = {
     "mode": Choice(get_args(Mode)),
     "parallel": Choice(get_args(Parallel)),
     "parts": Choice(get_args(SplitAs)),
-    "backend": Choice(["tensorflow", "jax", "torch"]),
+    "backend": Choice(["tensorflow", "jax"]),
     "color": Choice(get_args(Color)),
 }
 _METAVARS = {"count": "N", "whole": "N", "seconds": "SECONDS", "output": "FILE", "folder": "FOLDER"}

@@ -3,7 +3,7 @@
 ========== ==============================================================================
 catalogue  cards by name, a source for each
 growth     ask TensorFlow to take GPU memory as it needs it, instead of all at once
-allocator  what TensorFlow's allocator has handed out (other_allocators: JAX's, PyTorch's)
+allocator  what TensorFlow's allocator has handed out (jax_devices: JAX's)
 tracked_devices  the devices that training uses, each with its allocator
 cards      the rows of the catalogue, from data/cards.json (gpu_specs: what XLA must know of a card)
 recording  what TensorFlow's profiler recorded of the allocator, event by event

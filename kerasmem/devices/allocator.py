@@ -1,4 +1,4 @@
-"""What TensorFlow's allocator has handed out, device by device (JAX's and PyTorch's: `other_allocators`).
+"""What TensorFlow's allocator has handed out, device by device (JAX's: `jax_devices`).
 
 TensorFlow tells Python two numbers for a device: the bytes in use now, and the largest that was in use
 since the last reset (`tf.config.experimental.get_memory_info`). Bytes are counted as the allocator hands
@@ -39,7 +39,7 @@ class Allocator:
         device: such as "GPU:0".
         read: returns what is in use, and the peak since the last reset.
         reset: starts a new peak from what is in use now; raises where the backend cannot.
-        backend: whose it is: "tensorflow", "jax" or "torch".
+        backend: whose it is: "tensorflow" or "jax".
     """
 
     device: str

@@ -1,4 +1,4 @@
-"""The devices that training uses here, each with its allocator: TensorFlow's, JAX's or PyTorch's."""
+"""The devices that training uses here, each with its allocator: TensorFlow's or JAX's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.devices.allocator import TrackedDevice, tensorflow_allocator
-from kerasmem.devices.other_allocators import jax_devices, torch_devices
+from kerasmem.devices.jax_devices import jax_devices
 
 NO_RESERVED = (
     "reserved_bytes: TensorFlow does not tell Python what its allocator has reserved beyond what is in use; "
@@ -24,7 +24,7 @@ def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDev
     """Return the devices that training uses, each with its allocator, and notes on what is missing.
 
     Every GPU that TensorFlow sees; the CPU where there is no GPU. TensorFlow initialises its devices. On JAX every GPU
-    of this process, on PyTorch the one that is current; a device without a name where there is none.
+    of this process; a device without a name where there is none.
 
     Args:
         names: the logical devices to report on in place of those, such as ["GPU:0", "CPU:0"].
@@ -76,12 +76,11 @@ def _local_devices(tf: Any) -> list[str]:
 
 def devices_of_other_backend(backend: str, names: Sequence[str] | None) -> tuple[list[TrackedDevice], list[str]]:
     """Return what `tracked_devices` does where Keras does not run on TensorFlow."""
-    ways = {"jax": jax_devices, "torch": torch_devices}
-    if backend not in ways:
+    if backend != "jax":
         notes = [f"allocator: Keras runs on {backend}, which has no allocator to ask; host memory is logged"]
         return [TrackedDevice(None)], notes
     try:
-        found, notes = ways[backend](importlib.import_module(backend))
+        found, notes = jax_devices(importlib.import_module("jax"))
     except Exception as error:  # a broken driver, as a rule; it is the backend's to complain about
         found, notes = [], [f"allocator: {backend} could not be asked for its devices: {error}; host memory is logged"]
     if names is not None:

@@ -18,7 +18,7 @@ from kerasmem.estimation.live import simulated_outcome, sized_step, standing_in,
 from kerasmem.estimation.parallel.parallelism import SHARDED_METHOD, WHY_SHARDED, Parallelism, check_method
 from kerasmem.estimation.report import Alternative, Outcome
 from kerasmem.estimation.tracing import Step
-from kerasmem.models.backend import TENSORFLOW, TORCH, keras_backend, require_tensorflow, runs_on_jax
+from kerasmem.models.backend import require_tensorflow, runs_on_jax
 from kerasmem.models.opening import OpenedModel
 from kerasmem.models.own_loop import loop_is_compiled
 from kerasmem.models.sizes import variable_bytes
@@ -65,8 +65,6 @@ def ask(step: Step, target: DeviceTarget | None) -> Answer:
 def _asked(step: Step, target: DeviceTarget | None) -> Answer:
     """Return what the method says that was named or chosen."""
     method, split = step.arguments.method, step.shapes.split
-    if split is not None and keras_backend() == TORCH:
-        raise UsageError("replicas: not on Keras's torch backend, only on TensorFlow and on JAX")
     if method == "formula":
         return Answer(None)
     if method != "auto":
@@ -79,7 +77,7 @@ def _asked(step: Step, target: DeviceTarget | None) -> Answer:
     first = _first(_methods(execution, target if split is None else None), why, step, target)
     if first.outcome is None:
         return replace(first, notes=(*first.notes, "the formula answers in their place"))
-    if keras_backend() != TENSORFLOW:
+    if runs_on_jax():
         return first
     return replace(first, alternatives=(_unasked(first.outcome),))
 
@@ -88,8 +86,6 @@ def _methods(execution: str, target: DeviceTarget | None) -> tuple[str, ...]:
     """Return the methods for a way of running the step, the truest first."""
     if execution == "graph":
         return ("graph", "probe")
-    if execution == "eager":
-        return ("eager",)
     is_card = target is not None and target.source == "catalogue"
     methods = ("xla",) if runs_on_jax() else ("xla", "graph")
     return ("gpu-target", *methods) if is_card else methods
@@ -160,9 +156,7 @@ def _unasked(outcome: Outcome) -> Alternative:
 def _as_keras_would(
     jit_compile: bool | str, target: DeviceTarget | None, model: Any, split: Parallelism | None = None
 ) -> tuple[str, str]:
-    """Return "xla", "graph" or "eager", and why."""
-    if keras_backend() == TORCH:
-        return "eager", "Keras runs on PyTorch, operation by operation"
+    """Return "xla" or "graph", and why."""
     if runs_on_jax():
         return "xla", "Keras runs on JAX, which compiles every step"
     if jit_compile != "auto":
@@ -187,7 +181,7 @@ def outcome_of(method: str, step: Step, target: DeviceTarget | None, jit_compile
     """Return what a method that looks at the step finds.
 
     Args:
-        method: "graph", "xla", "gpu-target", "probe" or "eager".
+        method: "graph", "xla", "gpu-target" or "probe".
         step: inside `open_step`.
         target: the device that was named, or None.
         jit_compile: for "probe": True, False or "auto".
@@ -217,9 +211,6 @@ def outcome_of(method: str, step: Step, target: DeviceTarget | None, jit_compile
     return with_exchange(found, split.replicas, exchanged)
 
 
-_OTHER_METHODS = ("KERAS_BACKEND=torch runs the step so", "on PyTorch there are eager and formula, and measure")
-
-
 def check_backend(method: str, jit_compile: bool | str) -> None:
     """Refuse what Keras's backend does not do.
 
@@ -230,13 +221,6 @@ def check_backend(method: str, jit_compile: bool | str) -> None:
     Raises:
         UsageError: the method or the setting is another backend's.
     """
-    backend = keras_backend()
-    if (method == "eager") != (backend == TORCH) and method not in ("measure", "formula"):
-        raise UsageError(f"method {method!r}: not on Keras's {backend} backend; {_OTHER_METHODS[backend == TORCH]}")
-    if backend == TORCH and jit_compile is True:
-        raise UsageError("jit_compile=True: what torch.compile makes of a step is not modelled; leave it out")
-    if backend == TORCH:
-        return
     if method in ("graph", "probe"):
         require_tensorflow(f"method {method!r}", "take xla, as Keras on JAX compiles every step with XLA, or measure")
     if jit_compile is False and runs_on_jax():
@@ -248,10 +232,6 @@ def check_backend(method: str, jit_compile: bool | str) -> None:
 def _on_one_device(method: str, step: Step, target: DeviceTarget | None, jit_compile: bool | str) -> Outcome:
     if method in ("graph", "xla"):
         return step_outcome(method, step, target)
-    if method == "eager":
-        from kerasmem.estimation.eager import eager_outcome
-
-        return eager_outcome(step, target)
     from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
     from kerasmem.estimation.probe.probing import probe
 

@@ -25,7 +25,6 @@ from kerasmem.estimation.choice import ask
 from kerasmem.estimation.parallel.parallelism import check_method, parallelism
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.tracing import OpenedStep, Step, open_step, trace_shapes
-from kerasmem.models.backend import torch_serves
 from kerasmem.models.weightless import random_state_kept
 from kerasmem.processes.children import Limits, exit_reason
 from kerasmem.processes.forking import ForkedCall
@@ -68,7 +67,7 @@ def estimate(
         batch_size: samples in a batch; where the model fixes its own, that one.
         method: "graph" (the step as TensorFlow runs it, simulated; on the card that `device` names, if any), "xla"
             (XLA's plan for this machine), "gpu-target" (XLA's plan for a card that is not here), "probe" (steps at
-            small batches really run), "eager" (Keras on PyTorch: the step on fake tensors), "formula" (shape
+            small batches really run), "formula" (shape
             inference, see `kerasmem.estimation.formula`), or "auto": as Keras would train it.
         optimizer: a Keras optimizer's name in place of the one the model was compiled with.
         loss: the loss's name, for the record.
@@ -182,7 +181,7 @@ def estimated(arguments: EstimateArguments) -> Estimated:
     check_method(arguments.method, split)
     target = None if arguments.device is None else resolve_device(str(arguments.device))
     with (
-        torch_serves(), _ONE_AT_A_TIME, random_state_kept(), _collection_paused(), _compiler_ahead(arguments, target),
+        _ONE_AT_A_TIME, random_state_kept(), _collection_paused(), _compiler_ahead(arguments, target),
         (_keepers[-1].opened(arguments) if _keepers else open_step(arguments)) as opened,
     ):  # fmt: skip
         step = Step(arguments, opened, trace_shapes(arguments, opened, split))

@@ -17,7 +17,7 @@ from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, ask_worker, measured_notes, run_steps
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool
 from kerasmem.estimation.verdict import device_verdict
-from kerasmem.models.backend import require_tensorflow, torch_serves
+from kerasmem.models.backend import require_tensorflow
 from kerasmem.models.request import ModelRequest, request_for
 from kerasmem.profiling.results import StepProfile
 
@@ -73,7 +73,7 @@ def measure(
         optimizer=optimizer, loss=loss, jit_compile=jit_compile, mode=mode, dtype_policy=dtype_policy,
         input_shape=input_shape,
     )  # fmt: skip
-    with torch_serves(), planned_request(model, batch_size, steps, options) as (planned, request):
+    with planned_request(model, batch_size, steps, options) as (planned, request):
         answer = run_steps(request, [(request.batch_size, steps)], timeout=timeout)
     return measured_report(planned, answer)
 

@@ -5,33 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from kerasmem.compat.graphs import stacks_left_out
 from kerasmem.errors import KerasmemError, UsageError
 
-TENSORFLOW, JAX, TORCH = "tensorflow", "jax", "torch"
-BACKENDS = (TENSORFLOW, JAX, TORCH)
+TENSORFLOW, JAX = "tensorflow", "jax"
 _REMEDY = "set KERAS_BACKEND=tensorflow (an architecture file opens the same on every backend)"
-_NEEDS = {JAX: "JAX", "jaxlib": "JAX", TORCH: "PyTorch"}
-_torch_serves: ContextVar[bool] = ContextVar("_torch_serves", default=False)
-
-
-@contextlib.contextmanager
-def torch_serves() -> Iterator[None]:
-    """Let Keras run on PyTorch inside, for what is written for it; all else refuses that backend."""
-    token = _torch_serves.set(True)
-    try:
-        yield
-    finally:
-        _torch_serves.reset(token)
 
 
 def import_keras() -> ModuleType:
-    """Return the `keras` module, running on TensorFlow or on JAX; within `torch_serves` on PyTorch, too.
+    """Return the `keras` module, running on TensorFlow or on JAX.
 
     Raises:
         UsageError: Keras is set to another backend, by KERAS_BACKEND or by its configuration file.
@@ -43,11 +29,10 @@ def import_keras() -> ModuleType:
         import keras
     except ImportError as error:
         missing = error.name or "keras"
-        if missing in _NEEDS:
-            backend = TORCH if missing == TORCH else JAX
-            is_set = f"KERAS_BACKEND is {backend!r}" if wanted == backend else _by_file(backend)
+        if missing in (JAX, "jaxlib"):
+            is_set = f"KERAS_BACKEND is {JAX!r}" if wanted == JAX else _by_file(JAX)
             raise UsageError(
-                f"{is_set}, and {_NEEDS[missing]} is not installed: pip install 'kerasmem[{backend}]', or {_REMEDY}"
+                f"{is_set}, and JAX is not installed: pip install 'kerasmem[jax]', or {_REMEDY}"
             ) from error
         raise KerasmemError(
             f"Keras cannot be imported ({error}). Install it: pip install tensorflow keras; or, if its configuration "
@@ -65,13 +50,12 @@ def _by_file(backend: str) -> str:
 
 def _check(backend: str, is_set: str) -> None:
     """Refuse a backend on which what was asked for does not work."""
-    if backend not in BACKENDS or (backend == TORCH and not _torch_serves.get()):
-        rest = "" if backend != TORCH else "; on PyTorch it estimates, measures, logs and streams, and no more"
-        raise UsageError(f"{is_set}, and kerasmem works on TensorFlow and on JAX{rest}: {_REMEDY}")
+    if backend not in (TENSORFLOW, JAX):
+        raise UsageError(f"{is_set}, and kerasmem works on TensorFlow and on JAX: {_REMEDY}")
 
 
 def keras_backend() -> str:
-    """Return the backend that Keras runs on: "tensorflow", "jax" or "torch".
+    """Return the backend that Keras runs on: "tensorflow" or "jax".
 
     Raises:
         KerasmemError: as `import_keras`.

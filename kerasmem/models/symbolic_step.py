@@ -1,4 +1,4 @@
-"""The training step where Keras runs on JAX or PyTorch: compiled, built, and not yet run."""
+"""The training step where Keras runs on JAX: compiled, built, and not yet run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, symbolic_build
 from kerasmem.errors import KerasmemError, ModelError
-from kerasmem.models.backend import import_keras, keras_backend, keras_reason, runs_on_jax
+from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.batch import output_spec, pack_inputs, step_targets
 from kerasmem.models.compiling import compile_model
 from kerasmem.models.inputs import ModelInput
@@ -18,10 +18,10 @@ from kerasmem.models.training import TrainingSettings
 
 @dataclass(frozen=True)
 class SymbolicStep:
-    """A step on JAX or PyTorch whose batch and variables are shapes so far.
+    """A step on JAX whose batch and variables are shapes so far.
 
     Attributes:
-        function: Keras's, of the batch; on JAX of the state and the batch, and the state is given up (donated) to it.
+        function: Keras's, of the state and the batch; the state is given up (donated) to it.
         variables: Keras's, in the groups that its step takes: "trainable", "non_trainable", "optimizer", "metrics", as
             far as it has them.
         data: shapes and dtypes (Keras tensors) of the batch.
@@ -50,7 +50,7 @@ class SymbolicStep:
 def symbolic_step(
     model: Any, training: TrainingSettings, structure: Any, inputs: list[ModelInput], batch_size: int, mode: str
 ) -> SymbolicStep:
-    """Compile a Keras model on JAX or PyTorch in place, build what its first step would, and return that step.
+    """Compile a Keras model on JAX in place, build what its first step would, and return that step.
 
     Args:
         model: with or without weights.
@@ -71,7 +71,7 @@ def symbolic_step(
         notes: tuple[str, ...] = ()
         data = x
         if mode != "inference":
-            notes = compile_model(model, training, outputs, jit_compile=runs_on_jax())
+            notes = compile_model(model, training, outputs, jit_compile=True)
             data = (x, step_targets(model, training.targets, outputs, batch_size))
             symbolic_build(model, data)
         else:
@@ -80,9 +80,7 @@ def symbolic_step(
     except KerasmemError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"model {model.name!r} cannot be prepared on {keras_backend()}: {keras_reason(error)}"
-        ) from error
+        raise ModelError(f"model {model.name!r} cannot be prepared on JAX: {keras_reason(error)}") from error
     variables = {"trainable": model.trainable_variables, "non_trainable": model.non_trainable_variables}
     if mode == "train":
         variables["optimizer"] = model.optimizer.variables
@@ -93,11 +91,7 @@ def symbolic_step(
         return model.predict_step(state, data)[0]
 
     return SymbolicStep(
-        function={
-            "train": model.train_step,
-            "evaluate": model.test_step,
-            "inference": predict if runs_on_jax() else model.predict_step,
-        }[mode],
+        function={"train": model.train_step, "evaluate": model.test_step, "inference": predict}[mode],
         variables=variables,
         data=data,
         keeps_state=mode == "inference",

@@ -27,7 +27,6 @@ _HOW = {
     "xla": "XLA's plan for this machine, through the allocator's rules",
     "gpu-target": "XLA's plan for the card, through the allocator's rules",
     "probe": "run at small batches, and extrapolated",
-    "eager": "Keras's step on PyTorch's fake tensors",
     "measure": "measured",
 }
 _SPREAD = {
@@ -35,7 +34,6 @@ _SPREAD = {
     "xla": "the plan, and the smallest limit under which the first step runs",
     "gpu-target": "the variants of the plan, and what lies outside it",
     "probe": "the replayed steps, and what identical ones differ by",
-    "eager": "and copies that a CPU's kernels may make",
     "measure": "the least and the most that a step took",
 }
 

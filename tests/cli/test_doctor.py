@@ -113,7 +113,6 @@ def sentences(facts, machine, environ=None, log="", ended=None):
             "problem: TF_FORCE_GPU_ALLOW_GROWTH='1' is not",
         ),
         (SEEN, WITH_CARD, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "", "JAX's; TensorFlow does not read it"),
-        ({**SEEN, "backend": "torch"}, WITH_CARD, {}, "", "note: Keras runs on torch"),
         ({**SEEN, "backend": "jax"}, WITH_CARD, {}, "", "note: Keras runs on jax"),
         ({**SEEN, "backend": "jax"}, WITH_CARD, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, "", "takes .5 of a card"),
         ({**SEEN, "backend": "jax"}, WITH_CARD, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "", "regions that grow"),

@@ -19,7 +19,7 @@ from kerasmem.processes.task import ChildFailure, run_child
 from kerasmem.records import Record
 
 WORKER = "kerasmem.estimation.probe.worker"
-BACKEND_WORKER = "kerasmem.estimation.probe.backend_worker"
+JAX_WORKER = "kerasmem.estimation.probe.jax_worker"
 DEFAULT_TIMEOUT = 600.0
 _SHARE_OF_HOST = 0.95  # of the memory that is free when the worker starts; what it takes beyond would only swap
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -105,7 +105,7 @@ def run_steps(
         KerasmemError: the process gave no answer: it was too slow or was ended by the system.
     """
     more = {"folder": None if folder is None else os.fspath(folder), "seconds": seconds}
-    worker = WORKER if keras_backend() == TENSORFLOW else BACKEND_WORKER
+    worker = WORKER if keras_backend() == TENSORFLOW else JAX_WORKER
     return Answer.from_dict(ask_worker(worker, request, runs, more, timeout=timeout, memory_limit=memory_limit))
 
 
@@ -142,7 +142,7 @@ def ask_worker(
         "request": request.to_dict(), "runs": [{"batch_size": size, "steps": steps} for size, steps in runs], **more,
     }  # fmt: skip
     try:
-        env = _ON_JAX if worker == BACKEND_WORKER and runs_on_jax() else _QUIET
+        env = _ON_JAX if worker == JAX_WORKER and runs_on_jax() else _QUIET
         return run_child(worker, data, timeout=timeout, memory_limit=memory_limit, env=env)
     except ChildFailure as failure:
         sizes = ", ".join(str(size) for size, _ in runs)

@@ -1,11 +1,11 @@
-"""The statistics of JAX's and PyTorch's allocators, under the names that their documentation gives."""
+"""The statistics of JAX's allocators, under the names that their documentation gives."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from kerasmem.devices.allocator import TrackedDevice
-from kerasmem.devices.other_allocators import jax_allocator, jax_devices, torch_allocator, torch_devices
+from kerasmem.devices.jax_devices import jax_allocator, jax_devices
 from kerasmem.devices.tracked_devices import devices_of_other_backend
 
 # What a device of JAX tells of its BFC allocator (`xla::AllocatorStats`, by way of `PjRtDevice::GetAllocatorStats`).
@@ -26,30 +26,6 @@ class JaxDevice:
         return self.stats
 
 
-class Cuda:
-    """`torch.cuda`, with the nested form of `memory_stats`."""
-
-    def __init__(self):
-        self.resets = []
-
-    def is_available(self):
-        return True
-
-    def current_device(self):
-        return 2
-
-    def get_device_name(self, ordinal):
-        return f"card {ordinal}"
-
-    def memory_stats_as_nested_dict(self, ordinal):
-        sizes = {"current": 100 + ordinal, "peak": 900, "allocated": 5000, "freed": 4900}
-        part = {"all": sizes, "large_pool": sizes, "small_pool": sizes}
-        return {"allocated_bytes": part, "reserved_bytes": {"all": {**sizes, "current": 2048}}, "num_ooms": 0}
-
-    def reset_peak_memory_stats(self, ordinal):
-        self.resets.append(ordinal)
-
-
 def test_jax_tells_in_use_peak_and_pool():
     found, notes = jax_devices(SimpleNamespace(local_devices=lambda: [JaxDevice()]))
     assert notes == [] and found == [TrackedDevice("GPU:1", jax_allocator("GPU:1", JaxDevice()), 1, "NVIDIA A100")]
@@ -68,21 +44,6 @@ def test_a_jax_device_that_does_not_tell_is_named(stats):
 def test_without_a_pool_reserved_is_unknown():
     stats = {name: JAX_STATS[name] for name in ("bytes_in_use", "peak_bytes_in_use")}
     assert jax_allocator("GPU:0", JaxDevice(stats)).read().reserved_bytes is None
-
-
-def test_torch_tells_in_use_peak_and_reserved_and_resets():
-    cuda = Cuda()
-    found, notes = torch_devices(SimpleNamespace(cuda=cuda))
-    assert notes == [] and found == [TrackedDevice("GPU:2", torch_allocator(2, cuda), 2, "card 2")]
-    assert found[0].allocator.read() == (102, 900, 2048)
-    found[0].allocator.reset()
-    assert cuda.resets == [2]
-
-
-def test_torch_names_change_and_training_goes_on(monkeypatch):
-    monkeypatch.setattr(Cuda, "memory_stats_as_nested_dict", lambda self, ordinal: {})
-    found, notes = torch_devices(SimpleNamespace(cuda=Cuda()))
-    assert found == [TrackedDevice("GPU:2", None, 2)] and "no 'allocated_bytes'" in notes[0]
 
 
 def test_a_backend_that_cannot_be_asked_gives_a_reason():

@@ -1,13 +1,11 @@
 #!/usr/bin/env python3
-"""`kerasmem estimate` on Keras's JAX and PyTorch backends against real steps: each model in processes of its own.
+"""`kerasmem estimate` on Keras's JAX backend against real steps: each model in processes of its own.
 
-    python scripts/bench/backend_estimates.py jax|torch [--only NAME] [--steps 5]
-    python scripts/bench/backend_estimates.py jax|torch --keep-measured     # estimates again; measures new rows alone
+    python scripts/bench/jax_estimates.py [--only NAME] [--steps 5]
+    python scripts/bench/jax_estimates.py --keep-measured     # estimates again; measures new rows alone
 
-The estimate is what `method="auto"` says: on JAX XLA's plan of the step that Keras's trainer compiles, its state
-donated; on PyTorch the step on fake tensors. The measurement is `kerasmem.measure`, the median of its steps.
-
-On PyTorch that is the profiler's, which sees every block. JAX counts nothing on a CPU, so a process that really trains
+The estimate is what `method="auto"` says: XLA's plan of the step that Keras's trainer compiles, its state donated. The
+measurement is `kerasmem.measure`, the median of its steps. JAX counts nothing on a CPU, so a process that really trains
 says how much more it came to hold while a step ran: live arrays before the step, plus what the kernel's high-water mark
 of resident memory rose by from its reset to the step's end. glibc is told to take blocks from 64 KiB on straight from
 the kernel and to give them back at once. So kernels' scratch counts where it is 64 KiB and more, machine code that was
@@ -96,12 +94,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("backend", choices=("jax", "torch"))
     parser.add_argument("--only", help="rows whose model has this in its name; writes nothing")
     parser.add_argument("--steps", type=int, default=5, help="steps that are measured")
     parser.add_argument("--keep-measured", action="store_true", help="measure only what has no measurement yet")
     arguments = parser.parse_args()
-    os.environ.update(KERAS_BACKEND=arguments.backend, JAX_PLATFORMS="cpu", KERASMEM_CACHE="off")
+    os.environ.update(KERAS_BACKEND="jax", JAX_PLATFORMS="cpu", KERASMEM_CACHE="off")
     sys.path.insert(0, str(HERE.parent.parent))
     from environment import RESULTS, environment, write_results
 
@@ -109,7 +106,7 @@ def main() -> int:
 
     rows, failed, before = [], [], {}
     if arguments.keep_measured:
-        kept = json.loads((RESULTS / f"{arguments.backend}_estimates.json").read_text())
+        kept = json.loads((RESULTS / "jax_estimates.json").read_text())
         before = {tuple(each[name] for name in SETTINGS): each for each in kept["rows"]}
         failed = kept["failed"]
     without = {each["model"] for each in failed}
@@ -130,14 +127,14 @@ def main() -> int:
         print(kind, sizes, file=sys.stderr, flush=True)
     held_out = [each for each in rows if each["held_out"]]
     data = {
-        "environment": environment("keras", *{"jax": ("jax", "jaxlib"), "torch": ("torch",)}[arguments.backend]),
+        "environment": environment("keras", "jax", "jaxlib"),
         "summary": {"all": summary(rows), **({"held_out": summary(held_out)} if held_out else {})},
         "rows": rows,
         "failed": failed,
     }
     print(json.dumps(data["summary"], indent=1))
     if arguments.only is None:
-        write_results(f"{arguments.backend}_estimates", data)
+        write_results("jax_estimates", data)
     return 0
 
 
