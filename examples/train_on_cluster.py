@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 examples/train_on_cluster.py --folder run
     KERAS_BACKEND=jax torchrun --nproc-per-node 2 examples/train_on_cluster.py --folder run
 
-Each worker asks what started it which one it is, and `shard="auto"` gives it its share of every batch. With TensorFlow,
+Each worker asks what started it which one it is, and `shard="auto"` gives it its share of the rows. With TensorFlow,
 workers train under `MultiWorkerMirroredStrategy`, with JAX over `keras.distribution`. `ResumeTraining` saves as they
 go: started again after a kill, by Ray itself or by the same command, they end with the weights of a run that nobody
 killed. `--kill` has worker 1 kill itself in the middle of the first epoch, once.
@@ -74,7 +74,7 @@ def train(config: dict) -> str:
     folder = Path(config["folder"])
     keras.utils.set_random_seed(1)
     with scope:
-        settings = {"batch_size": BATCH, "memory_budget": "1MB", "elastic": True, "drop_remainder": True}
+        settings = {"batch_size": BATCH, "memory_budget": "1MB", "drop_remainder": True}
         data = H5ChunkSequence(folder / "train.h5", shard="auto", **settings)
         model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")

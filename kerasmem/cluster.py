@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import glob
 import json
 import os
 import re
@@ -145,26 +144,6 @@ def own_path(path: Path, worker: Worker | None) -> Path:
     if worker is None or rank_of(str(path))[1] == worker.rank:
         return path
     return path.with_name(f"{path.stem}.rank{worker.rank}{path.suffix}")
-
-
-def paths_of_all(path: Path) -> list[Path]:
-    """Return the files that any number of workers, or one alone, have left that were given a path.
-
-    Examples:
-        >>> from tempfile import mkdtemp
-        >>> folder = Path(mkdtemp())
-        >>> for name in ("run.jsonl", "run.rank1.jsonl", "run.other.jsonl"):
-        ...     (folder / name).touch()
-        >>> sorted(found.name for found in paths_of_all(folder / "run.jsonl"))
-        ['run.jsonl', 'run.rank1.jsonl']
-    """
-    pattern, rank = rank_of(path.name)
-    if rank is None:
-        pattern = f"{path.stem}.rank*{path.suffix}"
-    before, _, after = pattern.rpartition("*")
-    found = path.parent.glob(f"{glob.escape(before)}*{glob.escape(after)}")
-    ranked = [one for one in found if rank_of(one.name) == (pattern, rank_of(one.name)[1])]
-    return [*ranked, *([path] if rank is None and path.exists() else [])]
 
 
 def in_cluster(cluster: Mapping[str, Any], kind: str | None, index: int | None) -> Worker | None:

@@ -579,7 +579,6 @@ def cluster_plan() -> str:
         requests, files = (f"{low:,} to {high:,}" for low, high in ranges)
         rows.append(
             [
-                "each batch shared" if plan["elastic"] else "own rows",
                 f"{plan['plan_seconds']:.2f} s",
                 requests,
                 files,
@@ -598,48 +597,9 @@ def cluster_plan() -> str:
     last = prose(
         "The last column says how far rows lie from their place in the files, against a uniform shuffle. Plans of "
         f"{small['ranks']} workers and {small['rows']:,} rows were compared row by row: each comes once, but for the "
-        f"{small['elastic_left_out']:,} of the last batch, and 1, 3 and {small['ranks']} workers have the same batches."
+        f"{small['rows_left_out']:,} of the last batches."
     )
-    columns = "rows|>plan of a worker|>requests an epoch|>files|>rows read / needed|>most / fewest rows|>shuffled"
-    return f"{first}\n\n{table(columns, rows)}\n\n{last}"
-
-
-@part
-def cluster_peers() -> str:
-    data = results("cluster_peers")
-    settings, versions = data["settings"], {}
-    for row in data["rows"]:
-        versions |= row.get("versions", {})
-    names = {
-        "kerasmem": "H5ChunkSequence, an index",
-        "streaming": f"MosaicML Streaming {versions['mosaicml-streaming']}, MDS",
-        "grain": f"Grain {versions['grain']}, ArrayRecord fetched first",
-    }
-    rows = [
-        (row["ranks"], names[row["loader"]], f"{row['first_seconds']:.1f} s", f"{row['rows_per_second']:,.0f}",
-         f"{row['cpu_seconds']:.1f} s", f"{row['requests']:,.0f}", f"{row['read_over_rows']:.3f}",
-         f"{row['resumed_seconds']:.1f} s")
-        for row in sorted(data["summary"], key=lambda row: row["ranks"])
-    ]  # fmt: skip
-    first = prose(
-        f"{settings['rows']:,} rows ({settings['bytes']['hdf5'] / 1e6:.0f} MB) from a store that is asked as S3 is, "
-        f"answers after {settings['latency_seconds'] * 1000:.0f} ms and sends "
-        f"{settings['link_bytes_per_second'] / 1e6:.0f} MB/s in all, shuffled, as float32 batches that workers share "
-        f"(`scripts/bench/cluster_peers.py`, on {data['environment']['cores']} cores at a load of "
-        f"{settings['load_average'][0]:.0f}, the bench's own processes in it):"
-    )
-    rates, firsts, resumed = (
-        [each[name] for each in data["goals"]]
-        for name in ("rate_over_best", "first_batch_over_best", "resumed_seconds")
-    )
-    last = prose(
-        f"H5ChunkSequence has {min(rates):.2f} to {max(rates):.2f} of the best one's rows a second (goal 1.00), its "
-        f"first batch after {min(firsts):.2f} to {max(firsts):.2f} of the best one's time (at most 1.00), and goes on "
-        f"within {max(resumed):.1f} s (2 s). Grain "
-        "reads ArrayRecord from files alone: all are fetched before the first batch, and are still there after a kill. "
-        "MosaicML's shards stay on the disk too; H5ChunkSequence keeps nothing without `cache`."
-    )
-    columns = "workers|loader|>first batch|>rows a second|>CPU|>requests|>read / rows|>goes on after a kill in"
+    columns = ">plan of a worker|>requests an epoch|>files|>rows read / needed|>most / fewest rows|>shuffled"
     return f"{first}\n\n{table(columns, rows)}\n\n{last}"
 
 

@@ -20,7 +20,6 @@ def bench():
     """The bench's modules, which are scripts and no package."""
     sys.path.insert(0, str(BENCH))
     try:
-        import cluster_peers
         import estimates
         import estimates_rows
         import estimates_store
@@ -28,7 +27,7 @@ def bench():
     finally:
         sys.path.remove(str(BENCH))
     return argparse.Namespace(
-        estimates=estimates, rows=estimates_rows, store=estimates_store, summary=estimates_summary, peers=cluster_peers
+        estimates=estimates, rows=estimates_rows, store=estimates_store, summary=estimates_summary
     )
 
 
@@ -315,21 +314,3 @@ def test_the_scale_bench_reads_each_byte_once_and_grows_by_no_more_than_its_budg
     for row in sizes:
         assert set(row["rows_delivered"]) == {row["rows"]}
         assert max(row["grown_bytes"]) <= 3 * found["settings"]["memory_budget"]
-
-
-def test_workers_are_compared_with_the_best_of_the_others_at_each_number_of_them(bench):
-    def row(loader, ranks, first, epoch):
-        timed = {"first_seconds": [first, first + 2, 99.0], "epoch_seconds": [epoch], "cpu_seconds": [1.0]}
-        return {"loader": loader, "ranks": ranks, **timed, "resumed_seconds": [0.5], "requests": [9], "read": [1100]}
-
-    rows = [
-        row("kerasmem", 1, 1.0, 4.0),
-        row("streaming", 1, 4.0, 2.0),
-        row("grain", 1, 2.0, 8.0),
-        row("grain", 2, 1, 1),
-    ]
-    (goal,) = bench.peers.goals([bench.peers.summary(each, 400, 1000) for each in rows])
-    assert goal == {
-        "ranks": 1, "first_batch_over_best": 0.75, "rate_over_best": 0.5, "cpu_over_best": 1.0, "read_over_rows": 1.1,
-        "resumed_seconds": 0.5,
-    }  # fmt: skip

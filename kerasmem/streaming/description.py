@@ -48,13 +48,6 @@ def _order(plan: StreamPlan) -> str:
     together = min(plan.memory.window_blocks, blocks)
     if plan.seed is None:
         return "file order"
-    if plan.dealt:
-        share = plan.dealt
-        batches = share.window_batches * share.batch_size
-        return (
-            f"the same for any number of workers: blocks dealt to {share.lanes:,} lanes, {_many(batches, 'row')} of "
-            f"all workers shuffled together, seed {plan.seed}"
-        )
     if together == blocks:
         return f"all rows shuffled together, seed {plan.seed}"
     return (

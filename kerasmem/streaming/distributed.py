@@ -66,8 +66,7 @@ def check_devices(plan: StreamPlan) -> None:
     rows = plan.batch_rows
     even = settings.drop_remainder or settings.pad_remainder
     last = plan.num_rows - (plan.num_batches - 1) * rows
-    together = settings.batch_size if settings.elastic else settings.batch_size * settings.shard[1]
-    full = even or plan.share.rows % together == 0
+    full = even or plan.share.rows % (settings.batch_size * settings.shard[1]) == 0
     if rows % here or (not even and last % here) or (processes > 1 and not full):
         raise UsageError(
             f"batch_size: JAX lays out every batch evenly over {here:,} devices of each of {processes:,} processes, "

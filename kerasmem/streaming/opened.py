@@ -118,11 +118,7 @@ class OpenStream:
 
     def _gather(self, epoch: int, batch: int, own: bool = True) -> Batch:
         """Return the batch as read, before `transform`; `own` is as in `WindowStore.batch`."""
-        start, stop = self._plan.bounds(batch)
-        if start == stop:  # of the last batch this worker may have none
-            arrays = [np.empty((0, *column.row_shape), column.dtype) for column in self._plan.columns]
-        else:
-            arrays = self.windows.batch(self.order(epoch), start, stop, own=own)
+        arrays = self.windows.batch(self.order(epoch), *self._plan.bounds(batch), own=own)
         if self._plan.settings.pad_remainder:
             arrays = self._plan.padded(arrays)
         return self._plan.build(arrays, again=np.copy)  # a transform may write to one of two

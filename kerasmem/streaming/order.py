@@ -109,7 +109,12 @@ class ShardBlocks:
             start: first row of the run, counted along that order.
             stop: the row after its last.
         """
-        dealt, low, high = cut_run(order, ends, start, stop)
+        first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(ends, stop, side="left")
+        dealt, before = order[first : last + 1], int(ends[first - 1]) if first else 0
+        high = np.diff(ends[first : last + 1], prepend=before)
+        low = np.zeros_like(high)
+        low[0] = start - before
+        high[-1] -= int(ends[last]) - stop
         rising = np.argsort(dealt)
         return cls(blocks, dealt[rising], low[rising], high[rising])
 
@@ -127,26 +132,6 @@ class ShardBlocks:
     def rows(self, blocks: np.ndarray) -> np.ndarray:
         """Return the file rows of blocks, rising in each, int64."""
         return self._whole.rows(self.numbers[blocks], self._low[blocks], self._high[blocks])
-
-
-def cut_run(order: np.ndarray, ends: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the blocks in which a run of rows lies, and of each the first row in it and the one after the last.
-
-    Args:
-        order: blocks in some order.
-        ends: rows of all blocks up to and with each.
-        start: first row, counted along the order.
-        stop: the row after the last.
-    """
-    first, last = int(np.searchsorted(ends, start, side="right")), int(np.searchsorted(ends, stop, side="left"))
-    if stop <= start:
-        return order[:0], ends[:0], ends[:0]
-    before = int(ends[first - 1]) if first else 0
-    high = np.diff(ends[first : last + 1], prepend=before)
-    low = np.zeros_like(high)
-    low[0] = start - before
-    high[-1] -= int(ends[last]) - stop
-    return order[first : last + 1], low, high
 
 
 def _run_of(rows: np.ndarray) -> tuple[int, int, np.ndarray | None]:
@@ -226,13 +211,9 @@ class EpochOrder:
         self._shuffled = (*self._shuffled[-1:], (segment.window, places))  # replaced whole: threads read it
         return places[segment.start : segment.stop]
 
-    def straight_to(self, segment: Segment) -> int:
-        """Return up to which delivered row those of a segment's window follow one another."""
-        return int(self._starts[segment.window + 1])
-
-    def due_next(self, segments: list[Segment]) -> int:
-        """Return the window to be read when these rows were delivered."""
-        return segments[-1].window + 1
+    def window_end(self, window: int) -> int:
+        """Return the row of the epoch that follows the last one of a window."""
+        return int(self._starts[window + 1])
 
     def segments(self, start: int, stop: int) -> list[Segment]:
         """Return the windows that delivered rows `start` to `stop` of the epoch come from."""

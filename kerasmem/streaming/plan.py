@@ -18,7 +18,6 @@ from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DataLayout
 from kerasmem.hdf5.settings import read_rows
 from kerasmem.streaming.budget import MemoryPlan, check_order, is_plain, plan_memory
-from kerasmem.streaming.elastic import ElasticOrder, GlobalBatches, own_memory, plan_lanes
 from kerasmem.streaming.order import Blocks, EpochOrder, ShardBlocks
 from kerasmem.streaming.sharding import Share
 
@@ -35,7 +34,6 @@ class StreamSettings:
         drop_remainder: whether a last batch that is not full is left out.
         pad_remainder: whether it is filled up with rows of weight 0.
         shard: (index, count).
-        elastic: whether workers share each batch; the most lanes, or 0.
         dtype: types by dataset name; "" has that of other features.
         scale: (factor, offset) by dataset name; "" has that of other features.
         rows: as given.
@@ -51,7 +49,6 @@ class StreamSettings:
     drop_remainder: bool = False
     pad_remainder: bool = False
     shard: tuple[int, int] = (0, 1)
-    elastic: int = 0
     dtype: Mapping[str, str] = field(default_factory=lambda: {"": "float32"})
     scale: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     rows: Any = None
@@ -85,7 +82,7 @@ class StreamPlan:
     parts: tuple[Part, ...]
     columns: tuple[Column, ...]
     uses: Uses
-    share: Share | GlobalBatches
+    share: Share
     selection: range | np.ndarray
 
     @cached_property
@@ -95,22 +92,10 @@ class StreamPlan:
         Raises:
             UsageError: the memory budget is too small.
         """
-        return own_memory(self._memory, self.dealt) if self.dealt else self._memory
-
-    @cached_property
-    def dealt(self) -> GlobalBatches | None:
-        """Which rows of each batch are this worker's, where workers share them."""
-        if isinstance(self.share, Share):
-            return None
-        return plan_lanes(self.share, self._memory, self.settings.elastic if self.settings.shuffle else 1)
-
-    @cached_property
-    def _memory(self) -> MemoryPlan:
-        share = self.share
         return plan_memory(
             self.layout.datasets,
             self.columns,
-            selection=share.plan_for(self.selection) if isinstance(share, Share) else self.selection,
+            selection=self.share.plan_for(self.selection),
             batch_size=self.settings.batch_size,
             ahead=self.settings.ahead,
             workers=self.settings.workers,
@@ -121,11 +106,9 @@ class StreamPlan:
 
     @cached_property
     def blocks(self) -> Blocks | ShardBlocks:
-        """The blocks: of this worker, or of all where they share each batch."""
-        blocks = Blocks(self.selection, self.layout.block_grid(self._memory.block_rows))
-        if isinstance(self.share, Share) and self.settings.shuffle:
-            return self.share.deal(blocks, self.settings.seed)
-        return blocks
+        """The blocks of this worker."""
+        blocks = Blocks(self.selection, self.layout.block_grid(self.memory.block_rows))
+        return self.share.deal(blocks, self.settings.seed) if self.settings.shuffle else blocks
 
     @property
     def num_batches(self) -> int:
@@ -135,14 +118,12 @@ class StreamPlan:
     @property
     def num_rows(self) -> int:
         """Rows of this worker."""
-        return self.share.own_rows if isinstance(self.share, GlobalBatches) else self.blocks.total
+        return self.blocks.total
 
     @property
     def batch_rows(self) -> int:
         """Rows of a full batch of this worker, those that fill it up included."""
-        if isinstance(self.share, Share):
-            return self.settings.batch_size
-        return -(-self.share.batch_size // self.share.count) if self.settings.pad_remainder else self.share.batch_rows
+        return self.settings.batch_size
 
     @property
     def seed(self) -> int | None:
@@ -177,7 +158,7 @@ class StreamPlan:
         weights = {use for part, uses in used if part.role == "sample_weight" for use in uses}
         filled = []
         for number, array in enumerate(arrays):
-            last = array[-1:] if rows and number not in weights else np.zeros((1, *array.shape[1:]), array.dtype)
+            last = array[-1:] if number not in weights else np.zeros((1, *array.shape[1:]), array.dtype)
             filled.append(np.concatenate([array, np.repeat(last, wanted - rows, axis=0)]))
         return filled
 
@@ -187,9 +168,6 @@ class StreamPlan:
 
     def order(self, epoch: int) -> EpochOrder:
         """Return the order of an epoch."""
-        if self.dealt:
-            assert isinstance(self.blocks, Blocks)
-            return ElasticOrder(self.dealt, self.blocks, self.seed, epoch)
         return EpochOrder(self.blocks, self.memory.window_blocks, self.seed, epoch)
 
     def build(self, arrays: Sequence[Any], again: Callable[[Any], Any] = lambda array: array) -> tuple[Any, ...]:
@@ -204,7 +182,6 @@ class StreamPlan:
     def bytes_per_epoch(self) -> tuple[int, int]:
         """Return the bytes that an epoch needs, and those that it reads at most."""
         needed = read = 0.0
-        mine = len(self.dealt.own_lanes) / self.dealt.lanes if self.dealt else 1.0  # of the blocks
         for layout in self.layout.datasets:
             runs = map(self.blocks.run, range(self.blocks.count))  # made one by one: together they are large
             row = layout.stored_bytes / layout.rows if layout.rows else 0.0
@@ -212,9 +189,9 @@ class StreamPlan:
             if layout.name in self.memory.cache_bytes:  # read once and kept
                 read += max(self.num_rows * row, layout.stored_bytes)
             elif layout.chunks is None or is_plain(layout):  # a part of a chunk is read without the rest of it
-                read += sum(stop - start for start, stop, _ in runs) * row * mine
+                read += sum(stop - start for start, stop, _ in runs) * row
             else:
-                read += _chunks_touched(runs, self.layout.chunk_grid(layout.name), layout.rows) * row * mine
+                read += _chunks_touched(runs, self.layout.chunk_grid(layout.name), layout.rows) * row
         return round(needed), round(read)
 
     def with_budget(self, budget: int) -> StreamPlan:
@@ -274,12 +251,13 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
         raise UsageError(
             "pad_remainder: rows that fill a batch up weigh 0, and Keras takes weights only together with y"
         )
-    asked = *settings.shard, len(rows), settings.batch_size, settings.drop_remainder
-    share: Share | GlobalBatches
-    if settings.elastic:
-        share = GlobalBatches(*asked, may_be_empty=settings.pad_remainder)
-    else:
-        share = Share(*asked, chunks=layout.chunk_grid(heaviest.name))
+    share = Share(
+        *settings.shard,
+        rows=len(rows),
+        batch_size=settings.batch_size,
+        drop_remainder=settings.drop_remainder,
+        chunks=layout.chunk_grid(heaviest.name),
+    )
     plan = StreamPlan(
         settings=settings,
         layout=layout,
@@ -287,7 +265,7 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
         columns=columns,
         uses=uses,
         share=share,
-        selection=rows if isinstance(share, GlobalBatches) else share.select(rows, shuffle=settings.shuffle),
+        selection=share.select(rows, shuffle=settings.shuffle),
     )
     check_order(plan.blocks.count, plan.num_batches)
     return plan

@@ -30,7 +30,6 @@ from kerasmem.streaming.cursor import Cursor, Position, Progress
 from kerasmem.streaming.dataset import batches_signature, make_dataset, plan_signature
 from kerasmem.streaming.description import advise, advise_blocks, describe_plan, describe_quality
 from kerasmem.streaming.distributed import check_devices, check_reader, for_strategy
-from kerasmem.streaming.elastic import LANES
 from kerasmem.streaming.opened import OpenStream, opening
 from kerasmem.streaming.plan import StreamSettings, dataset_names, make_plan
 from kerasmem.streaming.quality import ShuffleQuality, examine
@@ -106,13 +105,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
             `count` - 1 on the borders. `batch_size` is then each worker's, in `fit` and `evaluate` under such a
             distribution too. On JAX, make it with `auto_shard_dataset=False`. Without shard every worker reads all
             rows, and a warning says so.
-        elastic: with True the workers of `shard` have no rows of their own: they share each batch, and `batch_size`
-            and `memory_budget` are those of all of them together. Batches then depend on `seed`, epoch and position
-            alone, so 1, 2 or 8 workers train on the same ones, and a run that was stopped goes on with another number
-            of workers. Rows are dealt to workers in another way each epoch. The order is another one than without
-            elastic. A number says among how many workers rows can be shared out without any being read by two: 24 by
-            True, enough for 1, 2, 3, 4, 6, 8, 12 and 24. Fewer where `memory_budget` holds few blocks or a batch few
-            rows; with shuffle=False it is 1, so all workers read what is packed in chunks.
         scale: factor, or (factor, offset), applied to all features as they are read, such as 1/255; or a
             dict by dataset name. `value * factor + offset`.
         transform: called with each batch's arrays, `transform(x)`, `transform(x, y)` or
@@ -180,7 +172,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
         drop_remainder: bool = False,
         pad_remainder: bool = False,
         shard: tuple[int, int] | str | None = None,
-        elastic: bool | int = False,
         scale: Any = None,
         transform: Callable[..., Any] | None = None,
         memory_budget: int | str | None = None,
@@ -219,7 +210,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
             drop_remainder=checks.flag("drop_remainder", drop_remainder),
             pad_remainder=checks.flag("pad_remainder", pad_remainder),
             shard=read_shard(shard),
-            elastic=LANES * elastic if isinstance(elastic, bool) else checks.whole("elastic", elastic, 1),
             dtype=read_dtype(dtype, names),
             scale=read_scale(scale, names),
             rows=rows,
@@ -261,7 +251,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     @property
     def batch_size(self) -> int:
-        """Rows a batch; of all workers together with `elastic`."""
+        """Rows a batch."""
         return self.stream_plan.settings.batch_size
 
     @property
@@ -509,9 +499,8 @@ class H5ChunkSequence(keras.utils.PyDataset):
             raise UsageError(
                 f"{which}: another process has no Python to do that; leave it out here, and map the data set"
             )
-        for which in ("elastic", "pad_remainder"):
-            if getattr(self.stream_plan.settings, which):
-                raise UsageError(f"{which}: the tf.data service shares rows out itself; leave it out here")
+        if self.stream_plan.settings.pad_remainder:
+            raise UsageError("pad_remainder: the tf.data service shares rows out itself; leave it out here")
         epochs, timeout = checks.whole("epochs", epochs, 1), checks.number("timeout", timeout, least=0)
         data = make_graph_dataset(self.stream_plan, self.opened().reader.files, epochs)
         return data if service is None else served(data, service, self.batch_size, timeout)

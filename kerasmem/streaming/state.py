@@ -14,8 +14,7 @@ FORMAT_VERSION = 1
 _POSITION = ("seed", "epoch", "batch")
 # What has to agree, and what to do where it does not; in the order in which differences are told.
 _REMEDIES = {
-    "shard": "each worker has to load the state that it saved itself, and there have to be as many as before; with "
-    "elastic=True from the first run on there may be any number",
+    "shard": "each worker has to load the state that it saved itself, and there have to be as many as before",
     "batch_size": "make the sequence with the batch_size of the saved one",
     "shuffle": "make the sequence with the shuffle of the saved one",
     "drop_remainder": "make the sequence with the drop_remainder of the saved one",
@@ -41,17 +40,16 @@ def compatibility(plan: StreamPlan) -> dict[str, Any]:
     block_rows = sizes[0] if len(sizes) == 1 else _digest(repr(sizes).encode())
     rows = repr(selection).encode() if isinstance(selection, range) else selection.tobytes()
     windows = -(-plan.blocks.count // plan.memory.window_blocks)
-    shared = settings.shard[1] > 1 and not settings.elastic
-    lanes = f"any, {plan.dealt.lanes} lanes of {plan.dealt.window_batches} batches" if plan.dealt else ""
+    shared = settings.shard[1] > 1
     return {
-        "shard": lanes or list(settings.shard),
+        "shard": list(settings.shard),
         "batch_size": settings.batch_size,
         "shuffle": settings.shuffle,
         "drop_remainder": settings.drop_remainder,
         "datasets": _digest((named + files).encode("utf-8", "surrogateescape")),
         "selection": _digest(rows),
         "batches": plan.num_batches,
-        "block_rows": block_rows if settings.shuffle and (windows > 1 or shared or plan.dealt) else None,
+        "block_rows": block_rows if settings.shuffle and (windows > 1 or shared) else None,
         "windows": windows if settings.shuffle else None,
     }
 

@@ -144,7 +144,7 @@ class WindowStore:
                 if own and len(segments) == 1 and self._may_give(order, segment.window):
                     with self._changed:
                         arrays = slot.give(segment.start, segment.stop)
-                        first, last = start - segment.start, order.straight_to(segment)
+                        first, last = start - segment.start, order.window_end(segment.window)
                         self._delivered = _Delivered(order, segment.window, slot, first, last, stop)
                 else:
                     arrays = self._batch_arrays(stop - start) if arrays is None else arrays
@@ -154,7 +154,7 @@ class WindowStore:
                 self._leave(slot)
         assert arrays is not None
         with self._changed:
-            self._read_ahead(order, order.due_next(segments))
+            self._read_ahead(order, segments[-1].window + 1)
         return arrays
 
     def close(self) -> None:
@@ -255,8 +255,7 @@ class WindowStore:
 
     def _read_ahead(self, order: EpochOrder, window: int) -> None:
         """Have the window to come read, unless that takes more memory than there is."""
-        wanted = window < order.windows and self.count > 1 and order.key(window) not in self._slots
-        if wanted and order.window_rows(window):
+        if window < order.windows and self.count > 1 and order.key(window) not in self._slots:
             self._begin(order, window, ahead=True)
 
     def _begin(self, order: EpochOrder, window: int, *, ahead: bool, due: int = 0) -> _Slot | None:

@@ -79,19 +79,14 @@ class Checkpoint:
         self.saved = saved
         return saved
 
-    def points(self, others: Sequence[str] = ()) -> dict[int, str]:
-        """Return the files that can be gone on from, by the order of what they say; the last two, the latest last.
-
-        Args:
-            others: files beside this one that will do as well.
-        """
+    def points(self) -> dict[int, str]:
+        """Return the files that training can resume from by their order, the latest last."""
         found = {}
-        for path in (*others, self.path):
-            for there in (path, path + BEFORE):
-                if os.path.lexists(there):
-                    with _opened(there) as (saved, _):
-                        found[saved.run.order] = there
-        return dict(sorted(found.items())[-2:])
+        for path in (self.path, self.path + BEFORE):
+            if os.path.lexists(path):
+                with _opened(path) as (saved, _):
+                    found[saved.run.order] = path
+        return dict(sorted(found.items()))
 
     def go_to(self, run: RunState) -> None:
         """Have the data go on where the file says.

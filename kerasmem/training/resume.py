@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.cluster import ALONE, Worker, find_worker, own_path, paths_of_all, rank_of, worker_of
+from kerasmem.cluster import ALONE, Worker, find_worker, own_path, worker_of
 from kerasmem.compat.keras_fit import initial_epoch, set_initial_epoch
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.errors import UsageError
@@ -48,8 +48,7 @@ class ResumeTraining(SavingCallback):
     unless `path` has it: `run.rank1.resume` for `run.resume`. Under `tf.distribute.MultiWorkerMirroredStrategy`, and in
     several processes of JAX, it keeps the one before as well (`PATH.before`): a worker may die before it has saved what
     another one has. Started again, all of them go on from the last point that every one has, so all have to be started
-    again, as both want it anyhow. With `H5ChunkSequence(elastic=True)` there may be more or fewer of them then, and a
-    worker without a file of its own takes another one's, where they share a folder.
+    again, as many as before.
 
     Args:
         path: where to save. Workers may be given the same.
@@ -109,8 +108,7 @@ class ResumeTraining(SavingCallback):
         own = str(own_path(Path(self.path), find_worker(self._strategy)))
         self.source = source = SequenceSource(self.sequence)
         self.checkpoint = Checkpoint(own, source, keeps_before=several)
-        self._others = self._files_of_others() if self.sequence.stream_plan.settings.elastic else []
-        path = self._common_file() if several else (self._latest_file() if self._others else own)
+        path = self._common_file() if several else own
         self.run = self._restored(source, path) or RunState()
         super().on_train_begin(logs)
 
@@ -124,10 +122,6 @@ class ResumeTraining(SavingCallback):
         set_initial_epoch(self.model, self._initial_epoch)
         if not self.keep:
             self.checkpoint.remove()
-            worker = find_worker(self._strategy) or ALONE
-            for path in self._others:
-                if worker.rank == 0 and not 0 <= (rank_of(path)[1] or 0) < worker.size:  # left by more workers
-                    Checkpoint(path, self.checkpoint.source).remove()
 
     def save(self) -> None:
         """Write where the run stands."""
@@ -143,17 +137,9 @@ class ResumeTraining(SavingCallback):
         """Which worker this process is of those that take each step together."""
         return find_worker() or ALONE if runs_on_jax() else worker_of(self._strategy)
 
-    def _files_of_others(self) -> list[str]:
-        """Return the files of all workers that there are and were: what one saved will do for any, in any number."""
-        return [str(path) for path in paths_of_all(Path(self.path)) if str(path) != self.checkpoint.path]
-
-    def _latest_file(self) -> str | None:
-        points = self.checkpoint.points(self._others)
-        return points[max(points)] if points else None
-
     def _common_file(self) -> str | None:
         """Return the file that says the last point that all workers have."""
-        points = self.checkpoint.points(self._others)
+        points = self.checkpoint.points()
         return points.get(find_common_point(self._strategy, list(points), self.checkpoint.path))
 
     def _restored(self, source: SequenceSource, path: str | None) -> RunState | None:

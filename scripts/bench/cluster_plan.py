@@ -2,10 +2,9 @@
 
     python scripts/bench/cluster_plan.py [--quick] [--write]
 
-Plans are made by the functions that training uses, from an index; no data file exists. Of each way of sharing rows out
-(`shard` alone, and with `elastic`) it says what a worker's plan takes in time and memory, how many requests an epoch
-needs, how many bytes come twice, how evenly rows are shared out, and how far rows travel against a uniform shuffle. A
-smaller plan is checked row for row over all workers.
+Plans are made by the functions that training uses, from an index; no data file exists. It says what a worker's
+plan takes in time and memory, how many requests an epoch needs, how many bytes come twice, how evenly rows are shared
+out, and how far rows travel against a uniform shuffle. A smaller plan is checked row for row over all workers.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import argparse
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,26 +71,24 @@ def open_index(path: Path) -> DataLayout:
     return scan_files(read_files(str(path)), ["x"], Access())
 
 
-def plan_of(layout: DataLayout, scale: Scale, rank: int, ranks: int, elastic: bool) -> StreamPlan:
-    """Return the plan of a worker; `elastic` has batch and budget of all workers together."""
-    share = scale.ranks if elastic else scale.ranks // ranks  # so that another number has the same batches
+def plan_of(layout: DataLayout, scale: Scale, rank: int) -> StreamPlan:
+    """Return the plan of a worker."""
     settings = StreamSettings(
-        batch_size=scale.batch * share,
-        shard=(rank, ranks),
-        elastic=scale.ranks if elastic else 0,
-        memory_budget=scale.budget * share,
+        batch_size=scale.batch,
+        shard=(rank, scale.ranks),
+        memory_budget=scale.budget,
         drop_remainder=True,
     )
     return make_plan(layout, read_parts("x", None, None), settings)
 
 
-def look_at(layout: DataLayout, scale: Scale, elastic: bool) -> dict[str, Any]:
+def look_at(layout: DataLayout, scale: Scale) -> dict[str, Any]:
     """Return the figures of some ranks of a plan that is too large to be made as a whole."""
     ranks = np.linspace(0, scale.ranks - 1, min(LOOKED_AT, scale.ranks)).astype(int).tolist()
     seconds, rows, read, requests, files, travel, blocks = [], [], [], [], [], [], 0
     for rank in ranks:
         start = time.perf_counter()
-        plan = plan_of(layout, scale, rank, scale.ranks, elastic)
+        plan = plan_of(layout, scale, rank)
         order = plan.order(0)
         seconds.append(time.perf_counter() - start)
         blocks = plan.layout.block_grid(plan.memory.block_rows).cell(scale.total - 1) + 1
@@ -108,7 +104,6 @@ def look_at(layout: DataLayout, scale: Scale, elastic: bool) -> dict[str, Any]:
         travel.append(travelled(order, scale.total))
     needed = np.array(rows)
     return {
-        "elastic": elastic,
         "ranks_looked_at": len(ranks),
         "blocks": int(blocks),
         "plan_seconds": round(float(np.median(seconds)), 3),
@@ -130,39 +125,18 @@ def travelled(order: Any, total: int) -> float:
     return float(np.concatenate(far).mean() * 3)
 
 
-def batches(layout: DataLayout, scale: Scale, ranks: int, elastic: bool) -> Iterator[np.ndarray]:
-    """Yield, of each worker, the rows of its epoch, a batch a line."""
-    for rank in range(ranks):
-        plan = plan_of(layout, scale, rank, ranks, elastic)
-        order = plan.order(0)
-        yield order.rows(0, plan.bounds(plan.num_batches - 1)[1]).reshape(plan.num_batches, -1)
-
-
 def check(layout: DataLayout, scale: Scale) -> dict[str, Any]:
-    """Make a plan for all workers, and for one and three, and compare each row.
+    """Make the plans of all workers and count each row.
 
     Raises:
-        AssertionError: a row comes twice, or other batches.
+        AssertionError: a row comes twice.
     """
-    found: dict[str, Any] = {"rows": scale.total, "ranks": scale.ranks}
     seen = np.zeros(scale.total, np.uint8)
-    for rows in batches(layout, scale, scale.ranks, elastic=False):
-        np.add.at(seen, rows.reshape(-1), 1)
+    for rank in range(scale.ranks):
+        plan = plan_of(layout, scale, rank)
+        np.add.at(seen, plan.order(0).rows(0, plan.bounds(plan.num_batches - 1)[1]), 1)
     assert seen.max() == 1
-    found["own_rows_left_out"] = int((seen == 0).sum())
-    steps = scale.total // (scale.batch * scale.ranks)
-    together = np.concatenate(list(batches(layout, scale, scale.ranks, elastic=True)), axis=1)
-    assert together.shape == (steps, scale.batch * scale.ranks)
-    assert len(np.unique(together)) == together.size
-    for ranks in (1, 3):
-        other = np.concatenate(list(batches(layout, scale, ranks, elastic=True)), axis=1)
-        assert np.array_equal(other, together), f"{ranks} workers train on other batches"
-    found["elastic_left_out"] = int(scale.total - together.size)
-    places = np.empty(scale.total, np.int64)
-    places[together.reshape(-1)] = np.arange(together.size)
-    far = np.abs(np.diff(places)) / together.size  # neighbours in the files, apart in the epoch
-    found["neighbours_apart_of_uniform"] = round(float(far.mean() * 3), 3)
-    return found
+    return {"rows": scale.total, "ranks": scale.ranks, "rows_left_out": int((seen == 0).sum())}
 
 
 def main() -> None:
@@ -180,8 +154,7 @@ def main() -> None:
         layout = open_index(path)
         results["open_index_seconds"] = round(time.perf_counter() - start, 2)
         results["index_bytes"] = path.stat().st_size
-        for elastic in (False, True):
-            results["plans"].append(look_at(layout, large, elastic))
+        results["plans"].append(look_at(layout, large))
         results["peak_bytes_of_index_and_plans"] = _peak() - before
         path = Path(folder) / "small.index"
         write_index(path, small)

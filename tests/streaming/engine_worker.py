@@ -108,8 +108,6 @@ def main(file, settings, *tasks):
             result["warned"] = [str(entry.message) for entry in caught if "H5ChunkSequence" in str(entry.message)]
             ordered = stream(shard=None, shuffle=False)
             result["predicted"] = model.predict(ordered, verbose=0)[:, 0].tolist()
-        elif task == "elastic":
-            result = fit(batch_size=2 * given["batch_size"], memory_budget="4MB", elastic=True)[1]
         elif task == "loop":
             result = {"trained": loop(strategy, stream())}
         elif task == "resumed":

@@ -144,7 +144,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def said(path, folder):
     """What each of two workers said."""
-    return run_workers(path, folder, 2, "fit", "evaluate", "steps", "loop", "elastic", "unsharded", "refusals")
+    return run_workers(path, folder, 2, "fit", "evaluate", "steps", "loop", "unsharded", "refusals")
 
 
 @pytest.fixture(scope="module")
@@ -168,16 +168,6 @@ class TestTwoWorkers:
             batches = one["steps"]["trained"]
             assert len(batches) == 4
             assert len({row for batch in batches for row in batch}) == 4 * BATCH
-
-    def test_elastic_batches_are_those_of_one_process(self, said, path):
-        data = H5ChunkSequence(path, batch_size=2 * BATCH, memory_budget="4MB", elastic=True)
-        assert data.stream_plan.dealt.lanes > 1 < data.stream_plan.dealt.windows
-        history = make_model().fit(data, epochs=EPOCHS, verbose=0).history
-        for step, (mine, theirs) in enumerate(zip(*(one["elastic"]["trained"] for one in said), strict=True)):
-            assert mine + theirs == data.batch_rows(step % len(data), step // len(data)).tolist()
-        for one in said:
-            assert one["elastic"]["history"]["loss"] == pytest.approx(history["loss"], rel=1e-5)
-            assert len(one["elastic"]["trained"]) == EPOCHS * len(data)
 
     def test_a_loop_of_ones_own(self, said):
         seen = [row for one in said for batch in one["loop"]["trained"] for row in batch]

@@ -182,6 +182,30 @@ def test_auto_with_a_keras_distribution(monkeypatch):
     assert find_shard() == (1, 2), "two processes hold one replica together, and read the same"
 
 
+def test_padded_ends_add_up_to_one_process(numbered):
+    import keras
+
+    rows = 203
+    path = numbered(rows=rows, chunks=4)
+    last = []
+    for index in range(4):
+        with H5ChunkSequence(path, batch_size=8, shard=(index, 4), pad_remainder=True) as data:
+            last.append(data.batch(len(data) - 1))
+    loss = keras.losses.MeanSquaredError()
+    each = [float(loss(y[:, None].astype("f4"), 0.5 * y[:, None], sample_weight=weight)) for _, y, weight in last]
+    assert {len(x) for x, _, _ in last} == {8}
+    real = np.concatenate([y[weight > 0] for _, y, weight in last])
+    assert len(real) == rows - 6 * 4 * 8
+    assert np.mean(each) == pytest.approx(np.sum((0.5 * real.astype("f8")) ** 2) / 32, rel=1e-5)
+
+
+def test_another_number_of_workers_cannot_resume(numbered):
+    path = numbered()
+    state = H5ChunkSequence(path, shard=(0, 2)).state_dict()
+    with pytest.raises(UsageError, match=r"shard was \[0, 2\].*as many as before"):
+        H5ChunkSequence(path, shard=(0, 3)).load_state_dict(state)
+
+
 CHIEF = {"TF_CONFIG": json.dumps({"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "chief"}})}
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8"}
 
