@@ -75,37 +75,6 @@ class Considered:
 
 
 @dataclass(frozen=True)
-class LastResort(Record, what="last resort", also=("verdict", "basis")):
-    """A way to let the host's memory help, which nobody estimated: never put before a remedy that fits.
-
-    Attributes:
-        name: what is done, in a few words.
-        host_bytes: what it takes of the host's memory, at most; None where that is not known.
-        result: what becomes of the result, as in `Remedy`.
-        cost: what is known of its price, in words.
-        sources: addresses where that was read.
-        code: Python to begin a script with.
-    """
-
-    name: str
-    host_bytes: int | None
-    result: str
-    cost: str
-    sources: tuple[str, ...]
-    code: str
-
-    @property
-    def basis(self) -> str:
-        """How the figure and the price were obtained."""
-        return "predicted, not measured here"
-
-    @property
-    def verdict(self) -> str:
-        """Whether it fits: nobody has tried it."""
-        return TOO_CLOSE
-
-
-@dataclass(frozen=True)
 class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict",), rows="remedies"):
     """What to do so that a model's training fits a device, or takes less: a sequence of remedies, the best first.
 
@@ -122,7 +91,6 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
         kernels: whose kernels `need` holds for, as in `Remedy`.
         data_bytes: the copy of the arrays that `fit` keeps on the device, which all figures count; 0 where it was not
             said how many samples there are.
-        last_resorts: ways to let the host's memory help, where the device is a card and the step does not surely fit.
     """
 
     model: ModelFacts
@@ -135,7 +103,6 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
     notes: tuple[str, ...] = ()
     kernels: str | None = None
     data_bytes: int = 0
-    last_resorts: tuple[LastResort, ...] = ()
 
     @property
     def verdict(self) -> str:

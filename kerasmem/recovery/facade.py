@@ -16,7 +16,6 @@ from kerasmem.models.inputs import given_targets
 from kerasmem.recovery.advice import Advice, Considered, Remedy, ranked
 from kerasmem.recovery.building import Origin
 from kerasmem.recovery.estimator import StepEstimator
-from kerasmem.recovery.last_resorts import last_resorts
 from kerasmem.recovery.plans import confirmed, find_plans
 from kerasmem.recovery.remedies import RemedySearch
 from kerasmem.recovery.traits import Traits
@@ -135,10 +134,9 @@ def _advice(
     if not estimator.fits_now and not any(each.verdict == FITS for each in (*remedies, *plans)):
         room = f"{format_size(target.available_bytes)} of {target.name}"
         every.append(f"nothing that was estimated surely fits the {room}")
-    offered, no_use = ((), ()) if estimator.fits_now else last_resorts(current.bytes, current.settings, target)
     return Advice(
         current.model, current.settings, current.bytes, current.device, best_first, tuple(plans),
-        (*considered, *no_use), tuple(every), estimator.kernels(estimator.method), estimator.data_bytes, offered,
+        tuple(considered), tuple(every), estimator.kernels(estimator.method), estimator.data_bytes,
     )  # fmt: skip
 
 

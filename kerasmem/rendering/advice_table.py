@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.estimation.report import DeviceVerdict, interval
-from kerasmem.recovery.advice import Advice, LastResort, Remedy
+from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.rendering.escape import printable, printable_lines
 from kerasmem.rendering.layout import (
     figures,
@@ -56,7 +56,6 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
         parts += [heading, _remedies(advice, terminal)]
     else:
         parts.append(Text("No remedy was found that saves memory."))
-    parts += _last_resorts(advice)
     if is_brief:
         more = ["costs, plans and a script" if advice.plans or advice.remedies else "", "what is not offered"]
         more.append(f"{len(advice.notes)} notes" if advice.notes else "")
@@ -71,27 +70,14 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
     return Group(*parts, *note_lines(advice.notes, 400))
 
 
-def labelled(advice: Advice) -> dict[str, Remedy | LastResort]:
-    """Return what is offered by the labels in the text: remedies 1, 2, …, plans A, B, …, last resorts H1, H2, …."""
+def labelled(advice: Advice) -> dict[str, Remedy]:
+    """Return what is offered by the labels in the text: remedies 1, 2, …, plans A, B, …."""
     numbers = {str(place): each for place, each in enumerate(advice.remedies, 1)}
-    resorts = {f"H{place}": each for place, each in enumerate(advice.last_resorts, 1)}
-    return {**numbers, **_plan_labels(advice), **resorts}
+    return {**numbers, **_plan_labels(advice)}
 
 
 def _plan_labels(advice: Advice) -> dict[str, Remedy]:
     return {chr(ord("A") + place): each for place, each in enumerate(advice.plans)}
-
-
-def _last_resorts(advice: Advice) -> Iterator[RenderableType]:
-    """Yield what the host's memory could do, with what is known of its price."""
-    if not advice.last_resorts:
-        return
-    yield ""
-    yield Text(f"Last resorts, on the host's memory ({advice.last_resorts[0].basis}; --code H1)", style="bold")
-    for place, each in enumerate(advice.last_resorts, 1):
-        size = "an amount that is not known" if each.host_bytes is None else f"at most {format_size(each.host_bytes)}"
-        yield Text(f"H{place} {printable(each.name, 120)}: takes {size} of the host; {printable(each.cost, 300)}")
-    yield ""
 
 
 def _answer(advice: Advice) -> Iterator[Text]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,8 @@ import numpy as np
 from keras import layers
 
 import kerasmem
-from kerasmem.recovery import last_resorts
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "advise.md"
 
 
 def stack(width=64, depth=6):
@@ -84,10 +87,11 @@ def test_segments_are_computed_again_for_the_gradient():
     assert program.count("checkpoint[") + program.count("remat2[") + program.count("remat[") >= 2
 
 
-def test_the_printed_layer_that_offloads_activations_trains_as_the_block_alone():
-    """`kerasmem advise` prints it as a last resort; on a CPU the host's memory is a kind of its own, too."""
+def test_the_offloading_layer_of_the_guide_trains_as_the_block_alone():
+    """On a CPU the host's memory is a kind of its own, too."""
     made = {}
-    exec(last_resorts.OFFLOADED, made)
+    (code,) = re.findall(r"^```py\n(import jax\n.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    exec(code, made)
 
     def block():
         return keras.Sequential([layers.Dense(64, "gelu"), layers.BatchNormalization(), layers.Dense(64, "gelu")])

@@ -119,7 +119,7 @@ def _ways(model: Any, found: Fitting | None) -> Iterator[str]:
         yield from _lean_optimizer(model, text)
     yield _SMALLER
     if tf.config.list_physical_devices("GPU"):
-        yield "unified memory, slow (`kerasmem advise --code H1`): the host's memory stands in for the card's"
+        yield "unified memory, slow (docs/guides/advise.md): the host's memory stands in for the card's"
     yield _larger("" if need is None else f" with {format_size(need)} and more for TensorFlow")
 
 
