@@ -42,7 +42,6 @@ _PUBLIC = {
     "optuna_objective": "kerasmem.training.searches",
     "tuner_class": "kerasmem.training.searches",
     "clear_session": "kerasmem.models.freeing",
-    "release": "kerasmem.models.freeing",
     "enable_memory_growth": "kerasmem.devices.growth",
     "H5ChunkSequence": "kerasmem.streaming.sequence",
     "H5DataSource": "kerasmem.streaming.data_source",
@@ -82,7 +81,6 @@ if TYPE_CHECKING:
     from kerasmem.estimation.sizing import find_batch_size as find_batch_size
     from kerasmem.estimation.sizing import max_batch_size as max_batch_size
     from kerasmem.models.freeing import clear_session as clear_session
-    from kerasmem.models.freeing import release as release
     from kerasmem.monitoring import read_timeline as read_timeline
     from kerasmem.monitoring.leak_watch import LeakWatch as LeakWatch
     from kerasmem.monitoring.logger import MemoryLogger as MemoryLogger

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 from kerasmem.compat.living_objects import living_objects
 
-_FEATURE = "freeing trained models (kerasmem.clear_session, kerasmem.release)"
+_FEATURE = "freeing trained models (kerasmem.clear_session)"
 _CONTEXT_MODULE = "tensorflow.python.eager.context"
 _REGISTRY = Borrowed("tensorflow.python.framework.ops", "gradient_registry._registry", feature=_FEATURE)
 _FUNCTION = Borrowed("tensorflow.python.eager.polymorphic_function.atomic_function", "AtomicFunction", feature=_FEATURE)

@@ -39,69 +39,50 @@ class Freed(Record, what="freed memory"):
         return f"{self.variables} variables freed, {format_size(self.variable_bytes)}"
 
 
-def clear_session(free_memory: bool = True) -> Freed:
-    """Clear Keras's state, as `keras.utils.clear_session` does, and really free the models that are gone.
+def clear_session(*models: Any) -> Freed:
+    """Free trained models that are gone, and clear Keras's state.
 
-    A compiled model that was trained lives on in TensorFlow when its last name is deleted: weights, optimizer and
-    traced graphs, on the device and on the host. This frees them. Models that something still refers to are left as
-    they are: their weights, their gradients, their functions. On other backends it is Keras's function alone.
+    TensorFlow keeps the weights, the optimizer and the traced graphs of a trained model after its last name is deleted,
+    on the device and on the host. This frees them. Models that are still referred to keep everything. On other backends
+    this is `keras.utils.clear_session` alone.
 
     Args:
-        free_memory: whether garbage is collected, which takes some tenths of a second; without that only Keras's
-            state is cleared.
+        *models: Keras models to drop the traced functions of (`train_function`, `test_function`, `predict_function`).
+            The next `fit` traces them again; weights and optimizer go with the model itself. If models are given,
+            Keras's state stays as it is.
 
     Returns:
-        What was freed. Where TensorFlow's version does not let it be freed, a warning says so, and nothing was.
+        A `Freed`. If this version of TensorFlow does not allow it, a warning says so and nothing is freed.
+
+    Raises:
+        UsageError: If one of `models` is not a Keras model.
 
     Examples:
         >>> import keras
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         >>> model.compile("adam", "mse")
         >>> _ = model.fit(keras.ops.ones((8, 4)), keras.ops.ones((8, 2)), verbose=0)
-        >>> del model
-        >>> clear_session().variable_bytes > 0
+        >>> clear_session(model).gradients > 0
         True
+        >>> del model
+        >>> _ = clear_session()
     """
     import keras
 
-    keras.utils.clear_session(free_memory=False)
-    if not free_memory:
-        return Freed()
-    return _free()
-
-
-def release(*models: Any) -> Freed:
-    """Free what training left of some models while others, and Keras's state, stay as they are.
-
-    The traced functions of the models go (`train_function`, `test_function`, `predict_function`); the next `fit` traces
-    them again. Weights and optimizer go with the model itself: at once where nothing refers to it any more, else with
-    the next `release()` or `clear_session()` after its last name is deleted.
-
-    Args:
-        *models: Keras models whose functions are no longer needed; none: only what is gone already is freed.
-
-    Returns:
-        What was freed. Where TensorFlow's version does not let it be freed, a warning says so.
-
-    Raises:
-        UsageError: one of them is no Keras model.
-
-    Examples:
-        >>> import keras
-        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-        >>> model.compile("adam", "mse")
-        >>> _ = model.fit(keras.ops.ones((8, 4)), keras.ops.ones((8, 2)), verbose=0)
-        >>> release(model).gradients > 0
-        True
-    """
     for model in models:
-        if not all(hasattr(model, name) for name in _FUNCTIONS):
-            raise UsageError(f"release: {type(model).__name__} is no Keras model; give models, or nothing")
+        if not isinstance(model, keras.Model):
+            raise UsageError(f"models must be Keras models; got {type(model).__name__}")
     for model in models:
         for name in _FUNCTIONS:
             setattr(model, name, None)
-    del models
-    return _free()
+    if not models:
+        keras.utils.clear_session(free_memory=False)
+    if keras.backend.backend() == "tensorflow":
+        try:
+            custom_gradients()
+        except NotAvailableError as error:
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+    return collect()
 
 
 def drop_frames(error: BaseException) -> None:
@@ -133,14 +114,3 @@ def collect() -> Freed:
             return Freed(*free_unneeded_gradients())
     gc.collect()
     return Freed()
-
-
-def _free() -> Freed:
-    import keras
-
-    if keras.backend.backend() == "tensorflow":
-        try:
-            custom_gradients()
-        except NotAvailableError as error:
-            warnings.warn(str(error), RuntimeWarning, stacklevel=3)
-    return collect()

@@ -39,7 +39,7 @@ def script(traits: Traits, changes: Sequence[Change], heading: str) -> str:
     for each in changes:
         body += _lines(each, traits, rows)
     if CLONED & set(by_kind):
-        body.append("kerasmem.release()   # the first model's weights, also where it was trained")
+        body.append("kerasmem.clear_session()   # the first model's weights, also where it was trained")
     jit = by_kind.get("jit_compile", None if traits.jit_compile == "auto" else traits.jit_compile)
     words = [f"optimizer={optimizer_text(traits.training, by_kind.get('optimizer'))}", f"loss={loss}"]
     weights = traits.training.loss_weights

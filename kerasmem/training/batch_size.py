@@ -12,7 +12,7 @@ from typing import Any
 from kerasmem import checks
 from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.errors import ModelError, UsageError
-from kerasmem.models.freeing import drop_frames, release
+from kerasmem.models.freeing import collect, drop_frames
 from kerasmem.models.sizes import spec_bytes
 from kerasmem.training.isolation import run_isolated
 
@@ -26,7 +26,7 @@ def find_executable_batch_size(
 
     The function takes the batch size as its first argument; callers leave that out. It must begin at the beginning
     each time, and make its model inside: nothing is undone that it has changed outside. Between two tries what the
-    failed one has left is freed (`kerasmem.release()`). Exceptions that are not about memory come through as they are.
+    failed one has left is freed. Exceptions that are not about memory come through as they are.
 
     After an out-of-memory under XLA nothing in the process can be trusted, so there it is not tried again, unless with
     `isolated=True`, where each try runs in a process of its own (`kerasmem.run_isolated`).
@@ -98,7 +98,7 @@ def _tried(function: Callable[[], Any], isolated: bool) -> tuple[str | None, Any
                 "process can be tried again: find_executable_batch_size(isolated=True) runs each try in one of its own"
             ) from error
         drop_frames(error)
-    release()
+    collect()
     return found.summary, None
 
 

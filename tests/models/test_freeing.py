@@ -93,24 +93,26 @@ def test_a_living_model_trains_on_bit_for_bit():
     model = trained()
     lost = handles(trained(seed=1))
     keras.utils.set_random_seed(0)  # the other model drew from the same generator; nothing here draws any more
-    kerasmem.release()
+    kerasmem.clear_session()
     assert alive(lost) == 0
-    for call in (kerasmem.release, kerasmem.clear_session):
+    for _ in range(2):
         model.fit(X, Y, verbose=0)
-        call()
+        kerasmem.clear_session()
     assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), undisturbed.get_weights(), strict=True))
 
 
-def test_a_released_model_goes_with_its_last_name_and_can_be_trained_before():
+def test_clear_session_of_a_model_drops_its_functions_and_keeps_keras_state():
+    keras.utils.clear_session()
     model, other = trained(), trained(seed=1)
     step = other.train_function
     behind = handles(model)
-    assert kerasmem.release(model).gradients
+    assert kerasmem.clear_session(model).gradients
     assert model.train_function is None
     assert other.train_function is step
+    assert keras.layers.Dense(2).name == "dense_4"
     assert alive(behind) == len(behind)
     model.fit(X, Y, verbose=0)
-    kerasmem.release(model)
+    kerasmem.clear_session(model)
     del model
     gc.collect()
     assert alive(behind) == 0
@@ -149,18 +151,15 @@ def test_gradients_through_a_living_model_and_its_export_are_the_same(tmp_path):
     assert np.array_equal(tf.saved_model.load(str(tmp_path / "exported")).serve(x), model(x))
 
 
-def test_it_is_kerass_function_where_nothing_is_to_be_collected():
-    model = trained()
-    behind = handles(model)
-    del model
-    assert kerasmem.clear_session(free_memory=False) == Freed()
-    assert alive(behind)
-    assert keras.layers.Dense(2).name == "dense", "names are counted from the beginning"
+def test_clear_session_clears_keras_state():
+    keras.layers.Dense(2)
+    kerasmem.clear_session()
+    assert keras.layers.Dense(2).name == "dense"
 
 
-def test_what_is_no_model_is_refused():
-    with pytest.raises(UsageError, match="release: str is no Keras model"):
-        kerasmem.release("model")
+def test_clear_session_refuses_other_objects():
+    with pytest.raises(UsageError, match="models must be Keras models; got str"):
+        kerasmem.clear_session("model")
 
 
 def test_where_tensorflow_has_no_such_registry_a_warning_says_so(monkeypatch):
