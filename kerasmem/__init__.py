@@ -50,7 +50,6 @@ _PUBLIC = {
     "convert_data": "kerasmem.datatools.converting.conversion",
     "repack_data": "kerasmem.datatools.converting.repacking",
     "data_stats": "kerasmem.datatools.inspecting.statistics",
-    "bench_data": "kerasmem.datatools.inspecting.benching",
     "index_data": "kerasmem.datatools.inspecting.indexing",
     "KerasmemError": "kerasmem.errors",
 }
@@ -60,7 +59,6 @@ __all__ = [*_PUBLIC, "__version__"]
 if TYPE_CHECKING:
     from kerasmem.datatools.converting.conversion import convert_data as convert_data
     from kerasmem.datatools.converting.repacking import repack_data as repack_data
-    from kerasmem.datatools.inspecting.benching import bench_data as bench_data
     from kerasmem.datatools.inspecting.indexing import index_data as index_data
     from kerasmem.datatools.inspecting.inspection import inspect_data as inspect_data
     from kerasmem.datatools.inspecting.statistics import data_stats as data_stats

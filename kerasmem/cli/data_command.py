@@ -17,7 +17,7 @@ COMMANDS = COMMANDS_OF["kerasmem data"]
 
 @click.group("data", cls=LazyGroup, lines=COMMANDS, module="data_command")
 def command() -> None:
-    """Data files: look into them, convert them, find their statistics and their speed.
+    """Data files: look into them, convert them, index them, and sum up their statistics.
 
     Examples:
       kerasmem data inspect train.h5
@@ -159,25 +159,3 @@ def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_jso
     with progress_bar() as progress:
         done = index_data(files, output, datasets=list(datasets) or None, progress=progress, **options)
     show_result(done, as_json, index_table)
-
-
-@click.command("bench", cls=GuardedCommand, seconds=None)
-@all_of(*FILE, "--sample", option("--memory-budget", show_default="as H5ChunkSequence chooses"), "--json")
-def bench(file: str, memory_budget: str | None, as_json: bool, **options: Any) -> None:
-    """Time what H5ChunkSequence delivers from FILE on this machine, and say which step limits it.
-
-    The system is asked to forget the file before it is read from the disk; nothing else is changed.
-
-    Examples:
-      kerasmem data bench train.h5
-      kerasmem data bench train.h5 --x images --y labels --batch-size 256 --sample 2GiB
-      kerasmem data bench train.h5 --json
-    """
-    from kerasmem.rendering.data_tables import bench_table
-
-    settings: dict[str, Any] = {} if memory_budget is None else {"memory_budget": memory_budget}
-    with quiet_tensorflow(), progress_bar() as progress:
-        from kerasmem.datatools.inspecting.benching import bench_data
-
-        found = bench_data(file, progress=progress, **options, **settings)
-    show_result(found, as_json, bench_table)

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.datatools.converting.results import Conversion, Reading, Repacking
-from kerasmem.datatools.inspecting.results import Bench, DataIndexed, DatasetReport, DataStats, Inspection
+from kerasmem.datatools.inspecting.results import DataIndexed, DatasetReport, DataStats, Inspection
 from kerasmem.rendering.escape import printable, printable_lines, short_name
 from kerasmem.rendering.layout import known_size, note_lines, table
 from kerasmem.units import format_size
@@ -18,13 +18,6 @@ from kerasmem.units import format_size
 _MOST_DATASETS = 60
 _MOST_CLASSES = 20
 _MOST_MEANS = 4
-_STAGES = {
-    "disk": "read from the disk",
-    "memory": "read from the system's cache",
-    "unpacking": "unpack chunks",
-    "conversion": "convert to float32",
-    "copying": "copy rows into batches, and all else",
-}
 
 
 def inspection_table(found: Inspection, terminal: int | None = None) -> RenderableType:
@@ -84,25 +77,6 @@ def stats_table(found: DataStats, terminal: int | None = None) -> RenderableType
     if found.code:
         parts += ["", Text(printable_lines(found.code))]
     return Group(*parts)
-
-
-def bench_table(found: Bench, terminal: int | None = None) -> RenderableType:
-    """Return what a file delivers, how long each step takes, and which one limits it."""
-    sizes = f"{format_size(found.stored_bytes)} stored, {format_size(found.delivered_bytes)} delivered"
-    title = Text(f"{printable(found.path, 200)}: ", style="bold").append(f"{found.rows:,} rows, {sizes}")
-    epochs = _data_table(("An epoch of these rows", "Seconds", "Rows/s", "Delivered/s"), terminal)
-    for name, seconds in (("file not in the cache", found.cold_seconds), ("file in the cache", found.warm_seconds)):
-        if seconds is not None:
-            rate = format_size(round(found.delivered_bytes / seconds if seconds else 0))
-            epochs.add_row(name, f"{seconds:.3f}", f"{found.rows / max(seconds, 1e-9):,.0f}", rate)
-    steps = _data_table(("Step by itself", "Seconds", "Rate", "of bytes", "Threads"), terminal)
-    for stage in found.stages:
-        if stage.seconds is not None:
-            rate = "–" if stage.rate is None else f"{format_size(round(stage.rate))}/s"
-            steps.add_row(_STAGES[stage.name], f"{stage.seconds:.3f}", rate, stage.of, str(stage.threads))
-    warm = "" if found.warm_limit == found.limit else f"; with the file in the cache: {found.warm_limit}"
-    last = (Text(f"Limit: {found.limit}{warm}."), Text(f"To do: {printable(found.advice)}."))
-    return Group(title, Text(printable(found.line)), "", epochs, "", steps, "", *last)
 
 
 def index_table(done: DataIndexed, terminal: int | None = None) -> RenderableType:

@@ -75,7 +75,7 @@ def test_convert_inspect_verify(cli, tmp_path):
     assert done.code == 0 and "out-train.h5" in done.out and (tmp_path / "out-val.h5").exists()
 
 
-def test_repack_stats_bench(cli, file, tmp_path):
+def test_repack_stats(cli, file, tmp_path):
     done = cli("data", "repack", file, "-o", tmp_path / "out.h5", "--shuffle", "--float32")
     assert (done.code, done.err) == (0, "") and "before" in done.out and "after" in done.out
     assert pasted(done.out)[0].shape == (32, 8)
@@ -88,9 +88,6 @@ def test_repack_stats_bench(cli, file, tmp_path):
     )
     data = json.loads(cli("data", "stats", file, "--json", "--dataset", "x", "--scale", "1/255").out)
     assert [column["name"] for column in data["columns"]] == ["x"] and data["scale"] == pytest.approx(1 / 255)
-    done = cli("data", "bench", file)
-    assert done.code == 0 and "Limit: " in done.out and "unpack chunks" in done.out and "Rows/s" in done.out
-    assert json.loads(cli("data", "bench", file, "--json", "--sample", "10kB").out)["rows"] >= 100
 
 
 @pytest.mark.parametrize(
@@ -99,7 +96,6 @@ def test_repack_stats_bench(cli, file, tmp_path):
         (["inspect", "none.h5"], "there is no such file"),
         (["inspect", "evil.csv"], "no HDF5 file"),
         (["stats", "evil.csv"], "no HDF5 file"),
-        (["bench", "evil.csv"], "no HDF5 file"),
         (["repack", "evil.csv", "-o", "o.h5"], "no HDF5 file"),
         (["convert", "evil.csv", "-o", "o.h5"], "Expected 2 columns, got 3"),
         (["convert", "evil.csv", "-o", "o.h5", "--columns", "x"], "--columns: 'x' is not NAME=COLUMN"),
@@ -107,7 +103,7 @@ def test_repack_stats_bench(cli, file, tmp_path):
         (["convert", "evil.csv"], "Missing option '-o'"),
         (["convert", "-o", "o.h5"], "Missing argument 'SRC...'"),
         (["stats", "evil.csv", "--scale", "one"], "--scale: 'one' is no number"),
-        (["nope"], "no command 'nope'; there are: inspect, convert, repack, stats, index, bench"),
+        (["nope"], "no command 'nope'; there are: inspect, convert, repack, stats, index"),
     ],
 )
 def test_what_is_wrong_is_told(cli, tmp_path, monkeypatch, arguments, told):

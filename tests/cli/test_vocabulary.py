@@ -27,7 +27,7 @@ FUNCTIONS = {
     "estimate": kerasmem.estimate_many, "max-batch": kerasmem.max_batch_size, "cards": kerasmem.rank_cards,
     "measure": kerasmem.measure, "advise": kerasmem.advise, "data inspect": kerasmem.inspect_data,
     "data convert": kerasmem.convert_data, "data repack": kerasmem.repack_data, "data stats": kerasmem.data_stats,
-    "data index": kerasmem.index_data, "data bench": kerasmem.bench_data,
+    "data index": kerasmem.index_data,
 }  # fmt: skip
 # of the process or of what is printed, not of the call
 OWN = {
@@ -127,8 +127,6 @@ def test_the_command_line_and_python_have_the_same_names():
             from kerasmem.datatools.converting.settings import SourceOptions
 
             python |= set(SourceOptions.__annotations__)
-        if name == "data bench":
-            python |= set(inspect.signature(kerasmem.H5ChunkSequence).parameters)
         options = {each.name for each in COMMANDS[name].params if isinstance(each, Option)} - OWN - {"quiet", "device"}
         assert options <= python, (name, options - python)
 
@@ -172,7 +170,7 @@ def completed(*words):
 
 def test_completion(cli):
     assert completed("e") == ["estimate", "explain"]
-    assert completed("data", "") == ["inspect", "convert", "repack", "stats", "index", "bench"]
+    assert completed("data", "") == ["inspect", "convert", "repack", "stats", "index"]
     assert completed("estimate", "--device", "a100") == ["a100-40", "a100-80"]
     assert completed("max-batch", "-m", "g") == ["graph", "gpu-target"]
     assert set(completed("estimate", "--optimizer", "")) == optimizer_names() > {"adam", "lion"}

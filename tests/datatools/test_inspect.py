@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import kerasmem
-from kerasmem import H5ChunkSequence, bench_data, convert_data, inspect_data
+from kerasmem import H5ChunkSequence, convert_data, inspect_data
 from kerasmem.datatools.inspecting import inspection
 from kerasmem.datatools.inspecting.results import Inspection
 from kerasmem.errors import DataError, UsageError
@@ -222,7 +222,7 @@ def test_other_peoples_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["advice", "benching", "inspection", "statistics", "conversion", "repacking", "sizing", "splitting"]
+    "name", ["advice", "inspection", "statistics", "conversion", "repacking", "sizing", "splitting"]
 )
 def test_examples_run(name):
     room = "converting" if name in ("conversion", "repacking", "sizing", "splitting") else "inspecting"
@@ -271,22 +271,3 @@ def test_classes_of_very_many_rows_are_counted_in_a_sample(tmp_path, monkeypatch
     console = Console(record=True, width=200)
     console.print(inspection_table(found))
     assert "Classes in y (in 2,000 rows of it): 0 25.6 %" in console.export_text()
-
-
-@pytest.mark.parametrize(("dtype", "scale"), [("u1", 1 / 255), ("u2", 1 / 65535), ("f4", None)])
-def test_the_bench_scales_as_the_line_says(tmp_path, monkeypatch, dtype, scale):
-    from kerasmem.streaming import sequence
-
-    seen = []
-
-    class Noted(H5ChunkSequence):
-        def __init__(self, *arguments, **settings):
-            seen.append(settings)
-            super().__init__(*arguments, **settings)
-
-    monkeypatch.setattr(sequence, "H5ChunkSequence", Noted)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"], file["y"] = np.ones((64, 4, 4), dtype), np.arange(64) % 3
-    line = bench_data(tmp_path / "a.h5").line
-    assert seen[0].get("scale") == scale and ("scale=" in line) == (scale is not None)
-    assert scale is None or f"scale=1 / {round(1 / scale)}" in line

@@ -1,4 +1,4 @@
-"""`repack_data` and `bench_data`: the same values in better chunks, and what the file is good for here."""
+"""`repack_data` gives the same values in better chunks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from converted import content, left_in, rows_of
 
-from kerasmem import H5ChunkSequence, bench_data, repack_data
+from kerasmem import H5ChunkSequence, repack_data
 from kerasmem.datatools.converting.results import Repacking
-from kerasmem.datatools.inspecting.results import Bench
 from kerasmem.errors import DataError, UsageError
 
 RNG = np.random.default_rng(0)
@@ -78,27 +77,3 @@ def test_refusals(slow, tmp_path):
 
 
 # ---- bench
-
-
-@pytest.mark.parametrize("compression", [None, "gzip"])
-@pytest.mark.parametrize("dtype", ["f4", "f8", "u1"])
-def test_bench(tmp_path, compression, dtype):
-    path = tmp_path / "d.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset(
-            "x", data=(X.reshape(900, 8, 8) * 200).astype(dtype), chunks=(100, 8, 8), compression=compression
-        )
-        file["y"] = Y
-    found = bench_data(path, sample="300kB")
-    stages = {stage.name: stage for stage in found.stages}
-    assert (stages["unpacking"].seconds is not None) is bool(compression)
-    assert (stages["conversion"].seconds is not None) is (dtype != "f4")
-    assert found.rows <= 900 and found.delivered_bytes == found.rows * (256 + 8) and found.warm_seconds > 0
-    parts = [stages[name].seconds or 0 for name in ("memory", "unpacking", "conversion", "copying")]
-    assert sum(parts) >= found.warm_seconds * 0.999
-    named = set(found.limit.split(" and ")) | set(found.warm_limit.split(" and "))
-    assert named <= set(stages) and found.advice and "disk" not in found.warm_limit
-    assert Bench.from_dict(found.to_dict()) == found
-    for settings, told in (({"sample": 0}, "at least one byte"), ({"x": "nope"}, "there is no dataset 'nope'")):
-        with pytest.raises(UsageError, match=told):
-            bench_data(path, **settings)

@@ -1,4 +1,4 @@
-"""What a look into a file, its statistics and its speed come to, as plain numbers and texts."""
+"""Results of inspecting, summing up and indexing data files."""
 
 from __future__ import annotations
 
@@ -158,66 +158,6 @@ class DataStats(Record, what="statistics", version=1, rows="columns"):
             if column.name == name:
                 return column
         raise KeyError(name)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One step on the way from the file to a batch.
-
-    Args:
-        name: "disk", "memory", "unpacking", "conversion", "copying".
-        seconds: that it takes for the rows of the sample; None where it does not occur or was not measured.
-        rate: bytes a second, of the bytes that `of` says.
-        of: "stored" or "delivered".
-        threads: that share it.
-    """
-
-    name: str
-    seconds: float | None
-    rate: float | None
-    of: str
-    threads: int = 1
-
-
-@dataclass(frozen=True)
-class Bench(Record, what="measurement of a file", version=1, rows="stages"):
-    """What a file can deliver here.
-
-    Args:
-        path: the file.
-        line: what was run.
-        rows: rows of the sample.
-        batch_size: rows a batch.
-        stored_bytes: bytes that the sample takes in the file.
-        delivered_bytes: bytes of its batches.
-        cold_seconds: an epoch of the sample, the system's cache of the file emptied before; None where it cannot be.
-        warm_seconds: the same with the file in the system's cache, the best of several.
-        stages: what it is made of.
-        limit: the stage that takes longest, where the file is not in the cache.
-        warm_limit: the same where it is.
-        advice: what would make it faster; "" where nothing is known to.
-    """
-
-    path: str
-    line: str
-    rows: int
-    batch_size: int
-    stored_bytes: int
-    delivered_bytes: int
-    cold_seconds: float | None
-    warm_seconds: float
-    stages: tuple[Stage, ...]
-    limit: str
-    warm_limit: str
-    advice: str
-
-    @property
-    def answer(self) -> str:
-        """What the file delivers, and what limits it."""
-        cold = self.cold_seconds
-        seconds, limit = (self.warm_seconds, self.warm_limit) if cold is None else (cold, self.limit)
-        rate = format_size(round(self.delivered_bytes / max(seconds, 1e-9)))
-        return f"{self.path}: {rate} a second delivered, limited by {limit}"
 
 
 @dataclass(frozen=True)
