@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kerasmem import data as data
+
 __version__ = "0.1.0"
 
 # public name -> module that defines it
@@ -46,22 +48,12 @@ _PUBLIC = {
     "H5ChunkSequence": "kerasmem.streaming.sequence",
     "H5DataSource": "kerasmem.streaming.data_source",
     "ResumeTraining": "kerasmem.training.resume",
-    "inspect_data": "kerasmem.datatools.inspecting.inspection",
-    "convert_data": "kerasmem.datatools.converting.conversion",
-    "repack_data": "kerasmem.datatools.converting.repacking",
-    "data_stats": "kerasmem.datatools.inspecting.statistics",
-    "index_data": "kerasmem.datatools.inspecting.indexing",
     "KerasmemError": "kerasmem.errors",
 }
 
-__all__ = [*_PUBLIC, "__version__"]
+__all__ = [*_PUBLIC, "data", "__version__"]
 
 if TYPE_CHECKING:
-    from kerasmem.datatools.converting.conversion import convert_data as convert_data
-    from kerasmem.datatools.converting.repacking import repack_data as repack_data
-    from kerasmem.datatools.inspecting.indexing import index_data as index_data
-    from kerasmem.datatools.inspecting.inspection import inspect_data as inspect_data
-    from kerasmem.datatools.inspecting.statistics import data_stats as data_stats
     from kerasmem.devices.growth import enable_memory_growth as enable_memory_growth
     from kerasmem.diagnosis.explaining import explain_oom as explain_oom
     from kerasmem.display import report_page as report_page

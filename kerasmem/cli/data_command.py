@@ -38,11 +38,11 @@ def inspect(file: str, as_json: bool, **options: Any) -> int:
       kerasmem data inspect cells.h5ad --x X --y obs/kind/codes --batch-size 256
       kerasmem data inspect train.h5 --nan --verify --json
     """
-    from kerasmem.datatools.inspecting.inspection import inspect_data
+    from kerasmem import data
     from kerasmem.rendering.data_tables import inspection_table
 
     with progress_bar() as progress:
-        found = inspect_data(file, progress=progress, **options)
+        found = data.inspect(file, progress=progress, **options)
     show_result(found, as_json, inspection_table)
     return int(any(dataset.checksum == "wrong" for dataset in found.datasets))
 
@@ -73,13 +73,12 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
     A run that was killed goes on where it was when the same command is given again.
     Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'
     """
+    from kerasmem import data
     from kerasmem.rendering.data_tables import conversion_table
 
     wanted = read_columns(columns)
     with quiet_tensorflow(), progress_bar() as progress:
-        from kerasmem.datatools.converting.conversion import convert_data
-
-        done = convert_data(sources, columns=wanted, progress=progress, **options)
+        done = data.convert(sources, columns=wanted, progress=progress, **options)
     show_result(done, as_json, conversion_table)
 
 
@@ -98,11 +97,11 @@ def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -
       kerasmem data repack large.h5 -o small.h5 --compression zstd:9 --verify
       kerasmem data repack large.h5 -o parts/small.index --engine processes --part-size 256MiB
     """
-    from kerasmem.datatools.converting.repacking import repack_data
+    from kerasmem import data
     from kerasmem.rendering.data_tables import repacking_table
 
     with progress_bar() as progress:
-        done = repack_data(file, columns=read_columns(columns), progress=progress, **options)
+        done = data.repack(file, columns=read_columns(columns), progress=progress, **options)
     show_result(done, as_json, repacking_table)
 
 
@@ -120,12 +119,12 @@ def stats(file: str, datasets: tuple[str, ...], scale: str, as_json: bool, **opt
       kerasmem data stats train.h5 --dataset images --dataset labels --json
       kerasmem data stats train.index --engine ray
     """
-    from kerasmem.datatools.inspecting.statistics import data_stats
+    from kerasmem import data
     from kerasmem.rendering.data_tables import stats_table
 
     factor = _read_scale(scale)
     with progress_bar() as progress:
-        found = data_stats(file, list(datasets) or None, scale=factor, progress=progress, **options)
+        found = data.stats(file, list(datasets) or None, scale=factor, progress=progress, **options)
     show_result(found, as_json, stats_table)
 
 
@@ -153,9 +152,9 @@ def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_jso
       kerasmem data index 's3://bucket/part-*.h5' -o train.index --checksums
       kerasmem data index a.h5 b.h5 -o train.index --dataset x --dataset y
     """
-    from kerasmem.datatools.inspecting.indexing import index_data
+    from kerasmem import data
     from kerasmem.rendering.data_tables import index_table
 
     with progress_bar() as progress:
-        done = index_data(files, output, datasets=list(datasets) or None, progress=progress, **options)
+        done = data.index(files, output, datasets=list(datasets) or None, progress=progress, **options)
     show_result(done, as_json, index_table)

@@ -25,9 +25,9 @@ VERBS = {
 # command → what it is in Python
 FUNCTIONS = {
     "estimate": kerasmem.estimate_many, "max-batch": kerasmem.max_batch_size, "cards": kerasmem.rank_cards,
-    "measure": kerasmem.measure, "advise": kerasmem.advise, "data inspect": kerasmem.inspect_data,
-    "data convert": kerasmem.convert_data, "data repack": kerasmem.repack_data, "data stats": kerasmem.data_stats,
-    "data index": kerasmem.index_data,
+    "measure": kerasmem.measure, "advise": kerasmem.advise, "data inspect": kerasmem.data.inspect,
+    "data convert": kerasmem.data.convert, "data repack": kerasmem.data.repack, "data stats": kerasmem.data.stats,
+    "data index": kerasmem.data.index,
 }  # fmt: skip
 # of the process or of what is printed, not of the call
 OWN = {

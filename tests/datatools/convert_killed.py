@@ -49,7 +49,7 @@ def main(settings: str, point: str, count: str) -> None:
     if point != "never":
         module, owner, name, after = points[point]
         die_at(module, owner, name, int(count), after)
-    done = conversion.convert_data(given.pop("sources"), given.pop("output"), **given)
+    done = conversion.convert(given.pop("sources"), given.pop("output"), **given)
     print(json.dumps({"resumed_rows": done.resumed_rows, "crc": [dataset.crc32 for dataset in done.datasets]}))
 
 

@@ -39,7 +39,7 @@ def main(sources: str, output: str, kill: str) -> None:
         put_file(path, url, access)
 
     parts.put_file = put_or_die
-    done = conversion.convert_data(sources, output, engine=map, part_size="20KB")
+    done = conversion.convert(sources, output, engine=map, part_size="20KB")
     print(json.dumps({"written": written, "resumed": done.resumed_rows, "crc": [each.crc32 for each in done.datasets]}))
 
 

@@ -1,4 +1,4 @@
-"""`convert_data` from .npy and .npz: every value as it was, whatever the layout; what lies or is cut off is refused."""
+"""`data.convert` from .npy and .npz: every value as it was, whatever the layout; what lies or is cut off is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from converted import content, left_in, streamed
 
-from kerasmem import convert_data
+from kerasmem.data import convert
 from kerasmem.errors import DataError, UsageError
 
 RNG = np.random.default_rng(0)
@@ -23,7 +23,7 @@ def test_two_arrays_side_by_side(tmp_path, compression):
     np.save(tmp_path / "x.npy", X)
     np.save(tmp_path / "y.npy", np.arange(500))
     output = tmp_path / "out.h5"
-    done = convert_data(
+    done = convert(
         [tmp_path / "x.npy", tmp_path / "y.npy"],
         output,
         compression=compression,
@@ -58,7 +58,7 @@ ARRAYS = {
 def test_kinds_of_arrays(tmp_path, name):
     array = ARRAYS[name]
     np.save(tmp_path / "a.npy", array)
-    done = convert_data(tmp_path / "a.npy", tmp_path / "out.h5", memory_budget="2MiB")
+    done = convert(tmp_path / "a.npy", tmp_path / "out.h5", memory_budget="2MiB")
     wanted = "f4" if array.dtype.kind == "f" and array.dtype.itemsize > 4 else array.dtype.newbyteorder("=")
     found = content(tmp_path / "out.h5")["a"]
     assert found.dtype == wanted and np.array_equal(found, array.astype(wanted))
@@ -69,7 +69,7 @@ def test_a_memory_mapped_array_and_a_name(tmp_path):
     mapped = np.lib.format.open_memmap(tmp_path / "train_images.npy", "w+", "u1", (300, 8, 8, 3))
     mapped[:] = RNG.integers(0, 256, mapped.shape)
     mapped.flush()
-    convert_data(f"images={tmp_path / 'train_images.npy'}", tmp_path / "out.h5")
+    convert(f"images={tmp_path / 'train_images.npy'}", tmp_path / "out.h5")
     assert np.array_equal(content(tmp_path / "out.h5")["images"], mapped)
 
 
@@ -78,7 +78,7 @@ def test_structured_arrays_become_datasets(tmp_path):
     table["position"], table["label"] = RNG.random((50, 3)), np.arange(50) % 4
     table["group/deep"] = RNG.random(50)
     np.save(tmp_path / "t.npy", table)
-    convert_data(tmp_path / "t.npy", tmp_path / "out.h5")
+    convert(tmp_path / "t.npy", tmp_path / "out.h5")
     found = content(tmp_path / "out.h5")
     assert np.array_equal(found["position"], table["position"].astype("f4"))
     assert np.array_equal(found["label"], table["label"]) and np.array_equal(found["group/deep"], table["group/deep"])
@@ -87,9 +87,9 @@ def test_structured_arrays_become_datasets(tmp_path):
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_npz(tmp_path, save):
     save(tmp_path / "d.npz", x=X, y=np.arange(500), w=np.asfortranarray(X[:, 0]))
-    convert_data(tmp_path / "d.npz", tmp_path / "out.h5", drop=["w*"], memory_budget="2MiB")
+    convert(tmp_path / "d.npz", tmp_path / "out.h5", drop=["w*"], memory_budget="2MiB")
     assert set(content(tmp_path / "out.h5")) == {"x", "y"}
-    convert_data(tmp_path / "d.npz", tmp_path / "all.h5", memory_budget="2MiB")
+    convert(tmp_path / "d.npz", tmp_path / "all.h5", memory_budget="2MiB")
     found = content(tmp_path / "all.h5")
     assert np.array_equal(found["x"], X.astype("f4")) and np.array_equal(found["w"], X[:, 0].astype("f4"))
 
@@ -97,7 +97,7 @@ def test_npz(tmp_path, save):
 def test_files_with_the_same_columns_follow_one_another(tmp_path):
     for number in range(12):
         np.savez(tmp_path / f"part-{number}.npz", x=X[number * 40 : number * 40 + 40], y=np.arange(40) + 40 * number)
-    done = convert_data(str(tmp_path / "part-*.npz"), tmp_path / "out.h5")
+    done = convert(str(tmp_path / "part-*.npz"), tmp_path / "out.h5")
     assert done.rows == 480 and np.array_equal(
         content(tmp_path / "out.h5")["y"], np.arange(480)
     )  # part-2 before part-10
@@ -105,18 +105,18 @@ def test_files_with_the_same_columns_follow_one_another(tmp_path):
 
 def test_columns_are_joined_and_renamed(tmp_path):
     np.savez(tmp_path / "d.npz", a=X[:, 0], b=np.arange(500), c=X[:, 1, :2].astype("f4"), label=np.arange(500) % 3)
-    convert_data(tmp_path / "d.npz", tmp_path / "out.h5", columns={"y": "label", "x": "*"})
+    convert(tmp_path / "d.npz", tmp_path / "out.h5", columns={"y": "label", "x": "*"})
     found = content(tmp_path / "out.h5")
     wanted = np.concatenate([X[:, 0].astype("f4"), np.arange(500)[:, None], X[:, 1, :2]], axis=1)
     assert np.allclose(found["x"], wanted) and np.array_equal(found["y"], np.arange(500) % 3)
-    convert_data(tmp_path / "d.npz", tmp_path / "o1.h5", columns={"pair": ["b", "label"], "alone": ["a"]})
+    convert(tmp_path / "d.npz", tmp_path / "o1.h5", columns={"pair": ["b", "label"], "alone": ["a"]})
     found = content(tmp_path / "o1.h5")
     assert np.array_equal(found["pair"], np.stack([np.arange(500), np.arange(500) % 3], axis=1))
     assert np.array_equal(found["alone"], X[:, 0].astype("f4"))
     with pytest.raises(UsageError, match=r"columns: no column fits 'nope'; there are 'a', 'b', 'c', 'label'"):
-        convert_data(tmp_path / "d.npz", tmp_path / "o2.h5", columns={"x": "nope"})
+        convert(tmp_path / "d.npz", tmp_path / "o2.h5", columns={"x": "nope"})
     with pytest.raises(UsageError, match="drop: no column fits 'nope'"):
-        convert_data(tmp_path / "d.npz", tmp_path / "o2.h5", drop=["nope"])
+        convert(tmp_path / "d.npz", tmp_path / "o2.h5", drop=["nope"])
 
 
 def test_narrow_integers_lose_nothing(tmp_path):
@@ -127,7 +127,7 @@ def test_narrow_integers_lose_nothing(tmp_path):
         "edge": np.full(500, 255),
     }
     np.savez(tmp_path / "d.npz", **arrays)
-    convert_data(tmp_path / "d.npz", tmp_path / "out.h5", narrow_integers=True)
+    convert(tmp_path / "d.npz", tmp_path / "out.h5", narrow_integers=True)
     found = content(tmp_path / "out.h5")
     assert {name: found[name].dtype.name for name in found} == {
         "labels": "uint8",
@@ -145,19 +145,19 @@ def test_float64_that_float32_has_no_room_for(tmp_path):
     with pytest.raises(
         DataError, match=r"x.npy'?: row 321 of 'x' holds -1e\+39, which float32 has no room for.*--keep-float64"
     ):
-        convert_data(tmp_path / "x.npy", tmp_path / "out.h5", memory_budget="2MiB", shuffle=True)
+        convert(tmp_path / "x.npy", tmp_path / "out.h5", memory_budget="2MiB", shuffle=True)
     assert left_in(tmp_path, "x.npy") == []
-    convert_data(tmp_path / "x.npy", tmp_path / "out.h5", keep_float64=True)
+    convert(tmp_path / "x.npy", tmp_path / "out.h5", keep_float64=True)
     assert np.array_equal(content(tmp_path / "out.h5")["x"], x)
     x[321, 2, 1], x[0, 0, 0] = np.inf, np.nan  # what is infinite already is no loss
     np.save(tmp_path / "x.npy", x)
-    convert_data(tmp_path / "x.npy", tmp_path / "out.h5", force=True)
+    convert(tmp_path / "x.npy", tmp_path / "out.h5", force=True)
     assert np.array_equal(content(tmp_path / "out.h5")["x"], x.astype("f4"), equal_nan=True)
 
 
 def test_whole_numbers_that_float32_rounds_are_told(tmp_path):
     np.save(tmp_path / "id.npy", np.arange(2.0**24 - 10, 2.0**24 + 10))
-    done = convert_data(tmp_path / "id.npy", tmp_path / "out.h5")
+    done = convert(tmp_path / "id.npy", tmp_path / "out.h5")
     assert any("'id': 5 whole numbers beyond 16,777,216 were rounded" in note for note in done.notes)
 
 
@@ -212,7 +212,7 @@ def test_hostile_arrays(tmp_path, name):
     data, told = HOSTILE[name]
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=told):
-        convert_data(tmp_path / name, tmp_path / "out.h5")
+        convert(tmp_path / name, tmp_path / "out.h5")
     assert left_in(tmp_path, name) == [] and not os.path.exists("/tmp/kerasmem-surprise")
 
 
@@ -227,7 +227,7 @@ def test_hostile_archives(tmp_path):
     ):
         evil_archive(path, name, data)
         with pytest.raises(DataError, match=told):
-            convert_data(path, tmp_path / "out.h5")
+            convert(path, tmp_path / "out.h5")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", header((4,), extra=bytes(16)))
     damaged = bytearray(path.read_bytes())
@@ -235,7 +235,7 @@ def test_hostile_archives(tmp_path):
     damaged[at : at + 4] = b"\xff\xff\xff\xff"
     path.write_bytes(damaged)
     with pytest.raises(DataError, match=r"cannot be read|is no .npy file"):
-        convert_data(path, tmp_path / "out.h5")
+        convert(path, tmp_path / "out.h5")
     assert left_in(tmp_path, path) == []
 
 
@@ -246,7 +246,7 @@ def test_a_disk_without_room_is_told_before_the_work(tmp_path, monkeypatch):
     np.save(tmp_path / "x.npy", X)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("Usage", "total used free")(1, 1, 1000))
     with pytest.raises(DataError, match=r"has 1000 B free, and 117 KiB are needed, half of it for shuffling"):
-        convert_data(tmp_path / "x.npy", tmp_path / "out.h5", shuffle=True)
+        convert(tmp_path / "x.npy", tmp_path / "out.h5", shuffle=True)
     assert left_in(tmp_path, "x.npy") == []
 
 
@@ -254,26 +254,26 @@ def test_sources_that_do_not_fit_together(tmp_path):
     np.save(tmp_path / "x.npy", X)
     np.save(tmp_path / "y.npy", np.arange(499))
     with pytest.raises(DataError, match=r"'.*x.npy' has 500, '.*y.npy' has 499"):
-        convert_data([tmp_path / "x.npy", tmp_path / "y.npy"], tmp_path / "out.h5")
+        convert([tmp_path / "x.npy", tmp_path / "y.npy"], tmp_path / "out.h5")
     np.savez(tmp_path / "a.npz", x=X, y=np.arange(500))
     np.savez(tmp_path / "b.npz", x=X[:, 0], y=np.arange(500))
     np.savez(tmp_path / "c.npz", x=X, z=np.arange(500))
     with pytest.raises(DataError, match=r"'x' has rows of shape \(5,\), and in .*a.npz' \(6, 5\)"):
-        convert_data([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "out.h5")
+        convert([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "out.h5")
     with pytest.raises(DataError, match="both have 'x', and their other columns differ"):
-        convert_data([tmp_path / "a.npz", tmp_path / "c.npz"], tmp_path / "out.h5")
+        convert([tmp_path / "a.npz", tmp_path / "c.npz"], tmp_path / "out.h5")
     with pytest.raises(UsageError, match="is named more than once"):
-        convert_data([tmp_path / "a.npz", tmp_path / "a.npz"], tmp_path / "out.h5")
+        convert([tmp_path / "a.npz", tmp_path / "a.npz"], tmp_path / "out.h5")
     with pytest.raises(DataError, match="there is no such file or folder"):
-        convert_data(tmp_path / "none.npy", tmp_path / "out.h5")
+        convert(tmp_path / "none.npy", tmp_path / "out.h5")
     with pytest.raises(DataError, match="no file matches this pattern"):
-        convert_data(str(tmp_path / "none-*.npy"), tmp_path / "out.h5")
+        convert(str(tmp_path / "none-*.npy"), tmp_path / "out.h5")
     (tmp_path / "notes.docx").write_bytes(b"x")
     with pytest.raises(UsageError, match="of no kind that is known by its name"):
-        convert_data(tmp_path / "notes.docx", tmp_path / "out.h5")
+        convert(tmp_path / "notes.docx", tmp_path / "out.h5")
     os.mkfifo(tmp_path / "pipe.npy")
     with pytest.raises(DataError, match="is no regular file"):
-        convert_data(tmp_path / "pipe.npy", tmp_path / "out.h5")
+        convert(tmp_path / "pipe.npy", tmp_path / "out.h5")
 
 
 def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
@@ -281,15 +281,15 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
     np.save(source, X)
     output.write_bytes(b"precious")
     with pytest.raises(UsageError, match=r"exists already.*--force"):
-        convert_data(source, output)
+        convert(source, output)
     assert output.read_bytes() == b"precious"
-    convert_data(source, output, force=True)
+    convert(source, output, force=True)
     before = output.read_bytes()
     os.symlink(output, tmp_path / "alias.h5")
     os.link(output, tmp_path / "hard.h5")
     for name in ("out.h5", "alias.h5", "hard.h5"):
         with pytest.raises(UsageError, match="is, or lies in, what is read"):
-            convert_data(output, tmp_path / name, force=True)
+            convert(output, tmp_path / name, force=True)
     assert output.read_bytes() == before
     for bad, told in (
         ("no/where.h5", "does not exist; make it first"),
@@ -297,7 +297,7 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
         ("a\0b", "is not a path"),
     ):
         with pytest.raises(UsageError, match=told):
-            convert_data(source, os.path.join(tmp_path, bad))
+            convert(source, os.path.join(tmp_path, bad))
 
 
 @pytest.mark.parametrize(
@@ -326,19 +326,19 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
 def test_settings_that_are_wrong(tmp_path, settings, told):
     np.save(tmp_path / "x.npy", X)
     with pytest.raises((UsageError, DataError), match=told):
-        convert_data(tmp_path / "x.npy", tmp_path / "out.h5", **settings)
+        convert(tmp_path / "x.npy", tmp_path / "out.h5", **settings)
     assert left_in(tmp_path, "x.npy") == []
 
 
 def test_an_unknown_argument_is_refused(tmp_path):
     np.save(tmp_path / "x.npy", X)
     with pytest.raises(TypeError, match="unexpected keyword argument 'image_sizes'"):
-        convert_data(tmp_path / "x.npy", tmp_path / "out.h5", image_sizes="224x224")
+        convert(tmp_path / "x.npy", tmp_path / "out.h5", image_sizes="224x224")
 
 
 def test_chunks_hold_about_a_mebibyte_in_whole_batches(tmp_path):
     np.save(tmp_path / "x.npy", RNG.random((6000, 300), "f4"))
-    convert_data(tmp_path / "x.npy", tmp_path / "out.h5", batch_size=50)
+    convert(tmp_path / "x.npy", tmp_path / "out.h5", batch_size=50)
     with h5py.File(tmp_path / "out.h5") as file:
         rows = file["x"].chunks[0]
         assert file["x"].chunks == (rows, 300) and rows % 50 == 0 and 0.9 < rows * 1200 / 2**20 <= 1
@@ -349,7 +349,7 @@ def test_columns_with_names_beyond_latin_1(tmp_path):
     table["λ"] = np.arange(20)
     with pytest.warns(UserWarning, match=r"format 3\.0"):
         np.save(tmp_path / "t.npy", table)
-    convert_data(tmp_path / "t.npy", tmp_path / "out.h5")
+    convert(tmp_path / "t.npy", tmp_path / "out.h5")
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["λ"][...].tolist() == list(range(20)) and file["η"].shape == (20, 3)
     whole = (tmp_path / "t.npy").read_bytes()
@@ -360,17 +360,17 @@ def test_columns_with_names_beyond_latin_1(tmp_path):
     ):
         (tmp_path / "bad.npy").write_bytes(data)
         with pytest.raises(DataError, match=r"is no \.npy file"):
-            convert_data(tmp_path / "bad.npy", tmp_path / "bad.h5")
+            convert(tmp_path / "bad.npy", tmp_path / "bad.h5")
 
 
 def test_an_archive_that_is_not_fit_as_a_whole(tmp_path):
     path = tmp_path / "d.npz"
     np.savez(path, x=np.zeros((4, 2)), seed=np.array(7))
     with pytest.raises(DataError, match=r"'seed.npy': is a single value.*--drop 'seed'"):
-        convert_data(path, tmp_path / "out.h5")
-    convert_data(path, tmp_path / "out.h5", drop=["seed"])
+        convert(path, tmp_path / "out.h5")
+    convert(path, tmp_path / "out.h5", drop=["seed"])
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(
         DataError, match=r"as an \.npz it is cut off: its table of contents, which comes last, is missing"
     ):
-        convert_data(path, tmp_path / "o2.h5")
+        convert(path, tmp_path / "o2.h5")

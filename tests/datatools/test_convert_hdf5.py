@@ -1,4 +1,4 @@
-"""`convert_data` from HDF5 files as other programs leave them."""
+"""`kerasmem.data.convert` from HDF5 files as other programs leave them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from converted import content, left_in, streamed
 
-from kerasmem import convert_data
+from kerasmem.data import convert
 from kerasmem.errors import DataError, UsageError
 
 RNG = np.random.default_rng(0)
@@ -24,7 +24,7 @@ def test_existing_files_follow_one_another(tmp_path):
             )
             file.create_dataset("train/y", data=Y[part], chunks=(33,)).attrs["class_names"] = list("abcde")
             file["words"], file["single"] = ["a", "b"], 4.0
-    done = convert_data(str(tmp_path / "run*.h5"), tmp_path / "out.h5", compression="zstd", verify=True, shuffle=False)
+    done = convert(str(tmp_path / "run*.h5"), tmp_path / "out.h5", compression="zstd", verify=True, shuffle=False)
     x, y = streamed(tmp_path / "out.h5", "train/x", "train/y")
     assert np.array_equal(x, X.astype("f4")) and np.array_equal(y, Y)
     with h5py.File(tmp_path / "out.h5") as file:
@@ -47,7 +47,7 @@ def test_anndata_sparse_and_dense(tmp_path):
     data.obsm["pca"] = X[:, :2]
     data.layers["columns"] = matrix.tocsc()
     data.write_h5ad(tmp_path / "cells.h5ad")
-    done = convert_data(
+    done = convert(
         tmp_path / "cells.h5ad",
         tmp_path / "out.h5",
         columns={"x": "X", "y": "obs/kind/codes"},
@@ -58,18 +58,18 @@ def test_anndata_sparse_and_dense(tmp_path):
     assert np.array_equal(x, matrix.toarray()) and np.array_equal(np.array(["b", "nk", "t"])[y], kinds)
     assert next(d for d in done.datasets if d.name == "y").class_names == ("b", "nk", "t")
     assert any("'X' is sparse in the source and dense here" in note for note in done.notes)
-    done = convert_data(tmp_path / "cells.h5ad", tmp_path / "all.h5")
+    done = convert(tmp_path / "cells.h5ad", tmp_path / "all.h5")
     found = content(tmp_path / "all.h5")
     assert np.array_equal(found["obsm/pca"], X[:, :2].astype("f4")) and np.array_equal(found["obs/n"], np.arange(300))
     assert any("'layers/columns' (a sparse matrix" in note and "stored by columns" in note for note in done.notes)
     with h5py.File(tmp_path / "cells.h5ad", "r+") as file:
         file["X/indices"][3] = 10_000
     with pytest.raises(DataError, match="'X': it has values outside its 40 columns; it is damaged"):
-        convert_data(tmp_path / "cells.h5ad", tmp_path / "o3.h5", columns={"x": "X"})
+        convert(tmp_path / "cells.h5ad", tmp_path / "o3.h5", columns={"x": "X"})
     with h5py.File(tmp_path / "cells.h5ad", "r+") as file:
         file["X/indptr"][5] = 10**9
     with pytest.raises(DataError, match="'X': its index of rows is damaged"):
-        convert_data(tmp_path / "cells.h5ad", tmp_path / "o3.h5", columns={"x": "X"})
+        convert(tmp_path / "cells.h5ad", tmp_path / "o3.h5", columns={"x": "X"})
 
 
 def test_pandas_and_netcdf(tmp_path):
@@ -77,11 +77,11 @@ def test_pandas_and_netcdf(tmp_path):
     pytest.importorskip("tables")
     frame = pandas.DataFrame(X, columns=list("abcdefgh"))
     frame.to_hdf(tmp_path / "p.h5", key="fixed", mode="w", format="fixed", complevel=4, complib="blosc")
-    convert_data(tmp_path / "p.h5", tmp_path / "out.h5", columns={"x": "fixed/block0_values"})
+    convert(tmp_path / "p.h5", tmp_path / "out.h5", columns={"x": "fixed/block0_values"})
     assert np.array_equal(content(tmp_path / "out.h5")["x"], X.astype("f4"))
     frame.to_hdf(tmp_path / "t.h5", key="table", mode="w", format="table")
     with pytest.raises(DataError, match=r"holds nothing that could be trained from.*is a table with the columns"):
-        convert_data(tmp_path / "t.h5", tmp_path / "o2.h5")
+        convert(tmp_path / "t.h5", tmp_path / "o2.h5")
 
 
 def test_damaged_and_hostile_files(tmp_path):
@@ -94,33 +94,33 @@ def test_damaged_and_hostile_files(tmp_path):
     data[chunk.byte_offset + 20] ^= 0xFF
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"rows 200 to 250 of dataset 'x' cannot be read: its checksum"):
-        convert_data(path, tmp_path / "out.h5", shuffle=True)
+        convert(path, tmp_path / "out.h5", shuffle=True)
     assert left_in(tmp_path, path) == []
     path.write_bytes(data[:1000])
     with pytest.raises(DataError, match="truncated"):
-        convert_data(path, tmp_path / "out.h5")
+        convert(path, tmp_path / "out.h5")
     raw = tmp_path / "secret"
     raw.write_bytes(X.tobytes())
     with h5py.File(path, "w") as file:
         file.create_dataset("x", X.shape, "f8", external=[(str(raw), 0, X.nbytes)])
     with pytest.raises(DataError, match="keeps its data in another file"):
-        convert_data(path, tmp_path / "out.h5")
-    convert_data(path, tmp_path / "out.h5", allow_external=True)
+        convert(path, tmp_path / "out.h5")
+    convert(path, tmp_path / "out.h5", allow_external=True)
     assert np.array_equal(content(tmp_path / "out.h5")["x"], X.astype("f4"))
     with h5py.File(path, "w") as file:
         file["x"], file["loop"] = X, h5py.SoftLink("/loop")
         file["elsewhere"] = h5py.ExternalLink("secret", "x")
-    convert_data(path, tmp_path / "out.h5", force=True)
+    convert(path, tmp_path / "out.h5", force=True)
     assert set(content(tmp_path / "out.h5")) == {"x"}
 
 
 def test_rows_go_to_groups_of_one_file(tmp_path):
     np.savez(tmp_path / "d.npz", x=X, y=Y)
-    done = convert_data(tmp_path / "d.npz", tmp_path / "out.h5", split="0.6,0.4", split_as="groups", shuffle=True)
+    done = convert(tmp_path / "d.npz", tmp_path / "out.h5", split="0.6,0.4", split_as="groups", shuffle=True)
     found = content(tmp_path / "out.h5")
     assert set(found) == {"train/x", "train/y", "val/x", "val/y"} and len(found["train/x"]) == 180
     assert "x='train/x', y='train/y'" in done.line and done.outputs == (str(tmp_path / "out.h5"),)
     x, _ = streamed(tmp_path / "out.h5", "val/x", "val/y")
     assert len(x) == 120
     with pytest.raises(UsageError, match="exists already"):
-        convert_data(tmp_path / "d.npz", tmp_path / "out.h5")
+        convert(tmp_path / "d.npz", tmp_path / "out.h5")

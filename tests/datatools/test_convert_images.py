@@ -1,4 +1,4 @@
-"""`convert_data` from folders of images: pixels as Pillow has them, upright, and nothing but images."""
+"""`kerasmem.data.convert` from folders of images: pixels as Pillow has them, upright, and nothing but images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from converted import content, left_in, streamed
 
-from kerasmem import convert_data
+from kerasmem.data import convert
 from kerasmem.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
@@ -52,7 +52,7 @@ def test_a_folder_a_class(tmp_path, folder):
     (root / "cat" / "Thumbs.db").write_bytes(b"x")
     (root / "cat" / ".hidden.png").write_bytes(b"x")
     output = tmp_path / "out.h5"
-    done = convert_data(root, output, verify=True)
+    done = convert(root, output, verify=True)
     x, y = streamed(output)
     assert x.dtype == np.uint8 and np.array_equal(x, pixels) and y.tolist() == [0] * 25 + [1] * 25
     with h5py.File(output) as file:
@@ -70,8 +70,8 @@ def test_images_are_resized_and_upright(tmp_path):
     turned[0x0112] = 6  # turn by 90 degrees
     save(root, "b/3.png", Image.fromarray(wide), exif=turned)
     with pytest.raises(DataError, match=r"a/2.png'?: has 10 × 30 pixels, and 'a/1.png' has 40 × 20;.*--image-size"):
-        convert_data(root, tmp_path / "out.h5")
-    convert_data(root, tmp_path / "out.h5", image_size="16x8")
+        convert(root, tmp_path / "out.h5")
+    convert(root, tmp_path / "out.h5", image_size="16x8")
     found = content(tmp_path / "out.h5")["x"]
     assert found.shape == (3, 8, 16, 3)
     for row, array in enumerate((wide, tall, np.rot90(wide, -1))):
@@ -94,7 +94,7 @@ def test_modes_become_one(tmp_path):
     for name, image in files.items():
         save(root, f"all/{name}", image)
     for color, mode in (("rgb", "RGB"), ("gray", "L"), ("rgba", "RGBA")):
-        convert_data(root, tmp_path / "out.h5", color=color, force=True)
+        convert(root, tmp_path / "out.h5", color=color, force=True)
         found = content(tmp_path / "out.h5")["x"]
         for row, name in enumerate(sorted(files)):
             with Image.open(root / "all" / name) as image:
@@ -148,7 +148,7 @@ def test_hostile_images(tmp_path, folder, name, first):
     make, told = HOSTILE[name]
     (root / "cat" / (f"0 {name}" if first else f"x {name}")).write_bytes(make())
     with pytest.raises(DataError, match=rf"{name}'?: .*{told}"):
-        convert_data(root, tmp_path / "out.h5", shuffle=True)
+        convert(root, tmp_path / "out.h5", shuffle=True)
     assert left_in(tmp_path, root) == []
 
 
@@ -156,7 +156,7 @@ def test_mislabelled_images_may_be_accepted(tmp_path):
     path = tmp_path / "photos" / "a" / "1.jpg"
     path.parent.mkdir(parents=True)
     path.write_bytes(encoded("PNG"))
-    convert_data(tmp_path / "photos", tmp_path / "out.h5", accept_mislabelled=True)
+    convert(tmp_path / "photos", tmp_path / "out.h5", accept_mislabelled=True)
     assert content(tmp_path / "out.h5")["x"].shape == (1, 12, 20, 3)
 
 
@@ -168,7 +168,7 @@ def test_names_that_play_tricks(tmp_path):
     for name in names:
         os.makedirs(os.path.join(root, name))
         Image.fromarray(picture()).save(os.path.join(root, name, name[:20] + ".png"))
-    convert_data(root, tmp_path / "out.h5")
+    convert(root, tmp_path / "out.h5")
     kept = sorted((name for name in names if not name.startswith(".")), key=os.fsencode)
     with h5py.File(tmp_path / "out.h5") as file:
         found = list(file["y"].attrs["class_names"])
@@ -178,7 +178,7 @@ def test_names_that_play_tricks(tmp_path):
     with open(bad, "wb") as file:
         file.write(b"no image")
     with pytest.raises(DataError) as error:
-        convert_data(root, tmp_path / "o2.h5")
+        convert(root, tmp_path / "o2.h5")
     assert "\n" not in str(error.value) and "\x1b" not in str(error.value)
 
 
@@ -186,23 +186,23 @@ def test_links_are_refused_unless_wanted(tmp_path, folder):
     root, pixels = folder
     os.symlink(root / "cat" / "000.png", root / "dog" / "zz.png")
     with pytest.raises(DataError, match=r"dog/zz.png'?: is a link; pass follow_links=True \(--follow-links\)"):
-        convert_data(root, tmp_path / "out.h5")
-    convert_data(root, tmp_path / "out.h5", follow_links=True)
+        convert(root, tmp_path / "out.h5")
+    convert(root, tmp_path / "out.h5", follow_links=True)
     assert np.array_equal(content(tmp_path / "out.h5")["x"][-1], pixels[0])
     os.symlink(root, root / "dog" / "loop")
     with pytest.raises(DataError, match=r"dog/loop'?: is a link to a folder"):
-        convert_data(root, tmp_path / "o2.h5")
+        convert(root, tmp_path / "o2.h5")
     with pytest.raises(DataError, match="a link leads back to a folder above it"):
-        convert_data(root, tmp_path / "o2.h5", follow_links=True)
+        convert(root, tmp_path / "o2.h5", follow_links=True)
     os.unlink(root / "dog" / "loop")
     os.unlink(root / "dog" / "zz.png")
     os.symlink("self.png", root / "dog" / "self.png")
     with pytest.raises(DataError, match=r"self.png'?: (is a link|cannot be read)"):
-        convert_data(root, tmp_path / "o2.h5", follow_links=True)
+        convert(root, tmp_path / "o2.h5", follow_links=True)
     os.unlink(root / "dog" / "self.png")
     os.mkfifo(root / "dog" / "pipe.png")
     with pytest.raises(DataError, match=r"pipe.png'?: is called like an image and is no file"):
-        convert_data(root, tmp_path / "o2.h5")
+        convert(root, tmp_path / "o2.h5")
 
 
 def test_folders_without_images(tmp_path):
@@ -214,13 +214,13 @@ def test_folders_without_images(tmp_path):
         root.mkdir()
         make(root)
         with pytest.raises(DataError, match=told):
-            convert_data(root, tmp_path / "out.h5")
+            convert(root, tmp_path / "out.h5")
     root = tmp_path / "deep"
     save(root, "a/b/c/1.png", Image.fromarray(picture()))  # folders below a class belong to it
-    convert_data(root, tmp_path / "out.h5")
+    convert(root, tmp_path / "out.h5")
     assert len(content(tmp_path / "out.h5")["x"]) == 1
     with pytest.raises(Exception, match="lies in, what is read"):
-        convert_data(root, root / "a" / "out.h5")
+        convert(root, root / "a" / "out.h5")
 
 
 def test_grey_images_of_16_bits_stay_so(tmp_path):
@@ -230,13 +230,13 @@ def test_grey_images_of_16_bits_stay_so(tmp_path):
     save(root, "a/2.tif", Image.fromarray(deep))
     save(root, "b/3.png", Image.fromarray((deep >> 8).astype("u1")))
     for color, channels in (("gray", 1), ("rgb", 3), ("rgba", 4)):
-        done = convert_data(root, tmp_path / "out.h5", color=color, force=True)
+        done = convert(root, tmp_path / "out.h5", color=color, force=True)
         found = content(tmp_path / "out.h5")["x"]
         assert found.dtype == np.uint16 and found.shape == (3, 12, 20, channels) and done.notes == ()
         assert (found[:2, :, :, : min(channels, 3)] == deep[:, :, None]).all()
         assert np.array_equal(found[2, :, :, 0], (deep >> 8) * 257) and (found[:, :, :, 3:] == 65535).all()
         assert done.line.endswith("scale=1 / 65535)")
-    convert_data(root, tmp_path / "small.h5", color="gray", image_size="10x6")
+    convert(root, tmp_path / "small.h5", color="gray", image_size="10x6")
     found = content(tmp_path / "small.h5")["x"]
     wanted = Image.fromarray(deep.astype("f4")).resize((10, 6), Image.Resampling.BILINEAR)
     assert found.dtype == np.uint16 and np.array_equal(found[0, :, :, 0], np.rint(np.asarray(wanted)))
@@ -257,7 +257,7 @@ def test_what_images_lose_is_told(tmp_path):
     save(root, "b/.6.png", frames[0])
     save(root, ".c/7.png", frames[0])
     (root / "a" / "readme.txt").write_text("")
-    done = convert_data(root, tmp_path / "out.h5", shuffle=True)
+    done = convert(root, tmp_path / "out.h5", shuffle=True)
     for told in (
         "1 files were passed over: they lie beside the folders of the classes, not in one, such as 'stray.jpg'",
         "1 files were passed over: their names are not those of images, such as 'readme.txt'",
@@ -268,4 +268,4 @@ def test_what_images_lose_is_told(tmp_path):
     ):
         assert [note for note in done.notes if note.startswith(told)], (told, done.notes)
     assert len(done.notes) == 6 and done.rows == 6
-    assert not [n for n in convert_data(root, tmp_path / "o2.h5", color="rgba").notes if "transparency" in n]
+    assert not [n for n in convert(root, tmp_path / "o2.h5", color="rgba").notes if "transparency" in n]

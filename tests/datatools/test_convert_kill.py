@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from converted import content, left_in
 
-from kerasmem import convert_data
+from kerasmem.data import convert
 from kerasmem.datatools.converting.job import folder_of
 from kerasmem.errors import UsageError
 
@@ -59,8 +59,8 @@ def test_killed_again_and_again(tmp_path, source, way):
     settings, points = WAYS[way]
     whole = tmp_path / "whole"
     whole.mkdir()
-    settings = {"sources": [str(source)], "memory": "400KiB", **settings}
-    convert_data(**{**settings, "output": whole / "out.h5"})
+    settings = {"sources": [str(source)], "memory_budget": "400KiB", **settings}
+    convert(**{**settings, "output": whole / "out.h5"})
     given = {**settings, "output": str(tmp_path / "out.h5")}
     killed = 0
     for point, count in points:
@@ -82,21 +82,21 @@ def test_killed_again_and_again(tmp_path, source, way):
 
 
 def test_what_was_done_is_not_done_again(tmp_path, source):
-    given = {"sources": [str(source)], "output": str(tmp_path / "out.h5"), "memory": "400KiB"}
+    given = {"sources": [str(source)], "output": str(tmp_path / "out.h5"), "memory_budget": "400KiB"}
     assert run(given, "after", 4)[0] == -signal.SIGKILL
     with pytest.raises(UsageError, match="a conversion with other settings, or of sources that have changed since"):
-        convert_data(source, tmp_path / "out.h5", memory_budget="400KiB", shuffle=True)
+        convert(source, tmp_path / "out.h5", memory_budget="400KiB", shuffle=True)
     assert os.path.isdir(folder_of(str(tmp_path / "out.h5")))  # still to be gone on with
     code, said = run(given)
     assert code == 0 and 0 < said["resumed_rows"] < ROWS
     os.unlink(tmp_path / "out.h5")
     assert run(given, "after", 2)[0] == -signal.SIGKILL
-    convert_data(source, tmp_path / "out.h5", memory_budget="400KiB", shuffle=True, force=True)
+    convert(source, tmp_path / "out.h5", memory_budget="400KiB", shuffle=True, force=True)
     assert left_in(tmp_path, "out.h5") == []
 
 
 def test_ctrl_c_leaves_what_can_be_gone_on_with(tmp_path, source):
-    given = {"sources": [str(source)], "output": str(tmp_path / "out.h5"), "memory": "400KiB"}
+    given = {"sources": [str(source)], "output": str(tmp_path / "out.h5"), "memory_budget": "400KiB"}
     calls = []
 
     def interrupt(what, done, total):
@@ -106,18 +106,18 @@ def test_ctrl_c_leaves_what_can_be_gone_on_with(tmp_path, source):
 
     with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
         patch.setattr("kerasmem.datatools.converting.job.CHECKPOINT_BYTES", 64 << 10)
-        convert_data(source, given["output"], memory_budget="400KiB", progress=interrupt)
+        convert(source, given["output"], memory_budget="400KiB", progress=interrupt)
     assert left_in(tmp_path) == [os.path.basename(folder_of("out.h5"))]
-    done = convert_data(source, given["output"], memory_budget="400KiB")
+    done = convert(source, given["output"], memory_budget="400KiB")
     assert done.resumed_rows > 0 and left_in(tmp_path, "out.h5") == []
 
 
 def test_two_at_once(tmp_path, source):
     """The second is told so, and the first goes on undisturbed."""
     code = (
-        "import sys, time\nfrom kerasmem import convert_data\n"
+        "import sys, time\nimport kerasmem\n"
         "def slow(what, done, total):\n    print(done, flush=True); time.sleep(0.05)\n"
-        "convert_data(sys.argv[1], sys.argv[2], memory_budget='400KiB', progress=slow)"
+        "kerasmem.data.convert(sys.argv[1], sys.argv[2], memory_budget='400KiB', progress=slow)"
     )
     output = tmp_path / "out.h5"
     with subprocess.Popen(
@@ -129,7 +129,7 @@ def test_two_at_once(tmp_path, source):
             time.sleep(0.01)
         time.sleep(0.2)
         with pytest.raises(UsageError, match="another process is writing this output"):
-            convert_data(source, output, memory_budget="400KiB")
+            convert(source, output, memory_budget="400KiB")
         first.communicate(timeout=60)
     assert first.returncode == 0 and left_in(tmp_path, output) == []
     assert np.array_equal(content(output)["y"], np.arange(ROWS))

@@ -28,7 +28,7 @@ SAME_EVERYWHERE = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2
 CODE = """
 import json, resource, sys
 import h5py, numpy as np
-from kerasmem import convert_data
+import kerasmem
 import kerasmem.datatools.converting.conversion
 def status(field):
     with open("/proc/self/status") as lines:
@@ -43,9 +43,10 @@ try:
 except MemoryError:
     pass
 for name, (source, settings) in ways.items():
-    done = convert_data(f"{folder}/{source}", f"{folder}/out.h5", memory_budget="32MiB", force=True, **settings)
+    settings = {"memory_budget": "32MiB", "force": True, **settings}
+    done = kerasmem.data.convert(f"{folder}/{source}", f"{folder}/out.h5", **settings)
     rows = done.rows
-    done = convert_data(list(done.outputs), f"{folder}/back.h5", memory_budget="32MiB", force=True)
+    done = kerasmem.data.convert(list(done.outputs), f"{folder}/back.h5", memory_budget="32MiB", force=True)
     with h5py.File(f"{folder}/back.h5") as file:
         key = next(iter(file))
         total = sum(float(file[key][k : k + 10000, 0].astype("f8").sum()) for k in range(0, rows, 10000))

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from converted import content, rows_of
 
-from kerasmem import convert_data
+from kerasmem.data import convert
 from kerasmem.datatools.converting.sizing import choose_chunk_rows
 from kerasmem.datatools.converting.splitting import GroupedSplit, RandomSplit, read_split, share_out
 from kerasmem.errors import DataError, UsageError
 
 ROWS = 6000
-SMALL = {"memory": "512KiB"}  # some thirty buckets
+SMALL = {"memory_budget": "512KiB"}  # some thirty buckets
 
 
 @pytest.fixture
@@ -33,12 +33,12 @@ def order(path):
 
 
 def test_every_row_once_and_the_same_for_a_seed(numbered, tmp_path):
-    convert_data(numbered, tmp_path / "a.h5", shuffle=True, **SMALL)
+    convert(numbered, tmp_path / "a.h5", shuffle=True, **SMALL)
     first = order(tmp_path / "a.h5")
     assert sorted(first) == list(range(ROWS))
-    convert_data(numbered, tmp_path / "b.h5", shuffle=True, compression="gzip", **SMALL)
+    convert(numbered, tmp_path / "b.h5", shuffle=True, compression="gzip", **SMALL)
     assert np.array_equal(order(tmp_path / "b.h5"), first)
-    convert_data(numbered, tmp_path / "c.h5", shuffle=True, seed=1, **SMALL)
+    convert(numbered, tmp_path / "c.h5", shuffle=True, seed=1, **SMALL)
     assert not np.array_equal(order(tmp_path / "c.h5"), first)
 
 
@@ -54,7 +54,7 @@ def test_the_shuffle_is_uniform(numbered, tmp_path):
     distances, displaced, rising = [], [], []
     seeds = 10
     for seed in range(seeds):
-        convert_data(numbered, tmp_path / "o.h5", shuffle=True, seed=seed, force=True, **SMALL)
+        convert(numbered, tmp_path / "o.h5", shuffle=True, seed=seed, force=True, **SMALL)
         rows = order(tmp_path / "o.h5").astype(np.int64)
         np.add.at(where, (rows * cells // ROWS, np.arange(ROWS) * cells // ROWS), 1)
         place = np.empty(ROWS, np.int64)
@@ -85,7 +85,7 @@ def test_buckets_are_as_likely_as_they_should_be():
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_shares_are_exact(numbered, tmp_path, shuffle):
-    done = convert_data(numbered, tmp_path / "o.h5", split="0.8,0.15,0.05", shuffle=shuffle, **SMALL)
+    done = convert(numbered, tmp_path / "o.h5", split="0.8,0.15,0.05", shuffle=shuffle, **SMALL)
     parts = [order(tmp_path / f"o-{name}.h5") for name in ("train", "val", "test")]
     assert [len(part) for part in parts] == [4800, 900, 300] == list(done.parts.values())
     assert sorted(np.concatenate(parts)) == list(range(ROWS))
@@ -99,7 +99,7 @@ def test_every_part_gets_its_share_of_each_class(tmp_path):
     label = np.repeat(np.arange(5), [1000, 500, 250, 40, 10])
     np.savez(tmp_path / "d.npz", x=np.arange(1800), label=label, onehot=np.eye(5)[label])
     for column in ("label", "onehot"):
-        convert_data(
+        convert(
             tmp_path / "d.npz", tmp_path / "o.h5", split="a=0.8,b=0.1,c=0.1", stratify=column, shuffle=True, force=True
         )
         for name, wanted in {"a": [800, 400, 200, 32, 8], "b": [100, 50, 25, 4, 1], "c": [100, 50, 25, 4, 1]}.items():
@@ -110,7 +110,7 @@ def test_every_part_gets_its_share_of_each_class(tmp_path):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_groups_stay_together(numbered, tmp_path, shuffle):
-    done = convert_data(numbered, tmp_path / "o.h5", split="0.7,0.3", group="who", shuffle=shuffle, **SMALL)
+    done = convert(numbered, tmp_path / "o.h5", split="0.7,0.3", group="who", shuffle=shuffle, **SMALL)
     parts = [content(tmp_path / f"o-{name}.h5") for name in ("train", "val")]
     train, val = (set(part["who"].tolist()) for part in parts)
     assert not train & val and len(train | val) == 37
@@ -122,17 +122,17 @@ def test_group_and_stratify_by_texts_and_fractions(tmp_path):
     pytest.importorskip("pyarrow")
     rows = [f"{k},p{k % 11}" for k in range(220)]
     (tmp_path / "d.csv").write_text("v,patient\n" + "\n".join(rows) + "\n")
-    convert_data(tmp_path / "d.csv", tmp_path / "o.h5", split="0.5,0.5", group="patient", columns={"x": "v"})
+    convert(tmp_path / "d.csv", tmp_path / "o.h5", split="0.5,0.5", group="patient", columns={"x": "v"})
     parts = [content(tmp_path / f"o-{name}.h5") for name in ("train", "val")]
     assert set(parts[0]) == {"x"}  # the column that decides need not be written
     train, val = ({int(value) % 11 for value in part["x"]} for part in parts)
     assert not train & val and len(train | val) == 11
     np.savez(tmp_path / "f.npz", x=np.arange(9.0), y=np.arange(9) / 2)
     with pytest.raises(DataError, match="'y': holds numbers with fractions"):
-        convert_data(tmp_path / "f.npz", tmp_path / "f.h5", split="0.5,0.5", stratify="y")
+        convert(tmp_path / "f.npz", tmp_path / "f.h5", split="0.5,0.5", stratify="y")
     np.savez(tmp_path / "g.npz", x=np.arange(9.0), who=np.zeros(9, int))
     with pytest.raises(UsageError, match="group: 1 groups cannot be split into 2 parts"):
-        convert_data(tmp_path / "g.npz", tmp_path / "g.h5", split="0.5,0.5", group="who")
+        convert(tmp_path / "g.npz", tmp_path / "g.h5", split="0.5,0.5", group="who")
 
 
 # ---- arithmetic

@@ -1,4 +1,4 @@
-"""`convert_data` from TFRecord files that TensorFlow writes, whole, cut off and damaged."""
+"""`kerasmem.data.convert` from TFRecord files that TensorFlow writes, whole, cut off and damaged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from converted import content, left_in
 
-from kerasmem import convert_data
+from kerasmem.data import convert
 from kerasmem.errors import DataError
 
 ROWS = 120
@@ -45,7 +45,7 @@ def test_features_become_datasets(tmp_path, packed):
         (example(x=X[k], image__label=int(Y[k]), raw=IMAGES[k].tobytes()) for k in range(ROWS)),
         packed,
     )
-    done = convert_data(path, tmp_path / "out.h5", memory_budget="1MiB", verify=True)
+    done = convert(path, tmp_path / "out.h5", memory_budget="1MiB", verify=True)
     found = content(tmp_path / "out.h5")
     assert np.array_equal(found["x"], X) and np.array_equal(found["image/label"], Y)
     assert np.array_equal(found["raw"], IMAGES.reshape(ROWS, -1))
@@ -68,8 +68,8 @@ def test_images_are_decoded_and_shards_follow_one_another(tmp_path):
     with pytest.raises(
         DataError, match="'image/text' of record 1 has 8 bytes, and that of the first 4; leave it out with drop"
     ):
-        convert_data(str(tmp_path / "train-*.tfrecord"), tmp_path / "out.h5")
-    convert_data(
+        convert(str(tmp_path / "train-*.tfrecord"), tmp_path / "out.h5")
+    convert(
         str(tmp_path / "train-*.tfrecord"),
         tmp_path / "out.h5",
         columns={"x": "image/encoded", "y": "image/label"},
@@ -97,7 +97,7 @@ def test_hostile_records(tmp_path):
     ):
         path.write_bytes(data)
         with pytest.raises(DataError, match=told):
-            convert_data(path, tmp_path / "out.h5", shuffle=True)
+            convert(path, tmp_path / "out.h5", shuffle=True)
         assert left_in(tmp_path, path) == []
     for records, told in (
         ([b"not an example"], "no tf.train.Example|has no features"),
@@ -107,5 +107,5 @@ def test_hostile_records(tmp_path):
     ):
         write(path, records)
         with pytest.raises(DataError, match=told):
-            convert_data(path, tmp_path / "out.h5")
+            convert(path, tmp_path / "out.h5")
         assert left_in(tmp_path, path) == []

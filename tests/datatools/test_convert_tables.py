@@ -1,4 +1,4 @@
-"""`convert_data` from CSV and Parquet: types settled over whole files, texts as classes, ragged rows refused."""
+"""`data.convert` from CSV and Parquet: types settled over whole files, texts as classes, ragged rows refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from converted import content, left_in, streamed
 
-from kerasmem import convert_data
+from kerasmem.data import convert
 from kerasmem.errors import DataError, UsageError
 
 pa = pytest.importorskip("pyarrow")
@@ -39,28 +39,28 @@ def check_frame(found, frame=FRAME):
 
 def test_csv_as_pandas_writes_it(tmp_path):
     FRAME.to_csv(tmp_path / "d.csv", index=False)
-    done = convert_data(tmp_path / "d.csv", tmp_path / "out.h5", verify=True)
+    done = convert(tmp_path / "d.csv", tmp_path / "out.h5", verify=True)
     check_frame(content(tmp_path / "out.h5"))
     kind = next(dataset for dataset in done.datasets if dataset.name == "kind")
     assert kind.class_names == tuple(KINDS)
     FRAME.to_csv(tmp_path / "d.tsv.gz", index=False, sep="\t")
-    convert_data(tmp_path / "d.tsv.gz", tmp_path / "tsv.h5")
+    convert(tmp_path / "d.tsv.gz", tmp_path / "tsv.h5")
     check_frame(content(tmp_path / "tsv.h5"))
     FRAME.to_csv(tmp_path / "semi.csv", index=False, sep=";")
-    convert_data(tmp_path / "semi.csv", tmp_path / "semi.h5", delimiter=";")
+    convert(tmp_path / "semi.csv", tmp_path / "semi.h5", delimiter=";")
     check_frame(content(tmp_path / "semi.h5"))
 
 
 def test_csv_columns_become_one_dataset(tmp_path):
     FRAME.to_csv(tmp_path / "d.csv", index=False)
-    done = convert_data(tmp_path / "d.csv", tmp_path / "out.h5", columns={"x": "pixel*", "y": "kind"})
+    done = convert(tmp_path / "d.csv", tmp_path / "out.h5", columns={"x": "pixel*", "y": "kind"})
     x, y = streamed(tmp_path / "out.h5")
     assert np.array_equal(x, FRAME[[f"pixel{k}" for k in range(12)]].to_numpy().astype("f4"))
     assert np.array_equal(np.array(KINDS)[y], FRAME["kind"]) and done.line.endswith("x='x', y='y', batch_size=32)")
     with h5py.File(tmp_path / "out.h5") as file:
         assert list(file["y"].attrs["class_names"]) == KINDS
     with pytest.raises(DataError, match="'kind' holds texts; give it a dataset of its own"):
-        convert_data(tmp_path / "d.csv", tmp_path / "o2.h5", columns={"x": "*"})
+        convert(tmp_path / "d.csv", tmp_path / "o2.h5", columns={"x": "*"})
 
 
 @pytest.mark.parametrize("groups", [50, 1000])
@@ -68,7 +68,7 @@ def test_parquet_as_pandas_writes_it(tmp_path, groups):
     frame = FRAME.assign(kind=FRAME["kind"].astype("category"), single=FRAME["pixel0"].astype("f4"))
     frame["vector"] = list(RNG.random((ROWS, 3)).astype("f4"))
     frame.to_parquet(tmp_path / "d.parquet", row_group_size=groups)
-    convert_data(tmp_path / "d.parquet", tmp_path / "out.h5", memory_budget="2MiB")
+    convert(tmp_path / "d.parquet", tmp_path / "out.h5", memory_budget="2MiB")
     found = content(tmp_path / "out.h5")
     check_frame(found)
     assert np.array_equal(found["vector"], np.stack(frame["vector"])) and found["single"].dtype == np.float32
@@ -79,7 +79,7 @@ def test_files_agree_on_types_and_classes(tmp_path):
     for number, (values, kinds) in enumerate([("1 2 3", "a b a"), ("0.5 4 5", "c c a")]):
         rows = "\n".join(f"{v},{k}" for v, k in zip(values.split(), kinds.split(), strict=True))
         (tmp_path / f"part-{number}.csv").write_text(f"v,k\n{rows}\n")
-    convert_data(str(tmp_path / "part-*.csv"), tmp_path / "out.h5")
+    convert(str(tmp_path / "part-*.csv"), tmp_path / "out.h5")
     found = content(tmp_path / "out.h5")
     assert found["v"].tolist() == [1, 2, 3, 0.5, 4, 5] and found["v"].dtype == np.float32
     assert found["k"].tolist() == [0, 1, 0, 2, 2, 0]
@@ -90,7 +90,7 @@ def test_a_type_that_shows_late(tmp_path):
     lines = [f"{k},{k % 7}" for k in range(1_300_000)]
     lines[1_250_000] = "0.5,3"
     (tmp_path / "late.csv").write_text("v,label\n" + "\n".join(lines) + "\n")
-    done = convert_data(tmp_path / "late.csv", tmp_path / "out.h5")
+    done = convert(tmp_path / "late.csv", tmp_path / "out.h5")
     found = content(tmp_path / "out.h5")
     wanted = np.arange(1_300_000, dtype="f4")
     wanted[1_250_000] = 0.5
@@ -101,36 +101,36 @@ def test_a_type_that_shows_late(tmp_path):
     with pytest.raises(
         DataError, match=r"late.csv'?: column 'v' mixes types: it holds .*numbers first, .*'oops'.*--?drop|mixes types"
     ):
-        convert_data(tmp_path / "late.csv", tmp_path / "o2.h5")
-    convert_data(tmp_path / "late.csv", tmp_path / "o3.h5", drop=["v"])  # what is left out need not be fit for anything
+        convert(tmp_path / "late.csv", tmp_path / "o2.h5")
+    convert(tmp_path / "late.csv", tmp_path / "o3.h5", drop=["v"])  # what is left out need not be fit for anything
     assert set(content(tmp_path / "o3.h5")) == {"label"}
 
 
 def test_gaps(tmp_path):
     (tmp_path / "g.csv").write_text("a,b\n1,0.5\n,NaN\n3,1.5\n")
-    done = convert_data(tmp_path / "g.csv", tmp_path / "out.h5")
+    done = convert(tmp_path / "g.csv", tmp_path / "out.h5")
     found = content(tmp_path / "out.h5")
     assert np.array_equal(found["a"], np.array([1, np.nan, 3], "f4"), equal_nan=True)
     assert any("'a' has 1 gaps, which become NaN" in note for note in done.notes)
     pa_table = pa.table({"a": ["x", None, "y"], "b": [1, 2, 3]})
     parquet.write_table(pa_table, tmp_path / "g.parquet")
     with pytest.raises(DataError, match="column 'a' has 1 gaps among its values"):
-        convert_data(tmp_path / "g.parquet", tmp_path / "o2.h5")
+        convert(tmp_path / "g.parquet", tmp_path / "o2.h5")
 
 
 def test_numbers_that_are_text(tmp_path):
     (tmp_path / "t.csv").write_text("code,v\n007,1\nA12,2\n007,3\n")
     with pytest.raises(DataError, match=r"column 'code' mixes types: numbers such as '007' and texts such as 'A12'"):
-        convert_data(tmp_path / "t.csv", tmp_path / "out.h5")
-    convert_data(tmp_path / "t.csv", tmp_path / "out.h5", text=["code"])
+        convert(tmp_path / "t.csv", tmp_path / "out.h5")
+    convert(tmp_path / "t.csv", tmp_path / "out.h5", text=["code"])
     assert content(tmp_path / "out.h5")["code"].tolist() == [0, 1, 0]
 
 
 def test_no_header(tmp_path):
     (tmp_path / "n.csv").write_text("1,2\n3,4\n")
     with pytest.raises(DataError, match=r"the first row holds numbers .*--no-header"):
-        convert_data(tmp_path / "n.csv", tmp_path / "out.h5")
-    convert_data(tmp_path / "n.csv", tmp_path / "out.h5", header=False)
+        convert(tmp_path / "n.csv", tmp_path / "out.h5")
+    convert(tmp_path / "n.csv", tmp_path / "out.h5", header=False)
     assert {name: values.tolist() for name, values in content(tmp_path / "out.h5").items()} == {
         "f0": [1, 3],
         "f1": [2, 4],
@@ -159,7 +159,7 @@ def test_hostile_csv(tmp_path, name):
     path = tmp_path / "evil.csv"
     path.write_bytes(data)
     with pytest.raises((DataError, UsageError), match=told):
-        convert_data(path, tmp_path / "out.h5")
+        convert(path, tmp_path / "out.h5")
     assert left_in(tmp_path, path) == []
 
 
@@ -176,7 +176,7 @@ def test_hostile_parquet(tmp_path):
     ):
         path.write_bytes(data)
         with pytest.raises(DataError, match=r"evil.parquet'?: cannot be read"):
-            convert_data(path, tmp_path / "out.h5")
+            convert(path, tmp_path / "out.h5")
         assert left_in(tmp_path, path) == []
     for table, told in (
         (pa.table({"v": [[1, 2], [3]]}), "column 'v' is ragged: lists of 1 to 2 values"),
@@ -188,7 +188,7 @@ def test_hostile_parquet(tmp_path):
     ):
         parquet.write_table(table, path)
         with pytest.raises(DataError, match=told):
-            convert_data(path, tmp_path / "out.h5")
+            convert(path, tmp_path / "out.h5")
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
@@ -201,13 +201,13 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     with pytest.raises(
         MissingExtraError, match=r"reading CSV files needs an optional package: pip install 'kerasmem\[convert\]'"
     ):
-        convert_data(tmp_path / "d.csv", tmp_path / "out.h5")
+        convert(tmp_path / "d.csv", tmp_path / "out.h5")
 
 
 def test_compressed_csv_is_text_too(tmp_path):
     with gzip.open(tmp_path / "d.csv.gz", "wt") as file:
         file.write("a\n1\n2\n")
-    convert_data(tmp_path / "d.csv.gz", tmp_path / "out.h5")
+    convert(tmp_path / "d.csv.gz", tmp_path / "out.h5")
     assert content(tmp_path / "out.h5")["a"].tolist() == [1, 2]
 
 
@@ -219,42 +219,42 @@ def write_csv(tmp_path, text, encoding="utf-8"):
 
 def test_semicolons_and_decimal_commas(tmp_path):
     path = write_csv(tmp_path, 'a;b;"c, d"\n1,5;2;x\n-,25;3;y\n')
-    done = convert_data(path, tmp_path / "out.h5", force=True)
+    done = convert(path, tmp_path / "out.h5", force=True)
     found = content(tmp_path / "out.h5")
     assert found["a"].tolist() == [1.5, -0.25] and found["b"].tolist() == [2, 3] and found["c, d"].tolist() == [0, 1]
     assert "numbers are read with decimal commas" in done.notes
-    done = convert_data(write_csv(tmp_path, "a;b\n1.5;2\n2,5;3\n"), tmp_path / "o2.h5", text=["a"])
+    done = convert(write_csv(tmp_path, "a;b\n1.5;2\n2,5;3\n"), tmp_path / "o2.h5", text=["a"])
     assert done.notes == () and {name: len(found) for name, found in content(tmp_path / "o2.h5").items()} == {
         "a": 2,
         "b": 2,
     }
-    convert_data(write_csv(tmp_path, "a\n1;5\n2;5\n"), tmp_path / "o3.h5")  # the first line has none
+    convert(write_csv(tmp_path, "a\n1;5\n2;5\n"), tmp_path / "o3.h5")  # the first line has none
     assert list(content(tmp_path / "o3.h5")) == ["a"]
 
 
 def test_codes_keep_their_zeros(tmp_path):
     path = write_csv(tmp_path, "zip,y\n1234,1\n00501,0\n")
-    done = convert_data(path, tmp_path / "out.h5")
+    done = convert(path, tmp_path / "out.h5")
     with h5py.File(tmp_path / "out.h5") as file:
         assert list(file["zip"].attrs["class_names"]) == ["00501", "1234"]
     assert any("'zip' has codes that begin with zeros ('00501')" in note for note in done.notes)
     (tmp_path / "u.csv").write_text("zip,y\n9,1\n10,0\n")  # codes in one file are codes in the other
-    convert_data([path, tmp_path / "u.csv"], tmp_path / "both.h5")
+    convert([path, tmp_path / "u.csv"], tmp_path / "both.h5")
     assert content(tmp_path / "both.h5")["zip"].tolist() == [2, 0, 3, 1]
-    done = convert_data(path, tmp_path / "side.h5", columns={"x": "*"})
+    done = convert(path, tmp_path / "side.h5", columns={"x": "*"})
     assert content(tmp_path / "side.h5")["x"].tolist() == [[1234, 1], [501, 0]]
     assert any(
         "'zip' loses the zeros that its numbers begin with ('00501'): beside other" in note for note in done.notes
     )
     many = "\n".join(f"{k:07},{k % 2}" for k in range(70_000))
-    done = convert_data(write_csv(tmp_path, f"id,y\n{many}\n"), tmp_path / "many.h5")
+    done = convert(write_csv(tmp_path, f"id,y\n{many}\n"), tmp_path / "many.h5")
     assert content(tmp_path / "many.h5")["id"].tolist() == list(range(70_000))
     assert [note for note in done.notes if "'id' loses the zeros that its numbers begin with ('0000000')" in note]
 
 
 def test_whole_numbers_beyond_int64_are_told_of(tmp_path):
     path = write_csv(tmp_path, "a,b,y\n1,0.5,1\n18446744073709551616,1e300,0\n")
-    done = convert_data(path, tmp_path / "out.h5", keep_float64=True)
+    done = convert(path, tmp_path / "out.h5", keep_float64=True)
     (told,) = done.notes
     assert "'a' has whole numbers beyond int64 ('18446744073709551616'), which are rounded" in told and "--text" in told
 
@@ -263,9 +263,9 @@ def test_where_numbers_end_and_text_begins(tmp_path):
     numbers = "".join(f"{k},1\n" for k in range(200_000))
     message = r"t\.csv': column 'a' mixes types.*in row 200,000, counted from 0: 'hello'.*--text"
     with pytest.raises(DataError, match=message):
-        convert_data(write_csv(tmp_path, f"a,y\n{numbers}hello,1\n3,1\n"), tmp_path / "out.h5")
+        convert(write_csv(tmp_path, f"a,y\n{numbers}hello,1\n3,1\n"), tmp_path / "out.h5")
     with pytest.raises(DataError, match=r"column 'a' mixes types.*'007'.*'A12'.*in row 2, counted from 0: 'A12'"):
-        convert_data(write_csv(tmp_path, "a,y\n007,1\n8,1\nA12,1\n"), tmp_path / "out.h5")
+        convert(write_csv(tmp_path, "a,y\n007,1\n8,1\nA12,1\n"), tmp_path / "out.h5")
 
 
 def test_other_encodings(tmp_path):
@@ -276,32 +276,32 @@ def test_other_encodings(tmp_path):
     ):
         path = write_csv(tmp_path, text, "latin-1")
         with pytest.raises(DataError, match=told):
-            convert_data(path, tmp_path / "out.h5")
+            convert(path, tmp_path / "out.h5")
     for encoding in ("latin-1", "utf-16"):
         path = write_csv(tmp_path, "prénom,y\ncafé,1\nthé,0\n", encoding)
-        convert_data(path, tmp_path / "out.h5", encoding=encoding, force=True)
+        convert(path, tmp_path / "out.h5", encoding=encoding, force=True)
         with h5py.File(tmp_path / "out.h5") as file:
             assert list(file["prénom"].attrs["class_names"]) == ["café", "thé"]
     with pytest.raises(UsageError, match="encoding: 'zip' is no encoding"):
-        convert_data(path, tmp_path / "o2.h5", encoding="zip")
+        convert(path, tmp_path / "o2.h5", encoding="zip")
 
 
 def test_a_quote_that_is_never_closed(tmp_path):
     path = write_csv(tmp_path, 'a,b\n1,"x\n' + "1,2\n" * 1000)
     with pytest.raises(DataError, match="a quote is never closed: 'b' of the last row goes on to the end"):
-        convert_data(path, tmp_path / "out.h5")
-    convert_data(write_csv(tmp_path, 'a,b\n1,"x\ny"\n2,"x\nz"\n'), tmp_path / "out.h5")  # texts of two lines
+        convert(path, tmp_path / "out.h5")
+    convert(write_csv(tmp_path, 'a,b\n1,"x\ny"\n2,"x\nz"\n'), tmp_path / "out.h5")  # texts of two lines
     assert content(tmp_path / "out.h5")["b"].tolist() == [0, 1]
 
 
 def test_a_list_that_is_missing(tmp_path):
     parquet.write_table(pa.table({"l": [[1.0, 2.0], None, [3.0, 4.0]]}), tmp_path / "l.parquet")
     with pytest.raises(DataError, match="column 'l' has no list in row 1, counted from 0"):
-        convert_data(tmp_path / "l.parquet", tmp_path / "out.h5")
+        convert(tmp_path / "l.parquet", tmp_path / "out.h5")
 
 
 def test_the_line_streams_all_columns(tmp_path):
-    done = convert_data(write_csv(tmp_path, "a,b,label\n1,2,0\n3,4,1\n"), tmp_path / "out.h5")
+    done = convert(write_csv(tmp_path, "a,b,label\n1,2,0\n3,4,1\n"), tmp_path / "out.h5")
     assert "x=['a', 'b'], y='label'" in done.line
     namespace = {}
     exec(f"from kerasmem import H5ChunkSequence\ntrain = {done.line}", namespace)
@@ -309,5 +309,5 @@ def test_the_line_streams_all_columns(tmp_path):
         (a, b), label = train.batch(0)
         assert sorted(zip(a.tolist(), b.tolist(), label.tolist(), strict=True)) == [(1, 2, 0), (3, 4, 1)]
     wide = ",".join(f"p{k}" for k in range(20))
-    done = convert_data(write_csv(tmp_path, f"{wide},label\n" + "1," * 20 + "0\n"), tmp_path / "o2.h5")
+    done = convert(write_csv(tmp_path, f"{wide},label\n" + "1," * 20 + "0\n"), tmp_path / "o2.h5")
     assert "--columns 'x=*'" in done.notes[-1] and "x='p" in done.line

@@ -1,4 +1,4 @@
-"""`inspect_data`: what it says is what `H5ChunkSequence` does, and the line it offers runs."""
+"""`kerasmem.data.inspect`: what it says is what `H5ChunkSequence` does, and the line it offers runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 import kerasmem
-from kerasmem import H5ChunkSequence, convert_data, inspect_data
+from kerasmem import H5ChunkSequence
+from kerasmem.data import convert
 from kerasmem.datatools.inspecting import inspection
 from kerasmem.datatools.inspecting.results import Inspection
 from kerasmem.errors import DataError, UsageError
@@ -51,7 +52,7 @@ def test_it_says_what_the_sequence_says(tmp_path, layout, batch_size):
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=RNG.random((ROWS, 20)), **LAYOUTS[layout])
         file["y"] = np.sort(RNG.integers(0, 6, ROWS))
-    found = inspect_data(path, batch_size=batch_size)
+    found = kerasmem.data.inspect(path, batch_size=batch_size)
     sequence, (x, y) = run(found.line)
     assert x.shape == (batch_size, 20) and y.shape == (batch_size,)
     quality = sequence.quality()
@@ -77,7 +78,7 @@ def test_data_sorted_by_class_gets_advice(tmp_path):
         for first in range(0, 4000, 500):
             x.id.write_direct_chunk((first, 0), packed)
         file["y"] = np.repeat(np.arange(8), 500)
-    found = inspect_data(path)
+    found = kerasmem.data.inspect(path)
     assert found.mixing["ratio"] < 0.99 and "of a uniform shuffle" in found.stream
     assert "memory_budget=" in found.advice or "write the file again" in found.advice
 
@@ -87,17 +88,17 @@ def test_nan_classes_and_checksums(tmp_path):
     x[3, 1], x[5, 2], x[7, 0] = np.nan, np.nan, -np.inf
     np.savez(tmp_path / "d.npz", x=x, y=np.repeat([0, 1], [ROWS - 50, 50]), id=np.arange(ROWS) + 10**6)
     output = tmp_path / "out.h5"
-    convert_data(tmp_path / "d.npz", output)
-    found = inspect_data(output, nan=True, verify=True)
+    convert(tmp_path / "d.npz", output)
+    found = kerasmem.data.inspect(output, nan=True, verify=True)
     assert found.writer == "kerasmem"
     assert (report(found, "x").nan_count, report(found, "x").infinite_count) == (2, 1)
     assert report(found, "y").class_counts == {"0": 550, "1": 50} and report(found, "id").class_counts is not None
     assert {dataset.checksum for dataset in found.datasets} == {"right"}
     with h5py.File(output, "r+") as file:
         file["y"][5] = 1
-    found = inspect_data(output, verify=True)
+    found = kerasmem.data.inspect(output, verify=True)
     assert report(found, "y").checksum == "wrong" and report(found, "x").checksum == "right"
-    assert inspect_data(output).datasets[1].nan_count is None
+    assert kerasmem.data.inspect(output).datasets[1].nan_count is None
 
 
 def test_names_are_guessed_and_can_be_given(tmp_path):
@@ -108,11 +109,11 @@ def test_names_are_guessed_and_can_be_given(tmp_path):
         file["test/images"] = RNG.integers(0, 256, (20, 9, 9), "u1")
         file["test/labels"] = np.arange(20) % 3
         file["aside"] = np.arange(50)
-    found = inspect_data(path)
+    found = kerasmem.data.inspect(path)
     assert (found.x, found.y) == ("train/images", "train/labels") and found.line.endswith("scale=1 / 255)")
     _, (x, _) = run(found.line)
     assert x.max() <= 1
-    found = inspect_data(path, x="/test/images")
+    found = kerasmem.data.inspect(path, x="/test/images")
     assert (found.x, found.y) == ("test/images", "test/labels")
     for settings, told in (
         ({"x": "nope"}, "x: there is no dataset 'nope'; there are 'aside'"),
@@ -122,14 +123,14 @@ def test_names_are_guessed_and_can_be_given(tmp_path):
         ),
     ):
         with pytest.raises(UsageError, match=told):
-            inspect_data(path, **settings)
+            kerasmem.data.inspect(path, **settings)
 
 
 def test_features_alone_come_in_file_order(tmp_path, recwarn):
     path = tmp_path / "d.h5"
     with h5py.File(path, "w") as file:
         file["x"] = RNG.random((50, 4))
-    found = inspect_data(path)
+    found = kerasmem.data.inspect(path)
     assert found.y is None and found.line.endswith("y=None, batch_size=32, shuffle=False)")
     run(found.line)
     assert not recwarn.list and found.mixing is None
@@ -149,7 +150,7 @@ def test_anndata(tmp_path):
     data = anndata.AnnData(RNG.random((90, 12)).astype("f4"), obs=obs)
     data.layers["counts"] = sparse.random(90, 12, 0.2, "csr")
     data.write_h5ad(tmp_path / "cells.h5ad")
-    found = inspect_data(tmp_path / "cells.h5ad")
+    found = kerasmem.data.inspect(tmp_path / "cells.h5ad")
     assert found.writer.startswith("AnnData") and (found.x, found.y) == ("X", "obs/kind/codes")
     assert report(found, "obs/kind/codes").class_counts == {"b": 45, "t": 45}
     layer = report(found, "layers/counts")
@@ -164,7 +165,7 @@ def test_matlab_pandas_pytables_netcdf_keras(tmp_path):
         file.create_dataset("cells", (2, 1), h5py.ref_dtype)
     with open(tmp_path / "m.mat", "r+b") as file:
         file.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(116) + bytes(8) + b"\x00\x02IM")
-    found = inspect_data(tmp_path / "m.mat")
+    found = kerasmem.data.inspect(tmp_path / "m.mat")
     assert found.writer == "MATLAB 7.3" and any("its last axis is the first here" in note for note in found.notes)
     assert "objects or references" in report(found, "cells").problem
     run(found.line)
@@ -173,26 +174,26 @@ def test_matlab_pandas_pytables_netcdf_keras(tmp_path):
     frame = pandas.DataFrame(RNG.random((60, 3)), columns=list("abc"))
     frame.to_hdf(tmp_path / "p.h5", key="f", mode="w", format="fixed")
     frame.to_hdf(tmp_path / "p.h5", key="t", mode="a", format="table")
-    found = inspect_data(tmp_path / "p.h5")
+    found = kerasmem.data.inspect(tmp_path / "p.h5")
     assert found.writer == "pandas" and found.x == "f/block0_values"
     assert "is a table with the columns" in report(found, "t/table").problem
     run(found.line)
     with tables.open_file(str(tmp_path / "t.h5"), "w") as file:
         file.create_carray("/", "x", obj=RNG.random((60, 3)))
-    found = inspect_data(tmp_path / "t.h5")
+    found = kerasmem.data.inspect(tmp_path / "t.h5")
     assert found.writer == "PyTables" and found.x == "x"
     with h5py.File(tmp_path / "n.nc", "w") as file:
         for name, size in {"time": 60, "column": 6}.items():
             file[name] = np.arange(size)
             file[name].make_scale(name)
         file["field"] = RNG.random((60, 6)).astype("f4")
-    found = inspect_data(tmp_path / "n.nc")
+    found = kerasmem.data.inspect(tmp_path / "n.nc")
     assert found.writer == "netCDF-4" and (found.x, found.y) == ("field", "time")
     run(found.line)
     import keras
 
     keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]).save(tmp_path / "w.h5")
-    assert inspect_data(tmp_path / "w.h5").writer.startswith("Keras")
+    assert kerasmem.data.inspect(tmp_path / "w.h5").writer.startswith("Keras")
 
 
 def test_other_peoples_files(tmp_path):
@@ -204,21 +205,21 @@ def test_other_peoples_files(tmp_path):
         file.create_dataset("never", (10, 3), "f4", chunks=(5, 3))
         file["loop"] = h5py.SoftLink("/loop")
         file["out"] = h5py.ExternalLink("/etc/passwd", "x")
-    found = inspect_data(path)
+    found = kerasmem.data.inspect(path)
     assert found.line == "" and found.x is None and {d.name for d in found.datasets} == {"words", "single", "never"}
     assert "holds text" in report(found, "words").problem and "never written" in report(found, "never").problem
     with h5py.File(path, "w") as file:
         file["x\x1b[31m\n"], file["y"] = np.zeros((9, 2)), np.arange(9)
         for number in range(5100):
             file.create_group(f"g{number}")
-    found = inspect_data(path)
+    found = kerasmem.data.inspect(path)
     assert any("only the first" in note for note in found.notes)
     for data, told in ((b"", "is empty"), (b"nothing", "no HDF5 file"), (path.read_bytes()[:3000], "truncated|cannot")):
         (tmp_path / "bad.h5").write_bytes(data)
         with pytest.raises(DataError, match=told):
-            inspect_data(tmp_path / "bad.h5")
+            kerasmem.data.inspect(tmp_path / "bad.h5")
     with pytest.raises(DataError, match="there is no such file"):
-        inspect_data(tmp_path / "none.h5")
+        kerasmem.data.inspect(tmp_path / "none.h5")
 
 
 @pytest.mark.parametrize(
@@ -238,10 +239,10 @@ def test_the_line_of_a_conversion_runs(tmp_path):
         label=np.arange(40) % 4,
         weight=rng.random(40),
     )
-    done = convert_data(tmp_path / "d.npz", tmp_path / 'it\'s "here".h5')
+    done = convert(tmp_path / "d.npz", tmp_path / 'it\'s "here".h5')
     sequence, (x, y) = run(done.line)
     assert x.shape == (32, 5, 5, 3) and x.max() <= 1 and y.dtype == np.int64 and sequence.num_rows == 40
-    assert kerasmem.inspect_data(tmp_path / 'it\'s "here".h5').line == done.line
+    assert kerasmem.data.inspect(tmp_path / 'it\'s "here".h5').line == done.line
 
 
 def test_classes_of_very_many_rows_are_counted_in_a_sample(tmp_path, monkeypatch):
@@ -261,7 +262,7 @@ def test_classes_of_very_many_rows_are_counted_in_a_sample(tmp_path, monkeypatch
         file["small/y"] = np.arange(600) % 3
         for number in range(6):
             file[f"other{number}"] = np.arange(6000)
-    found = inspection.inspect_data(tmp_path / "long.h5")
+    found = inspection.inspect(tmp_path / "long.h5")
     by_name = {each.name: each for each in found.datasets}
     assert by_name["y"].class_counts == {"0": 512, "1": 496, "2": 496, "3": 496}  # 16 runs of 125 rows
     assert by_name["y"].counted_rows == 2000

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from converted import content, left_in, streamed
 
-from kerasmem import convert_data, data_stats, index_data, repack_data
+import kerasmem
+from kerasmem.data import repack
 from kerasmem.datatools.converting import parts
 from kerasmem.datatools.converting.job import folder_of
 from kerasmem.datatools.inspecting import indexing, statistics
@@ -42,7 +43,7 @@ def raw(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(raw):
     """What one process makes of it: the result, and the content."""
-    done = convert_data(raw / "raw-*.npz", raw / "whole.h5")
+    done = kerasmem.data.convert(raw / "raw-*.npz", raw / "whole.h5")
     return done, content(raw / "whole.h5")
 
 
@@ -66,7 +67,7 @@ def assert_same(one, other):
 def check(raw, whole, folder, engine, **settings):
     """Convert on an engine, and compare with one process's result."""
     one, rows = whole
-    done = convert_data(raw / "raw-*.npz", folder / "train.index", engine=engine, part_size="20KB", **settings)
+    done = kerasmem.data.convert(raw / "raw-*.npz", folder / "train.index", engine=engine, part_size="20KB", **settings)
     assert_same(read_parts(folder), rows)
     assert [(each.crc32, each.rows) for each in done.datasets] == [(each.crc32, each.rows) for each in one.datasets]
     x, y = streamed(folder / "train.index")
@@ -106,17 +107,17 @@ def test_a_command_that_is_killed_goes_on(raw, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(parts.Job, "due", lambda *arguments: True)
     given = {"engine": map, "part_size": "20KB"}
     with pytest.raises(KeyboardInterrupt):
-        convert_data(raw / "raw-*.npz", tmp_path / "train.index", **given)
+        kerasmem.data.convert(raw / "raw-*.npz", tmp_path / "train.index", **given)
     assert os.path.isdir(folder_of(str(tmp_path / "train.index")))
     with pytest.raises(UsageError, match="other settings"):
-        convert_data(raw / "raw-*.npz", tmp_path / "train.index", compression="gzip", **given)
+        kerasmem.data.convert(raw / "raw-*.npz", tmp_path / "train.index", compression="gzip", **given)
     (tmp_path / NAMES[0]).unlink()
     done = check(raw, whole, tmp_path, map)
     assert wrote[3:] == [NAMES[0], *NAMES[2:]]
     assert done.resumed_rows == 538
     with pytest.raises(UsageError, match="exists already"):
-        convert_data(raw / "raw-*.npz", tmp_path / "train.index", **given)
-    more = convert_data(raw / "raw-*.npz", tmp_path / "train.index", engine=map, force=True)
+        kerasmem.data.convert(raw / "raw-*.npz", tmp_path / "train.index", **given)
+    more = kerasmem.data.convert(raw / "raw-*.npz", tmp_path / "train.index", engine=map, force=True)
     assert more.rows == 2150 and left_in(tmp_path) == ["part-00000.h5", "train.index"]
 
 
@@ -124,19 +125,19 @@ def test_to_a_store(raw, whole, tmp_path, threads):
     fsspec = pytest.importorskip("fsspec")
     store = fsspec.filesystem("memory")
     given = {"engine": threads, "part_size": "20KB"}
-    done = convert_data(raw / "raw-*.npz", "memory://made/train.index", **given)
+    done = kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", **given)
     try:
         names = sorted(os.path.basename(name) for name in store.ls("/made", detail=False))
         assert names == [*NAMES, "train.index"]
         assert [each.crc32 for each in done.datasets] == [each.crc32 for each in whole[0].datasets]
         np.testing.assert_array_equal(streamed("memory://made/train.index")[0], whole[1]["x"])
         with pytest.raises(UsageError, match="exists already"):
-            convert_data(raw / "raw-*.npz", "memory://made/train.index", **given)
-        convert_data(raw / "raw-*.npz", "memory://made/train.index", force=True, **given)
+            kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", **given)
+        kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", force=True, **given)
     finally:
         store.rm("/made", recursive=True)
     with pytest.raises(UsageError, match="web server"):
-        convert_data(raw / "raw-*.npz", "http://127.0.0.1:9/train.index", force=True, **given)
+        kerasmem.data.convert(raw / "raw-*.npz", "http://127.0.0.1:9/train.index", force=True, **given)
 
 
 def test_a_command_that_is_killed_goes_on_in_a_store(raw, whole, tmp_path):
@@ -157,9 +158,9 @@ def test_repack_keeps_attributes(tmp_path, threads):
     with h5py.File(tmp_path / "slow.h5", "w") as file:
         file.create_dataset("x", data=np.arange(6000).reshape(1500, 4), chunks=(1500, 1))
         file["x"].attrs["unit"] = "mV"
-    one = repack_data(tmp_path / "slow.h5", tmp_path / "fast.h5")
+    one = repack(tmp_path / "slow.h5", tmp_path / "fast.h5")
     (tmp_path / "parts").mkdir()
-    done = repack_data(tmp_path / "slow.h5", tmp_path / "parts" / "fast.index", engine=threads, part_size="16KB")
+    done = repack(tmp_path / "slow.h5", tmp_path / "parts" / "fast.index", engine=threads, part_size="16KB")
     assert_same(read_parts(tmp_path / "parts"), content(tmp_path / "fast.h5"))
     assert done.after is None and [each.crc32 for each in done.datasets] == [each.crc32 for each in one.datasets]
     with h5py.File(tmp_path / "parts" / "part-00002.h5") as file:
@@ -180,8 +181,8 @@ def test_tables_and_images_are_parted_where_they_can_be(tmp_path, threads):
         one = tmp_path / f"one-{count}.h5"
         folder = tmp_path / f"parts-{os.path.basename(sources)[0]}"
         folder.mkdir()
-        convert_data(sources, one)
-        convert_data(sources, folder / "all.index", engine=threads, part_size=size)
+        kerasmem.data.convert(sources, one)
+        kerasmem.data.convert(sources, folder / "all.index", engine=threads, part_size=size)
         assert len(list(folder.glob("part-*.h5"))) == count
         assert_same(read_parts(folder), content(one))
         one.unlink()
@@ -196,14 +197,14 @@ def test_statistics_are_the_same_to_the_last_digit(raw, whole, tmp_path, threads
     with h5py.File(tmp_path / "d.h5", "w") as file:
         file.create_dataset("x", data=x, chunks=(37, 6))
         file["y"] = whole[1]["y"]
-    one = data_stats(tmp_path / "d.h5")
-    assert data_stats(tmp_path / "d.h5", engine=threads) == one
+    one = kerasmem.data.stats(tmp_path / "d.h5")
+    assert kerasmem.data.stats(tmp_path / "d.h5", engine=threads) == one
     np.testing.assert_allclose(one["x"].mean, np.nanmean(x.astype("f8"), axis=0), rtol=1e-12)
     np.testing.assert_allclose(one["x"].variance, np.nanvar(x.astype("f8"), axis=0), rtol=1e-12)
     assert one["x"].nan_count == 3 and sum(one["y"].class_counts.values()) == len(x)
-    convert_data(tmp_path / "d.h5", tmp_path / "d.index", engine=threads, part_size="20KB")
-    assert data_stats(tmp_path / "d.index", engine=threads).columns == one.columns
-    assert data_stats(str(tmp_path / "part-*.h5")).columns == one.columns
+    kerasmem.data.convert(tmp_path / "d.h5", tmp_path / "d.index", engine=threads, part_size="20KB")
+    assert kerasmem.data.stats(tmp_path / "d.index", engine=threads).columns == one.columns
+    assert kerasmem.data.stats(str(tmp_path / "part-*.h5")).columns == one.columns
 
 
 def test_an_index_is_the_same(tmp_path, threads, monkeypatch):
@@ -211,8 +212,8 @@ def test_an_index_is_the_same(tmp_path, threads, monkeypatch):
     for number in range(5):
         with h5py.File(tmp_path / f"p{number}.h5", "w") as file:
             file.create_dataset("x", data=np.full((50 + number, 3), number, "f4"), chunks=(8, 3), compression="gzip")
-    found = index_data(tmp_path / "p*.h5", tmp_path / "one.index", checksums=True)
-    told = index_data(tmp_path / "p*.h5", tmp_path / "many.index", checksums=True, engine=threads)
+    found = kerasmem.data.index(tmp_path / "p*.h5", tmp_path / "one.index", checksums=True)
+    told = kerasmem.data.index(tmp_path / "p*.h5", tmp_path / "many.index", checksums=True, engine=threads)
     assert (told.rows, told.files, told.index_bytes) == (found.rows, found.files, found.index_bytes)
     with np.load(tmp_path / "one.index") as one, np.load(tmp_path / "many.index") as many:
         assert_same(dict(one), dict(many))
@@ -220,7 +221,7 @@ def test_an_index_is_the_same(tmp_path, threads, monkeypatch):
 
 def test_what_cannot_be_parted_is_refused(raw, tmp_path, threads, cli):
     def convert(output="train.index", **settings):
-        convert_data(raw / "raw-*.npz", tmp_path / output, **{"engine": threads, **settings})
+        kerasmem.data.convert(raw / "raw-*.npz", tmp_path / output, **{"engine": threads, **settings})
 
     for settings in ({"shuffle": True}, {"split": "0.5,0.5"}, {"narrow_integers": True}):
         with pytest.raises(UsageError, match=f"{next(iter(settings))} needs all rows in one place"):
@@ -297,4 +298,7 @@ def test_a_real_engine_loses_nothing(engine, raw, whole, tmp_path, monkeypatch):
     folder.mkdir()
     check(raw, whole, folder, engine)
     assert (tmp_path / "died").exists() and left_in(folder) == [*NAMES, "train.index"]
-    assert data_stats(folder / "train.index", engine=engine).columns == data_stats(raw / "whole.h5").columns
+    assert (
+        kerasmem.data.stats(folder / "train.index", engine=engine).columns
+        == kerasmem.data.stats(raw / "whole.h5").columns
+    )

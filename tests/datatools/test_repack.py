@@ -1,4 +1,4 @@
-"""`repack_data` gives the same values in better chunks."""
+"""`kerasmem.data.repack` gives the same values in better chunks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from converted import content, left_in, rows_of
 
-from kerasmem import H5ChunkSequence, repack_data
+from kerasmem import H5ChunkSequence
+from kerasmem.data import repack
 from kerasmem.datatools.converting.results import Repacking
 from kerasmem.errors import DataError, UsageError
 
@@ -30,7 +31,7 @@ def slow(tmp_path):
 @pytest.mark.parametrize("compression", ["none", "gzip", "zstd:9"])
 def test_values_types_and_attributes_stay(slow, tmp_path, compression):
     output = tmp_path / "out.h5"
-    done = repack_data(slow, output, compression=compression, verify=True)
+    done = repack(slow, output, compression=compression, verify=True)
     found = content(output)
     assert np.array_equal(found["deep/x"], X) and found["deep/x"].dtype == np.float64
     assert np.array_equal(found["deep/y"], Y) and found["deep/y"].dtype == np.int16
@@ -46,7 +47,7 @@ def test_values_types_and_attributes_stay(slow, tmp_path, compression):
 
 
 def test_shuffled_and_as_float32(slow, tmp_path):
-    done = repack_data(slow, tmp_path / "out.h5", shuffle=True, float32=True, columns={"x": "deep/x", "y": "deep/y"})
+    done = repack(slow, tmp_path / "out.h5", shuffle=True, float32=True, columns={"x": "deep/x", "y": "deep/y"})
     found = content(tmp_path / "out.h5")
     assert rows_of(found, "x", "y") == rows_of({"x": X.astype("f4"), "y": Y}, "x", "y")
     assert done.conversion.float64_saved == X.size * 4 and not (np.diff(found["y"]) >= 0).all()
@@ -59,7 +60,7 @@ def test_what_it_predicts(tmp_path):
         x = np.zeros((200, 20_000), "f4")
         file.create_dataset("x", data=x, chunks=(200, 10_000), compression="gzip", compression_opts=1)
         file["y"] = np.repeat(np.arange(4), 50)
-    done = repack_data(path, tmp_path / "out.h5", compression="gzip:1")
+    done = repack(path, tmp_path / "out.h5", compression="gzip:1")
     assert done.before.block_rows == 200 and done.after.block_rows <= 16
     assert done.after.amplification <= done.before.amplification
     assert done.before.filters == ("gzip",) and done.after.filters == ("shuffle", "gzip")
@@ -67,12 +68,12 @@ def test_what_it_predicts(tmp_path):
 
 def test_refusals(slow, tmp_path):
     with pytest.raises(UsageError, match="is, or lies in, what is read"):
-        repack_data(slow, slow, force=True)
+        repack(slow, slow, force=True)
     np.save(tmp_path / "x.npy", X)
     with pytest.raises(DataError, match="no HDF5 file"):
-        repack_data(tmp_path / "x.npy", tmp_path / "out.h5")
+        repack(tmp_path / "x.npy", tmp_path / "out.h5")
     with pytest.raises(DataError, match="there is no such file"):
-        repack_data(tmp_path / "none.h5", tmp_path / "out.h5")
+        repack(tmp_path / "none.h5", tmp_path / "out.h5")
     assert left_in(tmp_path, slow, "x.npy") == []
 
 

@@ -1,4 +1,4 @@
-"""`data_stats` against NumPy and against Keras's own adapt; its code runs."""
+"""`kerasmem.data.stats` against NumPy and against Keras's own adapt; its code runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kerasmem
-from kerasmem import H5ChunkSequence, data_stats
+from kerasmem import H5ChunkSequence
 from kerasmem.datatools.inspecting.results import DataStats
 from kerasmem.errors import DataError, UsageError
 
@@ -37,7 +37,7 @@ def test_it_agrees_with_keras(tmp_path, shape, dtype):
     x = (RNG.random((3000, *shape)) * 200).astype(dtype)
     y = RNG.choice(4, 3000, p=[0.7, 0.15, 0.1, 0.05])
     path = write(tmp_path / "d.h5", x=x, y=y)
-    stats = data_stats(path)
+    stats = kerasmem.data.stats(path)
     axis = -1 if shape else None
     layer = keras.layers.Normalization(axis=axis)
     layer.adapt(x.astype("f4"))
@@ -64,7 +64,7 @@ def test_it_agrees_with_keras(tmp_path, shape, dtype):
 def test_far_from_zero_and_many_pieces(tmp_path):
     """Deviations of a millionth of the mean; the textbook formula would find none, or a negative variance."""
     x = 1e8 + RNG.random((200_000, 3)) * 100
-    stats = data_stats(write(tmp_path / "d.h5", x=x))
+    stats = kerasmem.data.stats(write(tmp_path / "d.h5", x=x))
     assert np.allclose(stats["x"].variance, x.var(axis=0), rtol=1e-9)
     naive = np.square(x).mean(axis=0) - np.square(x.mean(axis=0))
     assert not np.allclose(naive, x.var(axis=0), rtol=1e-9)
@@ -75,7 +75,7 @@ def test_nan_and_infinity_are_left_out(tmp_path):
     x[RNG.random(x.shape) < 0.1] = np.nan
     x[17, 2], x[18, 3] = np.inf, -np.inf
     x[:, 0] = np.nan
-    stats = data_stats(write(tmp_path / "d.h5", x=x))["x"]
+    stats = kerasmem.data.stats(write(tmp_path / "d.h5", x=x))["x"]
     finite = np.where(np.isfinite(x), x, np.nan)
     assert stats.nan_count == int(np.isnan(x).sum()) and stats.infinite_count == 2
     assert np.allclose(stats.mean[1:], np.nanmean(finite[:, 1:], axis=0)) and stats.mean[0] == 0
@@ -86,7 +86,7 @@ def test_nan_and_infinity_are_left_out(tmp_path):
 def test_scale_names_and_refusals(tmp_path):
     x = RNG.integers(0, 256, (300, 5, 5, 3), "u1")
     path = write(tmp_path / "d.h5", x=x, y=np.arange(300), w=RNG.random(300), other=RNG.random((10, 2)))
-    stats = data_stats(path, scale=1 / 255)
+    stats = kerasmem.data.stats(path, scale=1 / 255)
     assert np.allclose(stats["x"].mean, (x / 255).mean(axis=(0, 1, 2))) and {c.name for c in stats.columns} == {
         "x",
         "y",
@@ -95,14 +95,14 @@ def test_scale_names_and_refusals(tmp_path):
     with H5ChunkSequence(path, "x", "y", scale=1 / 255, shuffle=False, batch_size=300) as sequence:
         normal = np.asarray(run(stats.code)["normalization"](sequence[0][0]))
     assert abs(normal.mean()) < 1e-3 and abs(normal.std() - 1) < 1e-2
-    assert [column.name for column in data_stats(path, ["w"]).columns] == ["w"]
+    assert [column.name for column in kerasmem.data.stats(path, ["w"]).columns] == ["w"]
     with pytest.raises(UsageError, match="differ in their number of rows"):
-        data_stats(path, ["x", "other"])
+        kerasmem.data.stats(path, ["x", "other"])
     with pytest.raises(UsageError, match="there is no dataset 'nope'"):
-        data_stats(path, ["nope"])
+        kerasmem.data.stats(path, ["nope"])
     with pytest.raises(UsageError, match="scale"):
-        data_stats(path, scale=float("nan"))
+        kerasmem.data.stats(path, scale=float("nan"))
     with h5py.File(tmp_path / "text.h5", "w") as file:
         file["words"] = ["a"]
     with pytest.raises(DataError, match=r"nothing that could be trained from.*holds text"):
-        data_stats(tmp_path / "text.h5")
+        kerasmem.data.stats(tmp_path / "text.h5")

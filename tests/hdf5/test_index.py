@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from remote_servers import FileServer
 
-from kerasmem import H5ChunkSequence, index_data
+import kerasmem
+from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.index import IndexWriter, StoredAs, Table
 from kerasmem.hdf5.layout import DatasetLayout, FileLayout
@@ -73,7 +74,7 @@ def flip(path, name, row):
 
 @pytest.mark.parametrize("name", ["x", "packed", "tiles", "plain"])
 def test_batches_are_those_of_the_files_and_no_other_file_is_opened(parts, name):
-    done = index_data(parts / "part-*.h5", parts / "train.index")
+    done = kerasmem.data.index(parts / "part-*.h5", parts / "train.index")
     assert (done.files, done.rows, done.notes) == (3, 303, ())
     assert set(done.datasets) == {"x", "y", "packed", "tiles", "plain"}, "of as many rows as the largest"
     equal(batches(parts / "train.index", x=name), batches(parts / "part-*.h5", x=name))
@@ -86,7 +87,7 @@ def test_batches_are_those_of_the_files_and_no_other_file_is_opened(parts, name)
 
 @pytest.mark.parametrize("name", ["x", "packed", "tiles", "plain"])
 def test_checksums_are_compared_as_data_is_read(parts, name):
-    index_data(parts / "part-*.h5", parts / "train.index", checksums=True)
+    kerasmem.data.index(parts / "part-*.h5", parts / "train.index", checksums=True)
     equal(batches(parts / "train.index", x=name, shuffle=False), batches(parts / "part-*.h5", x=name, shuffle=False))
     flip(parts / "part-1.h5", name, 50)
     with pytest.raises(DataError, match=r"part-1\.h5.*its checksum is another"):
@@ -95,12 +96,12 @@ def test_checksums_are_compared_as_data_is_read(parts, name):
 
 
 def test_a_file_that_was_changed_is_an_error_that_names_it(parts):
-    index_data(parts / "part-*.h5", parts / "train.index")
+    kerasmem.data.index(parts / "part-*.h5", parts / "train.index")
     os.utime(parts / "part-2.h5")
     with pytest.raises(DataError, match=r"part-2\.h5.*changed after the index.*another time of change"):
         batches(parts / "train.index")
     assert batches(parts / "train.index", rows=(0, 201)), "the other files are as they were"
-    index_data(parts / "part-*.h5", parts / "train.index", checksums=True)
+    kerasmem.data.index(parts / "part-*.h5", parts / "train.index", checksums=True)
     os.utime(parts / "part-2.h5")
     assert batches(parts / "train.index"), "checksums tell more than a time"
     with h5py.File(parts / "part-2.h5", "a") as file:
@@ -116,21 +117,21 @@ def test_data_that_only_hdf5_finds_is_read_through_the_file(parts):
             layout = h5py.VirtualLayout(file["x"].shape, "f4")
             layout[:, :4], layout[:, 4:] = source[:, 4:], source[:, :4]
             file.create_virtual_dataset("swapped", layout)
-    done = index_data(parts / "part-*.h5", parts / "train.index", datasets=["swapped", "y"], checksums=True)
+    done = kerasmem.data.index(parts / "part-*.h5", parts / "train.index", datasets=["swapped", "y"], checksums=True)
     assert "swapped" in done.notes[0]
     equal(batches(parts / "train.index", x="swapped"), batches(parts / "part-*.h5", x="swapped"))
 
 
 def test_refusals(parts):
     with pytest.raises(UsageError, match=r"does not end with '\.index'"):
-        index_data(parts / "part-*.h5", parts / "train.h5")
+        kerasmem.data.index(parts / "part-*.h5", parts / "train.h5")
     with h5py.File(parts / "part-9.h5", "w") as file:
         file["x"], file["y"] = np.zeros((10, 9), "f4"), np.zeros(10)
     with pytest.raises(DataError, match=r"part-9\.h5.*rows of shape \(9,\)"):
-        index_data(parts / "part-*.h5", parts / "train.index", datasets=["x", "y"])
+        kerasmem.data.index(parts / "part-*.h5", parts / "train.index", datasets=["x", "y"])
     assert not list(parts.glob("train.index*")), "nothing half done is left"
     (parts / "part-9.h5").unlink()
-    index_data(parts / "part-*.h5", parts / "train.index", datasets=["x", "y"])
+    kerasmem.data.index(parts / "part-*.h5", parts / "train.index", datasets=["x", "y"])
     with pytest.raises(DataError, match="no dataset 'packed'; it has 'x', 'y'"):
         H5ChunkSequence(parts / "train.index", x="packed")
 
@@ -145,7 +146,7 @@ def test_the_command(parts, cli):
 
 
 def test_index_and_files_can_be_moved_together(parts, tmp_path_factory):
-    index_data(parts / "part-*.h5", parts / "train.index")
+    kerasmem.data.index(parts / "part-*.h5", parts / "train.index")
     there = tmp_path_factory.mktemp("moved")
     for path in list(parts.iterdir()):
         shutil.move(path, there)
@@ -154,7 +155,7 @@ def test_index_and_files_can_be_moved_together(parts, tmp_path_factory):
 
 def test_damaged_indexes_are_refused_before_memory_is_taken(parts):
     path = parts / "train.index"
-    index_data(parts / "part-*.h5", path, checksums=True)
+    kerasmem.data.index(parts / "part-*.h5", path, checksums=True)
     whole = path.read_bytes()
     random = np.random.default_rng(0)
     cases = [b"", b"PK", whole[:-30], whole[:2000], whole[:500] + whole[520:]]
@@ -233,7 +234,7 @@ def test_workers_of_many_remote_files_ask_for_their_own_rows_alone(tmp_path):
             file["y"] = np.arange(64) + 64 * part
         server.put(f"part-{part}.h5", (tmp_path / "part.h5").read_bytes())
     urls = [server.url(f"part-{part}.h5") for part in range(40)]
-    index_data(urls, tmp_path / "train.index", checksums=True)
+    kerasmem.data.index(urls, tmp_path / "train.index", checksums=True)
     server.log.clear()
     with H5ChunkSequence(tmp_path / "train.index", shard=(0, 10), batch_size=32) as sequence:
         assert not server.requests, "nothing is asked for until rows are due"

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from kerasmem import convert_data
+import kerasmem
 from kerasmem.datatools.converting import job
 from kerasmem.datatools.converting.job import Job
 from kerasmem.errors import DataError
@@ -34,7 +34,7 @@ def npy(header: bytes) -> bytes:
 def test_an_array_whose_header_is_no_python(tmp_path, header):
     (tmp_path / "x.npy").write_bytes(npy(header) + bytes(64))
     with pytest.raises(DataError, match=r"x\.npy.*is no \.npy file"):
-        convert_data(tmp_path / "x.npy", tmp_path / "out.h5")
+        kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5")
 
 
 HEADER = b"{'descr': %s, 'fortran_order': False, 'shape': %s, }"
@@ -49,7 +49,7 @@ def test_an_array_whose_header_makes_no_sense(tmp_path, kind, shape, said):
     text = (HEADER % (kind, shape)).ljust(600) + b"\n"
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(64))
     with pytest.raises(DataError, match=rf"x\.npy.*is no \.npy file: {said}"):
-        convert_data(tmp_path / "x.npy", tmp_path / "out.h5")
+        kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5")
 
 
 @pytest.mark.parametrize("mark", [b"PK\x01\x02", b"PK\x03\x04"], ids=["in the table of contents", "in an entry"])
@@ -62,7 +62,7 @@ def test_an_archive_with_a_name_that_is_no_text(tmp_path, mark):
     data[place + name] = 0xFF
     (tmp_path / "d.npz").write_bytes(data)
     with pytest.raises(DataError, match=r"d\.npz.*cannot be read: .*can't decode"):
-        convert_data(tmp_path / "d.npz", tmp_path / "out.h5")
+        kerasmem.data.convert(tmp_path / "d.npz", tmp_path / "out.h5")
 
 
 def test_an_archive_with_an_entry_without_a_name(tmp_path):
@@ -73,7 +73,7 @@ def test_an_archive_with_an_entry_without_a_name(tmp_path):
     size = struct.pack("<I", int.from_bytes(data[-10:-6], "little") - len("x.npy"))
     (tmp_path / "d.npz").write_bytes(data[:-10] + size + data[-6:])
     with pytest.raises(DataError, match=r"d\.npz"):
-        convert_data(tmp_path / "d.npz", tmp_path / "out.h5")
+        kerasmem.data.convert(tmp_path / "d.npz", tmp_path / "out.h5")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_record_whose_error_is_no_text(tmp_path):
         writer.write(sound)
         writer.write(b"\xff\x89" + np.arange(64, dtype="u1").tobytes())
     with pytest.raises(DataError, match=r"record 1 is no tf\.train\.Example"):
-        convert_data(tmp_path / "d.tfrecord", tmp_path / "out.h5")
+        kerasmem.data.convert(tmp_path / "d.tfrecord", tmp_path / "out.h5")
 
 
 def test_a_record_that_speaks_of_more_than_it_has(attack, tmp_path):
@@ -146,7 +146,7 @@ def test_a_table_that_says_other_rows_than_it_has(tmp_path, number, places, said
     pytest.importorskip("pyarrow")
     (tmp_path / "d.parquet").write_bytes(rows_said(np.arange(50) + 1.0, number, places))
     with pytest.raises(DataError, match=rf"d\.parquet.*{said}"):
-        convert_data(tmp_path / "d.parquet", tmp_path / "out.h5")
+        kerasmem.data.convert(tmp_path / "d.parquet", tmp_path / "out.h5")
 
 
 def test_a_record_without_values(tmp_path):
@@ -155,7 +155,7 @@ def test_a_record_without_values(tmp_path):
     with tf.io.TFRecordWriter(str(tmp_path / "d.tfrecord")) as writer:
         writer.write(tf.train.Example(features=tf.train.Features(feature={"x": value})).SerializeToString())
     with pytest.raises(DataError, match="the feature 'x' is empty in the first record"):
-        convert_data(tmp_path / "d.tfrecord", tmp_path / "out.h5")
+        kerasmem.data.convert(tmp_path / "d.tfrecord", tmp_path / "out.h5")
 
 
 HEAD = (
@@ -219,7 +219,7 @@ def interrupted(monkeypatch, folder, after, **settings):
         patch.setattr(Job, "checkpoint", checkpoint)
         patch.setattr(job, "CHECKPOINT_BYTES", 1)
         with pytest.raises(KeyboardInterrupt):
-            convert_data(folder / "x.npy", folder / "out.h5", **settings)
+            kerasmem.data.convert(folder / "x.npy", folder / "out.h5", **settings)
     return folder / "out.h5.kerasmem-partial"
 
 
@@ -256,9 +256,9 @@ def test_a_damaged_conversion_is_told_and_begun_again(tmp_path, monkeypatch, nam
     folder = interrupted(monkeypatch, tmp_path, after, compression="gzip")
     damage(folder)
     with pytest.raises(DataError, match="cannot be gone on with"):
-        convert_data(tmp_path / "x.npy", tmp_path / "out.h5", compression="gzip")
+        kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5", compression="gzip")
     assert not folder.exists()
-    done = convert_data(tmp_path / "x.npy", tmp_path / "out.h5", compression="gzip", force=True)
+    done = kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5", compression="gzip", force=True)
     assert done.rows == 1000 and not folder.exists()
 
 
@@ -271,8 +271,8 @@ def test_a_conversion_whose_file_lacks_its_chunks(tmp_path, monkeypatch):
     with h5py.File(folder / "0.h5", "w") as file:
         file.create_dataset("x", shape, dtype, chunks=chunks)
     with pytest.raises(DataError, match=r"cannot be gone on with .*do not lie where they were made"):
-        convert_data(tmp_path / "x.npy", tmp_path / "out.h5")
-    assert convert_data(tmp_path / "x.npy", tmp_path / "out.h5").rows == 1000
+        kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5")
+    assert kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5").rows == 1000
 
 
 def virtual(path, real, taken, *, compact=False):

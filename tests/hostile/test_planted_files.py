@@ -9,7 +9,8 @@ import tempfile
 import numpy as np
 import pytest
 
-from kerasmem import convert_data, files
+import kerasmem
+from kerasmem import files
 from kerasmem.datatools.converting.job import folder_of
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.remote.access import read_remote
@@ -54,24 +55,24 @@ def test_a_job_meets_what_is_no_file_of_it(tmp_path, arrays, victim, name, plant
     os.mkdir(folder, 0o700)
     plant(victim, os.path.join(folder, name))
     with pytest.raises(UsageError, match="is no file of a conversion; remove the folder"):
-        convert_data(arrays, tmp_path / "out.h5", shuffle=True, force=True)
+        kerasmem.data.convert(arrays, tmp_path / "out.h5", shuffle=True, force=True)
 
 
 def test_a_jobs_folder_is_its_own(tmp_path, arrays, victim):
     output = tmp_path / "out.h5"
     os.symlink(tmp_path, folder_of(str(output)))
     with pytest.raises(UsageError, match="not a folder, but a link"):
-        convert_data(arrays, output, force=True)
+        kerasmem.data.convert(arrays, output, force=True)
     os.unlink(folder_of(str(output)))
     os.mkdir(folder_of(str(output)))
     os.chmod(folder_of(str(output)), 0o777)
     with pytest.raises(UsageError, match="chmod go-w"):
-        convert_data(arrays, output)
+        kerasmem.data.convert(arrays, output)
     os.chmod(folder_of(str(output)), 0o755)
-    convert_data(arrays, output)
+    kerasmem.data.convert(arrays, output)
     os.unlink(output)
     os.symlink(victim, output)
-    convert_data(arrays, output, force=True)
+    kerasmem.data.convert(arrays, output, force=True)
     assert not output.is_symlink()
 
 
@@ -80,7 +81,7 @@ def test_a_folder_of_another_user_is_not_used(tmp_path, arrays):
     os.mkdir(folder_of(str(tmp_path / "out.h5")), 0o700)
     given_away(folder_of(str(tmp_path / "out.h5")))
     with pytest.raises(UsageError, match="belongs to another user"):
-        convert_data(arrays, tmp_path / "out.h5")
+        kerasmem.data.convert(arrays, tmp_path / "out.h5")
     with pytest.raises(UsageError, match=r"^folder: .* belongs to another user"):
         RunFolder(given_away(str(tmp_path)))
 

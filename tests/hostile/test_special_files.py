@@ -14,25 +14,22 @@ import pytest
 # What each way of reading says about dataset x of each file, with other files allowed and not.
 READ = """
 import json, sys
-from kerasmem.datatools.converting.conversion import convert_data
-from kerasmem.datatools.converting.repacking import repack_data
-from kerasmem.datatools.inspecting.inspection import inspect_data
-from kerasmem.datatools.inspecting.statistics import data_stats
+import kerasmem
 from kerasmem.errors import KerasmemError
 from kerasmem.hdf5.settings import Access
 from kerasmem.models.document import read_document
 from kerasmem.streaming.file_order import read_windows
 
 def problem_of(path, allowed):
-    found = {entry.name: entry.problem for entry in inspect_data(path, allow_external=allowed).datasets}
+    found = {entry.name: entry.problem for entry in kerasmem.data.inspect(path, allow_external=allowed).datasets}
     return found.get("x", "not listed")  # as what lies behind a link
 
 WAYS = {
     "inspect": problem_of,
     "read": lambda path, allowed: list(read_windows([path], ["x"], access=Access(allow_external=allowed))),
-    "stats": lambda path, allowed: data_stats(path, ["x"], allow_external=allowed),
-    "convert": lambda path, allowed: convert_data(path, "out.h5", columns={"x": "x"}, allow_external=allowed),
-    "repack": lambda path, allowed: repack_data(path, "out.h5", columns={"x": "x"}, allow_external=allowed),
+    "stats": lambda path, allowed: kerasmem.data.stats(path, ["x"], allow_external=allowed),
+    "convert": lambda path, allowed: kerasmem.data.convert(path, "out.h5", columns={"x": "x"}, allow_external=allowed),
+    "repack": lambda path, allowed: kerasmem.data.repack(path, "out.h5", columns={"x": "x"}, allow_external=allowed),
     "model": lambda path, allowed: read_document(path),
 }
 for path in sys.argv[1:]:

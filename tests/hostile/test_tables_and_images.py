@@ -110,12 +110,12 @@ FILES = {
 
 CONVERT = """
 import json, os, sys
-from kerasmem import convert_data
+import kerasmem
 from kerasmem.errors import DataError
 told = {}
 for source in sys.argv[1:]:
     try:
-        convert_data(source, os.path.basename(source) + ".out.h5")
+        kerasmem.data.convert(source, os.path.basename(source) + ".out.h5")
     except DataError as error:
         told[os.path.basename(source)] = str(error)
 print(json.dumps([told, os.listdir()]))

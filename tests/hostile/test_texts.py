@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from kerasmem.datatools.inspecting.inspection import inspect_data
+import kerasmem
 from kerasmem.hdf5.direct.handle import FileHandle
 from kerasmem.hdf5.direct.raw import RawError, raw_file
 from kerasmem.hdf5.texts import read_attribute, read_names
@@ -17,17 +17,13 @@ from kerasmem.hdf5.texts import read_attribute, read_names
 LARGE, TIMES = 4 << 20, 3900
 READ = """
 import json, sys
-from kerasmem.datatools.converting.conversion import convert_data
-from kerasmem.datatools.converting.repacking import repack_data
-from kerasmem.datatools.inspecting.inspection import inspect_data
-from kerasmem.datatools.inspecting.statistics import data_stats
 
 for path in sys.argv[1:]:
-    found = inspect_data(path)
+    found = kerasmem.data.inspect(path)
     names = {each.name: each.class_names and len(each.class_names) for each in found.datasets}
-    data_stats(path)
-    convert_data(path, path + "-converted.h5", columns={"x": "x", "y": "y"})
-    repack_data(path, path + "-repacked.h5", columns={"x": "x", "y": "y"})
+    kerasmem.data.stats(path)
+    kerasmem.data.convert(path, path + "-converted.h5", columns={"x": "x", "y": "y"})
+    kerasmem.data.repack(path, path + "-repacked.h5", columns={"x": "x", "y": "y"})
     print(json.dumps([path, found.writer, names]))
 """
 
@@ -124,7 +120,7 @@ def test_a_damaged_heap_is_not_gone_through_for_ever(attack, tmp_path, damage):
         assert attack(*paths, script=READ, seconds=60).code == 0
     else:
         for path in paths:
-            inspect_data(path)
+            kerasmem.data.inspect(path)
 
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])

@@ -145,8 +145,8 @@ main()
 """
 CONVERSION, INSPECTION = "kerasmem.datatools.converting.conversion", "kerasmem.datatools.inspecting.inspection"
 CRASHES = {
-    "reading x.h5": (INSPECTION, "inspect_data", "data", "inspect", "x.h5"),
-    "reading x.csv": (CONVERSION, "convert_data", "data", "convert", "x.csv", "-o", "y.h5"),
+    "reading x.h5": (INSPECTION, "inspect", "data", "inspect", "x.h5"),
+    "reading x.csv": (CONVERSION, "convert", "data", "convert", "x.csv", "-o", "y.h5"),
     "opening m.json": ("kerasmem.estimation.tracing", "open_model", "estimate", "m.json", "--no-cache"),
     "asking method graph": (
         "kerasmem.estimation.choice", "_on_one_device", "estimate", "m.json", "--no-cache", "--method", "graph",

@@ -11,7 +11,8 @@ import h5py
 import numpy as np
 import pytest
 
-from kerasmem import H5ChunkSequence, H5DataSource, index_data
+import kerasmem
+from kerasmem import H5ChunkSequence, H5DataSource
 from kerasmem.errors import DataError
 
 ROWS = 300
@@ -51,7 +52,7 @@ def test_a_row_is_the_files_row_whatever_is_asked_for_with_it(data, name):
 
 
 def test_structures_rows_and_an_index(data, tmp_path):
-    index_data(data, tmp_path / "all.index", checksums=True)
+    kerasmem.data.index(data, tmp_path / "all.index", checksums=True)
     chosen = np.array([5, 17, 230])
     source = H5DataSource(tmp_path / "all.index", {"a": "x", "b": "plain"}, None, rows=chosen, dtype="stored")
     assert [int(row["a"][0]) for row in source] == chosen.tolist()

@@ -1,4 +1,4 @@
-"""`convert_data`: data of other formats as HDF5 that streams well."""
+"""`kerasmem.data.convert`: data of other formats as HDF5 that streams well."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kerasmem import checks
 from kerasmem.checks import SplitAs
 from kerasmem.datatools.converting.encoding import read_compression
 from kerasmem.datatools.converting.fields import ColumnChoice
@@ -42,8 +41,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@checks.former_names(memory="memory_budget")
-def convert_data(
+def convert(
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     *,
@@ -108,7 +106,7 @@ def convert_data(
     Examples:
         >>> import numpy as np
         >>> np.savez("/tmp/example.npz", x=np.random.rand(1000, 8), y=np.arange(1000) % 3)
-        >>> done = convert_data("/tmp/example.npz", "/tmp/example-data.h5", shuffle=True, force=True)
+        >>> done = convert("/tmp/example.npz", "/tmp/example-data.h5", shuffle=True, force=True)
         >>> [(dataset.name, dataset.dtype) for dataset in done.datasets], done.float64_saved
         ([('x', 'float32'), ('y', 'int64')], 32000)
     """
@@ -129,7 +127,7 @@ def write_data(
     parting: Parting | None,
     ways: Ways,
 ) -> Conversion:
-    """Do what `convert_data` does, with checked settings."""
+    """Do what `kerasmem.data.convert` does, with checked settings."""
     started = time.monotonic()
     given = [sources] if isinstance(sources, (str, os.PathLike)) else sources
     found = find_paths([os.fsdecode(path) for path in given])

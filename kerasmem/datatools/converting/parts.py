@@ -19,7 +19,7 @@ from kerasmem.datatools.converting.planning import WritePlan, fingerprint, make_
 from kerasmem.datatools.converting.running import Outcome, Ways, write_files
 from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings, read_output, refuse_outputs
 from kerasmem.datatools.converting.sources.row_source import RowSource
-from kerasmem.datatools.inspecting.indexing import index_data
+from kerasmem.datatools.inspecting import indexing
 from kerasmem.datatools.progress import tell_nobody
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
@@ -137,7 +137,7 @@ def write_parts(
                     job.checkpoint({"parts": {number: asdict(each) for number, each in done.items()}})
                 ways.progress("writing", bounds[number + 1], plan.rows)
             names = [field.name for field in plan.datasets]
-            index = index_data(outputs, target, datasets=names, engine=run_tasks, progress=ways.progress)
+            index = indexing.index(outputs, target, datasets=names, engine=run_tasks, progress=ways.progress)
     found = _joined([done[number] for number in range(len(outputs))], np.diff(bounds).tolist(), plan)
     return replace(found, size=found.size + index.index_bytes, resumed_rows=found.resumed_rows + before)
 

@@ -1,4 +1,4 @@
-"""`repack_data`: an HDF5 file rewritten in chunks that stream well."""
+"""`kerasmem.data.repack`: an HDF5 file rewritten in chunks that stream well."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from kerasmem.processes.engines import Engine
 from kerasmem.units import parse_size
 
 
-@checks.former_names(memory="memory_budget")
-def repack_data(
+def repack(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
@@ -49,13 +48,13 @@ def repack_data(
     """Rewrite an HDF5 file in whole rows and chunks of about 1 MiB, compressed as asked for.
 
     Types are kept (in little-endian) and so are attributes that are numbers or texts. Datasets that cannot be trained
-    from, or have another number of rows, are left out and named. For the rest this is `convert_data`.
+    from, or have another number of rows, are left out and named. For the rest this is `kerasmem.data.convert`.
 
     Args:
         path: the HDF5 file.
         output: the file to be written.
-        columns: as for `convert_data`.
-        drop: as for `convert_data`.
+        columns: as for `kerasmem.data.convert`.
+        drop: as for `kerasmem.data.convert`.
         batch_size: rows trained on together, by which the size of chunks is chosen.
         compression: "none", "gzip", "zstd", or with a level, "gzip:6".
         shuffle: write the rows in random order.
@@ -66,8 +65,8 @@ def repack_data(
         memory_budget: bytes or text ("512MiB") of the host's memory to work in.
         verify: read the file back and compare checksums before it is moved into place.
         force: overwrite the output.
-        engine: as for `convert_data`; `output` is then an index, and the files beside it hold the rows.
-        part_size: as for `convert_data`.
+        engine: as for `kerasmem.data.convert`; `output` is then an index, and the files beside it hold the rows.
+        part_size: as for `kerasmem.data.convert`.
         progress: called with what goes on, the rows done and all rows.
 
     Raises:
@@ -78,7 +77,7 @@ def repack_data(
         >>> import h5py, numpy as np
         >>> with h5py.File("/tmp/columns.h5", "w") as f:
         ...     _ = f.create_dataset("x", data=np.zeros((30_000, 60), "f4"), chunks=(30_000, 1), compression="gzip")
-        >>> done = repack_data("/tmp/columns.h5", "/tmp/rows.h5", force=True)
+        >>> done = repack("/tmp/columns.h5", "/tmp/rows.h5", force=True)
         >>> done.conversion.datasets[0].chunk_rows
         4352
     """

@@ -26,7 +26,7 @@ def available_threads() -> int:
 
 
 class SourceOptions(TypedDict, total=False):
-    """The arguments of `convert_data` that say how sources of one kind are read.
+    """The arguments of `kerasmem.data.convert` that say how sources of one kind are read.
 
     Args:
         image_size: "224x160", width first, to resize images; None where all have one size.

@@ -1,4 +1,4 @@
-"""`index_data`: one small file that says of many where their rows lie, so that training opens none to find out."""
+"""`kerasmem.data.index`: write one file with the rows and chunk places of many HDF5 files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TASK = 4 * MIB  # read by a thread to find checksums
 _LOOKED_AT = 2000  # objects of the first file
 
 
-def index_data(
+def index(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     *,
@@ -66,8 +66,7 @@ def index_data(
             error.
         storage_options: for URLs, as for `H5ChunkSequence`.
         allow_hdf5_filters: as for `H5ChunkSequence`.
-        engine: what looks into the files: None for this process, or as for `convert_data`. Its workers have to find
-            the files under the same names.
+        engine: as for `kerasmem.data.convert`. Its workers have to find the files under the same names.
         progress: called with what goes on, how many files are done, and of how many.
 
     Returns:
@@ -82,8 +81,8 @@ def index_data(
         >>> for number in range(3):
         ...     with h5py.File(f"/tmp/indexed-{number}.h5", "w") as f:
         ...         f["x"], f["y"] = np.zeros((100, 8)), np.arange(100)
-        >>> from kerasmem import H5ChunkSequence, index_data
-        >>> index_data("/tmp/indexed-*.h5", "/tmp/indexed.index").files
+        >>> from kerasmem import H5ChunkSequence
+        >>> index("/tmp/indexed-*.h5", "/tmp/indexed.index").files
         3
         >>> H5ChunkSequence("/tmp/indexed.index").num_rows
         300

@@ -1,4 +1,4 @@
-"""`inspect_data`: what is in a file, what it would come to in memory, and how well it streams."""
+"""`kerasmem.data.inspect`: what is in a file, what it would come to in memory, and how well it streams."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MOST_LABELS = 200  # datasets whose classes are counted
 _AMPLIFIED = 1.5  # bytes read for one needed, from which on a repacked file is worth its while
 
 
-def inspect_data(
+def inspect(
     path: str | os.PathLike[str],
     *,
     x: str | None = None,
@@ -66,7 +66,7 @@ def inspect_data(
         y: that of the targets; None for the same.
         batch_size: rows a batch.
         nan: count NaN and infinity, for which all floating-point datasets are read.
-        verify: compare the checksums that `convert_data` stored.
+        verify: compare the checksums that `kerasmem.data.convert` stored.
         allow_external: follow what leads into other files.
         allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
         progress: called with what goes on, the rows done and all rows.
@@ -79,7 +79,7 @@ def inspect_data(
         >>> import h5py, numpy as np
         >>> with h5py.File("/tmp/inspected.h5", "w") as f:
         ...     f["x"], f["y"] = np.zeros((1000, 8), "f4"), np.arange(1000) % 10
-        >>> found = inspect_data("/tmp/inspected.h5")
+        >>> found = inspect("/tmp/inspected.h5")
         >>> found.line
         "H5ChunkSequence('/tmp/inspected.h5', x='x', y='y', batch_size=32)"
         >>> found.read_amplification

@@ -1,4 +1,4 @@
-"""`data_stats`: mean, variance, range and class weights of a file's datasets, in one pass through it."""
+"""`kerasmem.data.stats`: mean, variance, range and class weights of a file's datasets, in one pass through it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ _TASK_VALUES = 1 << 28  # that a worker adds up at a time
 _MOST_SHOWN = 16  # numbers written out in code
 
 
-@checks.former_names(names="datasets")
-def data_stats(
+def stats(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     datasets: Sequence[str] | None = None,
     *,
@@ -55,8 +54,7 @@ def data_stats(
         scale: the factor that x will be multiplied by, such as 1/255; applied to the features, not to labels.
         allow_external: follow what leads into other files.
         allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
-        engine: what adds up: None for this process, or as for `convert_data`. Its workers have to find the files under
-            the same names.
+        engine: as for `kerasmem.data.convert`. Its workers have to find the files under the same names.
         progress: called with what goes on, the rows done and all rows.
 
     Raises:
@@ -67,10 +65,10 @@ def data_stats(
         >>> import h5py, numpy as np
         >>> with h5py.File("/tmp/stats.h5", "w") as f:
         ...     f["x"], f["y"] = np.arange(8.0).reshape(4, 2), [0, 0, 0, 1]
-        >>> stats = data_stats("/tmp/stats.h5")
-        >>> stats["x"].mean, stats["x"].variance
+        >>> found = stats("/tmp/stats.h5")
+        >>> found["x"].mean, found["x"].variance
         ((3.0, 4.0), (5.0, 5.0))
-        >>> {label: round(weight, 3) for label, weight in stats["y"].class_weight.items()}
+        >>> {label: round(weight, 3) for label, weight in found["y"].class_weight.items()}
         {0: 0.667, 1: 2.0}
     """
     scale = checks.number("scale", scale, least=-math.inf)
@@ -288,4 +286,4 @@ def _code(
 def _call(path: str, datasets: Sequence[str] | None, scale: float) -> str:
     more = "" if datasets is None else f", {list(datasets)!r}"
     more += "" if scale == 1 else f", scale={scale!r}"
-    return f"found = kerasmem.data_stats({path!r}{more})"
+    return f"found = kerasmem.data.stats({path!r}{more})"
