@@ -1,4 +1,4 @@
-"""Fixtures shared by all rooms' tests."""
+"""Fixtures shared by all tests."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# The files that take longest (15 seconds or more, as `--durations=600` sums them up) run first: where processes share
-# the files (`scripts/test`), a long one at the end would keep the others waiting.
+# Files of more than about 20 seconds start first, so that no process is left with a long one at the end.
 LONGEST = (
     "hdf5/test_remote.py",
     "monitoring/test_leaks.py",
@@ -39,55 +38,64 @@ LONGEST = (
     "recovery/test_advise.py",
     "training/test_recompute_model.py",
     "models/test_freeing.py",
-    "streaming/test_engines.py",
     "estimation/test_graph_estimate.py",
     "training/test_recompute_gradients.py",
     "streaming/test_stream_fit.py",
     "training/test_fit.py",
     "test_examples.py",
-    "hostile/test_found_by_fuzzing.py",
     "hdf5/test_direct.py",
-    "monitoring/test_health.py",
     "test_docs.py",
-    "training/test_recompute_nested.py",
-    "hostile/test_data_files.py",
-    "training/test_isolation.py",
-    "training/test_same_run.py",
-    "models/test_keras2.py",
-    "streaming/test_faults.py",
-    "streaming/test_graph_dataset.py",
     "estimation/test_kernel_scratch.py",
-    "diagnosis/test_real_failures.py",
-    "training/test_searches.py",
-    "cli/test_terminal.py",
-    "monitoring/test_many_fits.py",
-    "estimation/test_xla.py",
-    "monitoring/test_tracking.py",
-    "models/test_step.py",
-    "cli/test_advise_command.py",
-    "monitoring/test_processes.py",
-    "estimation/test_probe.py",
-    "compat/test_gradients.py",
-    "datatools/test_convert_kill.py",
-    "test_style.py",
-    "estimation/test_estimate.py",
-    "streaming/test_shards.py",
-    "profiling/test_step_profiler.py",
-    "cli/test_cli.py",
-    "streaming/test_tf_dataset.py",
-    "estimation/test_verification.py",
-    "estimation/test_graph_on_card.py",
-    "models/test_own_steps.py",
-    "training/test_resume.py",
-    "hdf5/test_fuzz.py",
-    "streaming/test_stream_memory.py",
 )
 
 
 def pytest_collection_modifyitems(items):
-    """Put the tests of the longest files first; inside a file, and among the others, the order stays."""
-    place = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path, len(place)))
+    """Run the longest files first. The order inside a file and of the other files stays."""
+    rank = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--fast", action="store_true", help="skip each test once it imports TensorFlow or starts a process"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    if config.getoption("--fast"):
+        config.option.reportchars = "fE"  # hundreds of skips need no list
+        config.option.numprocesses = 0
+        config.option.dist = "no"
+        sys.meta_path.insert(0, SkipHeavyImports())
+        subprocess.Popen.__init__ = lambda *arguments, **options: skip_heavy("starts a process")
+
+
+class SkipHeavyImports:
+    """An import hook that skips the test that imports TensorFlow."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name in ("tensorflow", "keras", "jax"):
+            skip_heavy(f"imports {name}")
+
+
+def skip_heavy(reason):
+    heavy.append(reason)
+    pytest.skip(f"--fast: {reason}", allow_module_level=True)
+
+
+heavy: list[str] = []  # what the running test tried to start or import, perhaps in another thread
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    heavy.clear()
+    try:
+        return (yield)
+    except Exception:
+        if heavy:
+            pytest.skip(f"--fast: {heavy[0]}")
+        raise
 
 
 @pytest.hookimpl(wrapper=True)
