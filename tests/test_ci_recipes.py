@@ -50,7 +50,7 @@ def workplace(tmp_path):
 def environment(workplace):
     return {
         **os.environ, "PATH": f"{workplace / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
-        "RUNNER_TEMP": str(workplace), "GITHUB_OUTPUT": str(workplace / "output"), "KERASMEM_CACHE": "off",
+        "RUNNER_TEMP": str(workplace), "GITHUB_OUTPUT": str(workplace / "output"),
         "GITHUB_STEP_SUMMARY": str(workplace / "summary"), "CUDA_VISIBLE_DEVICES": "-1",
     }  # fmt: skip
 

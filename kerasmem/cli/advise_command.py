@@ -14,10 +14,8 @@ from kerasmem.errors import UsageError
 
 
 @click.command("advise", cls=GuardedCommand, seconds=7200)
-@model_options(
-    "--method", "--confirm", "--samples", "--budget-seconds", "--cache", output=("--code", "--verbose", "--json")
-)
-def command(model: str | None, cache: bool, budget_seconds: float, code: str | None, **options: Any) -> int:
+@model_options("--method", "--confirm", "--samples", "--budget-seconds", output=("--code", "--verbose", "--json"))
+def command(model: str | None, budget_seconds: float, code: str | None, **options: Any) -> int:
     """Say what to do so that training MODEL fits a device, or takes less.
 
     Each remedy is estimated on the changed model; where no single one is enough, combinations are, the least
@@ -41,7 +39,7 @@ def command(model: str | None, cache: bool, budget_seconds: float, code: str | N
         from kerasmem.recovery.facade import advise
 
         more = {name: options[name] for name in ("method", "samples", "confirm")}
-        more |= {"cache": cache, "budget_seconds": budget_seconds}
+        more["budget_seconds"] = budget_seconds
         result = advise(model, progress=say, **more, **call_arguments(options))
     if code is not None:
         chosen = labelled(result)

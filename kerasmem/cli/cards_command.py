@@ -15,8 +15,8 @@ from kerasmem.errors import UsageError
 
 
 @click.command("cards", cls=GuardedCommand, seconds=7200)
-@model_options("--max-batch", "--prices", "--method", "--cache", output=("--json",))
-def command(model: str | None, method: Method, cache: bool, max_batch: bool, prices: str | None, **options: Any) -> int:
+@model_options("--max-batch", "--prices", "--method", output=("--json",))
+def command(model: str | None, method: Method, max_batch: bool, prices: str | None, **options: Any) -> int:
     """Say which cards of the catalogue are enough to train MODEL.
 
     MODEL is as for `kerasmem estimate`. Prices are yours: none is built in.
@@ -34,12 +34,10 @@ def command(model: str | None, method: Method, cache: bool, max_batch: bool, pri
     from kerasmem.rendering.cards_table import cards_table
 
     with quiet_tensorflow(), spinner(f"asking for {model or options['factory']}", method):
-        from kerasmem.estimation.cache import estimator
         from kerasmem.estimation.card_ranking import rank_cards, read_prices
 
         priced = None if prices is None else read_prices(prices)
         arguments = {name: value for name, value in call_arguments(options).items() if name != "device"}
-        ask = estimator(cache)
-        ranking = rank_cards(model, method=method, max_batch=max_batch, prices=priced, ask=ask, **arguments)
+        ranking = rank_cards(model, method=method, max_batch=max_batch, prices=priced, **arguments)
     show_result(ranking, options["as_json"], partial(cards_table, largest=max_batch))
     return EXIT_CODES[ranking.cards[0].verdict]

@@ -20,13 +20,13 @@ _SAME = ("batch_size", "method", "mode")  # settings of a saved report that the 
 
 @click.command("compare", cls=GuardedCommand)
 @model_options(
-    "--budget", "--max-increase", "--allow-different-settings", "--method", "--cache",
+    "--budget", "--max-increase", "--allow-different-settings", "--method",
     arguments=(click.argument("a", metavar="A"), click.argument("b", metavar="B")),
     output=(option("--top", show_default=f"{_MOST_ON_A_SCREEN} on a terminal, else all"), "--markdown", "--json"),
 )  # fmt: skip
 @click.pass_context
 def command(
-    context: click.Context, a: str, b: str, budget: str | None, max_increase: str | None, cache: bool, **options: Any
+    context: click.Context, a: str, b: str, budget: str | None, max_increase: str | None, **options: Any
 ) -> int:
     """Say what differs in memory between A and B, by category and by layer.
 
@@ -56,12 +56,12 @@ def command(
         options.update(taken)
     method = options["method"]
     with quiet_tensorflow(), spinner(f"comparing {os.path.basename(a)} and {os.path.basename(b)}", method):
-        from kerasmem.estimation.cache import estimator
         from kerasmem.estimation.comparing import compare_reports, unlike_settings
+        from kerasmem.estimation.facade import estimate
 
         reports = []
         for path in (a, b):
-            report = saved.get(path) or estimator(cache)(path, method=method, **call_arguments(options))
+            report = saved.get(path) or estimate(path, method=method, **call_arguments(options))
             if path not in saved:
                 method = report.settings.method  # the second by the method that answered for the first
             reports.append(report)

@@ -31,7 +31,7 @@ def _patterns(models: Sequence[str]) -> list[str]:
 
 @click.command("estimate", cls=GuardedCommand, parted=_is_many)
 @model_options(
-    "--grid", "--engine", "--method", "--cache", "--all-methods", "--replicas", "--parallel", "--shard-optimizer",
+    "--grid", "--engine", "--method", "--all-methods", "--replicas", "--parallel", "--shard-optimizer",
     "--layout", arguments=(click.argument("models", metavar="MODEL...", nargs=-1),),
 )  # fmt: skip
 def command(
@@ -73,13 +73,13 @@ def command(
 
 def _question(options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return what estimates, and the command's own settings of that."""
-    from kerasmem.estimation.cache import estimator
+    from kerasmem.estimation.facade import estimate
     from kerasmem.estimation.parallel.parallelism import check_method, parallelism
 
     names = ("replicas", "parallel", "shard_optimizer", "layout")
     split = {name: options[name] for name in names}
     check_method(options["method"], parallelism(**split))
-    return estimator(options["cache"]), {**split, "method": options["method"], "all_methods": options["all_methods"]}
+    return estimate, {**split, "method": options["method"], "all_methods": options["all_methods"]}
 
 
 def show_report(report: Any, options: dict[str, Any]) -> int:

@@ -17,9 +17,9 @@ REAL_STEPS = ("confirm", "margin", "samples", "steps", "timeout")
 @click.command("max-batch", cls=GuardedCommand, seconds=7200)
 @model_options(
     "--vary", "--minimum", "--maximum", "--step", "--exact", "--margin", "--method", "--confirm",
-    option("--steps", default=3), "--samples", "--timeout", "--cache", output=("--json",),
+    option("--steps", default=3), "--samples", "--timeout", output=("--json",),
 )  # fmt: skip
-def command(model: str | None, cache: bool, **options: Any) -> int:
+def command(model: str | None, **options: Any) -> int:
     """Find the largest batch of MODEL that fits a device, or how wide or deep it can get.
 
     The estimator is asked for a few sizes; the answer is the largest whose whole interval fits.
@@ -43,6 +43,6 @@ def command(model: str | None, cache: bool, **options: Any) -> int:
         from kerasmem.estimation.sizing import max_batch_size
 
         own = {name: options[name] for name in ("vary", "minimum", "maximum", "step", "exact", "method", *REAL_STEPS)}
-        result = max_batch_size(model, cache=cache, **own, **call_arguments(options))
+        result = max_batch_size(model, **own, **call_arguments(options))
     show_result(result, options["as_json"], search_table)
     return EXIT_CODES[result.device.verdict]

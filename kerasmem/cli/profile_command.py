@@ -24,15 +24,13 @@ _LARGEST = 25  # layers that are listed, where no other number is asked for
 
 @click.command("profile", cls=GuardedCommand, seconds=7200)
 @model_options(
-    option("--steps", default=5), "--compare", "--timeout", "--cache",
+    option("--steps", default=5), "--compare", "--timeout",
     output=(
         "--output", option("--sort", default="size", show_default=None), option("--top", show_default=str(_LARGEST)),
         "--json",
     ),
 )  # fmt: skip
-def command(
-    model: str | None, steps: int, timeout: float, compare: bool, cache: bool, output: str | None, **options: Any
-) -> int:
+def command(model: str | None, steps: int, timeout: float, compare: bool, output: str | None, **options: Any) -> int:
     """Train MODEL for some steps and say what is in memory at the peak of one, by layer and category.
 
     The steps run in a process of their own, with real (random) weights and a batch of zeros, under TensorFlow's
@@ -56,7 +54,7 @@ def command(
 
         arguments = call_arguments(options)
         found = profile(model, steps=steps, timeout=timeout, **arguments)
-        estimate, why = predicted(model, found, is_cached=cache, **arguments) if compare else (None, None)
+        estimate, why = predicted(model, found, **arguments) if compare else (None, None)
     device = _verdict_on(options["device"], found)
     data = {**found.to_dict(), "device": device and asdict(device), "estimate": _fields_beside(estimate)}
     if why is not None:

@@ -101,7 +101,6 @@ def rank_cards(
     method: Method = "auto",
     max_batch: bool = False,
     prices: Mapping[str, float] | None = None,
-    ask: Callable[..., MemoryReport] = estimate,
     **options: Any,
 ) -> CardRanking:
     """Return the cards of the catalogue by whether a training step fits there.
@@ -115,7 +114,6 @@ def rank_cards(
         method: as for `kerasmem.estimate`.
         max_batch: look for the largest batch on each card too, which takes several estimates.
         prices: an hour's price by card, as `--device` names them; then the cheapest card that fits comes first.
-        ask: what estimates.
         **options: the other arguments of `kerasmem.estimate`, but for `device`.
 
     Returns:
@@ -136,7 +134,7 @@ def rank_cards(
     checks.whole("batch_size", batch_size, 1)
     priced = {find_card(name).key: price for name, price in (prices or {}).items()}
     with kept_open():
-        return _ranked(model, batch_size, method, max_batch, priced, ask, options)
+        return _ranked(model, batch_size, method, max_batch, priced, options)
 
 
 def _ranked(
@@ -145,10 +143,9 @@ def _ranked(
     method: str,
     max_batch: bool,
     priced: Mapping[str, float],
-    ask: Callable[..., MemoryReport],
     options: Mapping[str, Any],
 ) -> CardRanking:
-    first = ask(model, batch_size=batch_size, method=method, device=_FIRST, **options)
+    first = estimate(model, batch_size=batch_size, method=method, device=_FIRST, **options)
     kind_of = _KINDS.get(first.settings.method, lambda capability: None)
     kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}  # with a card of each
     planned = {(batch_size, kind_of(find_card(_FIRST).compute_capability)): first}
@@ -156,7 +153,9 @@ def _ranked(
     def need(kind: Any, size: int) -> Bytes:
         if (size, kind) not in planned:
             device = _FIRST if kind is None else kinds[kind]
-            planned[size, kind] = ask(model, batch_size=size, method=first.settings.method, device=device, **options)
+            planned[size, kind] = estimate(
+                model, batch_size=size, method=first.settings.method, device=device, **options
+            )
         return planned[size, kind].bytes
 
     ranked = []

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from kerasmem.checks import Method, Mode, Parallel
 from kerasmem.devices.catalogue import DeviceTarget, find_card, resolve_device
@@ -111,7 +111,7 @@ def estimate(
     given = dict(locals())
     del given["isolated"]
     arguments = EstimateArguments(**given)
-    return _in_child(arguments) if isolated else estimated(arguments).report
+    return _in_child(arguments) if isolated else estimated(arguments)
 
 
 class _Keeper:
@@ -164,15 +164,8 @@ def kept_open() -> Iterator[None]:
             _keepers.pop().close()
 
 
-class Estimated(NamedTuple):
-    """A report, and the methods that were asked for it and had no answer, which they may have another time."""
-
-    report: MemoryReport
-    failed: tuple[str, ...]
-
-
-def estimated(arguments: EstimateArguments) -> Estimated:
-    """Return what `estimate` does, and which methods failed on the way.
+def estimated(arguments: EstimateArguments) -> MemoryReport:
+    """Return the report of `estimate`.
 
     Raises:
         KerasmemError: as `estimate`.
@@ -185,8 +178,7 @@ def estimated(arguments: EstimateArguments) -> Estimated:
         (_keepers[-1].opened(arguments) if _keepers else open_step(arguments)) as opened,
     ):  # fmt: skip
         step = Step(arguments, opened, trace_shapes(arguments, opened, split))
-        answer = ask(step, target)
-        return Estimated(assemble(step, answer, target), answer.failed)
+        return assemble(step, ask(step, target), target)
 
 
 def _compiler_ahead(arguments: EstimateArguments, target: DeviceTarget | None) -> AbstractContextManager[None]:
@@ -204,7 +196,7 @@ def _in_child(arguments: EstimateArguments) -> MemoryReport:
     if not isinstance(arguments.model, (str, os.PathLike)):
         raise UsageError("isolated: only a file, or module:function, is opened in a process of its own")
     limits = Limits(_LONGEST, default_memory_limit())
-    return forked_report(os.fspath(arguments.model), limits, lambda: estimated(arguments).report)
+    return forked_report(os.fspath(arguments.model), limits, lambda: estimated(arguments))
 
 
 def forked_report(where: str, limits: Limits, ask: Callable[[], MemoryReport]) -> MemoryReport:

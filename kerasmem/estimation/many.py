@@ -126,7 +126,7 @@ def estimate_many(
         timeout: seconds for each estimate; None for no limit.
         host_memory_limit: bytes of resident memory for each; None: 80 % of what its job may have.
         progress: called with what was estimated, how many are done, and of how many.
-        ask: what estimates, such as `kerasmem.estimation.cache.cached_estimate`.
+        ask: what estimates.
         **options: the other arguments of `kerasmem.estimate`.
 
     Returns:

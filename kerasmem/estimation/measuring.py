@@ -11,7 +11,6 @@ from kerasmem import checks
 from kerasmem.checks import Method, Mode
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
-from kerasmem.estimation.cache import estimator
 from kerasmem.estimation.choice import check_backend
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, ask_worker, measured_notes, run_steps
@@ -160,20 +159,17 @@ def profile(
         return StepProfile.from_dict(found)
 
 
-def predicted(
-    model: Any, profile: StepProfile, *, is_cached: bool = True, **arguments: Any
-) -> tuple[MemoryReport | None, str | None]:
+def predicted(model: Any, profile: StepProfile, **arguments: Any) -> tuple[MemoryReport | None, str | None]:
     """Return the estimate of the step that was profiled, by the method that models how it ran, or why there is none.
 
     Args:
         model: as for `profile`.
         profile: what was measured.
-        is_cached: whether an earlier answer will do.
         **arguments: those of `kerasmem.estimate` that `profile` was given.
     """
     method: Method = "xla" if profile.settings.execution == "xla" else "graph"
     try:
-        return with_names_of(estimator(is_cached)(model, method=method, **arguments), profile), None
+        return with_names_of(estimate(model, method=method, **arguments), profile), None
     except KerasmemError as error:
         return None, str(error)
 

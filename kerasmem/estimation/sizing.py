@@ -14,8 +14,7 @@ from kerasmem.devices.host import host_memory
 from kerasmem.devices.live import list_devices, read_machine
 from kerasmem.errors import UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
-from kerasmem.estimation.cache import estimator
-from kerasmem.estimation.facade import kept_open
+from kerasmem.estimation.facade import estimate, kept_open
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
 from kerasmem.estimation.search import MOST_EVALUATIONS, TOLERANCE, Found, SearchResult, search
@@ -46,7 +45,6 @@ def max_batch_size(
     step: int = 1,
     exact: bool = False,
     method: Method = "auto",
-    cache: bool = False,
     margin: float = 0.0,
     confirm: bool = False,
     samples: int | None = None,
@@ -73,7 +71,6 @@ def max_batch_size(
         step: ask for `minimum`, `minimum + step`, … only.
         exact: search to the last one; otherwise to within 1 %, with fewer estimates.
         method: as for `kerasmem.estimate`; "auto" keeps to the method that answers first.
-        cache: keep estimates of model files in the user's cache folder, and use them.
         margin: the share of what the device has that is to stay free, from 0 to below 1.
         confirm: run real steps; the batch size only. Where the machine has no GPU they run on the CPU, with the GPUs'
             allocator and the device's limit.
@@ -106,7 +103,7 @@ def max_batch_size(
         require_tensorflow("confirm", "leave it out: TensorFlow's allocator alone can be held to a limit")
     if confirm and vary != BATCH:
         raise UsageError(f"confirm: real steps are run for the batch size only, not for {vary!r}")
-    asked = _Asked(_asker(model, vary, batch_size, str(device), cache, options), vary, method)
+    asked = _Asked(_asker(model, vary, batch_size, str(device), options), vary, method)
     with kept_open():
         found = search(
             asked.need, target.available_bytes, **sizes, guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1,
@@ -263,19 +260,18 @@ def _trial_notes(found: Found, largest: int | None, trials: tuple[Trial, ...]) -
         yield f"the estimate was too low: batch size {found.largest:,} should have fitted and ran out of memory"
 
 
-def _asker(model: Any, vary: str, batch_size: int, device: str, cache: bool, options: Mapping[str, Any]) -> Ask:
+def _asker(model: Any, vary: str, batch_size: int, device: str, options: Mapping[str, Any]) -> Ask:
     """Return what estimates one size by a method."""
-    ask = estimator(cache)
     common = {**options, "device": device}
     if vary == BATCH:
-        return lambda size, method: ask(model, batch_size=size, method=method, **common)
+        return lambda size, method: estimate(model, batch_size=size, method=method, **common)
     common["batch_size"] = batch_size
     if "." not in vary:
         if not vary.isidentifier():
             raise UsageError(f"vary {vary!r}: write batch_size, layer.units, or an argument of the model's function")
         given = dict(common.pop("factory_args", None) or {})
-        return lambda size, method: ask(model, method=method, factory_args={**given, vary: size}, **common)
-    reshaped = reshaped_ask(ask, model, vary, common)
+        return lambda size, method: estimate(model, method=method, factory_args={**given, vary: size}, **common)
+    reshaped = reshaped_ask(estimate, model, vary, common)
     return lambda size, method: reshaped(size, method=method)
 
 

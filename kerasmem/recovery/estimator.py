@@ -13,8 +13,7 @@ from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.kernels import ONEDNN, SHORT_TITLES, CpuKernels, assumed, kernels_on, onednn_is_left_off
 from kerasmem.devices.live import list_devices
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.cache import cached, cached_estimate
-from kerasmem.estimation.facade import Estimated, estimate
+from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import Bytes, MemoryReport
 from kerasmem.estimation.verdict import FITS, device_verdict, verdict
 from kerasmem.models.request import ModelRequest, request_for
@@ -53,7 +52,7 @@ class StepEstimator:
     Attributes:
         origin: the model.
         target: the device that the step must fit.
-        batch_size, mode, jit_compile, method, cache: as for `kerasmem.advise`.
+        batch_size, mode, jit_compile, method: as for `kerasmem.advise`.
         budget_seconds: time for estimates; None: as long as it takes.
         progress: called with a few words before each estimate.
         clock: the time in seconds.
@@ -69,7 +68,6 @@ class StepEstimator:
     mode: str
     jit_compile: bool | str
     method: str
-    cache: bool
     budget_seconds: float | None
     progress: Callable[[str], object] | None = None
     clock: Callable[[], float] = time.monotonic
@@ -91,8 +89,7 @@ class StepEstimator:
             KerasmemError: as `kerasmem.estimate`.
         """
         self._report_progress(())
-        estimate_one = cached_estimate if self.cache else estimate
-        report = estimate_one(self.origin.source, **self.estimate_options(), method=cast("Method", self.method))
+        report = estimate(self.origin.source, **self.estimate_options(), method=cast("Method", self.method))
         is_auto = self.method == "auto"
         self.method, self.batch_size = report.settings.method, report.settings.batch_size
         self._is_stand_in = is_auto and self.method == "xla" and self.target.source == "catalogue"
@@ -200,19 +197,14 @@ class StepEstimator:
                 options["dtype_policy"] = made["dtype_policy"]
             if "optimizer" in made:
                 options["optimizer"] = OPTIMIZERS[made["optimizer"]].class_name.lower()
-            return (cached_estimate if self.cache else estimate)(self.origin.source, **options)
+            return estimate(self.origin.source, **options)
         origin = self.origin
         of_model, options = self._parted(options)
         given = _building(changes, options["batch_size"])
-
-        def computed() -> Estimated:
-            if method not in ("gpu-target", "probe"):
-                return Estimated(estimate(build, factory_args={"origin": origin, **given}, **options), ())
-            with request_for(origin.source, input_shape=origin.input_shape, **of_model) as request:  # its own process
-                return Estimated(estimate(build, factory_args={"origin": request.to_dict(), **given}, **options), ())
-
-        kept = {**options, **of_model, "changes": given["changes"]}
-        return cached(origin.source, kept, computed) if self.cache else computed().report
+        if method not in ("gpu-target", "probe"):
+            return estimate(build, factory_args={"origin": origin, **given}, **options)
+        with request_for(origin.source, input_shape=origin.input_shape, **of_model) as request:  # its own process
+            return estimate(build, factory_args={"origin": request.to_dict(), **given}, **options)
 
     @contextlib.contextmanager
     def request(self, changes: Iterable[Change]) -> Iterator[ModelRequest]:

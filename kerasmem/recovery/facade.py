@@ -43,7 +43,6 @@ def advise(
     factory_args: Mapping[str, Any] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     trust: bool = False,
-    cache: bool = False,
     budget_seconds: float | None = DEFAULT_BUDGET_SECONDS,
     samples: int | None = None,
     confirm: bool = False,
@@ -61,7 +60,6 @@ def advise(
         method: as for `kerasmem.estimate`; "auto" keeps to the method that answers first.
         optimizer, loss, dtype_policy, jit_compile, mode, input_shape, target_shape, target_dtype, factory,
             factory_args, custom_objects, trust: as for `kerasmem.estimate`.
-        cache: keep estimates of model files in the user's cache folder, and use them.
         budget_seconds: time for estimates, after which no further one is begun; None: as long as it takes.
         samples: of the arrays that `model.fit` is given whole: it keeps a copy of them on the device as long as it
             runs, which all figures then count; None: data that comes in batches.
@@ -93,7 +91,7 @@ def advise(
     }  # fmt: skip
     origin = Origin(model, options, optimizer, loss, input_shape, given_targets(target_shape, target_dtype))
     estimator = StepEstimator(
-        origin, target, batch_size, mode, jit_compile, method, cache, budget_seconds, progress, samples=samples
+        origin, target, batch_size, mode, jit_compile, method, budget_seconds, progress, samples=samples
     )  # fmt: skip
     current = estimator.estimate_current()
     try:

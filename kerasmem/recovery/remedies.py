@@ -166,7 +166,7 @@ class RemedySearch:
             self._reject(name, f"the copy of the data alone takes {format_size(data)}")
             return
         options = estimator.estimate_options()
-        options |= {"method": estimator.method, "maximum": now - 1, "cache": estimator.cache}
+        options |= {"method": estimator.method, "maximum": now - 1}
         options["margin"] = data / estimator.target.available_bytes
         options.pop("batch_size")
         try:

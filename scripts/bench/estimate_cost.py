@@ -77,7 +77,7 @@ POLL_SECONDS = 0.1
 
 def cost(arguments: list[str], timeout: float = 1800) -> dict[str, Any]:
     """Run `kerasmem` in a process of its own and return what it took and what it said."""
-    ran = timed(["-m", "kerasmem", *arguments, "--no-cache", "--json"], timeout)
+    ran = timed(["-m", "kerasmem", *arguments, "--json"], timeout)
     code, out, err = ran.pop("code"), ran.pop("out"), ran.pop("err")
     if code == 2 and b"pip install" in err:
         return {"skipped": err.decode().strip().splitlines()[-1]}

@@ -33,7 +33,7 @@ NAME, OF_DRAWN = "example_truth", "drawn_truth"
 STEPS = 10
 TIMEOUT = 400.0
 KERNELS = {"onednn": "1", "eigen": "0"}
-CHILD = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3", "KERASMEM_CACHE": "off"}
+CHILD = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 def measured(name: str) -> dict[str, Any]:

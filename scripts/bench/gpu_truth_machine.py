@@ -100,7 +100,6 @@ def environ_of(framework: str, device: str, **more: str) -> dict[str, str]:
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "KERAS_BACKEND": framework,
-        "KERASMEM_CACHE": "off",
     }
     if device == "cpu":
         environ |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPU_ALLOCATOR_USE_BFC": "true"}

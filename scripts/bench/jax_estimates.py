@@ -98,7 +98,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5, help="steps that are measured")
     parser.add_argument("--keep-measured", action="store_true", help="measure only what has no measurement yet")
     arguments = parser.parse_args()
-    os.environ.update(KERAS_BACKEND="jax", JAX_PLATFORMS="cpu", KERASMEM_CACHE="off")
+    os.environ.update(KERAS_BACKEND="jax", JAX_PLATFORMS="cpu")
     sys.path.insert(0, str(HERE.parent.parent))
     from environment import RESULTS, environment, write_results
 

@@ -94,7 +94,7 @@ class ModelsDoor(Door):
             changed = mutate(data, draw, [(0, 2048)]) if draw.random() < 0.2 else _with_attributes(data, draw)
         name = f"model{suffix}"
         graph = ("--method", "graph") if draw.random() < 0.04 else ("--method", "formula")
-        command = ("estimate", name, "--no-cache", *graph, *draw.choice(self.endings))
+        command = ("estimate", name, *graph, *draw.choice(self.endings))
         return Case({name: changed}, (command,), {name: data}, seed)
 
     def attempt(self, case: Case, told: Told) -> Verdict:

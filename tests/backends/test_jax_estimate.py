@@ -62,8 +62,7 @@ class OwnStep(keras.Model):
 
 
 @pytest.fixture(autouse=True)
-def no_cache(monkeypatch):
-    monkeypatch.setenv("KERASMEM_CACHE", "off")
+def clear_session():
     keras.backend.clear_session()
 
 

@@ -25,15 +25,11 @@ def build(width=256):
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.setenv("KERASMEM_CACHE", "off")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
 
 
 def test_data_a_table_and_code(cli, tmp_path, monkeypatch):
-    """The second and third time estimates come from the cache."""
-    monkeypatch.delenv("KERASMEM_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "net", raising=False)  # another test's
     importlib.import_module("net").build().save("net.keras")

@@ -27,14 +27,15 @@ def model_file(model, tmp_path_factory):
     return path
 
 
-def test_one_estimate_ranks_all_cards(model):
+def test_one_estimate_ranks_all_cards(model, monkeypatch):
     asked = []
 
     def ask(model, **options):
         asked.append(options["batch_size"])
         return estimate(model, **options)
 
-    ranking = kerasmem.rank_cards(model, batch_size=800, method="formula", ask=ask)
+    monkeypatch.setattr("kerasmem.estimation.card_ranking.estimate", ask)
+    ranking = kerasmem.rank_cards(model, batch_size=800, method="formula")
     assert asked == [800] and len(ranking.cards) == len(all_cards())
     assert {each.verdict for each in ranking.cards} == {"fits", "too close to call", "does not fit"}
     for each in ranking.cards:

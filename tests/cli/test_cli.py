@@ -16,11 +16,6 @@ from kerasmem.cli import COMMANDS
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
 
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch):
-    monkeypatch.setenv("KERASMEM_CACHE", "off")
-
-
 @pytest.fixture
 def model_file(mnist_cnn, tmp_path):
     mnist_cnn.save(tmp_path / "model.h5")

@@ -10,11 +10,6 @@ import pytest
 layers = keras.layers
 
 
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch):
-    monkeypatch.setenv("KERASMEM_CACHE", "off")
-
-
 def save(path, units=16, name="hidden"):
     model = keras.Sequential(
         [keras.Input((32,), name="input"), layers.Dense(units, name=name), layers.Dense(4, name="head")], name="model"

@@ -13,11 +13,6 @@ pytestmark = pytest.mark.usefixtures("loaded_python")
 MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
 
 
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch):
-    monkeypatch.setenv("KERASMEM_CACHE", "off")
-
-
 @pytest.fixture
 def model_file(request, tmp_path):
     keras.backend.clear_session()  # names are counted from the beginning

@@ -1,4 +1,4 @@
-"""Progress on a terminal and silence in a pipe; the cache from the command line."""
+"""Progress on a terminal and silence in a pipe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_methods_of_the_command_line_are_the_estimators():
 def errors_on_a_terminal(*arguments):
     """What a command writes to standard error, where that is a terminal."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "KERASMEM_CACHE": "off"}
+    environment = {**os.environ, "TERM": "xterm"}
     done = subprocess.Popen(
         [sys.executable, "-m", "kerasmem", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=theirs, env=environment,
@@ -55,7 +55,7 @@ def test_a_spinner_on_a_terminal_only(program):
     assert json.loads(out)["settings"]["method"] == "graph"  # nothing of it in the result
     assert shown.rstrip().endswith("\x1b[2K")  # and it is wiped
     arguments = ("estimate", f"{MODELS}:perceptron", "--method", "graph", "--json")
-    assert program("-m", "kerasmem", *arguments, env={"KERASMEM_CACHE": "off"}).err == ""
+    assert program("-m", "kerasmem", *arguments).err == ""
 
 
 def test_stages_are_named_and_quiet_is_silent(monkeypatch):
@@ -94,42 +94,3 @@ def test_the_formula_needs_no_spinner_and_names_are_escaped(monkeypatch):
         shown.append(sys.stderr.getvalue())
     assert "estimating [red]m\\x1b[2J.h5" in shown[0]
     assert shown[1] == ""
-
-
-@pytest.mark.parametrize("command", ["estimate", "max-batch", "compare"])
-@pytest.mark.usefixtures("new_python")
-def test_a_cached_answer_says_so(cli, mnist_cnn, tmp_path, monkeypatch, command):
-    mnist_cnn.save(tmp_path / "m.keras")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("KERASMEM_CACHE", raising=False)
-    model = tmp_path / "m.keras"
-    arguments = {
-        "estimate": ("estimate", model, "--method", "graph", "--json"),
-        "max-batch": ("max-batch", model, "--method", "graph", "--maximum", 2, "--device", "t4", "--json"),
-        "compare": ("compare", model, model, "--method", "graph", "--json"),
-    }[command]
-
-    def is_cached(data):
-        report = {"estimate": data, "max-batch": data.get("report"), "compare": data.get("before")}[command]
-        return any("cache" in note for note in report["notes"])
-
-    first = json.loads(cli(*arguments).out)
-    assert not is_cached(first)
-    assert len(list((tmp_path / "cache" / "kerasmem" / "estimates").iterdir())) == (2 if command == "max-batch" else 1)
-    second = json.loads(cli(*arguments).out)
-    assert is_cached(second)
-    assert not is_cached(json.loads(cli(*arguments, "--no-cache").out))
-
-
-@pytest.mark.usefixtures("new_python")
-def test_a_cached_answer_needs_no_tensorflow(program, mnist_cnn, tmp_path):
-    mnist_cnn.save(tmp_path / "m.keras")
-    script = (
-        "import sys\nfrom kerasmem.cli import main\n"
-        "try: main(['estimate', 'm.keras', '--method', 'graph', '--json'])\nexcept SystemExit: pass\n"
-        "print('tensorflow' in sys.modules, file=sys.stderr)"
-    )
-    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "KERASMEM_CACHE": "on"}
-    first, second = (program("-c", script, cwd=tmp_path, env=environment) for _ in range(2))
-    assert (first.err.split()[-1], second.err.split()[-1]) == ("True", "False")
-    assert json.loads(first.out)["bytes"] == json.loads(second.out)["bytes"]

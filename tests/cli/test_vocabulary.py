@@ -31,7 +31,7 @@ FUNCTIONS = {
 }  # fmt: skip
 # of the process or of what is printed, not of the call
 OWN = {
-    "as_csv", "as_json", "backend", "cache", "code", "memory_limit", "output", "sort", "time_limit", "top", "verbose",
+    "as_csv", "as_json", "backend", "code", "memory_limit", "output", "sort", "time_limit", "top", "verbose",
 }  # fmt: skip
 FORMER = {
     "estimate": ["--trust-model", "--xla", "--no-xla"], "max-batch": ["--min", "--max", "--verify"],

@@ -21,7 +21,7 @@ DECODER = ROOT / "scripts" / "bench" / "decoder.py"
 def test_seven_billion_parameters_stay_under_four_gib_of_host_memory():
     done = subprocess.run(
         [sys.executable, "-m", "kerasmem", "estimate", f"{DECODER}:decoder", "--batch-size", "4", "--method", "graph",
-         "--optimizer", "adam", "--loss", "sparse_categorical_crossentropy", "--no-cache", "--json"],
+         "--optimizer", "adam", "--loss", "sparse_categorical_crossentropy", "--json"],
         capture_output=True, text=True, cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

@@ -118,14 +118,14 @@ def test_the_command_says_what_is_wrong(cli):
         ("--replicas", "2", "--parallel", "model", "--method", "graph"): "JAX alone",
         ("--replicas", "3", "--shard-optimizer"): "3 devices do not divide it evenly",
     }.items():
-        done = cli("estimate", MODEL, "--no-cache", *options)
+        done = cli("estimate", MODEL, *options)
         assert done.code == 2 and words in done.err, options
         assert "Traceback" not in done.err
 
 
 @pytest.mark.skipif(HAS_JAX, reason="JAX is installed")
 def test_without_jax_the_command_names_the_extra(cli):
-    done = cli("estimate", MODEL, "--no-cache", "--replicas", "2", "--shard-optimizer")
+    done = cli("estimate", MODEL, "--replicas", "2", "--shard-optimizer")
     assert done.code == 2 and "kerasmem[jax]" in done.err
 
 

@@ -38,7 +38,7 @@ def test_a_model_file_looks_into_no_other_file(attack, tmp_path, fifo, soft, tar
         file["linked" if soft else "model_weights"] = link
         if soft:
             file["model_weights"] = h5py.SoftLink("/linked")
-    done = attack("estimate", path, "--method", "formula", "--no-cache", seconds=40)
+    done = attack("estimate", path, "--method", "formula", seconds=40)
     assert done.code == 0, done.text
     assert "7,654,321" not in done.text
 
@@ -52,5 +52,5 @@ def test_an_attribute_of_many_texts_is_refused_before_it_is_read(attack, tmp_pat
     path = h5_model(tmp_path / "model.h5")
     with h5py.File(path, "a") as file:
         file.attrs.create("keras_version", ["3.15.1"] * 3900, dtype=h5py.string_dtype())
-    done = attack("estimate", path, "--method", "formula", "--no-cache", seconds=40)
+    done = attack("estimate", path, "--method", "formula", seconds=40)
     assert done.code == 2 and "keras_version is not one text" in done.err, done.text

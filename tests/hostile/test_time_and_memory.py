@@ -62,7 +62,7 @@ def test_a_model_that_would_take_all_ends_within_its_limits(attack, tmp_path, na
     path = tmp_path / "bomb.json"
     path.write_text(json.dumps(BOMBS[name]()))
     limits = ["--time-limit", "20", "--memory-limit", "900MB"]
-    found = attack("estimate", path, "--no-cache", *limits, seconds=40, memory=2 * GIB, new=True)
+    found = attack("estimate", path, *limits, seconds=40, memory=2 * GIB, new=True)
     assert found.code in (0, 1) and not (found.code and found.out)
     if found.code:
         assert found.err.startswith("Error: while ") and "a damaged or hostile file can do that" in found.err
@@ -147,9 +147,9 @@ CONVERSION, INSPECTION = "kerasmem.datatools.converting.conversion", "kerasmem.d
 CRASHES = {
     "reading x.h5": (INSPECTION, "inspect", "data", "inspect", "x.h5"),
     "reading x.csv": (CONVERSION, "convert", "data", "convert", "x.csv", "-o", "y.h5"),
-    "opening m.json": ("kerasmem.estimation.tracing", "open_model", "estimate", "m.json", "--no-cache"),
+    "opening m.json": ("kerasmem.estimation.tracing", "open_model", "estimate", "m.json"),
     "asking method graph": (
-        "kerasmem.estimation.choice", "_on_one_device", "estimate", "m.json", "--no-cache", "--method", "graph",
+        "kerasmem.estimation.choice", "_on_one_device", "estimate", "m.json", "--method", "graph",
     ),
 }  # fmt: skip
 

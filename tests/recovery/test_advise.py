@@ -30,7 +30,7 @@ def search_for(name, *, device="16GB", batch_size=BATCH, **options):
     """A search for remedies, with the step as it is estimated."""
     origin = Origin(f"{MODELS}:{name}", options)
     estimator = StepEstimator(
-        origin, resolve_device(device), batch_size, "train", jit_compile=False, method="graph", cache=False,
+        origin, resolve_device(device), batch_size, "train", jit_compile=False, method="graph",
         budget_seconds=None,
     )  # fmt: skip
     estimator.estimate_current()

@@ -6,13 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import advised_models
-import keras
 import pytest
 
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.kernels import EIGEN, ONEDNN, assumed
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.verification import Trial
 from kerasmem.models.facts import Bytes
 from kerasmem.recovery import plans as winner
@@ -64,31 +62,6 @@ def test_the_copy_of_the_data_counts_in_all_figures(tmp_path):
         assert added == expected, name
     halved = asked.add([change("batch_size", BATCH // 2)], Bytes(100, 90, None, *[None] * 7), "graph")
     assert halved.bytes.total == 100 + asked.data_bytes and halved.bytes.high is None
-
-
-def test_estimates_of_changed_steps_are_read_only_where_nobody_else_writes(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("KERASMEM_CACHE", raising=False)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(2)])
-    model.save(tmp_path / "model.keras")
-    computed = []
-
-    def counted(*arguments, **options):
-        computed.append(arguments)
-        return estimate(*arguments, **options)
-
-    monkeypatch.setattr("kerasmem.recovery.estimator.estimate", counted)
-
-    def asked():
-        origin = Origin(tmp_path / "model.keras", optimizer="adam", loss="mse")
-        given = StepEstimator(origin, resolve_device("1GB"), 8, "train", False, "graph", True, None)
-        given.estimate_current()
-        return given.estimate([change("freeze", True)]).bytes
-
-    assert asked() == asked() and len(computed) == 1
-    (tmp_path / "cache" / "kerasmem" / "estimates").chmod(0o777)
-    asked()
-    assert len(computed) == 2
 
 
 def test_the_next_plan_is_run_where_the_first_runs_out(monkeypatch):
