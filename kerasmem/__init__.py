@@ -17,11 +17,8 @@ _PUBLIC = {
     "estimate": "kerasmem.estimation.facade",
     "MemoryReport": "kerasmem.estimation.report",
     "estimate_many": "kerasmem.estimation.many",
-    "EstimateTable": "kerasmem.estimation.many",
     "measure": "kerasmem.estimation.measuring",
     "max_batch_size": "kerasmem.estimation.sizing",
-    "find_batch_size": "kerasmem.estimation.sizing",
-    "SearchResult": "kerasmem.estimation.search",
     "rank_cards": "kerasmem.estimation.card_ranking",
     "summary": "kerasmem.display",
     "MemoryLogger": "kerasmem.monitoring.logger",
@@ -63,12 +60,9 @@ if TYPE_CHECKING:
     from kerasmem.errors import KerasmemError as KerasmemError
     from kerasmem.estimation.card_ranking import rank_cards as rank_cards
     from kerasmem.estimation.facade import estimate as estimate
-    from kerasmem.estimation.many import EstimateTable as EstimateTable
     from kerasmem.estimation.many import estimate_many as estimate_many
     from kerasmem.estimation.measuring import measure as measure
     from kerasmem.estimation.report import MemoryReport as MemoryReport
-    from kerasmem.estimation.search import SearchResult as SearchResult
-    from kerasmem.estimation.sizing import find_batch_size as find_batch_size
     from kerasmem.estimation.sizing import max_batch_size as max_batch_size
     from kerasmem.models.freeing import clear_session as clear_session
     from kerasmem.monitoring import read_timeline as read_timeline

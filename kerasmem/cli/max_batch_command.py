@@ -16,11 +16,11 @@ REAL_STEPS = ("confirm", "margin", "samples", "steps", "timeout")
 
 @click.command("max-batch", cls=GuardedCommand, seconds=7200)
 @model_options(
-    "--vary", "--minimum", "--maximum", "--step", "--exact", "--margin", "--method", "--confirm",
-    option("--steps", default=3), "--samples", "--timeout", output=("--json",),
+    "--minimum", "--maximum", "--step", "--margin", "--method", "--confirm",
+    option("--steps", default=3), "--samples", "--timeout", output=("--json",), shared=("--device",),
 )  # fmt: skip
 def command(model: str | None, **options: Any) -> int:
-    """Find the largest batch of MODEL that fits a device, or how wide or deep it can get.
+    """Find the largest batch of MODEL that fits a device.
 
     The estimator is asked for a few sizes; the answer is the largest whose whole interval fits.
     With --confirm, real steps decide: training, an epoch's smaller last batch, and evaluation.
@@ -30,8 +30,6 @@ def command(model: str | None, **options: Any) -> int:
       kerasmem max-batch model.keras --device t4
       kerasmem max-batch model.h5 --device 16GB --step 8 --method graph
       kerasmem max-batch model.keras --device 8GB --confirm --margin 0.05
-      kerasmem max-batch model.keras --device t4 --batch-size 64 --vary dense_1.units
-      kerasmem max-batch mymodels.py:resnet --device a100-40 --vary n --maximum 200
 
     Exit codes: 0 done · 1 the model failed · 2 wrong usage or unreadable input ·
     3 not even the smallest fits · 4 too close to call
@@ -39,10 +37,10 @@ def command(model: str | None, **options: Any) -> int:
     check_options("max-batch", model, options, needs_device=True)
     from kerasmem.rendering.search_table import search_table
 
-    with quiet_tensorflow(), spinner(f"searching for the largest {options['vary']}", options["method"]):
+    with quiet_tensorflow(), spinner("searching for the largest batch", options["method"]):
         from kerasmem.estimation.sizing import max_batch_size
 
-        own = {name: options[name] for name in ("vary", "minimum", "maximum", "step", "exact", "method", *REAL_STEPS)}
+        own = {name: options[name] for name in ("minimum", "maximum", "step", "method", *REAL_STEPS)}
         result = max_batch_size(model, **own, **call_arguments(options))
     show_result(result, options["as_json"], search_table)
     return EXIT_CODES[result.device.verdict]

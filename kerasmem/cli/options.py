@@ -52,6 +52,7 @@ def model_options(
     *own: Decorator | str,
     arguments: tuple[Decorator, ...] = ONE_MODEL,
     output: tuple[Decorator | str, ...] = _REPORT,
+    shared: tuple[Decorator | str, ...] = ("--batch-size", "--device"),
 ) -> Decorator:
     """Return a decorator that adds the shared options, with the command's own between the model's and training's.
 
@@ -59,8 +60,9 @@ def model_options(
         *own: options of the command.
         arguments: what it takes without a name.
         output: the options for what it prints.
+        shared: the first options.
     """
-    return all_of(*arguments, "--batch-size", "--device", *own, *_STEP, *output)
+    return all_of(*arguments, *shared, *own, *_STEP, *output)
 
 
 def check_options(command: str, model: str | None, options: dict[str, Any], needs_device: bool = False) -> None:
@@ -85,7 +87,8 @@ def check_options(command: str, model: str | None, options: dict[str, Any], need
         raise UsageError(f"name a model file, or package.module:function; `kerasmem {command} -h` shows examples")
     if options["as_json"] and options.get("as_csv"):
         raise UsageError("--json and --csv: choose one")
-    batch_size("--batch-size", options["batch_size"], options.get("method"))
+    if "batch_size" in options:
+        batch_size("--batch-size", options["batch_size"], options.get("method"))
     if options["device"] is not None:
         resolve_device(options["device"])
     if options["optimizer"] is not None:
@@ -102,7 +105,7 @@ def call_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
     same = ("batch_size", "optimizer", "loss", "target_dtype", "dtype_policy", "device", "mode", "factory", "trust")
     return {
-        **{name: options[name] for name in same},
+        **{name: options[name] for name in same if name in options},
         **{name: list(options[name]) or None for name in ("input_shape", "target_shape")},
         "factory_args": parse_factory_args(options["factory_args"]),
         "custom_objects": load_custom_objects(options["custom_objects"]) if options["custom_objects"] else None,

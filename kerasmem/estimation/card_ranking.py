@@ -93,7 +93,6 @@ class CardRanking(Record, what="card ranking", version=FORMAT_VERSION, rows="car
         return f"{self.report.model.name} fits {fitting} of {len(self.cards)} known cards{first}"
 
 
-@checks.former_names(largest="max_batch")
 def rank_cards(
     model: Any,
     *,

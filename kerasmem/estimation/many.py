@@ -16,7 +16,6 @@ from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.arguments import EstimateArguments
 from kerasmem.estimation.facade import estimate, forked_report
 from kerasmem.estimation.report import FORMAT_VERSION, MemoryReport
-from kerasmem.estimation.sizing import reshaped_ask
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
 from kerasmem.processes.children import Limits, off_the_cards
 from kerasmem.processes.engines import Engine, open_engine
@@ -107,7 +106,6 @@ def estimate_many(
     timeout: float | None = LONGEST,
     host_memory_limit: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-    ask: Callable[..., MemoryReport] = estimate,
     **options: Any,
 ) -> EstimateTable:
     """Return what training each of many models takes, in each setting of a grid.
@@ -119,14 +117,13 @@ def estimate_many(
     Args:
         models: paths, "package.module:function", or functions that return a model.
         grid: name to values, of which every combination is estimated: a setting of `kerasmem.estimate`
-            ({"batch_size": [16, 32], "optimizer": ["sgd", "adam"]}), "layer.field" for a whole number of a layer
-            ({"dense_1.units": [64, 128]}), or an argument of the function that builds the model.
+            ({"batch_size": [16, 32], "optimizer": ["sgd", "adam"]}), or an argument of the function that builds the
+            model ({"depth": [5, 10]}).
         engine: what does the work: None for one estimate at a time, "processes" for one on each core, "processes=4",
             "dask=tcp://host:8786", "ray", or a function that works as `map` does.
         timeout: seconds for each estimate; None for no limit.
         host_memory_limit: bytes of resident memory for each; None: 80 % of what its job may have.
         progress: called with what was estimated, how many are done, and of how many.
-        ask: what estimates.
         **options: the other arguments of `kerasmem.estimate`.
 
     Returns:
@@ -145,7 +142,7 @@ def estimate_many(
     """
     found: list[Candidate] = []
     rows, count = estimate_each(
-        models, grid=grid, engine=engine, timeout=timeout, host_memory_limit=host_memory_limit, ask=ask, **options
+        models, grid=grid, engine=engine, timeout=timeout, host_memory_limit=host_memory_limit, **options
     )
     for row in rows:
         found.append(row)
@@ -178,7 +175,7 @@ def estimate_each(
     if host_memory_limit is not None:
         checks.whole("host_memory_limit", host_memory_limit)
     for setting in settings:
-        EstimateArguments(None, **_arguments(setting, options)[0])
+        EstimateArguments(None, **_arguments(setting, options))
     for model, _ in asked[:: len(settings)]:
         _check_model(model)
     work = functools.partial(_candidate, ask=ask, seconds=timeout, host_bytes=host_memory_limit, options=options)
@@ -193,24 +190,20 @@ def _run(engine: Engine, work: Callable[[Any], Candidate], asked: Sequence[Any])
 def _settings(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Yield every combination."""
     for name, values in grid.items():
-        if "." not in name and not name.isidentifier():
-            raise UsageError(f"grid: {name!r} is no setting of estimate, layer.field, or argument of a function")
+        if not name.isidentifier():
+            raise UsageError(f"grid: {name!r} is no setting of estimate and no argument of a function")
         if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
             raise UsageError(f"grid: {name}: {values!r}: give a list of values")
-        if "." in name:
-            for value in values:
-                checks.whole(f"grid: {name}", value)
     for combination in itertools.product(*grid.values()):
         yield dict(zip(grid, combination, strict=True))
 
 
-def _arguments(setting: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return what a setting comes to: arguments of `estimate`, and numbers by layer and field."""
-    layers = {name: value for name, value in setting.items() if "." in name}
+def _arguments(setting: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `estimate` for a setting."""
     plain = {name: value for name, value in setting.items() if name in _SETTINGS}
-    built = {name: value for name, value in setting.items() if name not in {*layers, *plain}}
+    built = {name: value for name, value in setting.items() if name not in plain}
     more = {"factory_args": {**(options.get("factory_args") or {}), **built}} if built else {}
-    return {**options, **plain, **more}, layers
+    return {**options, **plain, **more}
 
 
 def _check_model(model: Any) -> None:
@@ -235,7 +228,7 @@ def _candidate(
     is_named = isinstance(model, (str, os.PathLike))
     name = os.fspath(model) if is_named else getattr(model, "__qualname__", type(model).__name__)
     limits = Limits(seconds, default_memory_limit() if host_bytes is None else host_bytes)
-    work = functools.partial(_report, ask, model, *_arguments(setting, options))
+    work = functools.partial(_report, ask, model, _arguments(setting, options))
     try:
         report = forked_report(name, limits, work) if hasattr(os, "pidfd_open") else work()
     except KerasmemError as error:
@@ -243,22 +236,6 @@ def _candidate(
     return Candidate(name, setting, replace(report, layers=(), nested=()))
 
 
-def _report(
-    ask: Callable[..., MemoryReport], model: Any, options: Mapping[str, Any], layers: Mapping[str, int]
-) -> MemoryReport:
+def _report(ask: Callable[..., MemoryReport], model: Any, options: Mapping[str, Any]) -> MemoryReport:
     with off_the_cards():
-        return _asked(ask, model, options, layers)
-
-
-def _asked(
-    ask: Callable[..., MemoryReport], model: Any, options: Mapping[str, Any], layers: Mapping[str, int]
-) -> MemoryReport:
-    """Return the estimate of a model with other numbers in some of its layers."""
-    if not layers:
         return ask(model, **options)
-    (vary, number), *others = layers.items()
-
-    def ask_further(source: Any, **more: Any) -> MemoryReport:
-        return _asked(ask, source, more, dict(others))
-
-    return reshaped_ask(ask_further, model, vary, options)(number)

@@ -202,10 +202,9 @@ def _found(asked: Mapping[int, Bytes], available_bytes: int, minimum: int, step:
 
 @dataclass(frozen=True)
 class SearchResult(Record, what="search", version=FORMAT_VERSION, rows="evaluations"):
-    """How large a model, or its batch, can get on a device.
+    """The largest batch that fits a device.
 
     Attributes:
-        vary: what was varied: "batch_size", "layer.units" or the name of a factory's argument.
         largest: the largest size that surely fits; None where none does.
         fails_from: the smallest above it that surely does not; None where none was found.
         device: that was asked about, with the verdict on the smallest size tried where nothing fits.
@@ -215,7 +214,6 @@ class SearchResult(Record, what="search", version=FORMAT_VERSION, rows="evaluati
         trials: the sizes at which real steps were run; empty where none were.
     """
 
-    vary: str
     largest: int | None
     fails_from: int | None
     device: DeviceVerdict
@@ -237,9 +235,8 @@ class SearchResult(Record, what="search", version=FORMAT_VERSION, rows="evaluati
     @property
     def answer(self) -> str:
         """The answer: "batch_size 6,223 fits 2GB: needs 1.71 GiB, at most 1.86 GiB, of 1.86 GiB"."""
-        size = self.report.settings.batch_size if self.vary == "batch_size" else self.largest
-        what = self.vary if size is None else f"{self.vary} {size:,}"
         did = "ran on" if self.trials and self.fits else self.device.verdict
         joined = " on" if self.device.verdict == TOO_CLOSE else ""
         room = format_size(self.device.available_bytes)
-        return f"{what} {did}{joined} {self.device.name}: {self.report.needs}, of {room}"
+        size = self.report.settings.batch_size
+        return f"batch_size {size:,} {did}{joined} {self.device.name}: {self.report.needs}, of {room}"

@@ -1,90 +1,71 @@
-"""`kerasmem.max_batch_size`: how large the batch, a layer or a model can get on a device."""
+"""`kerasmem.max_batch_size`: the largest batch that fits a device."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from kerasmem import checks
 from kerasmem.checks import Method
-from kerasmem.devices.catalogue import DeviceTarget, available_bytes, resolve_device
-from kerasmem.devices.host import host_memory
-from kerasmem.devices.live import list_devices, read_machine
+from kerasmem.devices.catalogue import DeviceTarget, resolve_device
+from kerasmem.devices.live import list_devices
 from kerasmem.errors import UsageError
-from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
+from kerasmem.estimation.arguments import EstimateArguments
 from kerasmem.estimation.facade import estimate, kept_open
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
-from kerasmem.estimation.search import MOST_EVALUATIONS, TOLERANCE, Found, SearchResult, search
+from kerasmem.estimation.search import MOST_EVALUATIONS, Found, SearchResult, search
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS
 from kerasmem.estimation.verification import Trial, largest_that_ran
 from kerasmem.models.backend import require_tensorflow
-from kerasmem.models.opening import OBJECT_SOURCE
-from kerasmem.models.variation import reshaping
 from kerasmem.processes.children import child_environment
 
-BATCH = "batch_size"
-_GUESSES = {BATCH: 32}
-_OTHER_GUESS = 8
-DEFAULT_STEPS = 3  # that are run to confirm a size
-
-Ask = Callable[[int, Any], MemoryReport]  # by a size and a method
+_SECOND_SIZE = 31  # beyond the smallest: the second estimate of a search
+_Trials = tuple[int | None, tuple[Trial, ...]]
 
 
-@checks.former_names(verify="confirm")
 def max_batch_size(
     model: Any,
     *,
     device: str | int,
-    vary: str = BATCH,
-    batch_size: int = DEFAULT_BATCH_SIZE,
     minimum: int = 1,
     maximum: int | None = None,
     step: int = 1,
-    exact: bool = False,
     method: Method = "auto",
     margin: float = 0.0,
     confirm: bool = False,
     samples: int | None = None,
-    steps: int = DEFAULT_STEPS,
+    steps: int = 3,
     timeout: float = DEFAULT_TIMEOUT,
     **options: Any,
 ) -> SearchResult:
-    """Return the largest batch that fits a device, or the largest size of something else.
+    """Return the largest batch size that fits a device.
 
-    The estimator is asked for a few sizes only, each once, and the answer is the largest whose whole interval fits.
-    With `confirm`, real steps are then run there, and at a few sizes around it, each in a process of its own under the
-    device's limit: training, the smaller last batch of an epoch, and evaluation. The answer is then the largest that
-    ran.
+    Estimates a few sizes, each once, and returns the largest whose whole interval fits, to within 1 %. With `confirm`,
+    real steps then run at that size, and at a few sizes around it: training, the smaller last batch of an epoch, and
+    evaluation. Each size has a process of its own under the device's limit. The result is then the largest that ran.
 
     Args:
         model: as for `kerasmem.estimate`.
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes).
-        vary: "batch_size"; "layer.units" for a whole number in the configuration of a layer ("dense_1.units",
-            "tower/conv.filters"), with which the model is built again; or the name of an argument of the function that
-            builds the model ("how deep can it get").
-        batch_size: samples in a batch, where something else varies.
-        minimum: the smallest size to ask for.
-        maximum: the largest; None: as large as fits.
-        step: ask for `minimum`, `minimum + step`, … only.
-        exact: search to the last one; otherwise to within 1 %, with fewer estimates.
-        method: as for `kerasmem.estimate`; "auto" keeps to the method that answers first.
-        margin: the share of what the device has that is to stay free, from 0 to below 1.
-        confirm: run real steps; the batch size only. Where the machine has no GPU they run on the CPU, with the GPUs'
-            allocator and the device's limit.
-        samples: of the data, for the size of the last batch; None: half a batch.
-        steps: training steps at each size that is tried.
-        timeout: seconds for each size that is tried.
+        minimum: the smallest size. Defaults to 1.
+        maximum: the largest size. Defaults to the largest that fits.
+        step: consider `minimum`, `minimum + step`, … only. Defaults to 1.
+        method: as for `kerasmem.estimate`; "auto" uses the method of the first estimate for all others.
+        margin: share of the device's memory to keep free, from 0 to below 1. Defaults to 0.
+        confirm: run real steps. Without a GPU they run on the CPU, with the GPUs' allocator. Defaults to False.
+        samples: number of samples in the data, for the size of the last batch. Defaults to half a batch.
+        steps: training steps at each confirmed size. Defaults to 3.
+        timeout: seconds for each confirmed size. Defaults to 600.
         **options: the other arguments of `kerasmem.estimate`.
 
     Returns:
-        A `SearchResult`; all sizes in bytes.
+        A `SearchResult`; all sizes in bytes. `largest` is None if not even `minimum` fits, or ran.
 
     Raises:
-        UsageError: an argument is wrong, or there is nothing of the name in `vary`.
-        KerasmemError: as `kerasmem.estimate`.
+        UsageError: If an argument is wrong, or the model exists in this process only and `confirm` is set.
+        KerasmemError: As `kerasmem.estimate`; or if a step failed for another reason than memory.
 
     Examples:
         >>> import keras, kerasmem
@@ -92,123 +73,69 @@ def max_batch_size(
         >>> kerasmem.max_batch_size(model, device="64MB", method="formula").largest
         6244
     """
-    target = _with_margin(resolve_device(str(device)), margin)
     sizes: dict[str, Any] = {"minimum": minimum, "maximum": maximum, "step": step}
-    for name, size in {**sizes, "samples": samples, "steps": steps}.items():
-        if size is not None or name not in ("maximum", "samples"):
-            checks.whole(name, size)
-    if not checks.number("timeout", timeout) > 0:
-        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
+    tries = {"samples": samples, "steps": steps, "timeout": timeout}
+    _check(**sizes, **tries)
+    target = _with_margin(resolve_device(str(device)), margin)
     if confirm:
         require_tensorflow("confirm", "leave it out: TensorFlow's allocator alone can be held to a limit")
-    if confirm and vary != BATCH:
-        raise UsageError(f"confirm: real steps are run for the batch size only, not for {vary!r}")
-    asked = _Asked(_asker(model, vary, batch_size, str(device), options), vary, method)
+    ask = _Estimates(model, method, {**options, "device": device})
     with kept_open():
-        found = search(
-            asked.need, target.available_bytes, **sizes, guess=_GUESSES.get(vary, _OTHER_GUESS) + minimum - 1,
-            tolerance=0 if exact else TOLERANCE,
-        )  # fmt: skip
-    tries = {"steps": steps, "samples": samples, "timeout": timeout}
-    verified = _verified(model, target, found, sizes, options, **tries) if confirm else None
-    return _result(asked, target, found, maximum, verified)
+        found = search(ask, target.available_bytes, **sizes, guess=minimum + _SECOND_SIZE)
+    if not confirm:
+        return _result(ask, target, found, found.largest, found.verdict, (), list(_notes(found, maximum)))
+    largest, trials = _confirmed(EstimateArguments(model, **options), target, found, sizes, **tries)
+    notes = [*_notes(found, maximum), *_trial_notes(found, largest, trials)]
+    return _result(ask, target, found, largest, DOES_NOT_FIT if largest is None else FITS, trials, notes)
 
 
-class _Asked:
-    """Estimates one size after another, all by the method that answered first."""
+class _Estimates:
+    """Estimates each batch size once, all by the method of the first estimate."""
 
-    def __init__(self, ask: Ask, vary: str, method: str) -> None:
-        self.vary, self._ask, self._method = vary, ask, method
-        self.reports: dict[int, MemoryReport] = {}
+    def __init__(self, model: Any, method: str, options: Mapping[str, Any]) -> None:
+        self._model, self._method, self._options = model, method, options
+        self._reports: dict[int, MemoryReport] = {}
 
-    def need(self, size: int) -> Bytes:
-        """Return what one size needs."""
-        report = self.reports[size] = self._ask(size, self._method)
-        self._method = report.settings.method
-        if self.vary == BATCH and report.settings.batch_size != size:
-            raise UsageError(
-                f"the model's input fixes the batch at {report.settings.batch_size}: give it an open batch, or vary "
-                "something else"
-            )
-        return report.bytes
+    def report(self, size: int) -> MemoryReport:
+        """Return the report of one batch size."""
+        if size not in self._reports:
+            report = estimate(self._model, batch_size=size, method=self._method, **self._options)  # type: ignore[arg-type]
+            self._reports[size], self._method = report, report.settings.method
+            if (fixed := report.settings.batch_size) != size:
+                raise UsageError(f"the model's input fixes the batch at {fixed}: give it an open batch")
+        return self._reports[size]
+
+    def __call__(self, size: int) -> Bytes:
+        """Return the bytes that one batch size needs."""
+        return self.report(size).bytes
 
 
 def _result(
-    asked: _Asked,
+    ask: _Estimates,
     target: DeviceTarget,
     found: Found,
-    maximum: int | None,
-    verified: tuple[int | None, tuple[Trial, ...]] | None,
+    largest: int | None,
+    fits: str,
+    trials: tuple[Trial, ...],
+    notes: list[str],
 ) -> SearchResult:
-    """Return the answer: of real steps where they were run, and otherwise the estimator's."""
-    largest, fits, notes = found.largest, found.verdict, list(_notes(found, asked.vary, maximum))
-    trials: tuple[Trial, ...] = ()
-    if verified is not None:
-        largest, trials = verified
-        fits = DOES_NOT_FIT if largest is None else FITS
-        if largest is not None and largest not in asked.reports:
-            asked.need(largest)
-        notes += _trial_notes(found, largest, trials)
     return SearchResult(
-        vary=asked.vary,
         largest=largest,
         fails_from=found.fails_from,
         device=DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, fits, target.note),
         evaluations=found.evaluations,
-        report=asked.reports[found.evaluations[0].size if largest is None else largest],
+        report=ask.report(found.evaluations[0].size if largest is None else largest),
         notes=tuple(notes),
         trials=trials,
     )
 
 
-def find_batch_size(
-    model: Any,
-    *,
-    device: str | int | None = None,
-    margin: float = 0.05,
-    floor: int = 1,
-    ceiling: int | None = None,
-    samples: int | None = None,
-    steps: int = DEFAULT_STEPS,
-    **options: Any,
-) -> SearchResult:
-    """Return the largest batch size at which real steps run within a device's memory.
-
-    The estimator names a size; two or three real training steps, the smaller last batch of an epoch and evaluation are
-    then run at it in a process of its own, under the device's limit, and at a few sizes around it. This process
-    allocates nothing and cannot be damaged.
-
-    Args:
-        model: as for `kerasmem.estimate`; a function or class must be importable from another process.
-        device: a card of the catalogue ("t4") or a size ("16GB", or bytes); None: what is free now on this machine's
-            first GPU or, without one, in its memory.
-        margin: the share of that which is to stay free.
-        floor: the smallest size.
-        ceiling: the largest; None: as large as fits.
-        samples: of the data, for the size of the last batch; None: half a batch.
-        steps: training steps at each size that is tried.
-        **options: the other arguments of `kerasmem.max_batch_size`.
-
-    Returns:
-        A `SearchResult`: `largest` is None where not even `floor` ran; `trials` has what was run.
-
-    Raises:
-        UsageError: an argument is wrong, or the model exists in this process only.
-        KerasmemError: as `kerasmem.max_batch_size`; or a step failed for another reason than memory.
-
-    Examples:
-        >>> import kerasmem
-        >>> kerasmem.find_batch_size("keras.applications:MobileNetV2", device="2GB").largest  # doctest: +SKIP
-        27
-    """
-    where = None
-    if device is None:
-        device, where = room_here()
-    found = max_batch_size(
-        model, device=device, margin=margin, minimum=floor, maximum=ceiling, samples=samples, steps=steps, confirm=True,
-        **options,
-    )  # fmt: skip
-    return found if where is None else replace(found, device=replace(found.device, name=where))
+def _check(timeout: float, **numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None or name not in ("maximum", "samples"):
+            checks.whole(name, number)
+    if not checks.number("timeout", timeout) > 0:
+        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
 
 
 def _with_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
@@ -221,32 +148,23 @@ def _with_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
     return replace(target, available_bytes=available, note=f"{target.note}; {note}" if target.note else note)
 
 
-def room_here() -> tuple[int, str]:
-    """Return the bytes that TensorFlow can have on this machine now, and where: its first GPU, or else the host."""
-    for device in read_machine().devices:
-        if device.cuda_index == 0 and device.free_bytes is not None:
-            return available_bytes(device.free_bytes, device.capability), device.name or "GPU:0"
-    return host_memory().available_bytes, "this machine's memory"
-
-
-def _verified(
-    model: Any,
+def _confirmed(
+    arguments: EstimateArguments,
     target: DeviceTarget,
     found: Found,
-    sizes: dict[str, Any],
-    options: Mapping[str, Any],
+    sizes: Mapping[str, Any],
     *,
-    samples: Any,
-    **tries: Any,
-) -> tuple[int | None, tuple[Trial, ...]]:
-    """Run real steps around what the estimator found."""
-    arguments = EstimateArguments(model, **options)  # of several devices a step runs here as on one of them
+    samples: int | None,
+    steps: int,
+    timeout: float,
+) -> _Trials:
+    """Run real steps around the estimated size; with several replicas, those of one."""
     first = sizes["minimum"] if found.largest is None else found.largest
     with arguments.request(sizes["minimum"], arguments.jit_compile) as request:
 
         def try_size(size: int) -> Trial:
             last = samples % size if samples is not None else size // 2
-            return try_batch(request, size, target.available_bytes, last=last, **tries)
+            return try_batch(request, size, target.available_bytes, steps=steps, last=last, timeout=timeout)
 
         return largest_that_ran(try_size, first=first, fails_from=found.fails_from, **sizes)
 
@@ -260,56 +178,13 @@ def _trial_notes(found: Found, largest: int | None, trials: tuple[Trial, ...]) -
         yield f"the estimate was too low: batch size {found.largest:,} should have fitted and ran out of memory"
 
 
-def _asker(model: Any, vary: str, batch_size: int, device: str, options: Mapping[str, Any]) -> Ask:
-    """Return what estimates one size by a method."""
-    common = {**options, "device": device}
-    if vary == BATCH:
-        return lambda size, method: estimate(model, batch_size=size, method=method, **common)
-    common["batch_size"] = batch_size
-    if "." not in vary:
-        if not vary.isidentifier():
-            raise UsageError(f"vary {vary!r}: write batch_size, layer.units, or an argument of the model's function")
-        given = dict(common.pop("factory_args", None) or {})
-        return lambda size, method: estimate(model, method=method, factory_args={**given, vary: size}, **common)
-    reshaped = reshaped_ask(estimate, model, vary, common)
-    return lambda size, method: reshaped(size, method=method)
-
-
-def reshaped_ask(
-    ask: Callable[..., MemoryReport], model: Any, vary: str, options: Mapping[str, Any]
-) -> Callable[..., MemoryReport]:
-    """Return what estimates a model with another number in one layer: by that number, and by further arguments.
-
-    Args:
-        ask: what estimates.
-        model: as for `kerasmem.estimate`.
-        vary: "layer.field".
-        options: the other arguments of `ask`.
-
-    Raises:
-        UsageError: there is no such layer or field.
-        KerasmemError: the model cannot be built.
-    """
-    names = ("factory", "factory_args", "custom_objects", "trust")
-    reshaped = reshaping(model, vary, **{name: options[name] for name in names if name in options})
-    common = {name: value for name, value in options.items() if name not in ("factory", "factory_args")}
-
-    def ask_reshaped(size: int, **more: Any) -> MemoryReport:
-        with reshaped(size) as source:
-            report = ask(source, **common, **more)
-        name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else OBJECT_SOURCE
-        return replace(report, model=replace(report.model, source=name))
-
-    return ask_reshaped
-
-
-def _notes(found: Found, vary: str, maximum: int | None) -> Iterator[str]:
+def _notes(found: Found, maximum: int | None) -> Iterator[str]:
     asked = [each.size for each in found.evaluations]
     if found.largest is not None and found.largest == max(asked):
         yield (
-            f"everything up to the maximum fits ({vary} {found.largest:,})"
+            f"everything up to the maximum fits (batch size {found.largest:,})"
             if maximum is not None
-            else f"the search ended at {vary} {found.largest:,}, which still fits"
+            else f"the search ended at batch size {found.largest:,}, which still fits"
         )
     if not found.is_exact and len(asked) >= MOST_EVALUATIONS:
         yield f"the search stopped after {len(asked)} estimates: something larger may fit"
@@ -318,8 +193,8 @@ def _notes(found: Found, vary: str, maximum: int | None) -> Iterator[str]:
     if not found.is_steady:
         small = next(each.size for each in found.evaluations if each.verdict != "fits")
         yield (
-            f"memory does not grow steadily with {vary}: {small:,} does not surely fit, the larger {found.largest:,} "
-            "does; only the sizes listed were asked"
+            f"memory does not grow steadily with the batch: {small:,} does not surely fit, the larger "
+            f"{found.largest:,} does; only the sizes listed were asked"
         )
     if any(each.high is None for each in found.evaluations):
         yield "the method knows no upper end of what this model needs, so nothing surely fits"

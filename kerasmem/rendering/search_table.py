@@ -30,7 +30,7 @@ _WIDTH_FOR_ENDS = 72
 def search_table(result: SearchResult, terminal: int | None = None) -> RenderableType:
     """Return the answer, the sizes that were asked, and the real steps that ran."""
     report, settings = result.report, result.report.settings
-    line = settings_line(settings, with_batch=result.vary != "batch_size")
+    line = settings_line(settings, with_batch=False)
     heading = model_heading(report.model, f"{line} · method: {printable(settings.method, 30)} ({how(report)})")
     answer = [_answer_of_trials(result)] if result.trials else _answer(result)
     parts: list[RenderableType] = [*answer, "", heading, "", _evaluations(result, terminal)]
@@ -41,7 +41,7 @@ def search_table(result: SearchResult, terminal: int | None = None) -> Renderabl
 
 def _evaluations(result: SearchResult, terminal: int | None) -> Table:
     needs = ("Needs", "At least", "At most")[: 3 if has_room(terminal, _WIDTH_FOR_ENDS) else 1]
-    first = Column(_varied(result), justify="right", overflow="fold")
+    first = Column("batch size", justify="right", overflow="fold")
     rows = table(terminal, first, *map(figures, needs), Column("Verdict", no_wrap=True))
     for each in result.evaluations:
         least = lower_end(result.report.settings.method, each.total, each.low)
@@ -60,10 +60,6 @@ def _trials(result: SearchResult, terminal: int | None) -> Table:
     return rows
 
 
-def _varied(result: SearchResult) -> str:
-    return "batch size" if result.vary == "batch_size" else printable(result.vary, 60)
-
-
 def _room(result: SearchResult) -> Text:
     device = result.device
     return Text(f"{printable(device.name, 80)} ({format_size(device.available_bytes)} for TensorFlow): ")
@@ -80,17 +76,17 @@ def _answer_of_trials(result: SearchResult) -> Text:
 
 
 def _answer(result: SearchResult) -> Iterator[Text]:
-    device, varied, line = result.device, _varied(result), _room(result)
+    device, line = result.device, _room(result)
     has_failed = device.verdict == "does not fit"
     if result.largest is not None:
         size = next(each for each in result.evaluations if each.size == result.largest)
         most = size.total if size.high is None else size.high
-        line.append(f"{varied} {result.largest:,} fits", style=VERDICT_STYLES["fits"])
+        line.append(f"batch size {result.largest:,} fits", style=VERDICT_STYLES["fits"])
         line.append(f", {format_size(device.available_bytes - most)} to spare")
     else:
         smallest = result.evaluations[0]
         verdict = "does not fit" if has_failed else "is too close to call"
-        line.append(f"{varied} {smallest.size:,} {verdict}", style=VERDICT_STYLES.get(device.verdict, "bold"))
+        line.append(f"batch size {smallest.size:,} {verdict}", style=VERDICT_STYLES.get(device.verdict, "bold"))
         if has_failed:
             least = smallest.total if smallest.low is None else smallest.low
             line.append(f", at least {format_size(least - device.available_bytes)} too much")

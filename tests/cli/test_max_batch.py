@@ -21,13 +21,13 @@ def model_file(request, tmp_path):
 
 
 def test_the_answer_agrees_with_estimate(cli, model_file):
-    result = cli("max-batch", model_file, "--device", "256MB", "--method", "formula", "--exact", "--json")
+    result = cli("max-batch", model_file, "--device", "256MB", "--method", "formula", "--step", 64, "--json")
     data = json.loads(result.out)
-    assert (result.code, data["device"]["verdict"], data["vary"]) == (0, "fits", "batch_size")
+    assert (result.code, data["device"]["verdict"]) == (0, "fits")
     arguments = ("estimate", model_file, "--device", "256MB", "--method", "formula", "--batch-size")
     assert cli(*arguments, data["largest"]).code == 0
-    assert cli(*arguments, data["largest"] + 1).code == 4
-    assert cli(*arguments, data["fails_from"] - 1).code == 4
+    assert cli(*arguments, data["largest"] + 64).code == 4
+    assert cli(*arguments, data["fails_from"] - 64).code == 4
     assert cli(*arguments, data["fails_from"]).code == 3
     assert data["report"]["settings"]["batch_size"] == data["largest"]
 
@@ -51,26 +51,6 @@ def test_by_simulated_steps(cli):
     assert all(each["low"] <= each["total"] <= each["high"] for each in data["evaluations"])
 
 
-def test_a_layer_of_a_file_and_an_argument(cli, model_file, tmp_path):
-    arguments = ("--device", "64MB", "--method", "formula", "--json")
-    wide = json.loads(cli("max-batch", model_file, "--vary", "dense.units", "--batch-size", 8, *arguments).out)
-    assert wide["report"]["settings"]["batch_size"] == 8
-    assert wide["report"]["model"]["source"] == str(model_file)
-    assert next(row for row in wide["report"]["layers"] if row["class"] == "Dense")["output_shape"] == [
-        None,
-        wide["largest"],
-    ]
-    (tmp_path / "net.py").write_text(
-        "import keras\n"
-        "def build(n=1, width=8):\n"
-        "    return keras.Sequential([keras.Input((8,)), *[keras.layers.Dense(width) for _ in range(n)]])\n"
-    )
-    source = f"{tmp_path}/net.py:build"
-    deep = cli("max-batch", source, "--vary", "n", "--maximum", 6, "--factory-arg", "width=512", *arguments)
-    assert json.loads(deep.out)["largest"] == 6
-    assert json.loads(deep.out)["report"]["model"]["parameters"] == 8 * 512 + 512 + 5 * (512 * 512 + 512)
-
-
 def test_exit_codes(cli, model_file):
     assert cli("max-batch", model_file, "--device", "1MiB", "--method", "formula").code == 3
     close = cli("max-batch", model_file, "--device", "8MB", "--method", "formula")
@@ -83,9 +63,6 @@ def test_exit_codes(cli, model_file):
     [([], "name a model file"), (["m.h5"], "--device t4"), (["m.h5", "--device", "t44"], "nearest: t4"),
      (["absent.h5", "--device", "t4"], "no such file"),
      (["m.h5", "--device", "t4", "--minimum", "0"], "not in the range"),
-     (["absent.h5", "--device", "t4", "--vary", "a.units"], "no such file"),
-     ([f"{MODELS}:perceptron", "--device", "t4", "--vary", "depth"], "no argument 'depth'"),
-     ([f"{MODELS}:convnet", "--device", "t4", "--vary", "eyes.iris"], "it has: filters"),
      ([f"{MODELS}:perceptron", "--device", "t4", "--minimum", "5", "--maximum", "4"], "less than")],
 )  # fmt: skip
 def test_wrong_usage(cli, arguments, message):
@@ -114,5 +91,3 @@ def test_verified_by_real_steps(cli, model_file):
     assert result.out.splitlines()[0].startswith("64MB (54.9 MiB for TensorFlow): batch size 4 ran, ")
     lines = [line.split() for line in result.out.splitlines()]
     assert any(line[:1] == ["4"] and line[-1] == "ran" for line in lines)
-    refused = cli("max-batch", model_file, "--device", "64MB", "--confirm", "--vary", "dense.units")
-    assert refused.code == 2 and "confirm" in refused.err

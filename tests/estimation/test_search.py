@@ -148,7 +148,7 @@ def test_an_error_of_one_size_is_not_swallowed():
 def test_only_results_are_read_back():
     with pytest.raises(InputError, match="format_version"):
         SearchResult.from_dict({"format_version": 9})
-    with pytest.raises(InputError, match=r"not a kerasmem search.*vary"):
+    with pytest.raises(InputError, match=r"not a kerasmem search"):
         SearchResult.from_dict({"format_version": 1})
 
 

@@ -29,33 +29,15 @@ def fits(room, **options):
 
 
 def test_the_batch():
-    result = kerasmem.max_batch_size(deep, device="2MB", method="formula", exact=True)
+    step = 64  # so that 1 % of the size is less than a step
+    result = kerasmem.max_batch_size(deep, device="2MB", method="formula", step=step)
     assert fits("2MB", batch_size=result.largest) == "fits"
-    assert fits("2MB", batch_size=result.largest + 1) == "too close to call"
-    assert fits("2MB", batch_size=result.fails_from - 1) == "too close to call"
+    assert fits("2MB", batch_size=result.largest + step) == "too close to call"
+    assert fits("2MB", batch_size=result.fails_from - step) == "too close to call"
     assert fits("2MB", batch_size=result.fails_from) == "does not fit"
     assert result.report.settings.batch_size == result.largest
     assert result.device.verdict == "fits"
     assert SearchResult.from_dict(result.to_dict()) == result
-
-
-def test_a_layer_of_a_model_in_python():
-    result = kerasmem.max_batch_size(deep(), device="2MB", vary="dense_0.units", method="formula", batch_size=8)
-    assert result.report.settings.batch_size == 8
-    assert result.report.model.source == "Python object"
-    wider = next(row for row in result.report.layers if row.name == "dense_0")
-    assert wider.output_shape == (None, result.largest)
-    assert result.report.bytes.high <= 2_000_000
-
-
-def test_an_argument_of_a_function():
-    result = kerasmem.max_batch_size(
-        deep, device="2MB", vary="n", method="formula", maximum=40, factory_args={"width": 128}
-    )
-    assert result.report.model.layers == result.largest
-    assert result.report.model.parameters == 32 * 128 + 128 + (result.largest - 1) * (128 * 128 + 128)
-    assert fits("2MB", factory_args={"n": result.largest, "width": 128}) == "fits"
-    assert fits("2MB", factory_args={"n": result.largest + 1, "width": 128}) != "fits"
 
 
 def test_auto_keeps_to_the_method_that_answers(monkeypatch):
@@ -66,7 +48,7 @@ def test_auto_keeps_to_the_method_that_answers(monkeypatch):
         asked.append(settings["method"])
         return real(model, **{**settings, "method": "formula"})
 
-    monkeypatch.setattr(sizing, "estimator", lambda keeps: noted)
+    monkeypatch.setattr(sizing, "estimate", noted)
     result = kerasmem.max_batch_size(deep, device="2MB")
     assert asked == ["auto"] + ["formula"] * (len(result.evaluations) - 1)
 
@@ -124,7 +106,7 @@ def test_a_model_with_a_step_of_its_own_is_opened_for_each_size():
 def test_the_maximum_is_said():
     result = kerasmem.max_batch_size(deep, device="2GB", method="formula", maximum=16)
     assert result.largest == 16
-    assert "everything up to the maximum fits (batch_size 16)" in result.notes
+    assert "everything up to the maximum fits (batch size 16)" in result.notes
 
 
 def test_one_percent_is_said():
@@ -135,8 +117,7 @@ def test_one_percent_is_said():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"vary": "depth"}, "has no argument 'depth'"), ({"vary": "a b"}, "write batch_size"), ({"minimum": 0}, "minimum"),
-     ({"vary": "x.units"}, "'x' is no layer"), ({"minimum": 1.5}, "whole number"), ({"method": "magic"}, "magic"),
+    [({"minimum": 0}, "minimum"), ({"minimum": 1.5}, "whole number"), ({"method": "magic"}, "magic"),
      ({"device": "nonsense"}, "catalogue"), ({"maximum": True}, "whole number")],
 )  # fmt: skip
 def test_wrong_usage(options, message):
@@ -150,14 +131,6 @@ def test_a_fixed_batch_is_refused():
 
     with pytest.raises(UsageError, match="fixes the batch at 32"):
         kerasmem.max_batch_size(fixed, device="2MB", method="formula")
-
-
-def test_a_hostile_name_in_the_table():
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(2, name="[red]\x1b[2J")], name="m\x1b[2J")
-    result = kerasmem.max_batch_size(model, device="2MB", method="formula", vary="[red]\x1b[2J.units", maximum=8)
-    text = plain_text(search_table(result))
-    assert "\x1b" not in text
-    assert "[red]\\x1b[2J.units 8 fits" in text
 
 
 @pytest.mark.parametrize(("cards", "is_said"), [([], True), ([None], True), ([None, 0], False)])

@@ -7,7 +7,6 @@ import threading
 import keras
 import pytest
 
-import kerasmem
 from kerasmem.errors import UsageError
 from kerasmem.estimation.search import SearchResult
 from kerasmem.estimation.sizing import max_batch_size
@@ -64,9 +63,10 @@ def model():
 
 @pytest.fixture(scope="module")
 def found(model):
-    return kerasmem.find_batch_size(
-        model, device="24MB", ceiling=41, floor=41, samples=45, method="formula", jit_compile=False, steps=2
-    )
+    return max_batch_size(
+        model, device="24MB", margin=0.05, minimum=41, maximum=41, samples=45, method="formula", jit_compile=False,
+        steps=2, confirm=True,
+    )  # fmt: skip
 
 
 def test_steps_that_do_not_fit(found):
@@ -90,7 +90,7 @@ def test_steps_that_fit(model):
 def test_nothing_of_this_process_is_touched(model):
     weights = [each.copy() for each in model.get_weights()]
     threads, optimizer = threading.active_count(), model.optimizer.iterations.numpy()
-    kerasmem.find_batch_size(model, device="64MB", floor=2, ceiling=2, method="formula", steps=1)
+    max_batch_size(model, device="64MB", minimum=2, maximum=2, method="formula", steps=1, confirm=True)
     assert all((one == other).all() for one, other in zip(weights, model.get_weights(), strict=True))
     assert threading.active_count() == threads and model.optimizer.iterations.numpy() == optimizer
 
@@ -98,11 +98,11 @@ def test_nothing_of_this_process_is_touched(model):
 @pytest.mark.parametrize(
     ("options", "field"),
     [({"margin": 1}, "margin"), ({"margin": "much"}, "margin"), ({"steps": 0}, "steps"), ({"samples": 1.5}, "samples"),
-     ({"timeout": 0}, "timeout"), ({"vary": "dense.units"}, "confirm")],
+     ({"timeout": 0}, "timeout")],
 )  # fmt: skip
 def test_wrong_arguments(model, options, field):
     with pytest.raises(UsageError, match=field):
-        kerasmem.find_batch_size(model, device="64MB", method="formula", **options)
+        max_batch_size(model, device="64MB", method="formula", confirm=True, **options)
 
 
 def test_a_model_of_this_process_alone_is_refused():
@@ -112,9 +112,4 @@ def test_a_model_of_this_process_alone_is_refused():
 
     model = keras.Sequential([keras.Input((4,)), Own(), keras.layers.Dense(1)])
     with pytest.raises(UsageError, match="Own"):
-        kerasmem.find_batch_size(model, device="64MB", method="formula")
-
-
-def test_without_a_device_it_is_this_machine(model):
-    found = kerasmem.find_batch_size(model, floor=1, ceiling=2, method="formula", jit_compile=False, steps=1)
-    assert found.largest == 2 and found.device.name == "this machine's memory"
+        max_batch_size(model, device="64MB", method="formula", confirm=True)
