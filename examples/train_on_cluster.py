@@ -74,7 +74,7 @@ def train(config: dict) -> str:
     folder = Path(config["folder"])
     keras.utils.set_random_seed(1)
     with scope:
-        settings = {"batch_size": BATCH, "memory_budget": "1MB", "drop_remainder": True}
+        settings = {"batch_size": BATCH, "memory_budget": "1MB", "remainder": "drop"}
         data = H5ChunkSequence(folder / "train.h5", shard="auto", **settings)
         model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")

@@ -26,7 +26,7 @@ def command() -> None:
 
 
 @click.command("inspect", cls=GuardedCommand)
-@all_of(*FILE, "--nan", "--verify", *TRUST, "--json")
+@all_of(*FILE, "--nan", "--verify", TRUST, "--json")
 def inspect(file: str, as_json: bool, **options: Any) -> int:
     """Say what is in an HDF5 FILE, what it comes to in memory, and how well H5ChunkSequence streams it.
 
@@ -107,7 +107,7 @@ def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -
 
 @click.command("stats", cls=GuardedCommand, seconds=None)
 @click.argument("file", type=click.Path())
-@all_of("--dataset", "--scale", "--engine", *TRUST, "--json")
+@all_of("--dataset", "--scale", "--engine", TRUST, "--json")
 def stats(file: str, datasets: tuple[str, ...], scale: str, as_json: bool, **options: Any) -> None:
     """Print mean, variance, range and class weights of the datasets of FILE, and the lines that put them to use.
 
@@ -140,7 +140,7 @@ def _read_scale(text: str) -> float:
 
 @click.command("index", cls=GuardedCommand, seconds=None)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@all_of(option("--output", required=True), "--dataset", "--checksums", "--engine", *TRUST[1:], "--json")
+@all_of(option("--output", required=True), "--dataset", "--checksums", "--engine", TRUST, "--json")
 def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write an index, NAME.index, of HDF5 files read as one, in the order given; of a pattern, part-2 before part-10.
 

@@ -36,14 +36,13 @@ _STEP: tuple[Decorator | str, ...] = (
     option("--backend", callback=_choose_backend, expose_value=False, is_eager=True),
 )  # fmt: skip
 _REPORT = ("--verbose", "--sort", option("--top", show_default="8; with -v all"), "--json", "--csv")
-# What of an HDF5 file is trusted.
-TRUST = ("--allow-external", "--allow-hdf5-filters")
+TRUST = "--trust-file"
 # The datasets of a file that are features and targets, and how much is read at once.
 FILE: tuple[Decorator | str, ...] = (click.argument("file", type=click.Path()), "--x", "--y", "--batch-size")
 # How a file is written.
 WRITING: tuple[Decorator | str, ...] = (
     option("--output", required=True), "--columns", "--drop", "--batch-size", "--shuffle", "--seed", "--compression",
-    "--verify", "--force", "--engine", "--part-size", *TRUST,
+    "--verify", "--force", "--engine", "--part-size", TRUST,
     option("--memory-budget", default="512MiB", former="--memory"), "--json",
 )  # fmt: skip
 

@@ -1,17 +1,14 @@
 """Data that a file only names and another file holds: found without being opened, and refused.
 
 HDF5 opens whatever an external link, a virtual dataset or external storage names: a secret file, or a pipe on which it
-waits for ever. So names are followed here first, part by part, and nobody asks for a dataset's shape before that: for
-the shape of a virtual dataset without an end HDF5 opens its sources.
+waits for ever. So names are followed here first, part by part, unless the user trusts the file. Nobody asks for a
+dataset's shape before that: for the shape of a virtual dataset without an end HDF5 opens its sources.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import glob
 import os
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -26,9 +23,8 @@ from kerasmem.hdf5.layout import shown
 _SOURCES = 10_000  # of a virtual dataset, looked at one by one
 _DEPTH = 16  # virtual datasets that read virtual datasets
 _LINKS = 16  # soft and external links followed for one name
-_WAY_OUT = "pass allow_external=True if you trust the file"
+_TRUST = "pass trust_file=True if you trust the file"
 _ENDLESS = int(h5py.h5s.UNLIMITED)  # how often a block is repeated as long as there is data
-_LINK_FOLDERS, _SOURCE_FOLDERS, _RAW_FOLDERS = "HDF5_EXT_PREFIX", "HDF5_VDS_PREFIX", "HDF5_EXTFILE_PREFIX"
 
 DAMAGED = (OSError, RuntimeError, ValueError, TypeError, LookupError, OverflowError, MemoryError, EOFError)
 """What h5py raises at damaged files, one as well as another."""
@@ -81,38 +77,33 @@ def points_of(space: Any) -> int:
         return -1
 
 
-def open_dataset(file: h5py.File, name: str, *, allow_external: bool) -> Any:
-    """Return what lies under a name, once it is known that HDF5 opens no other file for it, or may.
+def open_dataset(file: h5py.File, name: str, *, trust_file: bool) -> Any:
+    """Return the object under a name; without trust, only if HDF5 opens no other file for it.
 
     Args:
         file: the file.
         name: full path of the object.
-        allow_external: other files may be read, unless they are pipes or devices.
+        trust_file: whether HDF5 may follow whatever the file names.
 
     Raises:
-        DataError: another file would be opened.
-        KeyError: there is no such object; what else h5py raises at damage is in `DAMAGED`.
+        DataError: If another file would be opened.
+        KeyError: If there is no such object; other errors of damaged files are in `DAMAGED`.
     """
-    trail = _Trail(allow_external)
-    _check_path(file, name, trail)
+    if trust_file:
+        return file[encoded(name)]
+    _check_path(file, name)
     found = file[encoded(name)]
     if isinstance(found, h5py.Dataset):
-        _check_storage(file, name, found, trail)
+        _check_storage(file, name, found, _Trail())
     return found
-
-
-def source_files(file: h5py.File, where: str) -> list[str]:
-    """Return which files HDF5 may take for the one that a virtual dataset names, those that are there."""
-    return _existing(file, where, _SOURCE_FOLDERS)
 
 
 @dataclass
 class _Trail:
-    """What was looked at on the way from one name: the datasets by their files, and how deep they lie."""
+    """Datasets visited from one virtual dataset, and the depth reached."""
 
-    allow_external: bool
-    seen: set[tuple[str, str]] = field(default_factory=set)
-    inside: set[tuple[str, str]] = field(default_factory=set)  # those that are being looked at
+    seen: set[str] = field(default_factory=set)
+    inside: set[str] = field(default_factory=set)  # those that are being looked at
     depth: int = 0
 
 
@@ -120,25 +111,19 @@ def _check_storage(file: h5py.File, name: str, dataset: h5py.Dataset, trail: _Tr
     """Refuse data that lies in other files, also at the end of a row of virtual datasets."""
     here = f"{shown(file.filename)}: dataset {shown(name)}"
     creation = dataset.id.get_create_plist()
-    for number in range(creation.get_external_count()):
-        other = os.fsdecode(creation.get_external(number)[0])
-        if not trail.allow_external:
-            raise DataError(f"{here} keeps its data in another file, {shown(other)}; {_WAY_OUT}")
-        places = _existing(file, other, _RAW_FOLDERS)
-        if not places:
-            raise DataError(
-                f"{here} keeps its data in another file, {shown(other)}, which is not there; HDF5 looks for it from "
-                f"the current folder, {shown(os.getcwd())}, and in ${_RAW_FOLDERS}"
-            )
-        for place in places:
-            _refuse_special(place, here)
+    if creation.get_external_count():
+        other = os.fsdecode(creation.get_external(0)[0])
+        raise DataError(f"{here} keeps its data in another file, {shown(other)}; {_TRUST}")
     if creation.get_layout() != h5py.h5d.VIRTUAL:
         return
     trail.depth += 1
     for number, (where, source) in enumerate(_named_sources(here, creation)):
-        _check_source(file, here, where, source, trail)
-        if where == "." and "%" not in source:
-            _check_selection(file, here, source, creation, number)
+        if where != ".":
+            raise DataError(f"{here} is virtual and reads other files, such as {shown(where)}; {_TRUST}")
+        if "%" in source:
+            raise DataError(f"{here} is virtual and names its sources by a pattern, {shown(source)}; {_TRUST}")
+        _check_source(file, here, source, trail)
+        _check_selection(file, here, source, creation, number)
     trail.depth -= 1
 
 
@@ -148,47 +133,28 @@ def _named_sources(here: str, creation: Any) -> Iterator[tuple[str, str]]:
         for number in range(creation.get_virtual_count()):
             yield creation.get_virtual_filename(number), creation.get_virtual_dsetname(number)
     except DAMAGED as error:
-        raise DataError(f"{here} is virtual, and its list of sources cannot be read; {_WAY_OUT}") from error
+        raise DataError(f"{here} is virtual, and its list of sources cannot be read; {_TRUST}") from error
 
 
-def _check_source(file: h5py.File, here: str, where: str, source: str, trail: _Trail) -> None:
-    if not trail.allow_external:
-        if where != ".":
-            raise DataError(f"{here} is virtual and reads other files, such as {shown(where)}; {_WAY_OUT}")
-        if "%" in source:
-            raise DataError(f"{here} is virtual and names its sources by a pattern, {shown(source)}; {_WAY_OUT}")
-    key = (f"{file.filename}\0{where}", source)
-    if key in trail.inside:  # which HDF5 follows until its stack is full
+def _check_source(file: h5py.File, here: str, source: str, trail: _Trail) -> None:
+    if source in trail.inside:  # which HDF5 follows until its stack is full
         raise DataError(
             f"{here} is virtual and reads itself by way of {shown(source)}; it is damaged: write the file again"
         )
-    if key in trail.seen:
+    if source in trail.seen:
         return
-    trail.seen.add(key)
-    if trail.depth > _DEPTH or (len(trail.seen) > _SOURCES and not trail.allow_external):
-        way_out = "name one of its sources instead" if trail.allow_external else _WAY_OUT
-        raise DataError(f"{here} is virtual and has too many sources, or sources within sources; {way_out}")
-    trail.inside.add(key)
-    if where == ".":
-        _check_source_in(file, here, source, trail)
-    else:
-        for place in source_files(file, where):
-            _refuse_special(place, here)
-            _look_into(place, lambda other: _check_source_in(other, here, source, trail))
-    trail.inside.discard(key)
-
-
-def _check_source_in(file: h5py.File, here: str, source: str, trail: _Trail) -> None:
-    for name in (source, *_blocks(file, source, trail)):
-        _check_path(file, name, trail)
-        try:
-            found = file.get(encoded(name))
-        except DAMAGED as error:
-            if trail.allow_external:
-                continue  # HDF5 cannot open it either
-            raise DataError(f"{here} is virtual, and its source {shown(name)} cannot be opened") from error
-        if isinstance(found, h5py.Dataset):
-            _check_storage(file, name, found, trail)
+    trail.seen.add(source)
+    if trail.depth > _DEPTH or len(trail.seen) > _SOURCES:
+        raise DataError(f"{here} is virtual and has too many sources, or sources within sources; {_TRUST}")
+    trail.inside.add(source)
+    _check_path(file, source)
+    try:
+        found = file.get(encoded(source))
+    except DAMAGED as error:
+        raise DataError(f"{here} is virtual, and its source {shown(source)} cannot be opened") from error
+    if isinstance(found, h5py.Dataset):
+        _check_storage(file, source, found, trail)
+    trail.inside.discard(source)
 
 
 def _check_selection(file: h5py.File, here: str, source: str, creation: Any, number: int) -> None:
@@ -224,18 +190,7 @@ def _lies_within(taken: Any, shape: tuple[int, ...]) -> bool:
     return all(int(last) < extent for last, extent in zip(taken.get_select_bounds()[1], shape, strict=True))
 
 
-def _blocks(file: h5py.File, source: str, trail: _Trail) -> list[str]:
-    """Return the datasets that a name with a number for each block in it may stand for."""
-    folder, _, last = source.rpartition("/")
-    if "%" not in last:
-        return []
-    _check_path(file, folder, trail)
-    group = file.get(encoded(folder)) if folder.strip("/") else file
-    names = list(group) if isinstance(group, h5py.Group) else []
-    return [f"{folder}/{name}" for name in fnmatch.filter(names, _pattern(last))]
-
-
-def _check_path(file: h5py.File, name: str, trail: _Trail) -> None:
+def _check_path(file: h5py.File, name: str) -> None:
     """Walk a path part by part, soft links included, without ever having HDF5 open another file."""
     pending = _parts(name.encode("utf-8", "surrogateescape"))
     group: Any = file
@@ -260,8 +215,9 @@ def _check_path(file: h5py.File, name: str, trail: _Trail) -> None:
         if followed > _LINKS:
             raise DataError(f"{shown(file.filename)}: {shown(name)} leads through too many soft links")
         if kind != h5py.h5l.TYPE_SOFT:
-            _check_link(file, name, target, pending, trail)
-            return
+            other = shown(os.fsdecode(target[0])) if isinstance(target, tuple) else "elsewhere"
+            here = f"{shown(file.filename)}: {shown(name)}"
+            raise DataError(f"{here} leads through an external link to {other}; {_TRUST}")
         pending = _parts(target) + pending
         if target.startswith(b"/"):
             group = file
@@ -276,63 +232,6 @@ def _refuse_endless(file: h5py.File, raw: RawFile, address: int, name: str) -> N
         raise DataError(
             f"{shown(file.filename)}: dataset {shown(name)} cannot be read: {error}; copy or write the file again"
         ) from error
-
-
-def _check_link(file: h5py.File, name: str, target: Any, rest: list[bytes], trail: _Trail) -> None:
-    """Refuse an external link, or what it leads to."""
-    here = f"{shown(file.filename)}: {shown(name)}"
-    other = os.fsdecode(target[0]) if isinstance(target, tuple) else ""
-    if not trail.allow_external or not other:
-        raise DataError(
-            f"{here} leads through an external link to {shown(other) if other else 'elsewhere'}; {_WAY_OUT}"
-        )
-    inside = b"/".join([target[1], *rest]).decode("utf-8", "surrogateescape")
-    trail.depth += 1
-    if trail.depth > _DEPTH:
-        raise DataError(f"{here} leads through too many files")
-    for place in _existing(file, other, _LINK_FOLDERS):
-        _refuse_special(place, here)
-        _look_into(place, lambda opened: _check_source_in(opened, here, inside, trail))
-    trail.depth -= 1
-
-
-def _look_into(path: str, check: Callable[[h5py.File], None]) -> None:
-    """Have another file looked at; one that HDF5 cannot open leads nowhere."""
-    try:
-        file = h5py.File(path, "r", locking=False)
-    except DAMAGED:
-        return
-    with file:
-        check(file)
-
-
-def _refuse_special(path: str, here: str) -> None:
-    """Refuse a pipe, a device or a socket: HDF5 would wait for it, or read from it without end."""
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise DataError(f"{here} leads to {shown(path)}, which is no regular file but a pipe or a device; leave it out")
-
-
-def _existing(file: h5py.File, name: str, variable: str) -> list[str]:
-    """Return where HDF5 may look for another file, those places where there is one.
-
-    It takes the name as it is, then the folders of a variable, the folder of the file and that of its target where it
-    is a symbolic link, and the current folder; of an absolute name the last part is looked for as well.
-    """
-    folders = [os.path.dirname(path) for path in (os.path.abspath(file.filename), os.path.realpath(file.filename))]
-    named = os.environ.get(variable, "").replace("${ORIGIN}", folders[1]).split(os.pathsep)
-    names = dict.fromkeys((name, os.path.basename(name)))
-    places = dict.fromkeys(os.path.abspath(os.path.join(each, one)) for one in names for each in (*named, *folders, ""))
-    there = [place for place in places if os.path.exists(place)]
-    return there + [found for place in places if "%" in name for found in glob.iglob(_pattern(place))]
-
-
-def _pattern(name: str) -> str:
-    """Return a pattern that fits the names of all blocks where %b stands for the number of one."""
-    return glob.escape(name).replace("%%", "%").replace("%b", "*")
 
 
 def _parts(path: bytes) -> list[bytes]:

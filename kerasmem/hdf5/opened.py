@@ -279,7 +279,7 @@ class OpenFile:
     def _hdf5(self) -> h5py.File:
         if self._file is None:
             if self._fetcher is None:
-                self._file = open_file(self._layout.path, self._access.locking)
+                self._file = open_file(self._layout.path)
             else:
                 self._file = open_remote(self._layout.path, self._access.remote, self._known, self.traffic)
         return self._file
@@ -290,7 +290,7 @@ class OpenFile:
             if layout.name in self._datasets:
                 return self._datasets[layout.name]
             file = self._hdf5()
-            dataset = find_dataset(file, layout.name, allow_external=self._access.allow_external)
+            dataset = find_dataset(file, layout.name, trust_file=self._access.trust_file)
             try:
                 shape, dtype = rows_of(dataset)
                 most = layout.rows if dataset.maxshape[0] is not None else shape[0]

@@ -17,7 +17,7 @@ from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.direct.codecs import EXTRA, is_undone_here, register_filters
 from kerasmem.hdf5.index import DataIndex
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, JoinedLayout, one_line, shown
-from kerasmem.hdf5.links import DAMAGED, encoded, open_dataset, points_of, shape_of, source_files, walk_objects
+from kerasmem.hdf5.links import DAMAGED, encoded, open_dataset, points_of, shape_of, walk_objects
 from kerasmem.hdf5.remote.file import RemoteHdf5, ask_for_info, open_remote
 from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.remote.urls import is_url
@@ -29,18 +29,14 @@ _STORAGE = {
     h5py.h5d.CHUNKED: "chunked",
     h5py.h5d.VIRTUAL: "virtual",
 }
+_STORED_APART = (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED)  # from the dataset's header
 _LISTED = 12  # names shown in a message
 _IN_USE = ("unable to lock", "already open for")  # in HDF5's words
 _VISITED = 2000  # objects looked at for a message: a hostile file may hold millions
 
 
-def open_file(path: str, locking: bool | str | None = None) -> h5py.File:
-    """Open an HDF5 file for reading; whatever is wrong becomes one clear `DataError`.
-
-    Args:
-        path: the file.
-        locking: as h5py has it; None leaves it to HDF5 and its HDF5_USE_FILE_LOCKING.
-    """
+def open_file(path: str) -> h5py.File:
+    """Open an HDF5 file for reading; whatever is wrong becomes one clear `DataError`."""
     if not os.path.exists(path):
         raise DataError(f"{shown(path)}: there is no such file")
     if not os.path.isfile(path):
@@ -49,13 +45,13 @@ def open_file(path: str, locking: bool | str | None = None) -> h5py.File:
         raise DataError(f"{shown(path)}: the file is empty (0 bytes)")
     try:
         try:
-            return h5py.File(path, "r", locking=locking)
+            return h5py.File(path, "r")
         except OSError as error:
             if not any(text in str(error) for text in _IN_USE):
                 raise
             # HDF5 reads a file that is being written only so, and only where its writer has said so as well.
             with contextlib.suppress(OSError):
-                return h5py.File(path, "r", locking=locking, libver="latest", swmr=True)
+                return h5py.File(path, "r", libver="latest", swmr=True)
             raise
     except PermissionError:
         raise DataError(f"{shown(path)}: no permission to read it") from None
@@ -73,7 +69,7 @@ def _why_not_open(path: str, reason: str) -> str:
     if any(text in reason for text in _IN_USE):
         return (
             "the file is locked, most likely open for writing somewhere; close it there; where the file system has no "
-            "locks pass locking=False or set HDF5_USE_FILE_LOCKING=FALSE; after a crash of its writer run `h5clear -s "
+            "locks set HDF5_USE_FILE_LOCKING=FALSE; after a crash of its writer run `h5clear -s "
             f"FILE` ({reason})"
         )
     if not h5py.is_hdf5(path):
@@ -93,11 +89,6 @@ def scan_files(paths: Sequence[str | Mapping[str, str]], names: list[str], acces
     if isinstance(paths, DataIndex):
         return paths.layout(names)
     remote = [path for path in all_files(paths) if is_url(path)]
-    if remote and access.allow_external:
-        raise UsageError(
-            "allow_external: whatever a file behind a URL names is never followed; leave the setting out, or download "
-            "the file"
-        )
     known = ask_for_info(remote, access.remote) if len(remote) > 1 else {}
 
     def scan(path: str | Mapping[str, str]) -> FileLayout:
@@ -127,7 +118,7 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
     Raises:
         DataError: the file, or one of the datasets, cannot be used. The message says why and what to do.
     """
-    file: h5py.File = open_remote(path, access.remote, known) if is_url(path) else open_file(path, access.locking)
+    file: h5py.File = open_remote(path, access.remote, known) if is_url(path) else open_file(path)
     tag = None
     try:
         if isinstance(file, RemoteHdf5):
@@ -162,11 +153,14 @@ def close_file(file: h5py.File) -> None:
         file.close()
 
 
-def find_dataset(file: h5py.File, name: str, *, allow_external: bool = False) -> h5py.Dataset:
-    """Return the dataset called `name`, refusing groups, missing names and data in other files."""
+def find_dataset(file: h5py.File, name: str, *, trust_file: bool = False) -> h5py.Dataset:
+    """Return the dataset called `name`, refusing groups, missing names and, without trust, data in other files.
+
+    What a remote file names is never followed.
+    """
     where = shown(file.filename)
     try:
-        found = open_dataset(file, name, allow_external=allow_external)
+        found = open_dataset(file, name, trust_file=trust_file and not isinstance(file, RemoteHdf5))
     except DataError:
         raise
     except DAMAGED as error:
@@ -207,7 +201,7 @@ def look_at(file: h5py.File, path: str, name: str, access: Access) -> DatasetLay
 
 
 def _look(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
-    dataset = find_dataset(file, name, allow_external=access.allow_external)
+    dataset = find_dataset(file, name, trust_file=access.trust_file)
     here = f"{shown(path)}: dataset {shown(name)}"
     if dataset.shape is None or dataset.shape == ():
         kind = "is empty (it has no shape)" if dataset.shape is None else "is a single value"
@@ -225,19 +219,13 @@ def _look(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayou
     creation = dataset.id.get_create_plist()
     storage = _STORAGE.get(creation.get_layout(), "unknown")
     _refuse_filters(here, creation, access)
-    unwritten = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
-    if not access.allow_missing:
-        if storage in ("contiguous", "chunked") and unwritten and not dataset.external:
-            raise DataError(
-                f"{here} was declared with shape {shape} and never written; reading it would give nothing but fill "
-                "values. Write it, or pass allow_missing_chunks=True if that is meant"
-            )
-        missing = _missing(file, dataset)
-        if missing:
-            raise DataError(
-                f"{here} is not complete: {missing}; reading would give fill values there. Write the rest, or "
-                "pass allow_missing_chunks=True if that is meant"
-            )
+    missing = _missing(file, dataset)
+    if missing and not access.trust_file:
+        raise DataError(
+            f"{here} is not complete: {missing}. Write the rest, or pass trust_file=True to read fill values there"
+        )
+    if missing:
+        warnings.warn(f"{here} is not complete: {missing}; fill values are read there", stacklevel=2)
     return DatasetLayout(
         name=name,
         shape=shape,
@@ -259,10 +247,10 @@ def _refuse_filters(here: str, creation: Any, access: Access) -> None:
         rewrite = f"{bring}rewrite the dataset with `h5repack -f GZIP=4 IN OUT` or h5py where it can be read"
         if not h5py.h5z.filter_avail(code) and not (register_filters() and h5py.h5z.filter_avail(code)):
             raise DataError(f"{stored}, which is not installed here: {rewrite}")
-        if not access.allow_hdf5_filters:
+        if not access.trust_file:
             raise DataError(
                 f"{stored}, which HDF5 would undo unchecked: a damaged chunk would end this process, or bring its "
-                f"memory into the data. The ways out: {rewrite}, or pass allow_hdf5_filters=True if you trust the file"
+                f"memory into the data. The ways out: {rewrite}, or pass trust_file=True"
             )
 
 
@@ -270,6 +258,9 @@ def _missing(file: h5py.File, dataset: h5py.Dataset) -> str:
     """Return which part of a dataset was never written, in words; "" where nothing is known to be missing."""
     if dataset.is_virtual:
         return _missing_sources(file, dataset)
+    unwritten = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
+    if unwritten and not dataset.external and dataset.id.get_create_plist().get_layout() in _STORED_APART:
+        return f"it was declared with shape {shape_of(dataset)} and never written"
     if dataset.chunks is None:
         return ""
     expected = prod(-(-extent // chunk) for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True))
@@ -297,7 +288,11 @@ def _exists(file: h5py.File, where: str, name: str) -> bool:
     try:
         if where == ".":
             return isinstance(file.get(encoded(name)), h5py.Dataset)
-        for candidate in source_files(file, where):
+        # HDF5 looks in $HDF5_VDS_PREFIX, beside the file, and takes the name as it is.
+        beside = os.path.dirname(os.path.realpath(file.filename))
+        folders = os.environ.get("HDF5_VDS_PREFIX", "").replace("${ORIGIN}", beside).split(os.pathsep)
+        for folder in (*folders, beside, ""):
+            candidate = os.path.join(folder, where)
             if os.path.isfile(candidate):
                 with h5py.File(candidate, "r") as other:
                     return isinstance(other.get(encoded(name)), h5py.Dataset)

@@ -26,46 +26,24 @@ INDEX_SUFFIX = ".index"
 
 @dataclass(frozen=True)
 class Access:
-    """What of a file may be read, and how it is opened.
+    """How far files are trusted, and how remote ones are reached.
 
     Args:
-        allow_external: follow external links, external storage and virtual datasets, that is: read other files
-            which this one names.
-        allow_missing: accept datasets that were never written, or only in parts.
-        locking: as h5py has it.
+        trust_file: follow links into other files, let HDF5 undo unknown filters, and accept missing parts.
         remote: how files behind URLs are reached.
-        allow_hdf5_filters: have HDF5 and its plug-ins undo filters that are not known here. A damaged chunk can then
-            end the process, or bring its memory into the data.
     """
 
-    allow_external: bool = False
-    allow_missing: bool = False
-    locking: bool | str | None = None
+    trust_file: bool = False
     remote: RemoteAccess = field(default_factory=RemoteAccess)
-    allow_hdf5_filters: bool = False
 
 
-def read_data(
-    path: Any,
-    storage_options: Any,
-    cache: Any,
-    cache_size: Any,
-    *,
-    allow_external: Any,
-    allow_hdf5_filters: Any,
-    allow_missing_chunks: Any,
-    locking: Any,
-) -> tuple[Sequence[str | dict[str, str]], Access]:
-    """Return the files, as `read_files` does, and what of them may be read, for settings as the user gave them."""
-    files = read_files(path, read_remote(storage_options, cache, cache_size))
-    remote = read_remote(storage_options, cache, cache_size, remote=any(map(is_url, all_files(files))))
-    return files, Access(
-        checks.flag("allow_external", allow_external),
-        checks.flag("allow_missing_chunks", allow_missing_chunks),
-        checks.choice("locking", locking, (None, True, False, "best-effort")),
-        remote,
-        checks.flag("allow_hdf5_filters", allow_hdf5_filters),
-    )
+def read_data(path: Any, trust_file: Any, remote: Any) -> tuple[Sequence[str | dict[str, str]], Access]:
+    """Return the files, as `read_files` does, and how they are accessed."""
+    access = read_remote(remote)
+    files = read_files(path, access)
+    if access.is_set and not any(map(is_url, all_files(files))):
+        raise UsageError("remote: it is for URLs, and all files given are on this machine; leave it out")
+    return files, Access(checks.flag("trust_file", trust_file), access)
 
 
 def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]:

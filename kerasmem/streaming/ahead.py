@@ -15,6 +15,8 @@ from typing import Any
 from kerasmem.hdf5.layout import one_line
 from kerasmem.processes.children import end_after_parent
 
+_MOST_AHEAD = 10  # batches; fewer where the memory budget has no room for more
+
 Batch = tuple[Any, ...]
 Transform = Callable[..., Any]
 
@@ -27,13 +29,11 @@ class Preparation:
         transform: what is done to each; None for nothing.
         workers: threads or processes.
         in_processes: whether `transform` runs in processes.
-        most_ahead: the most batches prepared ahead.
     """
 
     transform: Transform | None = None
     workers: int = 1
     in_processes: bool = False
-    most_ahead: int = 10
 
     @property
     def works_ahead(self) -> bool:
@@ -43,7 +43,7 @@ class Preparation:
     @property
     def depth(self) -> int:
         """Batches that may be prepared ahead."""
-        return self.most_ahead if self.works_ahead else 0
+        return _MOST_AHEAD if self.works_ahead else 0
 
     def describe(self, ahead: int) -> str:
         """Return who prepares batches, in words; "" where they are made when they are asked for."""

@@ -41,13 +41,8 @@ class H5DataSource:
         rows: which rows to use, as for `H5ChunkSequence`; row 0 is then the first of them.
         dtype: type of the features, as for `H5ChunkSequence`.
         scale: factor, or (factor, offset), as for `H5ChunkSequence`.
-        allow_external: as for `H5ChunkSequence`.
-        allow_hdf5_filters: as for `H5ChunkSequence`.
-        allow_missing_chunks: as for `H5ChunkSequence`.
-        locking: as for `H5ChunkSequence`.
-        storage_options: as for `H5ChunkSequence`.
-        cache: as for `H5ChunkSequence`.
-        cache_size: as for `H5ChunkSequence`.
+        trust_file: as for `H5ChunkSequence`.
+        remote: as for `H5ChunkSequence`.
 
     Raises:
         DataError: the files or their data cannot be used.
@@ -74,18 +69,10 @@ class H5DataSource:
         rows: Any = None,
         dtype: Any = "float32",
         scale: Any = None,
-        allow_external: bool = False,
-        allow_hdf5_filters: bool = False,
-        allow_missing_chunks: bool = False,
-        locking: bool | str | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        cache_size: int | str | None = None,
+        trust_file: bool = False,
+        remote: Mapping[str, Any] | None = None,
     ) -> None:
-        files, self._access = read_data(
-            path, storage_options, cache, cache_size, allow_external=allow_external, locking=locking,
-            allow_hdf5_filters=allow_hdf5_filters, allow_missing_chunks=allow_missing_chunks,
-        )  # fmt: skip
+        files, self._access = read_data(path, trust_file, remote)
         self._name = name_of(all_files(files)[0])
         self._parts = read_parts(x, y, sample_weight)
         names = dataset_names(self._parts)

@@ -64,14 +64,14 @@ def check_devices(plan: StreamPlan) -> None:
         )
     here = max(1, replicas // processes)
     rows = plan.batch_rows
-    even = settings.drop_remainder or settings.pad_remainder
+    even = settings.remainder != "keep"
     last = plan.num_rows - (plan.num_batches - 1) * rows
     full = even or plan.share.rows % (settings.batch_size * settings.shard[1]) == 0
     if rows % here or (not even and last % here) or (processes > 1 and not full):
         raise UsageError(
             f"batch_size: JAX lays out every batch evenly over {here:,} devices of each of {processes:,} processes, "
             f"which batches of {rows:,} with a last one of other size do not allow; take a multiple of "
-            f"{here:,}, and drop_remainder=True or pad_remainder=True"
+            f"{here:,}, and remainder='drop' or remainder='pad'"
         )
 
 

@@ -119,7 +119,7 @@ class OpenStream:
     def _gather(self, epoch: int, batch: int, own: bool = True) -> Batch:
         """Return the batch as read, before `transform`; `own` is as in `WindowStore.batch`."""
         arrays = self.windows.batch(self.order(epoch), *self._plan.bounds(batch), own=own)
-        if self._plan.settings.pad_remainder:
+        if self._plan.settings.remainder == "pad":
             arrays = self._plan.padded(arrays)
         return self._plan.build(arrays, again=np.copy)  # a transform may write to one of two
 

@@ -31,8 +31,7 @@ class StreamSettings:
         shuffle: whether rows are shuffled.
         seed: of the order.
         seed_drawn: whether the seed was drawn and not given.
-        drop_remainder: whether a last batch that is not full is left out.
-        pad_remainder: whether it is filled up with rows of weight 0.
+        remainder: treatment of a last batch that is not full: "keep", "drop" or "pad".
         shard: (index, count).
         dtype: types by dataset name; "" has that of other features.
         scale: (factor, offset) by dataset name; "" has that of other features.
@@ -46,8 +45,7 @@ class StreamSettings:
     shuffle: bool = True
     seed: int = 0
     seed_drawn: bool = False
-    drop_remainder: bool = False
-    pad_remainder: bool = False
+    remainder: str = "keep"
     shard: tuple[int, int] = (0, 1)
     dtype: Mapping[str, str] = field(default_factory=lambda: {"": "float32"})
     scale: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -57,8 +55,6 @@ class StreamSettings:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        if self.drop_remainder and self.pad_remainder:
-            raise UsageError("pad_remainder: drop_remainder leaves out the batch that it would fill; take one of them")
         if self.shard[1] > 1 and self.seed_drawn and self.shuffle:
             raise UsageError("seed: None draws another seed in every worker; give a number along with shard")
 
@@ -138,13 +134,12 @@ class StreamPlan:
     @property
     def all_full(self) -> bool:
         """Whether every batch has `batch_rows` rows."""
-        even = self.settings.drop_remainder or self.settings.pad_remainder
-        return even or self.num_rows == self.num_batches * self.batch_rows
+        return self.settings.remainder != "keep" or self.num_rows == self.num_batches * self.batch_rows
 
     @property
     def adds_weights(self) -> bool:
         """Whether batches get weights that the data has not, 0 for the rows that fill a batch up."""
-        return self.settings.pad_remainder and all(part.role != "sample_weight" for part in self.parts)
+        return self.settings.remainder == "pad" and all(part.role != "sample_weight" for part in self.parts)
 
     def padded(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the arrays of a batch, one a column, with as many rows as every batch has.
@@ -247,15 +242,13 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
     columns, uses = choose_columns(layout, parts, settings.dtype, settings.scale)
     rows = read_rows(settings.rows, layout.datasets[0].rows, ordered=not settings.shuffle)
     heaviest = max(layout.datasets, key=lambda dataset: dataset.row_bytes)
-    if settings.pad_remainder and all(part.role != "y" for part in parts):
-        raise UsageError(
-            "pad_remainder: rows that fill a batch up weigh 0, and Keras takes weights only together with y"
-        )
+    if settings.remainder == "pad" and all(part.role != "y" for part in parts):
+        raise UsageError("remainder: 'pad' adds rows of weight 0, and Keras takes weights only together with y")
     share = Share(
         *settings.shard,
         rows=len(rows),
         batch_size=settings.batch_size,
-        drop_remainder=settings.drop_remainder,
+        drop_remainder=settings.remainder == "drop",
         chunks=layout.chunk_grid(heaviest.name),
     )
     plan = StreamPlan(

@@ -253,7 +253,7 @@ class RowReader:
         too_large = f" (values too large for {column.dtype} become infinity)" if narrower or column.scale else ""
         raise DataError(
             f"{shown(self.layout.file_of(int(bad[0])).path)}: dataset {shown(column.name)} holds NaN or infinity in "
-            f"{where}; clean them, leave them out with `rows`, or pass nan_policy='ignore'{too_large}"
+            f"{where}; clean them, leave them out with `rows`, or pass check_finite=False{too_large}"
         )
 
 

@@ -56,7 +56,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
     Rows are shuffled on two levels: blocks of rows that lie together in the file are read from all over it
     into a window in memory, and the rows of the window are shuffled. Every row comes exactly once an epoch
     and every chunk of the file is read about once. With the same seed the batches are the same, whatever
-    `workers`, `use_multiprocessing`, `max_queue_size` and `fit(shuffle=…)` are. `quality()` says how well
+    `workers`, `use_multiprocessing` and `fit(shuffle=…)` are. `quality()` says how well
     that shuffles. With `fit(steps_per_epoch=…)` one epoch of the data follows the other without a break.
     `ResumeTraining` goes on with the very next batch after the process was killed.
 
@@ -75,7 +75,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     Args:
         path: the HDF5 file, or a URL of one ("s3://bucket/train.h5", "gs://…", "https://…", whatever fsspec knows;
-            see `storage_options`); or a list of files, or a pattern ("data/part-*.h5"; part-2 comes before part-10),
+            see `remote`); or a list of files, or a pattern ("data/part-*.h5"; part-2 comes before part-10),
             whose rows are counted through in that order. Their datasets have to agree in row shape and type; chunks,
             filters and storage may differ. Or a dict of dataset name to file or files, where datasets of equally many
             rows lie in different files: `{"x": "train_x.h5", "y": "train_y.h5"}`. The number of rows is what it was
@@ -94,10 +94,10 @@ class H5ChunkSequence(keras.utils.PyDataset):
             integers or booleans keep their stored type; targets and weights that are floats become float32.
         rows: which rows to use: a slice, a range, a (start, stop) tuple or an array of row numbers; for
             train/validation splits.
-        drop_remainder: leave out a last batch that is not full (with `shuffle`, other rows each epoch).
-        pad_remainder: fill up a last batch that is not full, with rows whose `sample_weight` is 0; every batch then
-            has weights. Workers whose ends are uneven then add up to what one process trains on: each divides by
-            equally many rows.
+        remainder: treatment of a last batch that is not full. "keep" delivers it as it is. "drop" leaves it out
+            (with `shuffle`, other rows each epoch). "pad" fills it up with rows whose `sample_weight` is 0, and every
+            batch has weights: workers whose ends are uneven then add up to what one process trains on, for each
+            divides by equally many rows. Defaults to "keep".
         shard: (index, count), the part of the rows for worker `index` of `count`, or "auto" to take both from
             `keras.distribution`, the open scope of a `tf.distribute` strategy, JAX's or PyTorch's processes,
             `TF_CONFIG`, or the launcher (torchrun, Horovod, MPI, Slurm). The parts are disjoint, complete, of
@@ -114,25 +114,21 @@ class H5ChunkSequence(keras.utils.PyDataset):
             may take together in the training process. A larger one shuffles better; the order of the rows
             depends on it. Default: 256 MiB, with batches on top. What a `transform` allocates is not counted, nor is
             half a MiB for scaling.
-        nan_policy: "ignore" passes NaN and infinity on, as Keras does with arrays; "error" raises, naming
-            dataset and rows, when the window holding them is needed.
-        allow_external: follow external links, external storage and virtual datasets into other files.
-        allow_hdf5_filters: have HDF5 and its plug-ins undo filters that kerasmem cannot (szip, n-bit and others). A
-            damaged chunk may then end the process or bring its memory into the data.
-        allow_missing_chunks: accept datasets that were never written, or only in parts, and virtual ones whose
-            sources are missing; such parts come as the dataset's fill value, most often 0.
-        locking: whether files are locked while open, as h5py has it: None leaves it to HDF5 and its
-            HDF5_USE_FILE_LOCKING, False is for file systems without locks (NFS), "best-effort" for those that may have.
-        storage_options: for URLs, what fsspec's file system is made with: credentials, an endpoint, headers. Only the
-            ranges that are needed are fetched, a request a block and up to 64 small ones at a time; each answer is
-            proved to be of the version that the sequence was made from. Needs `kerasmem[remote]`, `[s3]` or `[gcs]`.
-        cache: for URLs, a folder in which what was fetched is kept for later epochs and other processes.
-        cache_size: bytes or text that it may hold ("10GiB", the default); what was out of use longest goes first.
+        check_finite: raise an error if a value is NaN or infinite, naming dataset and rows, when the window that holds
+            it is needed. Defaults to False: such values are passed on, as Keras does with arrays.
+        trust_file: read the file without checks against damage and malice. HDF5 then follows links, external storage
+            and virtual datasets into other files, and undoes filters that kerasmem cannot (szip, n-bit and others): a
+            damaged chunk may end the process or bring its memory into the data. Parts that were never written, and
+            virtual datasets whose sources are missing, are read as the fill value, most often 0, with a warning.
+            Defaults to False: all of these are errors.
+        remote: for URLs, a dict with any of "storage_options" (arguments of fsspec's file system: credentials, an
+            endpoint, headers), "cache" (a folder that keeps fetched bytes for later epochs and other processes) and
+            "cache_size" (bytes or text, "10GiB" by default; the least recently used are evicted). Only the ranges
+            needed are fetched, a request a block and up to 64 small ones at a time; each answer is proved to be of
+            the version that the sequence was made from. Needs `kerasmem[remote]`, `[s3]` or `[gcs]`.
         workers: with 2 or more, as many threads gather and transform batches ahead of training; with 0 or 1
             batches are made when Keras asks (on TensorFlow that is in a background thread already).
         use_multiprocessing: run `transform` in `workers` processes (reading stays in this one).
-        max_queue_size: the most batches prepared ahead, where there are workers to do so; fewer where
-            `memory_budget` has no room for more.
 
     The sequence does its own work ahead, because Keras's would neither keep the order nor read each chunk
     once; so Keras is told `workers=1, use_multiprocessing=False`, which is what these attributes say.
@@ -169,36 +165,25 @@ class H5ChunkSequence(keras.utils.PyDataset):
         seed: int | None = 0,
         dtype: Any = "float32",
         rows: Any = None,
-        drop_remainder: bool = False,
-        pad_remainder: bool = False,
+        remainder: str = "keep",
         shard: tuple[int, int] | str | None = None,
         scale: Any = None,
         transform: Callable[..., Any] | None = None,
         memory_budget: int | str | None = None,
-        nan_policy: str = "ignore",
-        allow_external: bool = False,
-        allow_hdf5_filters: bool = False,
-        allow_missing_chunks: bool = False,
-        locking: bool | str | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        cache_size: int | str | None = None,
+        check_finite: bool = False,
+        trust_file: bool = False,
+        remote: Mapping[str, Any] | None = None,
         workers: int = 1,
         use_multiprocessing: bool = False,
-        max_queue_size: int = 10,
     ) -> None:
-        super().__init__(workers=1, use_multiprocessing=False, max_queue_size=max_queue_size)
-        self._files, access = read_data(
-            path, storage_options, cache, cache_size, allow_external=allow_external, locking=locking,
-            allow_hdf5_filters=allow_hdf5_filters, allow_missing_chunks=allow_missing_chunks,
-        )  # fmt: skip
+        super().__init__(workers=1, use_multiprocessing=False)
+        self._files, access = read_data(path, trust_file, remote)
         self.paths = all_files(self._files)
         flag = checks.flag("use_multiprocessing", use_multiprocessing)
         self._preparation = Preparation(
             transform,
             workers=max(checks.whole("workers", workers, 0), int(flag)),
             in_processes=flag,
-            most_ahead=checks.whole("max_queue_size", max_queue_size, 1),
         )
         parts = read_parts(x, y, sample_weight)
         names = dataset_names(parts)
@@ -207,8 +192,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             shuffle=checks.flag("shuffle", shuffle),
             seed=secrets.randbits(32) if seed is None else checks.whole("seed", seed, 0),
             seed_drawn=seed is None,
-            drop_remainder=checks.flag("drop_remainder", drop_remainder),
-            pad_remainder=checks.flag("pad_remainder", pad_remainder),
+            remainder=checks.choice("remainder", remainder, ("keep", "drop", "pad")),
             shard=read_shard(shard),
             dtype=read_dtype(dtype, names),
             scale=read_scale(scale, names),
@@ -217,7 +201,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             ahead=self._preparation.depth,
             workers=self._preparation.workers,
         )
-        self._check_finite = checks.choice("nan_policy", nan_policy, ("ignore", "error")) == "error"
+        self._check_finite = checks.flag("check_finite", check_finite)
         check_transform(transform, flag)
         if y is None and settings.shuffle:
             warnings.warn(
@@ -268,11 +252,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
     def seed(self) -> int:
         """Seed of the order."""
         return self.stream_plan.settings.seed
-
-    @property
-    def drop_remainder(self) -> bool:
-        """Whether a last batch that is not full is left out."""
-        return self.stream_plan.settings.drop_remainder
 
     @property
     def shard(self) -> tuple[int, int]:
@@ -495,12 +474,12 @@ class H5ChunkSequence(keras.utils.PyDataset):
             >>> # served = data.apply(tf.data.experimental.service.distribute("dynamic", "grpc://host:5000")).rebatch(4)
         """
         if self.transform is not None or self._check_finite:
-            which = "nan_policy" if self._check_finite else "transform"
+            which = "check_finite" if self._check_finite else "transform"
             raise UsageError(
                 f"{which}: another process has no Python to do that; leave it out here, and map the data set"
             )
-        if self.stream_plan.settings.pad_remainder:
-            raise UsageError("pad_remainder: the tf.data service shares rows out itself; leave it out here")
+        if self.stream_plan.settings.remainder == "pad":
+            raise UsageError("remainder='pad': the tf.data service shares rows out itself; leave it out here")
         epochs, timeout = checks.whole("epochs", epochs, 1), checks.number("timeout", timeout, least=0)
         data = make_graph_dataset(self.stream_plan, self.opened().reader.files, epochs)
         return data if service is None else served(data, service, self.batch_size, timeout)

@@ -111,7 +111,7 @@ def make_graph_dataset(plan: StreamPlan, opened: OpenFiles, epochs: int) -> Any:
     data = tf.data.Dataset.range(total * epochs).map(place).flat_map(read)
     if settings.shuffle:
         data = data.rebatch(window).map(mix)
-    batches = data.rebatch(settings.batch_size, drop_remainder=settings.drop_remainder)
+    batches = data.rebatch(settings.batch_size, drop_remainder=settings.remainder == "drop")
     return batches.map(lambda *arrays: plan.build(arrays)).prefetch(2)
 
 

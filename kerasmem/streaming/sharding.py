@@ -70,11 +70,11 @@ class Share:
             raise UsageError(f"shard: {self.rows:,} rows cannot be shared out among {self.count:,} workers; use fewer")
         if not self.steps:
             each = f" for each of {self.count:,} workers" if self.count > 1 else ""
-            raise UsageError(f"drop_remainder: {self.rows:,} rows make no full batch of {self.batch_size:,}{each}")
+            raise UsageError(f"remainder: {self.rows:,} rows make no full batch of {self.batch_size:,}{each}")
         if self.batch_size == 1 and self.rows % self.count and not self.drop_remainder:
             raise UsageError(
                 f"shard: {self.rows:,} rows in batches of 1 give {self.count:,} workers unequal numbers of steps; "
-                "use drop_remainder=True or a larger batch_size"
+                "use remainder='drop' or a larger batch_size"
             )
 
     @property

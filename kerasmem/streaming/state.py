@@ -17,7 +17,7 @@ _REMEDIES = {
     "shard": "each worker has to load the state that it saved itself, and there have to be as many as before",
     "batch_size": "make the sequence with the batch_size of the saved one",
     "shuffle": "make the sequence with the shuffle of the saved one",
-    "drop_remainder": "make the sequence with the drop_remainder of the saved one",
+    "remainder": "make the sequence with the remainder of the saved one",
     "datasets": "the names, shapes or types of the datasets read are others, or the files; use the files and names of "
     "the saved one",
     "selection": "use the `rows` of the saved one",
@@ -45,7 +45,7 @@ def compatibility(plan: StreamPlan) -> dict[str, Any]:
         "shard": list(settings.shard),
         "batch_size": settings.batch_size,
         "shuffle": settings.shuffle,
-        "drop_remainder": settings.drop_remainder,
+        "remainder": settings.remainder,
         "datasets": _digest((named + files).encode("utf-8", "surrogateescape")),
         "selection": _digest(rows),
         "batches": plan.num_batches,

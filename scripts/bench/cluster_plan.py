@@ -77,7 +77,7 @@ def plan_of(layout: DataLayout, scale: Scale, rank: int) -> StreamPlan:
         batch_size=scale.batch,
         shard=(rank, scale.ranks),
         memory_budget=scale.budget,
-        drop_remainder=True,
+        remainder="drop",
     )
     return make_plan(layout, read_parts("x", None, None), settings)
 

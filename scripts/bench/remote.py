@@ -89,7 +89,7 @@ def ways(url: str, cache: str) -> dict[str, Callable[[bool], tuple[int, int]]]:
 
     found = {
         "H5ChunkSequence": lambda shuffle: kerasmem_epoch(url, shuffle),
-        "H5ChunkSequence, cache filled": lambda shuffle: kerasmem_epoch(url, shuffle, cache=cache),
+        "H5ChunkSequence, cache filled": lambda shuffle: kerasmem_epoch(url, shuffle, remote={"cache": cache}),
         "download first": lambda shuffle: download_first(url, shuffle),
         "h5py over fsspec": lambda shuffle: h5py_epoch(opened(), shuffle),
         "h5py over fsspec, readahead": lambda shuffle: h5py_epoch(opened(cache_type="readahead"), shuffle),
@@ -111,7 +111,9 @@ def measure(path: Path, rows: int, rate: float, latency: float, repeats: int) ->
         base = f"http://127.0.0.1:{server.stdout.readline().strip()}"
         size = path.stat().st_size
         with tempfile.TemporaryDirectory() as cache:
-            kerasmem_epoch(f"{base}/train.h5", True, cache=cache)  # fills the cache, and loads what is to be loaded
+            kerasmem_epoch(
+                f"{base}/train.h5", True, remote={"cache": cache}
+            )  # fills the cache, and loads what is to be loaded
             for repeat in range(repeats):
                 for name, run in ways(f"{base}/train.h5", cache).items():
                     for shuffle in (True, False):

@@ -38,7 +38,7 @@ def main(file, saved, index, address, kill):
     keras.distribution.initialize(address, 2, int(index))
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
     keras.utils.set_random_seed(0)
-    settings = {"batch_size": 8, "shard": "auto", "drop_remainder": True, "memory_budget": "4kB"}
+    settings = {"batch_size": 8, "shard": "auto", "remainder": "drop", "memory_budget": "4kB"}
     data = H5ChunkSequence(file, **settings)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(2, "softmax")])
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])

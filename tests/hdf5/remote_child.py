@@ -29,7 +29,9 @@ def cached(url, folder, size, forever=""):
     from kerasmem import H5ChunkSequence
 
     while True:
-        with H5ChunkSequence(url, batch_size=50, memory_budget="2MiB", cache=folder, cache_size=size) as train:
+        with H5ChunkSequence(
+            url, batch_size=50, memory_budget="2MiB", remote={"cache": folder, "cache_size": size}
+        ) as train:
             total = sum(float(np.sum(x, dtype="f8")) for x, y in train.next_epoch())
             print(f"{total:.6f} {train.read_bytes} {train.opened().reader.files.traffic.from_cache}", flush=True)
         if not forever:

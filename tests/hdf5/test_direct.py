@@ -222,7 +222,7 @@ def test_fill_values_take_the_place_of_what_was_never_written(tmp_path):
             dataset[20:31, 5:10] = 3
         wanted = file["x"][:], file["z"][:]
     for shuffle in (False, True):
-        settings = {"shuffle": shuffle, "batch_size": 60, "scale": {"x": (0.5, 1)}, "allow_missing_chunks": True}
+        settings = {"shuffle": shuffle, "batch_size": 60, "scale": {"x": (0.5, 1)}, "trust_file": True}
         stream = H5ChunkSequence(path, ["x", "z"], None, **settings)
         x, z = stream[0][0]
         rows = stream.batch_rows(0)

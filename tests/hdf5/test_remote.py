@@ -123,12 +123,14 @@ class TestSameBatches:
     @pytest.mark.optional
     def test_over_s3(self, s3, folder):
         s3.put("bucket", "dir/train.h5", (folder / "gzip.h5").read_bytes())
-        equal(epochs("s3://bucket/dir/train.h5", 2, storage_options=s3.options), epochs(folder / "gzip.h5", 2))
+        equal(
+            epochs("s3://bucket/dir/train.h5", 2, remote={"storage_options": s3.options}), epochs(folder / "gzip.h5", 2)
+        )
         assert sum(last - first for *_, first, last, _ in s3.ranges) <= 1.1 * 2 * (folder / "gzip.h5").stat().st_size
         for part in range(3):
             s3.put("bucket", f"parts/part-{part}.h5", (folder / f"part-{part}.h5").read_bytes())
         local = [folder / f"part-{part}.h5" for part in range(3)]
-        equal(epochs("s3://bucket/parts/part-*.h5", storage_options=s3.options), epochs(local))
+        equal(epochs("s3://bucket/parts/part-*.h5", remote={"storage_options": s3.options}), epochs(local))
 
     @pytest.mark.optional
     def test_over_s3_by_links_signed_once_where_the_store_takes_them(self, s3, folder, monkeypatch):
@@ -142,14 +144,14 @@ class TestSameBatches:
         s3.put("bucket", "train.h5", (folder / "gzip.h5").read_bytes())
         local = epochs(folder / "gzip.h5", 3)
         s3.links = 0
-        equal(epochs("s3://bucket/train.h5", 3, storage_options=s3.options), local)
+        equal(epochs("s3://bucket/train.h5", 3, remote={"storage_options": s3.options}), local)
         ranges, before = len(s3.ranges), len(asked)
         assert s3.links > ranges // 2 and s3.links + before == ranges
         assert all("IfMatch" not in names for names in asked[:1]), "the version is asked for in the ordinary way"
 
         s3.takes_links, s3.links = False, 0
         with H5ChunkSequence(
-            "s3://bucket/train.h5", batch_size=50, memory_budget=BUDGET, storage_options=s3.options
+            "s3://bucket/train.h5", batch_size=50, memory_budget=BUDGET, remote={"storage_options": s3.options}
         ) as refused:
             equal(list(refused.next_epoch()), local[: len(refused)])
             tried = s3.links
@@ -167,7 +169,7 @@ class TestSameBatches:
         whole = epochs(tmp_path / "large.h5", **settings)
 
         def sequence():
-            return H5ChunkSequence("s3://bucket/large.h5", storage_options=s3.options, **settings)
+            return H5ChunkSequence("s3://bucket/large.h5", remote={"storage_options": s3.options}, **settings)
 
         with sequence() as killed:
             window = killed.plan.window_rows
@@ -198,7 +200,7 @@ class TestSameBatches:
             path = folder / "gzip.h5"
             fsspec.filesystem("gs", **options, project="test").pipe("bucket/dir/train.h5", path.read_bytes())
             with H5ChunkSequence(
-                "gs://bucket/dir/tr*.h5", batch_size=50, memory_budget=BUDGET, storage_options=options
+                "gs://bucket/dir/tr*.h5", batch_size=50, memory_budget=BUDGET, remote={"storage_options": options}
             ) as remote:
                 equal(list(remote.next_epoch()), epochs(path))
                 assert remote.read_bytes <= 1.05 * path.stat().st_size
@@ -209,11 +211,11 @@ class TestSameBatches:
         "settings",
         [
             {"rows": np.arange(0, ROWS, 7)},
-            {"rows": (500, 900), "drop_remainder": True},
+            {"rows": (500, 900), "remainder": "drop"},
             {"shard": (1, 3)},
             {"dtype": "float64", "scale": (2.0, 1.0)},
             {"transform": lambda x, y: (x * 2, y), "workers": 3},
-            {"y": "x", "nan_policy": "error"},
+            {"y": "x", "check_finite": True},
             {"memory_budget": None},
         ],
         ids=lambda settings: "-".join(settings),
@@ -265,7 +267,7 @@ class TestSameBatches:
     def test_a_copy_for_another_process_takes_the_options_along(self, web, folder):
         web.needs = "Bearer SECRET"
         options = {"headers": {"Authorization": "Bearer SECRET"}}
-        with H5ChunkSequence(web.url("gzip.h5"), memory_budget=BUDGET, storage_options=options) as train:
+        with H5ChunkSequence(web.url("gzip.h5"), memory_budget=BUDGET, remote={"storage_options": options}) as train:
             assert "SECRET" not in repr(train) + train.describe() + repr(train._access)
             copy = pickle.loads(pickle.dumps(train))
             with copy:
@@ -308,7 +310,7 @@ class TestFaults:
             return ("status", 503) if draw < 0.2 else ("cut", (last - first) // 2) if draw < 0.3 else None
 
         s3.fault = fault
-        equal(epochs("s3://bucket/faulty.h5", storage_options=s3.options), wanted)
+        equal(epochs("s3://bucket/faulty.h5", remote={"storage_options": s3.options}), wanted)
 
     @pytest.mark.parametrize(
         ("fault", "message"),
@@ -352,7 +354,7 @@ class TestFaults:
             ("s3://bucket", "names a bucket and no object"),
         ):
             with pytest.raises(DataError, match=message):
-                epochs(url, storage_options=s3.options)
+                epochs(url, remote={"storage_options": s3.options})
 
     def test_what_is_no_hdf5_file(self, web):
         cut = web.files["contiguous.h5"][:100_000]
@@ -364,8 +366,6 @@ class TestFaults:
     def test_wrong_settings(self, web):
         with pytest.raises(UsageError, match=r"fsspec knows no such scheme \(foo://\)"):
             epochs("foo://bucket/a.h5")
-        with pytest.raises(UsageError, match="allow_external"):
-            epochs(web.url("gzip.h5"), allow_external=True)
         with pytest.raises(DataError, match=r"there is no host of this name|failed 7 times"):
             epochs("http://no-such-host.invalid/a.h5")
 
@@ -418,7 +418,7 @@ class TestChanges:
         data = (folder / "gzip.h5").read_bytes()
         s3.put("bucket", "gzip.h5", data)
         change = lambda: s3.put("bucket", "gzip.h5", self.spoil(data))  # noqa: E731
-        self.check("s3://bucket/gzip.h5", change, storage_options=s3.options)
+        self.check("s3://bucket/gzip.h5", change, remote={"storage_options": s3.options})
 
     def test_where_no_answer_tells_the_version(self, folder):
         memory = fsspec.filesystem("memory")
@@ -441,12 +441,12 @@ class TestCacheInUse:
             write(*arguments)
 
         monkeypatch.setattr(DiskCache, "write", slow)
-        settings = {"cache": tmp_path / "cache", "cache_size": "64MiB"}
+        settings = {"remote": {"cache": tmp_path / "cache", "cache_size": "64MiB"}}
         equal(epochs(web.url("gzip.h5"), 3, **settings), epochs(folder / "gzip.h5", 3))
         assert web.sent <= len(web.files["gzip.h5"]) + (64 << 10)  # what opening the file read
 
     def test_the_second_epoch_and_another_sequence_come_from_disk(self, web, tmp_path, folder):
-        settings = {"cache": tmp_path / "cache", "cache_size": "64MiB"}
+        settings = {"remote": {"cache": tmp_path / "cache", "cache_size": "64MiB"}}
         wanted = epochs(folder / "gzip.h5", 2)
         equal(epochs(web.url("gzip.h5"), 2, **settings), wanted)
         assert web.sent <= 1.1 * len(web.files["gzip.h5"])
@@ -467,7 +467,7 @@ class TestCacheInUse:
             process.send_signal(signal.SIGKILL)
             process.wait()
         assert len(list((tmp_path / "cache").rglob("*-*"))) >= 5
-        got = epochs(web.url("gzip.h5"), cache=tmp_path / "cache", cache_size="16MiB")
+        got = epochs(web.url("gzip.h5"), remote={"cache": tmp_path / "cache", "cache_size": "16MiB"})
         assert sum(float(np.sum(x, dtype="f8")) for x, y in got) == wanted
 
 

@@ -226,26 +226,24 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ((["no"], None, None), "storage_options: give a dict"),
-            (({"loop": 1}, None, None), "'loop' is for kerasmem to choose"),
-            (({"f": lambda: "SECRET"}, None, None), "have to be picklable"),
-            ((None, None, "1GiB"), "name a folder"),
-            ((None, 3, None), "cache: 3 is not a path"),
-            ((None, __file__, None), "is not a folder"),
-            ((None, "c", "1MiB"), "too small; 16.0 MiB is the least"),
-            ((None, "c", "many"), "cache_size"),
+            (["no"], "remote: must be a dict"),
+            ({"key": "k"}, "remote: 'key' is none of .*storage_options"),
+            ({"storage_options": ["no"]}, "storage_options: must be a dict"),
+            ({"storage_options": {"loop": 1}}, "'loop' is for kerasmem to choose"),
+            ({"storage_options": {"f": lambda: "SECRET"}}, "storage_options: must be picklable"),
+            ({"cache_size": "1GiB"}, "name a folder"),
+            ({"cache": 3}, "cache: 3 is not a path"),
+            ({"cache": __file__}, "is not a folder"),
+            ({"cache": "c", "cache_size": "1MiB"}, "too small; 16.0 MiB is the least"),
+            ({"cache": "c", "cache_size": "many"}, "cache_size"),
         ],
     )
     def test_wrong(self, settings, message):
         with pytest.raises(UsageError, match=message):
-            read_remote(*settings, remote=True)
-
-    def test_not_for_local_files(self):
-        with pytest.raises(UsageError, match="these are for URLs"):
-            read_remote({"key": 1}, None, None, remote=False)
+            read_remote(settings)
 
     def test_options_are_not_shown(self):
-        assert "SECRET" not in repr(read_remote({"secret": "SECRET"}, None, None))
+        assert "SECRET" not in repr(read_remote({"storage_options": {"secret": "SECRET"}}))
 
     def test_bytes_ahead_are_what_the_budget_leaves(self):
         assert ahead_bytes(None, 5) == 32 * MIB

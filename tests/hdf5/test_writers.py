@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kerasmem import H5ChunkSequence
-from kerasmem.errors import DataError, UsageError
+from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.sources import ChunkedSource, Hdf5Source
 
 ROWS = 300
@@ -171,12 +171,12 @@ def test_a_virtual_dataset_over_other_files(tmp_path):
     with h5py.File(path, "w", libver="latest") as file:
         file.create_virtual_dataset("x", layout)
         file["y"] = np.arange(ROWS)
-    with pytest.raises(DataError, match=r"virtual and reads other files, such as 'run0.h5'; pass allow_external=True"):
+    with pytest.raises(DataError, match=r"virtual and reads other files, such as 'run0.h5'; pass trust_file=True"):
         H5ChunkSequence(path)
-    check(path, "x", "y", allow_external=True)
+    check(path, "x", "y", trust_file=True)
     os.unlink(tmp_path / "run1.h5")
-    with pytest.raises(DataError, match=r"source 'x' in 'run1.h5' is missing"):
-        H5ChunkSequence(path, allow_external=True)
+    with pytest.warns(UserWarning, match=r"source 'x' in 'run1.h5' is missing"):
+        H5ChunkSequence(path, trust_file=True)
 
 
 @pytest.mark.parametrize("chunks", [(300, 1), (300, 4), (64, 1), (1, 4), (7, 5)])
@@ -276,24 +276,12 @@ def test_external_storage_and_links_want_permission(tmp_path):
         file["link"] = h5py.ExternalLink("other.h5", "x")
         file["y"] = np.arange(ROWS)
     for name, text in {"x": "keeps its data in another file", "link": "leads through an external link"}.items():
-        with pytest.raises(DataError, match=f"{text}.*pass allow_external=True if you trust the file"):
+        with pytest.raises(DataError, match=f"{text}.*pass trust_file=True if you trust the file"):
             H5ChunkSequence(path, name)
-        check(path, name, "y", allow_external=True)
+        check(path, name, "y", trust_file=True)
 
 
 # ---- locks
-
-
-def test_locking(tmp_path):
-    path = tmp_path / "locked.h5"
-    with h5py.File(path, "w") as file:
-        file["x"], file["y"] = X, np.arange(ROWS)
-    for locking in (None, False, True, "best-effort"):
-        check(path, "x", "y", locking=locking)
-    with pytest.raises(UsageError, match="locking: 'no' is not None or True or False or 'best-effort'"):
-        H5ChunkSequence(path, locking="no")
-    with pytest.raises(UsageError, match="locking: 0"):
-        H5ChunkSequence(path, locking=0)
 
 
 def test_a_file_locked_by_its_writer(tmp_path):
@@ -309,9 +297,8 @@ def test_a_file_locked_by_its_writer(tmp_path):
     ) as holder:
         try:
             assert holder.stdout.readline()
-            with pytest.raises(DataError, match=r"held.h5'?: the file is locked.*locking=False or .*=FALSE"):
+            with pytest.raises(DataError, match=r"held.h5'?: the file is locked.*HDF5_USE_FILE_LOCKING=FALSE"):
                 H5ChunkSequence(path)
-            check(path, "x", "y", locking=False)
         finally:
             holder.communicate(b"\n", timeout=10)
     check(path, "x", "y")

@@ -410,7 +410,7 @@ from kerasmem.streaming.file_order import read_windows
 for path in sys.argv[1:]:
     for look in (
         lambda: [print(path, entry.name, entry.problem) for entry in list_contents(path).entries],
-        lambda: list_contents(path, Access(allow_missing=True)),
+        lambda: list_contents(path, Access(trust_file=True)),
         lambda: next(read_windows([path], ["x"])),
     ):
         try:

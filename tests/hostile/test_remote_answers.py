@@ -112,11 +112,13 @@ def test_headers_are_for_the_server_that_was_named(serve, data):
     here, there = [], []
     other = serve(ranges(data, there))
     options = {"headers": SECRETS}
-    with H5ChunkSequence(f"{serve(moved_to(other))}/x.h5", y=None, shuffle=False, storage_options=options) as sequence:
+    with H5ChunkSequence(
+        f"{serve(moved_to(other))}/x.h5", y=None, shuffle=False, remote={"storage_options": options}
+    ) as sequence:
         assert len(sequence) == 1
         list(sequence)
     with H5ChunkSequence(
-        f"{serve(ranges(data, here))}/x.h5", y=None, shuffle=False, storage_options=options
+        f"{serve(ranges(data, here))}/x.h5", y=None, shuffle=False, remote={"storage_options": options}
     ) as sequence:
         list(sequence)
     assert there and not any("SECRET" in str(headers) for headers in there)

@@ -10,7 +10,6 @@ import struct
 import zipfile
 import zlib
 
-import h5py
 import numpy as np
 
 MIB = 2**20
@@ -177,11 +176,3 @@ def test_images_that_claim_too_much(attack, tmp_path):
     told = converted(attack, [tmp_path / name for name in IMAGES], 1200 * MIB)
     for name, (_, message) in IMAGES.items():
         assert re.search(message, told.get(name, "")), (name, told.get(name))
-
-
-def test_external_data_that_is_absent(attack, tmp_path):
-    with h5py.File(tmp_path / "data.h5", "w") as file:
-        file.create_dataset("x", (4, 3), "f4", external=[("absent.raw", 0, 48)])
-        file["y"] = np.arange(4)
-    done = attack("data", "inspect", tmp_path / "data.h5", "--allow-external", "--json", seconds=40)
-    assert "'absent.raw', which is not there; HDF5 looks for it from the current folder" in done.out, done.text

@@ -151,7 +151,7 @@ def test_names_may_be_written_in_several_ways(write):
 def test_settings_may_be_numpy_numbers(numbered):
     kinds = (np.int64, np.uint8)
     for kind in kinds:
-        numbers = {name: kind(2) for name in ("batch_size", "seed", "workers", "max_queue_size")} | {
+        numbers = {name: kind(2) for name in ("batch_size", "seed", "workers")} | {
             "rows": (kind(0), kind(50)),
             "scale": (np.float32(0.5), kind(1)),
         }
@@ -214,17 +214,17 @@ def test_one_dataset_as_features_and_targets(write):
     assert (x.dtype, y.dtype) == (np.float32, np.uint8), "a plain scale is for features"
 
 
-def test_last_batch_and_drop_remainder(numbered):
+def test_last_batch_is_kept_or_dropped(numbered):
     path = numbered(rows=100)
     whole = H5ChunkSequence(path, batch_size=32)
     assert (len(whole), whole.num_batches) == (4, 4)
     assert [len(y) for _, y in whole] == [32, 32, 32, 4]
-    cut = H5ChunkSequence(path, batch_size=32, drop_remainder=True)
+    cut = H5ChunkSequence(path, batch_size=32, remainder="drop")
     assert [len(y) for _, y in cut] == [32, 32, 32]
     left_out = {frozenset(range(100)) - frozenset(joined_epoch(cut, epoch)) for epoch in range(3)}
     assert len(left_out) == 3, "other rows are left out each epoch"
     with pytest.raises(UsageError, match="100 rows make no full batch"):
-        H5ChunkSequence(path, batch_size=101, drop_remainder=True)
+        H5ChunkSequence(path, batch_size=101, remainder="drop")
     assert len(H5ChunkSequence(path, batch_size=101)) == 1
 
 
@@ -285,9 +285,7 @@ def test_file_order(numbered):
 
 
 @pytest.mark.parametrize("chunks", [None, 300])
-@pytest.mark.parametrize(
-    "settings", [{}, {"rows": (77, 2500)}, {"scale": 0.5}, {"workers": 3}, {"drop_remainder": True}]
-)
+@pytest.mark.parametrize("settings", [{}, {"rows": (77, 2500)}, {"scale": 0.5}, {"workers": 3}, {"remainder": "drop"}])
 def test_large_batches_in_file_order_need_small_windows(write, chunks, settings):
     x = np.arange(3000 * 64, dtype="f4").reshape(3000, 64)
     path = write(x=x, y=np.arange(3000), chunks=chunks)

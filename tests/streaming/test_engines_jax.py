@@ -62,5 +62,5 @@ def test_two_processes(numbered, tmp_path):
     assert results[0]["losses"] == results[1]["losses"]
     for result in results:
         assert "keras.distribution.distribution().auto_shard_dataset = False" in result["refused"]
-        assert "drop_remainder=True" in result["ragged"]
+        assert "remainder='drop'" in result["ragged"]
         assert any("all 2 processes deliver the same rows" in text for text in result["whole"])

@@ -78,19 +78,19 @@ def test_a_file_that_changed_or_went_before_it_is_read(numbered, write):
     assert len(stream[0][1]) == 32, "and it recovers with the file"
 
 
-def test_nan_policy(write):
+def test_check_finite(write):
     x = np.zeros((100, 4), "f8")
     x[41, 2], x[47, 0] = np.nan, np.inf
     path = write(x=x, y=np.arange(100), z=np.where(np.arange(100) == 90, np.nan, 1), chunks=10)
     assert sum(np.isnan(batch[0]).sum() for batch in H5ChunkSequence(path)) == 1, "ignored by default"
-    stream = H5ChunkSequence(path, shuffle=False, batch_size=10, nan_policy="error", memory_budget="3kB")
+    stream = H5ChunkSequence(path, shuffle=False, batch_size=10, check_finite=True, memory_budget="3kB")
     assert len(stream[0][0]) == 10
     with pytest.raises(DataError, match=r"'x' holds NaN or infinity in 2 rows from 41 to 47; .*`rows`"):
         list(stream)
     keep = np.flatnonzero(np.isfinite(x).all(axis=1))
-    assert sum(len(batch[1]) for batch in H5ChunkSequence(path, rows=keep, nan_policy="error")) == 98
+    assert sum(len(batch[1]) for batch in H5ChunkSequence(path, rows=keep, check_finite=True)) == 98
     with pytest.raises(DataError, match=r"'z' holds NaN or infinity in row 90"):
-        list(H5ChunkSequence(path, "y", "z", rows=[3, 90], nan_policy="error"))
+        list(H5ChunkSequence(path, "y", "z", rows=[3, 90], check_finite=True))
 
 
 def test_what_overflows_float32_is_no_silent_infinity(write):
@@ -99,10 +99,10 @@ def test_what_overflows_float32_is_no_silent_infinity(write):
         pytest.warns(RuntimeWarning, match="overflow"),
         pytest.raises(DataError, match="4 rows from 0 to 3"),
     ):
-        H5ChunkSequence(path, nan_policy="error")[0]
+        H5ChunkSequence(path, check_finite=True)[0]
     with pytest.warns(RuntimeWarning), pytest.raises(DataError, match="too large for float16 become infinity"):
-        H5ChunkSequence(path, scale=1e-290, dtype="float16", nan_policy="error")[0]
-    assert H5ChunkSequence(path, scale=1e-300, dtype="float16", nan_policy="error")[0][0].max() == 1
+        H5ChunkSequence(path, scale=1e-290, dtype="float16", check_finite=True)[0]
+    assert H5ChunkSequence(path, scale=1e-300, dtype="float16", check_finite=True)[0][0].max() == 1
 
 
 def test_fit_reports_a_failing_transform(numbered):
@@ -184,9 +184,9 @@ def test_missing_chunks_are_found_before_training(tmp_path, latest):
         file["y"] = np.arange(100)
         for start in (*range(0, 50, 10), *range(60, 100, 10)):
             x[start : start + 10] = 1
-    with pytest.raises(DataError, match=r"1 of its 10 chunks were never written.*allow_missing_chunks=True"):
+    with pytest.raises(DataError, match=r"1 of its 10 chunks were never written.*trust_file=True"):
         H5ChunkSequence(path)
-    features, rows = H5ChunkSequence(path, batch_size=100, allow_missing_chunks=True)[0]
+    features, rows = H5ChunkSequence(path, batch_size=100, trust_file=True)[0]
     assert np.array_equal(features[:, 0] == 0, (rows >= 50) & (rows < 60))
 
 

@@ -55,11 +55,11 @@ def test_every_type_comes_as_from_the_sequence(tmp_path):
         np.testing.assert_allclose(other, one, rtol=1e-6)
 
 
-def test_several_files_and_drop_remainder(tmp_path):
+def test_several_files_and_a_dropped_remainder(tmp_path):
     for number in range(2):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["x"], file["y"] = np.ones((25, 3)), np.arange(25) + 100 * number
-    sequence = H5ChunkSequence(str(tmp_path / "*.h5"), batch_size=8, drop_remainder=True)
+    sequence = H5ChunkSequence(str(tmp_path / "*.h5"), batch_size=8, remainder="drop")
     batches = [y for _, y in sequence.as_service_dataset().as_numpy_iterator()]
     assert [len(y) for y in batches] == [8] * 6
     assert len({row for y in batches for row in y.tolist()}) == 48
@@ -129,7 +129,7 @@ def test_what_cannot_be_served_is_refused(numbered):
         H5ChunkSequence(packed).as_service_dataset()
     with pytest.raises(UsageError, match="transform: another process has no Python"):
         H5ChunkSequence(numbered(), transform=slow_double).as_service_dataset()
-    with pytest.raises(UsageError, match="nan_policy: another process"):
-        H5ChunkSequence(numbered(), nan_policy="error").as_service_dataset()
+    with pytest.raises(UsageError, match="check_finite: another process"):
+        H5ChunkSequence(numbered(), check_finite=True).as_service_dataset()
     with pytest.raises(UsageError, match="epochs: 0 is too small"):
         H5ChunkSequence(numbered()).as_service_dataset(epochs=0)

@@ -177,9 +177,10 @@ def test_a_dataset_that_was_never_written_comes_as_its_fill_value(tmp_path, chun
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (40, 3), "f4", chunks=chunks, **options)
         file["y"] = np.arange(40)
-    with pytest.raises(DataError, match=r"'x'.* never written.*allow_missing_chunks=True if that is meant"):
+    with pytest.raises(DataError, match=r"'x'.* never written.*trust_file=True"):
         stream(path)
-    data = stream(path, allow_missing_chunks=True)
+    with pytest.warns(UserWarning, match="never written; fill values are read"):
+        data = stream(path, trust_file=True)
     seen = [(x, y) for x, y in data]
     assert sorted(row for _, y in seen for row in y.tolist()) == list(range(40))
     assert {value for x, _ in seen for value in x.ravel().tolist()} == {options.get("fillvalue", 0)}

@@ -189,7 +189,7 @@ def test_padded_ends_add_up_to_one_process(numbered):
     path = numbered(rows=rows, chunks=4)
     last = []
     for index in range(4):
-        with H5ChunkSequence(path, batch_size=8, shard=(index, 4), pad_remainder=True) as data:
+        with H5ChunkSequence(path, batch_size=8, shard=(index, 4), remainder="pad") as data:
             last.append(data.batch(len(data) - 1))
     loss = keras.losses.MeanSquaredError()
     each = [float(loss(y[:, None].astype("f4"), 0.5 * y[:, None], sample_weight=weight)) for _, y, weight in last]
@@ -260,7 +260,7 @@ def test_who_this_worker_is_is_said_once(monkeypatch, capsys):
         ({"shard": (0, 2.5)}, "shard count: 2.5 is not a whole number"),
         ({"shard": (-1, 2)}, "shard index: -1"),
         ({"shard": (0, 200)}, "100 rows cannot be shared out among 200 workers"),
-        ({"shard": (0, 4), "drop_remainder": True}, "100 rows make no full batch of 32 for each of 4 workers"),
+        ({"shard": (0, 4), "remainder": "drop"}, "100 rows make no full batch of 32 for each of 4 workers"),
         ({"shard": (0, 3), "batch_size": 1}, "batches of 1 give 3 workers unequal numbers"),
         ({"shard": (0, 2), "seed": None}, "seed: None draws another seed in every worker"),
     ],

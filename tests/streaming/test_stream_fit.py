@@ -23,8 +23,8 @@ WAYS = [
     {"workers": 0},
     {"workers": 1},
     {"workers": 2},
-    {"workers": 4, "max_queue_size": 1},
-    {"workers": 4, "max_queue_size": 50},
+    {"workers": 4},
+    {"workers": 4},
     {"workers": 2, "use_multiprocessing": True},
 ]
 
@@ -55,7 +55,7 @@ def test_every_way_gives_every_row_once_and_the_same_batches(path):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_each_row_is_read_about_once_an_epoch(numbered, shuffle, workers):
     path = numbered(rows=4000, chunks=16)
-    stream = sequence(path, memory_budget="30kB", workers=workers, max_queue_size=4, batch_size=32)
+    stream = sequence(path, memory_budget="30kB", workers=workers, batch_size=32)
     assert stream.plan.window_rows < 1500
     shared_model().fit(stream, epochs=2, shuffle=shuffle, verbose=0)
     reader = stream.opened().reader
@@ -228,7 +228,7 @@ def test_fit_after_an_interrupted_fit(path):
 
 
 def test_several_steps_in_one_execution(path):
-    stream = sequence(path, drop_remainder=True, batch_size=7)  # 29 batches
+    stream = sequence(path, remainder="drop", batch_size=7)  # 29 batches
     tiny_model(steps_per_execution=29).fit(stream, epochs=2, verbose=0)
     assert [len(set(rows)) for rows in stream.rows[:2]] == [203, 203]
 

@@ -118,12 +118,12 @@ def test_other_files_are_not_followed_unasked(write, tmp_path):
         inside[:] = h5py.VirtualSource(".", "x", (8,))
         file.create_virtual_dataset("inside", inside)
     for name in ("link", "group/x", "soft"):
-        refuse(DataError, "external link.*allow_external", path, name, None)
+        refuse(DataError, "external link.*trust_file", path, name, None)
     refuse(DataError, "another file", path, "storage", None)
     refuse(DataError, "virtual and reads other files", path, "virtual", None)
     refuse(DataError, "loop", path, "loop", None)
     for name in ("link", "soft", "storage", "virtual"):
-        sequence = H5ChunkSequence(path, name, None, allow_external=True, shuffle=False)
+        sequence = H5ChunkSequence(path, name, None, trust_file=True, shuffle=False)
         assert sequence[0][0].tolist() == list(range(8)), name
     assert H5ChunkSequence(path, "inside", None, shuffle=False)[0][0].tolist() == list(range(8))
 
@@ -159,16 +159,16 @@ def test_virtual_datasets_of_the_same_file_lead_nowhere_else(write, tmp_path):
         virtual(file, "fine", ".", "x")
         virtual(file, "finer", ".", "fine")
     for name in ("a", "e", "f"):
-        refuse(DataError, "another file.*allow_external", path, name, None)
+        refuse(DataError, "another file.*trust_file", path, name, None)
     for name in ("b", "c", "d", "odd\udcff"):
-        refuse(DataError, "external link.*allow_external", path, name, None)
+        refuse(DataError, "external link.*trust_file", path, name, None)
     refuse(DataError, "by a pattern", path, "pattern", None)
     with h5py.File(path, "a") as file:
         for number in range(30):
             virtual(file, f"chain{number}", ".", f"chain{number + 1}")
     refuse(DataError, "sources within sources", path, "chain0", None)
     for name in ("a", "b", "f"):
-        sequence = H5ChunkSequence(path, name, None, allow_external=True, shuffle=False)
+        sequence = H5ChunkSequence(path, name, None, trust_file=True, shuffle=False)
         assert sequence[0][0].tolist() == list(range(8)), name
     for name in ("fine", "finer"):
         assert H5ChunkSequence(path, name, None, shuffle=False)[0][0].tolist() == list(range(8))
@@ -200,16 +200,16 @@ def test_missing_parts_are_no_silent_zeros(write, tmp_path):
         virtual(file, "covered", "there.h5", "x", 4, 4)
         virtual(file, "half", "there.h5", "x", 8, 4)
         virtual(file, "inner", ".", "z")
-    refuse(DataError, "8 of its 20 chunks were never written.*allow_missing_chunks=True", path)
-    x, _ = H5ChunkSequence(path, batch_size=100, shuffle=False, allow_missing_chunks=True)[0]
+    refuse(DataError, "8 of its 20 chunks were never written.*trust_file=True", path)
+    with pytest.warns(UserWarning, match="not complete: 8 of its 20 chunks"):
+        x, _ = H5ChunkSequence(path, batch_size=100, shuffle=False, trust_file=True)[0]
     assert x.sum() == 60 * 0 + 55 * 3
     H5ChunkSequence(path, "full", None)
     for name, text in {"gone": "'gone.h5' is missing", "nameless": "source 'z'", "half": "cover 4 of its 8"}.items():
-        refuse(DataError, text, path, name, None, allow_external=True)
+        with pytest.warns(UserWarning, match=text):
+            H5ChunkSequence(path, name, None, trust_file=True, shuffle=False)[0]
     refuse(DataError, "source 'z' in 'the same file' is missing", path, "inner", None)
-    for name in ("gone", "half"):
-        H5ChunkSequence(path, name, None, allow_external=True, allow_missing_chunks=True)[0]
-    assert len(H5ChunkSequence(path, "covered", None, allow_external=True)[0][0]) == 4
+    assert len(H5ChunkSequence(path, "covered", None, trust_file=True)[0][0]) == 4
 
 
 def test_rows_beyond_all_measure(tmp_path):
@@ -218,8 +218,9 @@ def test_rows_beyond_all_measure(tmp_path):
         for name, shape in {"x": (10**15, 1), "y": (10**15,)}.items():
             file.create_dataset(name, shape, "f4", chunks=(4096, *shape[1:]))[5] = 1
     refuse(DataError, "244,140,624,999 of its 244,140,625,000 chunks", path)
-    refuse(DataError, "order of .* blocks .* would take 1?[0-9.]+ TiB", path, allow_missing_chunks=True)
-    assert len(H5ChunkSequence(path, rows=(0, 5000), allow_missing_chunks=True, shuffle=False)[0][1]) == 32
+    with pytest.warns(UserWarning, match="not complete"):
+        refuse(DataError, "order of .* blocks .* would take 1?[0-9.]+ TiB", path, trust_file=True)
+        assert len(H5ChunkSequence(path, rows=(0, 5000), trust_file=True, shuffle=False)[0][1]) == 32
 
 
 @pytest.mark.parametrize(
@@ -291,8 +292,10 @@ def test_hostile_names_are_shown_escaped(tmp_path):
         ({"shuffle": "yes"}, "shuffle: 'yes' is neither True nor False"),
         ({"seed": -1}, "seed: -1"),
         ({"workers": -1}, "workers: -1"),
-        ({"max_queue_size": 0, "workers": 2}, "max_queue_size: 0"),
-        ({"nan_policy": "drop"}, "nan_policy: 'drop' is not 'ignore' or 'error'"),
+        ({"check_finite": "drop"}, "check_finite: 'drop' is neither"),
+        ({"remainder": True}, "remainder: True is not 'keep' or 'drop' or 'pad'"),
+        ({"remainder": "pad", "y": None}, "remainder: 'pad' adds rows of weight 0"),
+        ({"remote": {"cache": "c"}}, "remote: .* leave it out"),
         ({"x": []}, "x: no dataset named"),
         ({"x": {}}, "x: no dataset named"),
         ({"x": 3}, "x: give a dataset's name"),
@@ -309,7 +312,7 @@ def test_hostile_names_are_shown_escaped(tmp_path):
         ({"dtype": None}, "dtype: None is not one of float32"),
         ({"dtype": "no type"}, "dtype: 'no type' is not one of float32"),
         ({"scale": 10**400}, "scale: 1000"),
-        ({"allow_missing_chunks": 1}, "allow_missing_chunks: 1 is neither"),
+        ({"trust_file": 1}, "trust_file: 1 is neither"),
         ({"transform": 3}, "transform: 3 cannot be called"),
         ({"transform": lambda x, y: (x, y), "use_multiprocessing": True}, "can be pickled"),
         ({"memory_budget": "much"}, "memory_budget: 'much' is not a size"),

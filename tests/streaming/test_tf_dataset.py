@@ -69,7 +69,7 @@ def test_element_spec(write):
         tf.TensorSpec((None,), tf.float32),
     )
     assert spec(batch_size=8)[2] == tf.TensorSpec((8,), tf.float32), "40 rows are 5 full batches"
-    assert spec(drop_remainder=True)[2] == tf.TensorSpec((7,), tf.float32)
+    assert spec(remainder="drop")[2] == tf.TensorSpec((7,), tf.float32)
     assert spec(dtype={"b": "stored"})[0][1] == tf.TensorSpec((None,), tf.uint16)
     only = spec(x="a", y=None, sample_weight=None, shuffle=False, dtype="float16")
     assert only == (tf.TensorSpec((None, 3), tf.float16),)

@@ -36,8 +36,7 @@ def repack(
     shuffle: bool = False,
     seed: int = 0,
     float32: bool = False,
-    allow_external: bool = False,
-    allow_hdf5_filters: bool = False,
+    trust_file: bool = False,
     memory_budget: int | str = DEFAULT_MEMORY,
     verify: bool = False,
     force: bool = False,
@@ -60,8 +59,7 @@ def repack(
         shuffle: write the rows in random order.
         seed: of that order.
         float32: write float64 as float32.
-        allow_external: read other files that it names.
-        allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
+        trust_file: as for `H5ChunkSequence`.
         memory_budget: bytes or text ("512MiB") of the host's memory to work in.
         verify: read the file back and compare checksums before it is moved into place.
         force: overwrite the output.
@@ -89,9 +87,7 @@ def repack(
         batch_size, shuffle, seed, read_compression(compression), parse_size(memory_budget, field="memory_budget"),
         keep_float64=not checks.flag("float32", float32),
     )  # fmt: skip
-    options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8,
-        allow_external=allow_external, allow_hdf5_filters=allow_hdf5_filters,
-    )  # fmt: skip
+    options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, trust_file=trust_file)
     before = read_reading(source, settings.batch_size)
     parting = read_parting(engine, part_size)
     ways = Ways(verify, force, progress or tell_nobody, attributes_from=source)

@@ -33,8 +33,7 @@ class SourceOptions(TypedDict, total=False):
         color: "rgb", "rgba" or "gray".
         accept_mislabelled: accept images that are of another format than their names say.
         follow_links: follow links in folders of images.
-        allow_external: read other files that an HDF5 file names.
-        allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
+        trust_file: as for `H5ChunkSequence`, of HDF5 files.
         header: whether the first row of a CSV file names the columns.
         delimiter: between the values of CSV; by default a comma, in .tsv a tab, and a semicolon where the first line
             has some and no comma; numbers may then have decimal commas.
@@ -46,8 +45,7 @@ class SourceOptions(TypedDict, total=False):
     color: Color
     accept_mislabelled: bool
     follow_links: bool
-    allow_external: bool
-    allow_hdf5_filters: bool
+    trust_file: bool
     header: bool
     delimiter: str | None
     encoding: str
@@ -74,8 +72,7 @@ class ReadOptions:
     color: Color = "rgb"
     accept_mislabelled: bool = False
     follow_links: bool = False
-    allow_external: bool = False
-    allow_hdf5_filters: bool = False
+    trust_file: bool = False
     header: bool = True
     delimiter: str | None = None
     encoding: str = "utf-8"

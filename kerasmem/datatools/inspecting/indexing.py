@@ -46,7 +46,7 @@ def index(
     datasets: Sequence[str] | None = None,
     checksums: bool = False,
     storage_options: Mapping[str, Any] | None = None,
-    allow_hdf5_filters: bool = False,
+    trust_file: bool = False,
     engine: Engine = None,
     progress: Progress | None = None,
 ) -> DataIndexed:
@@ -65,7 +65,7 @@ def index(
             They are compared whenever these bytes are read, so that a byte that changed on disk or on its way is an
             error.
         storage_options: for URLs, as for `H5ChunkSequence`.
-        allow_hdf5_filters: as for `H5ChunkSequence`.
+        trust_file: as for `H5ChunkSequence`.
         engine: as for `kerasmem.data.convert`. Its workers have to find the files under the same names.
         progress: called with what goes on, how many files are done, and of how many.
 
@@ -90,10 +90,10 @@ def index(
     target = read_place(output)
     if not target.endswith(INDEX_SUFFIX):
         raise UsageError(f"output: {shown(target)} does not end with {INDEX_SUFFIX!r}, by which an index is known")
-    remote = read_remote(storage_options, None, None)
+    remote = read_remote({"storage_options": storage_options})
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     files = read_paths(given[0] if len(given) == 1 else given, remote)
-    access = Access(remote=remote, allow_hdf5_filters=allow_hdf5_filters)
+    access = Access(checks.flag("trust_file", trust_file), remote)
     wanted = [plain_name(name) for name in datasets] if datasets else _choose(files[0], access)
     with_sums = checks.flag("checksums", checksums)
     try:

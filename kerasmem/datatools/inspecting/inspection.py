@@ -51,8 +51,7 @@ def inspect(
     batch_size: int = 32,
     nan: bool = False,
     verify: bool = False,
-    allow_external: bool = False,
-    allow_hdf5_filters: bool = False,
+    trust_file: bool = False,
     progress: Progress | None = None,
 ) -> Inspection:
     """Return what an HDF5 file holds and how well `H5ChunkSequence` would stream it.
@@ -67,8 +66,7 @@ def inspect(
         batch_size: rows a batch.
         nan: count NaN and infinity, for which all floating-point datasets are read.
         verify: compare the checksums that `kerasmem.data.convert` stored.
-        allow_external: follow what leads into other files.
-        allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
+        trust_file: as for `H5ChunkSequence`.
         progress: called with what goes on, the rows done and all rows.
 
     Raises:
@@ -86,7 +84,7 @@ def inspect(
         1.0
     """
     tell = progress or (lambda what, done, total: None)
-    access = Access(allow_external=allow_external, allow_hdf5_filters=allow_hdf5_filters)
+    access = Access(checks.flag("trust_file", trust_file))
     contents = list_contents(read_path(path), access)
     batch_size = checks.whole("batch_size", batch_size)
     labels = [name for name, layout in contents.usable.items() if layout.may_be_labels]
@@ -111,8 +109,8 @@ def inspect(
     datasets = [known(layout) for layout in contents.usable.values() if layout.rows == rows]
     features = [first] if x is not None else choose_features(datasets, first, second)
     line = stream_line(contents.path, datasets, batch_size, x=features, y=second)
-    given = {"allow_external": allow_external, "allow_hdf5_filters": allow_hdf5_filters}
-    line = line[:-1] + "".join(f", {name}=True" for name, flag in given.items() if flag) + ")"
+    if trust_file:
+        line = line[:-1] + ", trust_file=True)"
     found = replace(found, x=first, y=second, line=line)
     try:
         plan = preview_plan(contents.path, first, second, batch_size=batch_size, access=access)

@@ -99,19 +99,19 @@ def list_contents(path: str, access: Access | None = None) -> Contents:
         DataError: the file cannot be read.
     """
     access = access or Access()
-    with opened(path, access.locking, f"{shown(path)}: its list of datasets") as file:
+    with opened(path, f"{shown(path)}: its list of datasets") as file:
         entries, writer, complete = _Listing(file, path, access).list()
     return Contents(path, os.path.getsize(path), writer, entries, complete)
 
 
 @contextlib.contextmanager
-def opened(path: str, locking: bool | str | None, what: str) -> Iterator[h5py.File]:
+def opened(path: str, what: str) -> Iterator[h5py.File]:
     """Yield a file; what h5py raises meanwhile says that `what` cannot be read.
 
     Raises:
         DataError: so it is.
     """
-    file = open_file(path, locking)
+    file = open_file(path)
     try:
         yield file
     except DataError:

@@ -36,8 +36,7 @@ def stats(
     datasets: Sequence[str] | None = None,
     *,
     scale: float = 1.0,
-    allow_external: bool = False,
-    allow_hdf5_filters: bool = False,
+    trust_file: bool = False,
     engine: Engine = None,
     progress: Progress | None = None,
 ) -> DataStats:
@@ -52,8 +51,7 @@ def stats(
         path: the HDF5 file, or an index, a list or a pattern of files that are read as one.
         datasets: the datasets, of equally many rows; None for all that go with the largest.
         scale: the factor that x will be multiplied by, such as 1/255; applied to the features, not to labels.
-        allow_external: follow what leads into other files.
-        allow_hdf5_filters: have HDF5 undo filters that kerasmem cannot, unchecked.
+        trust_file: as for `H5ChunkSequence`.
         engine: as for `kerasmem.data.convert`. Its workers have to find the files under the same names.
         progress: called with what goes on, the rows done and all rows.
 
@@ -72,7 +70,7 @@ def stats(
         {0: 0.667, 1: 2.0}
     """
     scale = checks.number("scale", scale, least=-math.inf)
-    access = Access(allow_external=allow_external, allow_hdf5_filters=allow_hdf5_filters)
+    access = Access(checks.flag("trust_file", trust_file))
     files = read_files(path)
     contents = list_contents(_first_file(files), access)
     first, second = choose_pair(contents, datasets[0] if datasets else None, None)

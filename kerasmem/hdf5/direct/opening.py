@@ -63,7 +63,7 @@ def open_source(
     source = _Opening(file, handle, access, refuse).direct(dataset, shape, dtype)
     if source is not None:
         return source
-    if not access.allow_hdf5_filters:
+    if not access.trust_file:
         _refuse_unchecked(file, dataset, layout.name, {layout.name})
     elif EXTRA & {code for code, _ in filters_of(dataset)}:
         register_filters()
@@ -190,7 +190,7 @@ class _Opening:
             return None
         base = _base(self.file, chunked=True)
         index = read_index(dataset, shape[: len(chunks)], self.handle.length, base)
-        fill = _fill_value(dataset, dtype) if self.access.allow_missing else None
+        fill = _fill_value(dataset, dtype) if self.access.trust_file else None
         plain = bool(pipeline.filters) and index.has_edges(pipeline.chunk_bytes) and self._plain_edges(dataset)
         return ChunkedSource(shape, dtype, self.refuse, self.handle, index, chunk, pipeline, fill, plain)
 
@@ -240,7 +240,7 @@ def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str, seen: s
         raise DataError(
             f"{here} is compressed, and stored in a way that only HDF5 can read, unchecked: a damaged chunk would end "
             "this process, or bring its memory into the data. Name the datasets that a virtual one is made of, write "
-            "the data as plain numbers, or pass allow_hdf5_filters=True if you trust the file"
+            "the data as plain numbers, or pass trust_file=True"
         )
     itemsize = dataset.id.get_type().get_size()
     if dataset.chunks is not None:

@@ -24,6 +24,7 @@ SMALL_REQUESTS = 64
 """Requests in flight where they are small: a link is filled by bytes, and each waits as long for its first one."""
 _LEAST_AHEAD = MIB // 4
 _MOST_AHEAD = 64 * MIB
+_SETTINGS = {"storage_options", "cache", "cache_size"}
 _OURS = {"asynchronous", "loop", "skip_instance_cache"}
 
 
@@ -43,6 +44,11 @@ class RemoteAccess:
     cache_size: int = DEFAULT_CACHE
     ahead_bytes: int = AHEAD_BYTES
 
+    @property
+    def is_set(self) -> bool:
+        """Whether the user asked for anything."""
+        return bool(self.storage_options) or self.cache is not None
+
     def cache_key(self, url: str, tag: str | None, size: int) -> str | None:
         """Return the name of a file's folder in the cache; None without a cache, or a version to know it by."""
         if self.cache is None or tag is None:
@@ -53,48 +59,50 @@ class RemoteAccess:
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
-def read_remote(storage_options: Any, cache: Any, cache_size: Any, *, remote: bool = True) -> RemoteAccess:
-    """Return the settings, checked.
+def read_remote(value: Any) -> RemoteAccess:
+    """Return the checked `remote` argument of a data set.
 
     Args:
-        storage_options: a dict, or None.
-        cache: a folder, or None.
-        cache_size: bytes or text; None for 10 GiB.
-        remote: whether there are any remote files.
+        value: a dict with any of "storage_options", "cache" and "cache_size", or None.
 
     Raises:
-        UsageError: a setting is wrong.
+        UsageError: If an entry is unknown or wrong.
     """
-    options = _read_options(storage_options)
-    folder = None
+    given = _read_dict("remote", value)
+    unknown = sorted(set(given) - _SETTINGS)
+    if unknown:
+        raise UsageError(
+            f"remote: {unknown[0]!r} is none of {', '.join(sorted(_SETTINGS))}; credentials belong in storage_options"
+        )
+    options = _read_options(given.get("storage_options"))
+    cache, size = given.get("cache"), given.get("cache_size")
     if cache is not None:
-        folder = files.follow("cache", os.path.abspath(os.path.expanduser(checks.path("cache", cache))))
-        files.refuse_shared("cache", folder)
-    elif cache_size is not None:
+        cache = files.follow("cache", os.path.abspath(os.path.expanduser(checks.path("cache", cache))))
+        files.refuse_shared("cache", cache)
+    elif size is not None:
         raise UsageError("cache_size: name a folder for it with cache")
-    if not remote and (options or folder is not None):
-        raise UsageError("storage_options, cache: these are for URLs, and all files given are on this machine")
-    size = DEFAULT_CACHE if cache_size is None else parse_size(cache_size, field="cache_size")
+    size = DEFAULT_CACHE if size is None else parse_size(size, field="cache_size")
     if size < _LEAST_CACHE:
         raise UsageError(f"cache_size: {format_size(size)} is too small; {format_size(_LEAST_CACHE)} is the least")
-    return RemoteAccess(options, folder, size)
+    return RemoteAccess(options, cache, size)
 
 
 def _read_options(value: Any) -> dict[str, Any]:
-    if value is not None and not isinstance(value, Mapping):
-        raise UsageError(f"storage_options: give a dict of what fsspec takes, not {type(value).__name__}")
-    options = dict(value or {})
+    options = _read_dict("storage_options", value)
     ours = sorted(_OURS & set(options))
     if ours:
         raise UsageError(f"storage_options: {ours[0]!r} is for kerasmem to choose; leave it out")
     try:
         pickle.dumps(options)
     except Exception as error:
-        raise UsageError(
-            "storage_options: they have to be picklable, for a sequence goes to other processes with them; "
-            f"{type(error).__name__} says they are not"
-        ) from None
+        raise UsageError(f"storage_options: must be picklable; got {type(error).__name__}") from None
     return options
+
+
+def _read_dict(name: str, value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise UsageError(f"{name}: must be a dict; got {type(value).__name__}")
+    return dict(value or {})
 
 
 def ahead_bytes(budget: int | None, planned: int) -> int:

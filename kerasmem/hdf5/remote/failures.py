@@ -25,7 +25,7 @@ _TRANSIENT_NAMES = {
     "ServerDisconnectedError", "TimeoutError",
 }  # fmt: skip
 _REFUSED = "the connection is refused: {said}"
-_NO_CREDENTIALS = "no credentials were found; pass storage_options, for a public bucket {{'anon': True}}"
+_NO_CREDENTIALS = "no credentials were found; put them into storage_options, for a public bucket {{'anon': True}}"
 _PERMANENT = {
     "FileNotFoundError": "there is no such object",
     "PermissionError": "no permission to read it; credentials go into storage_options",

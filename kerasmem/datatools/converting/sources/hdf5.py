@@ -71,7 +71,7 @@ class SparseSource(RowSource):
 
     def _bounds(self) -> np.ndarray:
         """Return where the values of each row begin, and where those of the last end."""
-        with opened(self.paths[0], self._access.locking, f"{self._matrix}:") as file:
+        with opened(self.paths[0], f"{self._matrix}:") as file:
             data, indices, indptr = sparse_parts(file, self._name)
             count, same = len(data), len(indices) == len(data) and len(indptr) == self.rows + 1
         windows = self._read("indptr", 0, None) if same else iter(())
@@ -112,7 +112,7 @@ def open_hdf5(path: str, options: ReadOptions) -> RowSource:
     Raises:
         DataError: there is none that could be trained from.
     """
-    access = Access(allow_external=options.allow_external, allow_hdf5_filters=options.allow_hdf5_filters)
+    access = Access(options.trust_file)
     chosen, notes = _choose_entries(list_contents(path, access), options.columns)
     dense = [entry for entry in chosen if entry.layout is not None]
     sources: list[RowSource] = [DenseSource(path, dense, access, options.budget)] if dense else []
