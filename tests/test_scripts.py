@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -53,41 +52,6 @@ def test_a_failed_installation_is_said_and_tried_again(checkout):
     assert not list((checkout / ".venv").glob("kerasmem-installed*"))
 
 
-def test_tests_with_more_packages_run_with_the_arguments_given(tmp_path):
-    for venv in ("venv", "venv-jax"):
-        python = tmp_path / venv / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        python.write_text('#!/bin/sh\necho "$@"\n')
-        python.chmod(0o700)
-    done = run(ROOT / "scripts" / "test", "--with", "jax", "-k", "resume", KERASMEM_VENV=str(tmp_path / "venv"))
-    assert done.returncode == 0, done.stderr
-    words = done.stdout.splitlines()[-1].split()
-    assert words[:2] == ["-m", "pytest"] and "tests/backends" in words and words[-2:] == ["-k", "resume"]
-
-
-def test_the_lowest_versions_are_those_of_setup_cfg():
-    spec = importlib.util.spec_from_file_location("lowest_versions", ROOT / "scripts" / "lowest_versions.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made_up = """
-[options]
-install_requires =
-    some-name>=3.12,!=3.13.*,<4
-    other.name>=0.7; sys_platform == "linux"
-    free
-[options.extras_require]
-plot =
-    drawing[all]
-    ink>=2
-test =
-    kerasmem[plot]
-    pytest>=8
-"""
-    assert module.constraints(made_up) == ["some-name==3.12", "other.name==0.7", "ink==2"]
-    found = module.constraints((ROOT / "setup.cfg").read_text())
-    assert {"tensorflow", "keras", "h5py", "numpy"} <= {line.split("==")[0] for line in found}
-
-
 def test_every_file_of_the_package_is_installed():
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
@@ -101,13 +65,6 @@ def test_every_file_of_the_package_is_installed():
 def test_the_files_that_run_first_are_there(request):
     conftest = next(each for each in request.config.pluginmanager.get_plugins() if hasattr(each, "LONGEST"))
     assert [name for name in conftest.LONGEST if not (ROOT / "tests" / name).exists()] == []
-
-
-def test_the_architecture_page_names_every_room():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    paths = [path for path in (ROOT / "kerasmem").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
-    names = {path.name if path.suffix else f"{path.name}/" for path in paths} - {"__main__.py"}
-    assert {name for name in names if f"`{name}`" not in page} == set()
 
 
 def test_the_workflows_can_be_read():
