@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from environment import environment, write_results
+from common import environment, write_results
 
 from kerasmem.hdf5.grid import ranges
 from kerasmem.hdf5.index import IndexWriter, StoredAs, Table

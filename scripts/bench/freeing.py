@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Many models trained in one process, and what of them is left after each, on the device and on the host.
+"""Train many models in one process and measure what is left after each, on the device and on the host.
 
-    python scripts/bench/freeing.py [--models 200] [--quick]
+    python scripts/bench/freeing.py [--models 200]
 
-Each model (three dense layers and Adam, 11 MB) is built, compiled, trained for one step and deleted; then comes
-`keras.utils.clear_session()` and `gc.collect()`, or `kerasmem.clear_session()`. The device is TensorFlow's own
+Each model (three dense layers and Adam, 11 MB) is built, compiled, trained for one step and deleted; then
+`keras.utils.clear_session()` and `gc.collect()` run, or `kerasmem.clear_session()`. The device is TensorFlow's own
 allocator, which counts to the byte (`TF_CPU_ALLOCATOR_USE_BFC`); the host is the process's own pages after free heap
-went back. With XLA, and with Keras's function, which keeps every model, a tenth of the models tell.
+was returned. With XLA, and with Keras's function, which keeps every model, a tenth of the models suffices.
 """
 
 from __future__ import annotations
@@ -14,21 +14,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+from common import answer_of, environment, tensorflow_environ, write_results
 
-from environment import ROOT, environment, write_results
-
-sys.path.insert(0, str(ROOT))
-WAYS = ("kerasmem", "keras")
-SETTLED = 10  # models after which what TensorFlow and the heap set up once is there
+SETTLED = 10  # models after which TensorFlow and the heap have set up what they set up once
 
 
 def train(units: int, jit_compile: bool) -> None:
@@ -42,8 +35,8 @@ def train(units: int, jit_compile: bool) -> None:
     model.fit(np.ones((8, units), "float32"), np.zeros(8, "int32"), verbose=0)
 
 
-def loop(way: str, jit_compile: bool, models: int) -> list[dict[str, Any]]:
-    """Return what is held after each model."""
+def loop(way: str, execution: str, models: int) -> list[dict[str, Any]]:
+    """Return what is held after each model; runs in a process of its own."""
     import keras
     import tensorflow as tf
 
@@ -52,7 +45,7 @@ def loop(way: str, jit_compile: bool, models: int) -> list[dict[str, Any]]:
 
     rows = []
     for _ in range(models):
-        train(672, jit_compile)
+        train(672, execution == "xla")
         begin = time.perf_counter()
         if way == "keras":
             keras.utils.clear_session()
@@ -66,12 +59,7 @@ def loop(way: str, jit_compile: bool, models: int) -> list[dict[str, Any]]:
 
 
 def measure(way: str, execution: str, models: int) -> dict[str, Any]:
-    """Run a loop in a process of its own and sum it up."""
-    arguments = ["--way", way, "--execution", execution, "--models", str(models)]
-    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{way}, {execution}: {done.stderr[-2000:]}")
-    rows = json.loads(done.stdout.splitlines()[-1])
+    rows = answer_of(__file__, "--child", way, execution, models, environ=tensorflow_environ())
     device, host = [[row[name] for row in rows] for name in ("device_bytes", "host_bytes")]
     settled = min(SETTLED, models - 1)
     return {
@@ -82,39 +70,26 @@ def measure(way: str, execution: str, models: int) -> dict[str, Any]:
         "host_growth_bytes": {"from first": host[-1] - host[0], f"from {settled + 1}": host[-1] - host[settled]},
         "host_growth_bytes_per_model": (host[-1] - host[settled]) / max(1, models - 1 - settled),
         "seconds_of_a_call": statistics.median(row["seconds"] for row in rows),
-        "rows": rows,
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, default=200)
-    parser.add_argument("--quick", action="store_true", help="3 models in graph mode, nothing written")
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    parser.add_argument("--execution", choices=("graph", "xla"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.way:
-        print("\n" + json.dumps(loop(options.way, options.execution == "xla", options.models)))
-        return
     few = max(SETTLED + 2, options.models // 10)
-    plan = [("keras", "graph", few), ("keras", "xla", few), ("kerasmem", "xla", few)]
-    plan.append(("kerasmem", "graph", options.models))
-    found = []
-    for way, execution, models in [("kerasmem", "graph", 3)] if options.quick else plan:
-        found.append(measure(way, execution, models))
-        line = {name: value for name, value in found[-1].items() if name != "rows"}
-        print(json.dumps(line), file=sys.stderr, flush=True)
-    if options.quick:
-        print(json.dumps(found[0]["device_bytes"]))
-        return
-    data = {
-        "command": f"python scripts/bench/freeing.py --models {options.models}",
-        "environment": environment("tensorflow", "keras"),
-        "settings": {"settled_after": SETTLED, "machine": "CPU, BFC allocator"},
-        "ways": found,
-    }
-    write_results("freeing", data)
+    ways = []
+    for way, execution, models in (
+        ("keras", "graph", few), ("keras", "xla", few), ("kerasmem", "xla", few), ("kerasmem", "graph", options.models),
+    ):  # fmt: skip
+        ways.append(measure(way, execution, models))
+        print(json.dumps(ways[-1]), flush=True)
+    settings = {"models": options.models, "settled_after": SETTLED}
+    write_results("freeing", {"environment": environment("tensorflow", "keras"), "settings": settings, "ways": ways})
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--child"]:
+        print("\n" + json.dumps(loop(*sys.argv[2:4], int(sys.argv[4]))))
+    else:
+        main()

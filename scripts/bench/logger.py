@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What MemoryLogger costs: the same training with it and without any callback, by turns.
+"""Measure what MemoryLogger costs: the same training with and without it, in turns.
 
-    python scripts/bench/logger.py [--pairs 20] [--steps 100] [--quick]
+    python scripts/bench/logger.py [--pairs 20] [--steps 100]
 
-A small CNN (28 × 28 images, batches of 64) on the CPU, under TensorFlow's BFC allocator. A pair is two `fit` calls
-of as many steps on one compiled model, the order changing from pair to pair; the difference is what the logger costs
-in all, its own count of its hooks beside it. The hooks alone are timed apart, by calls without training: a training
-step leaves none of their code in the processor's caches, so that inside `fit` they take some five times as long.
+A small CNN (28 × 28 images, batches of 64) on the CPU, under TensorFlow's BFC allocator. A pair is two `fit` calls of
+as many steps on one compiled model, in alternating order; beside the difference stands the logger's own count of its
+hooks. The hooks alone are timed apart: a training step evicts their code from the processor's caches, so that inside
+`fit` they take some five times as long.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,26 +22,19 @@ from typing import Any
 os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "true")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from environment import ROOT, environment, write_results
+from common import environment, write_results
 
-sys.path.insert(0, str(ROOT))
 BATCH = 64
+HOOK_BATCHES = 5000
 
 
 def small_cnn() -> Any:
     import keras
 
     layers = keras.layers
+    parts = [layers.Conv2D(16, 3, activation="relu"), layers.MaxPooling2D(), layers.Conv2D(32, 3, activation="relu")]
     model = keras.Sequential(
-        [
-            keras.Input((28, 28, 1)),
-            layers.Conv2D(16, 3, activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Conv2D(32, 3, activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(10),
-        ]
+        [keras.Input((28, 28, 1)), *parts, layers.MaxPooling2D(), layers.Flatten(), layers.Dense(10)]
     )
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
@@ -61,89 +53,66 @@ def pairs(count: int, steps: int, log: Path) -> list[dict[str, Any]]:
     rows = []
     for pair in range(count):
         row: dict[str, Any] = {}
-        for logged in (pair % 2 == 0, pair % 2 == 1):
-            logger = MemoryLogger(log) if logged else None
-            start, processor = time.perf_counter(), time.process_time()
+        for is_logged in (pair % 2 == 0, pair % 2 == 1):
+            logger = MemoryLogger(log) if is_logged else None
+            start = time.perf_counter()
             model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[logger] if logger else [])
-            row["with_seconds" if logged else "without_seconds"] = round(time.perf_counter() - start, 5)
-            row["with_processor" if logged else "without_processor"] = round(time.process_time() - processor, 5)
+            row["with_seconds" if is_logged else "without_seconds"] = round(time.perf_counter() - start, 5)
             if logger is not None:
                 row["overhead"] = logger.overhead.to_dict()
         row["difference_share"] = round(row["with_seconds"] / row["without_seconds"] - 1, 5)
         rows.append(row)
-        print(
-            f"pair {pair}: {row['difference_share']:+.2%}, its own count {row['overhead']['step_share']:.2%}",
-            file=sys.stderr,
-        )
+        print(f"pair {pair}: {row['difference_share']:+.2%}, own count {row['overhead']['step_share']:.2%}")
     return rows
 
 
-def quiet(rows: list[dict[str, Any]], name: str) -> float:
-    """The mean of the fastest quarter: what a fit takes when nothing else runs on a machine that is shared."""
-    return statistics.mean(sorted(row[name] for row in rows)[: max(1, len(rows) // 4)])
-
-
-def hooks(settings: dict[str, Any], batches: int) -> dict[str, float]:
+def hook_microseconds(filename: Path | None) -> float:
+    """Return the median time of a batch's two hooks without training."""
     from kerasmem import MemoryLogger
 
-    logger = MemoryLogger(**settings)
+    logger = MemoryLogger(filename)
     logger.on_train_begin()
     logger.on_epoch_begin(0)
-    taken = []
-    for batch in range(batches):
+    times = []
+    for batch in range(HOOK_BATCHES):
         start = time.perf_counter()
         logger.on_train_batch_begin(batch)
         logger.on_train_batch_end(batch)
-        taken.append((time.perf_counter() - start) * 1e6)
+        times.append((time.perf_counter() - start) * 1e6)
     logger.on_train_end()
-    taken.sort()
-    return {
-        "median_microseconds": round(statistics.median(taken), 1),
-        "p95_microseconds": round(taken[len(taken) * 95 // 100], 1),
-        "mean_microseconds": round(statistics.mean(taken), 1),
-        "background_share": round(logger.overhead.background_seconds / (sum(taken) / 1e6), 4),
-    }
+    return round(statistics.median(times), 1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--quick", action="store_true", help="2 short pairs, to see that it runs")
     options = parser.parse_args()
-    if options.quick:
-        options.pairs, options.steps = 2, 20
-    batches = 500 if options.quick else 5000
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder)
-        alone = {
-            "memory alone": hooks({}, batches),
-            "csv": hooks({"filename": log / "hooks.csv"}, batches),
-            "jsonl": hooks({"filename": log / "hooks.jsonl"}, batches),
-        }
-        rows = pairs(options.pairs, options.steps, log / "run.jsonl")
-    own = [row["overhead"]["step_share"] for row in rows]
+        files = {"memory alone": None, "csv": Path(folder) / "hooks.csv", "jsonl": Path(folder) / "hooks.jsonl"}
+        alone = {name: hook_microseconds(path) for name, path in files.items()}
+        rows = pairs(options.pairs, options.steps, Path(folder) / "run.jsonl")
+    overheads = [row["overhead"] for row in rows]
+    step = statistics.median(row["without_seconds"] for row in rows) / options.steps
+    in_fit = statistics.median(overhead["per_batch_seconds"] for overhead in overheads)
     summary = {
-        "step_milliseconds": round(statistics.median(r["without_seconds"] for r in rows) / options.steps * 1e3, 3),
+        "step_milliseconds": round(step * 1e3, 3),
         "median_difference_share": round(statistics.median(row["difference_share"] for row in rows), 5),
-        "quiet_difference_share": round(quiet(rows, "with_seconds") / quiet(rows, "without_seconds") - 1, 5),
-        "quiet_processor_share": round(quiet(rows, "with_processor") / quiet(rows, "without_processor") - 1, 5),
-        "median_own_share": round(statistics.median(own), 5),
-        "hooks_in_fit_microseconds": round(
-            statistics.median(r["overhead"]["per_batch_seconds"] for r in rows) * 1e6, 1
-        ),
-        "hooks_share_of_step": round(
-            alone["jsonl"]["median_microseconds"]
-            / (statistics.median(row["without_seconds"] for row in rows) / options.steps * 1e6),
-            5,
-        ),
+        "median_own_share": round(statistics.median(overhead["step_share"] for overhead in overheads), 5),
+        "hooks_in_fit_microseconds": round(in_fit * 1e6, 1),
+        "hooks_alone_microseconds": alone,
         "load_average": round(os.getloadavg()[0], 1),
     }
-    print(summary, alone, file=sys.stderr)
-    settings = {"pairs": options.pairs, "steps": options.steps, "batch_size": BATCH, "hook_batches": batches}
-    machine = environment("tensorflow", "keras", "numpy", "psutil")
-    results = {"environment": machine, "settings": settings, "summary": summary, "hooks": alone, "rows": rows}
-    write_results("logger_quick" if options.quick else "logger", results)
+    print(summary)
+    write_results(
+        "logger",
+        {
+            "environment": environment("tensorflow", "keras", "numpy", "psutil"),
+            "settings": {"pairs": options.pairs, "steps": options.steps, "batch_size": BATCH},
+            "summary": summary,
+            "rows": rows,
+        },
+    )
 
 
 if __name__ == "__main__":

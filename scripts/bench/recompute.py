@@ -1,259 +1,296 @@
-"""Recomputation: what it saves and what it costs, measured, with what was predicted and its rivals beside it.
+#!/usr/bin/env python3
+"""Measure what recomputation saves and costs, beside what was predicted.
 
-    python scripts/bench/recompute.py [--quick] [--only dense/graph] [--restart] [--again 2]
+    python scripts/bench/recompute.py [--only dense/graph] [--again 2] [--curve onednn eigen]
 
-Each row runs in a process of its own with the real BFC allocator and is saved when it is done, so that a run that was
-stopped goes on where it was. One process is up to a fifth faster than the next: with `--again` the plain models and the
-plans that `auto` chose take turns for so many more rounds, and a row's figures are the medians over all. In
-results/recompute.json, `activations` is the peak less weights, optimizer and gradients; `above_start` is the peak less
-what was in memory before the step. The optimizer, SGD, has no slots.
+Each row runs in a process of its own with the real BFC allocator and is stored when it ends; stored rows are not
+measured again. Processes differ by up to a fifth in speed: with `--again` the plain models and the automatic plans
+take turns for so many more rounds, and figures are medians over all. In results/recompute.json `activations` is the
+peak less weights and gradients, `above_start` the peak less what was in memory before the step. The optimizer, SGD,
+has no slots. `--curve` measures more architectures on the named CPU kernels, against the 2 √n of n layers that √n
+segments keep (Chen et al., 2016).
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import os
 import statistics
-import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
+import time
 from typing import Any
 
-from environment import RESULTS, environment, write_results
+from common import environment, read_results, run_python, tensorflow_environ, write_results
 
-CHILD = Path(__file__).with_name("recompute_child.py")
-SWEEP = [2, 4, 8, 16, 24, 49]
-BAD_CUT = [
-    "dense_0",
-    "dense_1",
-    "dense_2",
-]  # three short segments at the front, and all the rest kept
 TIMEOUT = 600
-# Architectures that are compared with the curve of Chen et al.: of n layers that keep as much each, 2 √n are kept.
+KERNELS = ("onednn", "eigen")
 CURVE = (  # the slowest last
-    "deep_mlp", "encoder_in_model", "decoder", "mixer", "vision_transformer", "residual_wavenet", "stacked_lstm",
-    "transformer", "very_deep", "resnet50", "transfer", "wavenet", "unet", "conv3d", "vgg16", "mobilenet_v2",
-    "xception", "convnext_tiny", "efficientnet_b0", "dense", "densenet121",
+    "deep_mlp", "encoder_in_model", "decoder", "mixer", "vision_transformer", "wavenet", "transformer", "unet",
+    "conv3d", "transfer", "very_deep", "vgg16", "mobilenet_v2", "resnet50", "xception", "convnext_tiny",
+    "efficientnet_b0", "dense", "densenet121",
 )  # fmt: skip
 MIXED = frozenset(("decoder", "encoder_in_model", "mixer"))  # in mixed_bfloat16
-KERNELS = {"onednn": "1", "eigen": "0"}
+Row = dict[str, Any]
 
 
-def design(quick: bool) -> list[dict[str, Any]]:
-    """Return the rows to measure."""
+def dense(depth: int = 48, units: int = 1024, batch: int = 4096) -> tuple[Any, Any, Any, str]:
+    """Return a stack of dense layers with a batch and its loss."""
+    import keras
 
-    def row(
-        model: str,
-        mode: str,
-        way: str,
-        segments: Any = None,
-        policy: str = "float32",
-        steps: int = 3,
-    ) -> dict[str, Any]:
-        return {
-            "model": model,
-            "mode": mode,
-            "way": way,
-            "segments": segments,
-            "policy": policy,
-            "steps": steps,
-        }
+    layers = keras.layers
+    stack = [layers.Dense(units, activation="gelu", name=f"dense_{number}") for number in range(depth)]
+    model = keras.Sequential([keras.Input((units,)), *stack, layers.Dense(1, dtype="float32", name="out")])
+    return model, _random((batch, units)), _random((batch, 1)), "mse"
 
-    if quick:
-        return [row("small", "graph", "plain"), row("small", "graph", "kerasmem", 3)]
-    rows = []
+
+def resnet50(batch: int = 16) -> tuple[Any, Any, Any, str]:
+    import keras
+
+    model = keras.applications.ResNet50(weights=None, input_shape=(128, 128, 3), classes=10)
+    return model, _random((batch, 128, 128, 3)), _classes(batch), "sparse_categorical_crossentropy"
+
+
+def _encoded(x: Any, blocks: int, heads: int, dropout: float) -> Any:
+    """Return the output of so many encoder blocks."""
+    import keras
+
+    layers = keras.layers
+    width = x.shape[-1]
+    for number in range(blocks):
+        y = layers.LayerNormalization(name=f"norm_{number}a")(x)
+        attention = layers.MultiHeadAttention(heads, width // heads, dropout=dropout, name=f"attend_{number}")
+        x = layers.Add(name=f"add_{number}a")([x, attention(y, y)])
+        y = layers.LayerNormalization(name=f"norm_{number}b")(x)
+        y = layers.Dense(4 * width, activation="gelu", name=f"wide_{number}")(y)
+        y = layers.Dense(width, name=f"narrow_{number}")(y)
+        y = layers.Dropout(dropout, name=f"drop_{number}")(y) if dropout else y
+        x = layers.Add(name=f"add_{number}b")([x, y])
+    return x
+
+
+def transformer(batch: int = 16) -> tuple[Any, Any, Any, str]:
+    """Return an encoder of 12 blocks with dropout."""
+    import keras
+    import numpy as np
+
+    layers = keras.layers
+    inputs = keras.Input((128,), dtype="int32")
+    x = _encoded(layers.Embedding(1000, 256)(inputs), 12, 8, 0.1)
+    outputs = layers.Dense(10, activation="softmax", dtype="float32")(layers.GlobalAveragePooling1D()(x))
+    tokens = np.random.default_rng(0).integers(0, 1000, (batch, 128))
+    return keras.Model(inputs, outputs), tokens, _classes(batch), "sparse_categorical_crossentropy"
+
+
+def transfer(batch: int = 16) -> tuple[Any, Any, Any, str]:
+    """Return a backbone inside a model, all of it trained."""
+    import keras
+
+    backbone = keras.applications.MobileNet(weights=None, include_top=False, input_shape=(96, 96, 3), pooling="avg")
+    inputs = keras.Input((96, 96, 3))
+    outputs = keras.layers.Dense(10, activation="softmax")(backbone(keras.layers.Rescaling(2.0, -1.0)(inputs)))
+    x, y = _random((batch, 96, 96, 3)), _classes(batch)
+    return keras.Model(inputs, outputs), x, y, "sparse_categorical_crossentropy"
+
+
+def encoder_in_model(batch: int = 32) -> tuple[Any, Any, Any, str]:
+    """Return a deep encoder as a model inside a classifier of images in patches."""
+    import keras
+
+    layers = keras.layers
+    entry = keras.Input((96, 128))
+    encoder = keras.Model(entry, _encoded(entry, 12, 4, 0.0), name="encoder")
+    inputs = keras.Input((96, 48))
+    pooled = layers.GlobalAveragePooling1D()(encoder(layers.Dense(128)(inputs)))
+    outputs = layers.Dense(10, activation="softmax", dtype="float32")(pooled)
+    x, y = _random((batch, 96, 48)), _classes(batch)
+    return keras.Model(inputs, outputs), x, y, "sparse_categorical_crossentropy"
+
+
+def _random(shape: tuple[int, ...]) -> Any:
+    import numpy as np
+
+    return np.random.default_rng(0).random(shape, "float32")
+
+
+def _classes(batch: int) -> Any:
+    import numpy as np
+
+    return np.random.default_rng(1).integers(0, 10, batch)
+
+
+def of_zoo(name: str) -> tuple[Any, Any, Any, Any]:
+    """Return a network of the zoo with a batch and its loss."""
+    import zoo
+
+    entry = zoo.ZOO[name]
+    model = entry.build()
+    return model, *zoo.batch_of(name, model, entry.batches[-1]), zoo.loss(entry.losses[0])
+
+
+MODELS = {build.__name__: build for build in (dense, resnet50, transformer, transfer, encoder_in_model)}
+
+
+def layer_count(model: Any) -> int:
+    """Return the number of layers that compute something, those of nested models too."""
+    import keras
+
+    inner = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    return sum(layer_count(layer) if isinstance(layer, keras.Model) else 1 for layer in inner)
+
+
+def measure(row: Row) -> Row:
+    """Run the row's steps and return the allocator's and the clock's figures; runs in a process of its own."""
+    import keras
+    import tensorflow as tf
+
+    import kerasmem
+
+    keras.config.set_dtype_policy(row["policy"])
+    keras.utils.set_random_seed(0)
+    model, x, y, loss = MODELS[row["model"]]() if row["model"] in MODELS else of_zoo(row["model"])
+    predicted: Row = {"layers": layer_count(model)}
+    model.compile("sgd", loss, jit_compile=row["mode"] == "xla")
+    if row["segments"] is not None:
+        model = kerasmem.recompute(model, batch_size=len(x), segments=row["segments"])
+        for name in ("activation_bytes", "plain_activation_bytes", "extra_time"):
+            predicted[name] = getattr(model.plan, name)
+
+    def size_of(variables: list[Any]) -> int:
+        return sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables)
+
+    x, y = tf.constant(x), tf.constant(y)
+    model.train_on_batch(x, y)
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    peaks, seconds = [], []
+    for _ in range(3):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        begin = time.perf_counter()
+        model.train_on_batch(x, y)
+        seconds.append(round(time.perf_counter() - begin, 4))
+        peaks.append(int(tf.config.experimental.get_memory_info("CPU:0")["peak"]))
+    return {
+        "peak_bytes": peaks,
+        "step_seconds": seconds,
+        "before_bytes": before,
+        "weight_bytes": size_of(model.weights),
+        "gradient_bytes": size_of(model.trainable_weights),
+        "predicted": predicted,
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+
+
+def design() -> dict[str, Row]:
+    """Return the rows of the main tables by key."""
+    rows: dict[str, Row] = {}
+
+    def add(model: str, mode: str, policy: str, segments: int | str | None) -> None:
+        way = "plain" if segments is None else f"kerasmem/{segments}"
+        row = {"model": model, "mode": mode, "policy": policy, "segments": segments}
+        rows[f"{model}/{mode}/{policy}/{way}"] = row
+
     for model in ("dense", "resnet50", "transformer"):
         for mode in ("graph", "xla"):
-            rows += [
-                row(model, mode, "plain"),
-                row(model, mode, "kerasmem", "auto"),
-            ]
-        rows.append(row(model, "graph", "RematScope"))
-    rows += [row("dense", "graph", "recompute_grad")]
-    rows += [row("dense", "xla", "RematScope")]
-    rows += [row("dense", "graph", "kerasmem", count) for count in SWEEP]
-    rows += [row("dense", "graph", "kerasmem bad cut", BAD_CUT)]
-    rows += [row("dense", "graph", "plain", policy="mixed_bfloat16")]
-    rows += [row("dense", "graph", "kerasmem", count, "mixed_bfloat16") for count in ("auto", 2, 4, 16, 49)]
+            add(model, mode, "float32", None)
+            add(model, mode, "float32", "auto")
+    for count in (2, 4, 8, 16, 24, 49):
+        add("dense", "graph", "float32", count)
+    for segments in (None, "auto", 2, 4, 16, 49):
+        add("dense", "graph", "mixed_bfloat16", segments)
     return rows
 
 
-def key_of(row: dict[str, Any]) -> str:
-    """Return the row's name."""
-    segments = (
-        "" if row["segments"] is None else f"/{row['segments'] if not isinstance(row['segments'], list) else 'bad'}"
-    )
-    return f"{row['model']}/{row['mode']}/{row['policy']}/{row['way']}{segments}"
-
-
-def run(row: dict[str, Any], **variables: str) -> dict[str, Any]:
+def run(row: Row, kernels: str | None = None) -> Row:
     """Measure a row in a fresh process; a failure is a result too."""
-    process = {
-        **os.environ,
-        **variables,
-        "TF_CPU_ALLOCATOR_USE_BFC": "true",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-    command = [sys.executable, str(CHILD), json.dumps(row)]
-    try:
-        done = subprocess.run(
-            command,
-            env=process,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"no answer in {TIMEOUT} s"}
-    if done.returncode:
-        lines = [each.strip() for each in done.stderr.splitlines() if "Error" in each]
-        return {"error": lines[-1][:300] if lines else f"exit {done.returncode}"}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    environ = tensorflow_environ(onednn=None if kernels is None else kernels == "onednn")
+    ended = run_python(__file__, "--child", json.dumps(row), environ=environ, timeout=TIMEOUT)
+    if ended.code == 0:
+        answer: Row = ended.answer
+        return answer
+    lines = [line.strip() for line in ended.error.splitlines() if "Error" in line]
+    return {"error": (lines or [ended.error])[-1][:300]}
 
 
-def pooled(row: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with what another process measured for it."""
-    if "error" in row or "error" in found:
-        return found if "error" in row else row
-    peaks, seconds = ([*row[name], *found[name]] for name in ("peak_bytes", "step_seconds"))
-    return {
-        **row,
-        "peak_bytes": peaks,
-        "step_seconds": seconds,
-        "median_peak_bytes": statistics.median(peaks),
-        "median_step_seconds": statistics.median(seconds),
-        "load_average": max(row["load_average"], found["load_average"]),
-    }
-
-
-def summarise(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def summarise(rows: dict[str, Row]) -> dict[str, Row]:
     """Return each row against the plain one of its model, mode and policy."""
     summary = {}
     for key, row in rows.items():
-        plain = rows.get("/".join([*key.split("/")[:3], "plain"]))
-        if plain is None or "error" in row or "error" in plain:
+        plain = rows.get("/".join([*key.split("/")[:3], "plain"]), row)
+        if "error" in row or "error" in plain:
             continue
-        above = [each["median_peak_bytes"] - each["before_bytes"] for each in (row, plain)]
-        active = [each["median_peak_bytes"] - each["weight_bytes"] - each["gradient_bytes"] for each in (row, plain)]
+        peaks = [statistics.median(each["peak_bytes"]) for each in (row, plain)]
+        above = [peak - each["before_bytes"] for peak, each in zip(peaks, (row, plain), strict=True)]
+        held = [each["weight_bytes"] + each["gradient_bytes"] for each in (row, plain)]
+        seconds = [statistics.median(each["step_seconds"]) for each in (row, plain)]
         summary[key] = {
-            "peak": round(row["median_peak_bytes"] / plain["median_peak_bytes"], 3),
+            "peak": round(peaks[0] / peaks[1], 3),
             "above_start": round(above[0] / above[1], 3),
-            "activations": round(active[0] / active[1], 3),
-            "step_time": round(row["median_step_seconds"] / plain["median_step_seconds"], 3),
-            "peak_mb": round(row["median_peak_bytes"] / 1e6, 1),
+            "activations": round((peaks[0] - held[0]) / (peaks[1] - held[1]), 3),
+            "step_time": round(seconds[0] / seconds[1], 3),
+            "seconds": round(seconds[0], 2),
+            "peak_mb": round(peaks[0] / 1e6, 1),
             "above_start_mb": round(above[0] / 1e6, 1),
             "predicted_mb": round(row["predicted"].get("activation_bytes", 0) / 1e6, 1) or None,
         }
     return summary
 
 
-def curve(kinds: list[str], only: str, restart: bool, rows: dict[str, Any], save: Callable[[], None]) -> None:
-    """Measure the peaks of the architectures on each kind of CPU kernels.
-
-    Args:
-        kinds: of kernels.
-        only: models whose name begins so.
-        restart: whether what is there is measured again.
-        rows: to add to, by kind and architecture.
-        save: called after each.
-    """
-    for model, kind in itertools.product(CURVE, kinds):
-        policy = "mixed_bfloat16" if model in MIXED else "float32"
-        common = {"model": model, "mode": "graph", "policy": policy, "steps": 3}
-        of_kind = rows.setdefault(kind, {})
-        if (model in of_kind and not restart) or not model.startswith(only):
-            continue
-        ways = [
-            run({**common, "way": way, "segments": segments, "levels": levels}, TF_ENABLE_ONEDNN_OPTS=KERNELS[kind])
-            for way, segments, levels in (("plain", None, 1), ("kerasmem", "auto", 1), ("kerasmem", "auto", 2))
-        ]
-        of_kind[model] = on_curve(*ways)
-        print(kind, model, of_kind[model], file=sys.stderr)
-        save()
-
-
-def on_curve(plain: dict[str, Any], ours: dict[str, Any], twice: dict[str, Any]) -> dict[str, Any]:
-    """Return how much of the activations' peak is left beside what the curve promises.
-
-    Args:
-        plain: what was measured of the model as it is.
-        ours: of the recomputed one.
-        twice: of the one whose segments are cut themselves while they run again.
-    """
-    errors = [each["error"] for each in (plain, ours, twice) if "error" in each]
-    if errors:
-        return {"error": errors[0]}
-    planned = ours["predicted"]
-    promised, of_keeping = (min(1.0, 2 / math.sqrt(planned[each])) for each in ("layers", "keeping_layers"))
+def on_curve(model: str, kind: str) -> Row:
+    """Return what an architecture leaves of its activations, measured and planned, beside 2 / √n."""
+    common = {"model": model, "mode": "graph", "policy": "mixed_bfloat16" if model in MIXED else "float32"}
+    plain, ours = (run({**common, "segments": segments}, kind) for segments in (None, "auto"))
+    for row in (plain, ours):
+        if "error" in row:
+            return row
+    # The gradients count: each is freed as soon as its weight is updated, so that they are never all there.
+    active = [statistics.median(row["peak_bytes"]) - row["weight_bytes"] for row in (ours, plain)]
+    planned, layers = ours["predicted"], plain["predicted"]["layers"]
+    seconds = [statistics.median(row["step_seconds"]) for row in (ours, plain)]
     return {
-        "layers": planned["layers"],
-        "keeping_layers": planned["keeping_layers"],
-        "one_layer": round(planned["one_layer_bytes"] / planned["plain_activation_bytes"], 3),
-        "curve": round(promised, 3),
-        "curve_of_keeping": round(of_keeping, 3),
-        "plain_peak_bytes": plain["median_peak_bytes"],
-        "load_average": round(os.getloadavg()[0], 1),
-        **left(plain, ours, promised, of_keeping),
-        "two_levels": left(plain, twice, promised, of_keeping),
-    }
-
-
-def left(plain: dict[str, Any], ours: dict[str, Any], promised: float, of_keeping: float) -> dict[str, Any]:
-    """Return what a recomputed model leaves of the activations, measured and planned, and what that costs."""
-    # The gradients count: each is gone as soon as its weight is updated, so that they are never all there.
-    active = [each["median_peak_bytes"] - each["weight_bytes"] for each in (ours, plain)]
-    planned = ours["predicted"]
-    share = active[0] / active[1]
-    return {
-        "segments": planned["segments"],
-        "peak_bytes": ours["median_peak_bytes"],
-        "planned_bytes": planned["activation_bytes"],
-        "asked_bytes": ours["asked_bytes"],
-        "activations": round(share, 3),
+        "layers": layers,
+        "curve": round(2 / math.sqrt(layers), 3),
+        "activations": round(active[0] / active[1], 3),
         "planned": round(planned["activation_bytes"] / planned["plain_activation_bytes"], 3),
-        "asked": round(ours["asked_bytes"] / plain["asked_bytes"], 3),
         "extra_time": planned["extra_time"],
-        "step_time": round(ours["median_step_seconds"] / plain["median_step_seconds"], 2),
-        "is_on_it": share <= promised,
-        "is_on_that_of_keeping": share <= of_keeping,
+        "step_time": round(seconds[0] / seconds[1], 2),
     }
 
 
 def main() -> None:
-    """Measure what is missing and write the results after each row."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two small rows")
-    parser.add_argument("--only", default="", help="rows, or models of the curve, whose name begins so")
-    parser.add_argument("--restart", action="store_true", help="measure again what is there")
-    parser.add_argument("--curve", nargs="+", choices=KERNELS, help="the peaks of many architectures on these kernels")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="rows, or models of the curve, whose name begins so; again")
     parser.add_argument("--again", type=int, default=0, metavar="ROUNDS", help="more rounds of the main rows")
+    parser.add_argument("--curve", nargs="+", choices=KERNELS, help="measure the curve on these kernels instead")
     options = parser.parse_args()
-    name = "recompute_quick" if options.quick else "recompute"
-    path = RESULTS / f"{name}.json"
-    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    stored = read_results("recompute")
     if options.curve:
-        found = kept.setdefault("curve", {})
-        curve(options.curve, options.only, options.restart, found, lambda: write_results(name, kept))
+        for kind in options.curve:
+            of_kind = stored.setdefault("curve", {}).setdefault(kind, {})
+            for model in CURVE:
+                if model.startswith(options.only) if options.only else model not in of_kind:
+                    of_kind[model] = on_curve(model, kind)
+                    print(kind, model, of_kind[model])
+                    write_results("recompute", stored)
         return
-    rows: dict[str, dict[str, Any]] = kept.get("rows", {})
-    asked = [row for row in design(options.quick) if key_of(row).startswith(options.only)]
-    first = [row for row in asked if options.restart or key_of(row) not in rows]
-    again = [row for row in asked if row["way"] == "plain" or row["segments"] == "auto"]
-    for number, row in enumerate(first + again * options.again):
-        key = key_of(row)
-        found = {**run(row), "load_average": round(os.getloadavg()[0], 1)}
-        rows[key] = found if number < len(first) else pooled(rows[key], found)
-        machine = environment("tensorflow", "keras", "numpy")
-        write_results(name, {**kept, "environment": machine, "summary": summarise(rows), "rows": rows})
-        print(key, summarise(rows).get(key, rows[key].get("error")), file=sys.stderr)
-    print(json.dumps(summarise(rows), indent=1))
+    rows: dict[str, Row] = stored.setdefault("rows", {})
+    chosen = {key: row for key, row in design().items() if key.startswith(options.only)}
+    missing = [key for key in chosen if options.only or key not in rows]
+    repeated = [key for key, row in chosen.items() if row["segments"] in (None, "auto")]
+    for number, key in enumerate(missing + repeated * options.again):
+        row = run(chosen[key])
+        if number >= len(missing) and "error" not in row and "error" not in rows[key]:
+            for name in ("peak_bytes", "step_seconds"):
+                row[name] = [*rows[key][name], *row[name]]
+        rows[key] = row
+        stored["environment"] = environment("tensorflow", "keras", "numpy")
+        stored["summary"] = summarise(rows)
+        print(key, stored["summary"].get(key, row.get("error")))
+        write_results("recompute", stored)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--child"]:
+        print(json.dumps(measure(json.loads(sys.argv[2]))))
+    else:
+        main()

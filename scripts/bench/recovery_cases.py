@@ -1,13 +1,12 @@
-"""Seeded runs under limits that they run out under, each beside the same run with memory enough.
+"""Seeded runs under limits that they exceed, each beside the same run with enough memory.
 
     recovery_cases.py BESIDE SEED …
 
-Draws a model, optimizer, precision, loop, batch and limit for each seed. A run is a process forked before TensorFlow
-does anything; BESIDE cases go on beside one another, since what runs out mostly waits. Where a run ends with the word
-that not even one row fits, or TensorFlow ends its process, Keras's own `fit` with batches of one row is run under the
-same limit, twice, to see whether that is so, or whether TensorFlow ends that process too. Prints a line of JSON for
-each case when it ends. With TF_ENABLE_ONEDNN_OPTS=1 in the environment steps run in a process of their own, which some
-of oneDNN's kernels end where memory runs out.
+Each seed draws a model, optimizer, precision, loop, batch and limit. A run is a process forked before TensorFlow does
+anything; BESIDE cases run at once, since runs that run out of memory mostly wait. If a run ends with the error that not
+even one row fits, or TensorFlow ends its process, Keras's own `fit` with batches of one row runs twice under the same
+limit, to check that error. Prints a line of JSON for each case. With TF_ENABLE_ONEDNN_OPTS=1 steps run in a process of
+their own, because some of oneDNN's kernels end it when memory runs out.
 """
 
 from __future__ import annotations
@@ -151,21 +150,20 @@ def state(model: Any) -> list[np.ndarray]:
 
 
 def undisturbed(case: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Train with memory enough; tell the peak of a step, and what was held before it."""
+    """Train with enough memory; return the peak of a step and what was held before it."""
     import tensorflow as tf
 
     model, arguments = prepared(case)
     model.optimizer.build(model.trainable_variables)
-    begin = state(model)
     held = tf.config.experimental.get_memory_info("CPU:0")["current"]
     model.fit(**arguments, verbose=0)
     peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    np.savez(f"{folder}/{case['seed']}.npz", *begin, *state(model))
+    np.savez(f"{folder}/{case['seed']}.npz", *state(model))
     return {"held": held, "peak": peak}
 
 
 def limited(case: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Train under the limit; tell how it ended and how far the weights are from those of the undisturbed run."""
+    """Train under the limit; return the outcome and the distance to the weights of the undisturbed run."""
     model, arguments = prepared(case)
     begin = time.monotonic()
     with warnings.catch_warnings(record=True) as said:
@@ -183,11 +181,9 @@ def limited(case: dict[str, Any], folder: str) -> dict[str, Any]:
     texts = [str(each.message) for each in said if each.category is RuntimeWarning]
     failures = sum("ran out of memory" in each for each in texts)
     with np.load(f"{folder}/{case['seed']}.npz") as kept:
-        arrays = [kept[name] for name in kept.files]
-    before, whole, found = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :], state(model)
-    apart = _norm([a - b for a, b in zip(found, whole, strict=True)])
-    difference = apart / _norm(whole)
-    is_warned = any("micro-batches are not the same" in each for each in texts)
+        whole = [kept[name] for name in kept.files]
+    difference = _norm([a - b for a, b in zip(state(model), whole, strict=True)]) / _norm(whole)
+    is_warned = any("micro-batches" in each and "not the same" in each for each in texts)
     outcome = (
         "nothing ran out" if not failures
         else "as the undisturbed run" if difference <= 1e-5
@@ -199,74 +195,68 @@ def limited(case: dict[str, Any], folder: str) -> dict[str, Any]:
         "failures": failures,
         "micro_batch_rows": [each["micro_batch_rows"] for each in recoveries],
         "difference": difference,
-        "difference_of_the_update": apart / max(_norm([a - b for a, b in zip(whole, before, strict=True)]), 1e-30),
         "seconds": round(time.monotonic() - begin, 1),
     }
 
 
 def _refusal(text: str) -> str:
-    if "The batch is not divided" in text:
+    first = text.splitlines()[0]
+    if "divided" in text and "one row" not in first:
         return "refused, as documented"
-    if text.startswith("the arrays take"):
-        return "the arrays do not fit, as said"
-    if text.startswith("the update of the weights does not fit"):
-        return "the update does not fit, as said"
-    return ONE_ROW if text.startswith("not even one row") else "another error"
+    outcomes = {
+        "one row": ONE_ROW,
+        "arrays": "the arrays do not fit, as said",
+        "update": "the update does not fit, as said",
+    }
+    return next((outcome for words, outcome in outcomes.items() if words in first), "another error")
 
 
-def by_one(case: dict[str, Any], folder: str) -> str:
-    """Train by Keras alone on batches of one row; tell whether they fit."""
+def by_one(case: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Train by Keras alone on batches of one row."""
     model, arguments = prepared(case, 1)
     try:
         model.fit(**arguments, steps_per_epoch=4, verbose=0)
     except Exception:
-        return RUNS_OUT
-    return FITS
+        return {"outcome": RUNS_OUT}
+    return {"outcome": FITS}
 
 
 def _norm(arrays: list[np.ndarray]) -> float:
     return float(np.sqrt(sum((array**2).sum() for array in arrays)))
 
 
-def in_a_fork(work: Any, case: dict[str, Any], folder: str, path: str) -> int:
-    """Begin a part of a case in a process of its own; return its number."""
+def in_a_fork(work: Any, case: dict[str, Any], folder: str) -> Any:
+    """Run a part of a case in a process of its own; return its answer, or {"outcome": "crashed"} without one."""
+    path = Path(folder) / f"{case['seed']}.json"
+    path.unlink(missing_ok=True)
     child = os.fork()
-    if child:
-        return child
-    try:
-        found = work(case, folder)
-    except BaseException as error:
-        found = {"outcome": "another error", "said": f"{type(error).__name__}: {error}"[:300]}
-    Path(path).write_text(json.dumps(found))
-    os._exit(0)
+    if not child:
+        try:
+            answer = work(case, folder)
+        except BaseException as error:
+            answer = {"outcome": "another error", "said": f"{type(error).__name__}: {error}"[:300]}
+        path.write_text(json.dumps(answer))
+        os._exit(0)
+    os.waitpid(child, 0)
+    return json.loads(path.read_text()) if path.exists() else {"outcome": CRASHED}
 
 
 def of_case(case: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Do both runs of a case; called in a process that has not started TensorFlow, which its runs inherit."""
-    path = f"{folder}/{case['seed']}"
-    os.waitpid(in_a_fork(undisturbed, case, folder, f"{path}.plain"), 0)
-    told = json.loads(Path(f"{path}.plain").read_text())
-    if "peak" in told:
-        limit = int(told["held"] + case["share"] * (told["peak"] - told["held"]))
-        told["limit_mib"] = limit // MIB
-        os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(told["limit_mib"])
-        status = os.waitpid(in_a_fork(limited, case, folder, f"{path}.limited"), 0)[1]
-        answer = Path(f"{path}.limited")
-        ended = {"outcome": CRASHED, "said": f"wait status {status}"}
-        told |= json.loads(answer.read_text()) if answer.exists() else ended
-        if told["outcome"] in (ONE_ROW, CRASHED):
-            told["keras_by_one_row"] = turns = [_by_one(case, folder, f"{path}.{turn}") for turn in range(2)]
-            if told["outcome"] == ONE_ROW and turns == [FITS] * 2:
-                told["outcome"] = "said that one row does not fit; it does"
-            elif told["outcome"] == turns[0] == turns[1] == CRASHED:
-                told["outcome"] = "crashed, as Keras alone does on one row"
-    return {**case, **told}
-
-
-def _by_one(case: dict[str, Any], folder: str, path: str) -> str:
-    os.waitpid(in_a_fork(by_one, case, folder, path), 0)
-    answer = Path(path)  # without one the process was ended: TensorFlow does so where a small request fails
-    return str(json.loads(answer.read_text())) if answer.exists() else CRASHED
+    """Run both parts of a case; called in a process that has not started TensorFlow, which its runs inherit."""
+    case = case | in_a_fork(undisturbed, case, folder)
+    if "peak" not in case:
+        return case
+    case["limit_mib"] = int(case["held"] + case["share"] * (case["peak"] - case["held"])) // MIB
+    os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(case["limit_mib"])
+    case |= in_a_fork(limited, case, folder)
+    if case["outcome"] in (ONE_ROW, CRASHED):
+        turns = [in_a_fork(by_one, case, folder)["outcome"] for _ in range(2)]
+        case["keras_by_one_row"] = turns
+        if case["outcome"] == ONE_ROW and turns == [FITS] * 2:
+            case["outcome"] = "said that one row does not fit; it does"
+        elif case["outcome"] == turns[0] == turns[1] == CRASHED:
+            case["outcome"] = "crashed, as Keras alone does on one row"
+    return case
 
 
 def main(beside: str, *seeds: str) -> None:

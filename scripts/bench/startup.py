@@ -1,21 +1,16 @@
 #!/usr/bin/env python3
-"""How long the command line takes to answer, as a whole process.
+"""Measure how long whole processes of the command line take, beside an empty Python and `import tensorflow`.
 
-    python scripts/bench/startup.py [--runs 20]
-
-Beside it, in the same run: an empty Python, and importing TensorFlow, which `kerasmem --help` does without.
+python scripts/bench/startup.py [--runs 20]
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import time
 
-from environment import ROOT, environment, write_results
+from common import ROOT, environment, run_python, write_results
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
@@ -27,34 +22,24 @@ COMMANDS = {
 }
 
 
-def seconds(arguments: list[str]) -> float:
-    start = time.perf_counter()
-    subprocess.run(
-        [sys.executable, *arguments],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    return time.perf_counter() - start
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     options = parser.parse_args()
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for turn in range(options.runs + 1):
         for name, arguments in COMMANDS.items():
-            taken = seconds(arguments)
+            start = time.perf_counter()
+            if run_python(*arguments, environ={"PYTHONPATH": str(ROOT)}).code != 0:
+                raise SystemExit(f"{name} failed")
             if turn:  # the first turn warms the file cache
-                times[name].append(round(taken, 4))
+                times[name].append(round(time.perf_counter() - start, 4))
     rows = [
-        {"command": name, "median_seconds": round(statistics.median(taken), 3), "seconds": taken}
-        for name, taken in times.items()
+        {"command": name, "median_seconds": round(statistics.median(seconds), 3), "seconds": seconds}
+        for name, seconds in times.items()
     ]
     for row in rows:
-        print(f"{row['command']:26} {row['median_seconds']:.3f} s", file=sys.stderr)
+        print(f"{row['command']:26} {row['median_seconds']:.3f} s")
     write_results(
         "startup",
         {"environment": environment("tensorflow", "click", "rich"), "settings": {"runs": options.runs}, "rows": rows},

@@ -1,166 +1,304 @@
 #!/usr/bin/env python3
-"""Streaming from HDF5 against the limits of the machine and against other loaders, everything in one run.
+"""Measure streaming from HDF5 against raw reads, decoders, h5py and other loaders, all in one run.
 
-    python scripts/bench/streaming.py [--quick] [--megabytes 512] [--repeats 5] [--only PART …] [--folder DIR]
-                                      [--peers PYTHON …] [--seconds 3] [--json FILE]
+    python scripts/bench/streaming.py [--megabytes 512] [--repeats 5] [--seconds 3] [--only PART …] [--folder DIR]
+                                      [--peers PYTHON …] [--json FILE]
 
-Files are written by h5py into a temporary folder (in `--folder`), of about `--megabytes` of float32 rows of 3 KB and
-of 150 KB each, read with a `memory_budget` of a quarter of that (or of 12 batches), and removed. Batches have 64 rows.
-Whoever is compared takes turns: each round measures all of them once, every round begins with another one. A ratio is
-given of the medians, of the best rounds, and as the median of the rounds' own ratios; goals are held against the first.
-"Ours" is one `H5ChunkSequence`, opened and checked (every row once) before, whose epochs are gone through with
-`next_epoch()` from the first request to the last batch, so the wait for the first window counts.
+h5py writes files of about `--megabytes` of float32 rows of 3 KB and of 150 KB into a temporary folder. They are read
+with a `memory_budget` of a quarter of that (or of 12 batches). Batches have 64 rows. Contestants take turns, each round
+beginning with another one, and ratios are of medians. "Ours" is one open `H5ChunkSequence` whose epochs are iterated
+with `next_epoch()` from the first request to the last batch, so that the wait for the first window counts.
 
-Warm: the file is in the page cache. Cold: `posix_fadvise(DONTNEED)` after `fsync` before each measurement;
-`cached_share_before` is the share of 256 sampled pages that were cached nevertheless. In a virtual machine the
-host's cache stays out of reach.
+Warm: the file is in the page cache. Cold: `posix_fadvise(DONTNEED)` after `fsync` before each measurement; the cache of
+a virtual machine's host stays.
 
-- contiguous, chunked: float32 as it is, against one thread's `os.preadv` of the same bytes in order, 1 MiB at a time.
-  The goals' baseline, "raw", reads round and round into one buffer that is used again, as large as a window (half the
-  budget): rows that wait to be delivered have to lie somewhere. Beside it stand a buffer of 1 MiB, which never leaves
-  the processor's cache, fresh memory for each piece (kept until a window's worth is held), and a thread a core.
-- packed: gzip(4)+shuffle, zstd(3)+shuffle and blosc(lz4)+shuffle, against cores × one thread's decoding of the same
-  chunks, in memory, with the decoder kerasmem uses and the fastest unshuffling there is; also without unshuffling,
-  and as measured with a thread a core. Cold, the disk counts for one side only, so there is no goal.
-- fancy: against h5py's `data[sorted random rows]`, for `--seconds` a round, the rate extrapolated.
-- peers: see streaming_peers.py. `--peers` are Pythons with torch, grain and h5py, or tensorflow-io; tf.data is
-  measured with the Python that runs this.
-- mixing: label entropy of batches, and accuracy over seeds, on class-sorted data with a tenth of it as budget.
-- fit: what `fit` takes beyond the train step of a small CNN.
-- Bytes read an epoch (`rchar` of /proc/self/io) over bytes stored: in contiguous, chunked and packed.
+- contiguous, chunked: float32 against one thread's `os.preadv` of the same bytes in order, 1 MiB at a time, into a
+  reused buffer of half the budget.
+- packed: gzip(4)+shuffle, zstd(3)+shuffle and blosc(lz4)+shuffle against cores × one thread's decoding of the same
+  chunks in memory, with the decoder that kerasmem uses.
+- fancy: against h5py's `data[sorted random rows]`, for `--seconds` a round.
+- peers: against other loaders, see streaming_peers.py. `--peers` are Pythons with torch, grain or tensorflow-io.
+- mixing: label entropy of batches and accuracy over seeds, on class-sorted data with a tenth of it as the budget.
+- fit: the time of a batch in `fit` beyond the train step of a small CNN.
 
-Results go to results/streaming.json after a full run, and those of any run to `--json FILE`. The small files of
-`--quick` and the raw reads of them stay in large processor caches: such ratios to raw reads say little.
+A full run writes results/streaming.json, any run `--json FILE`.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import json
 import os
-import signal
 import statistics
 import sys
 import tempfile
 import time
-import traceback
+import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from environment import ROOT, environment, write_results
-from streaming_data import BATCH
-
-sys.path.insert(0, str(ROOT))
+import h5py
+import numpy as np
+from common import MIB, environment, write_results
+from streaming_data import (
+    BATCH,
+    NARROW,
+    WIDE,
+    Contestant,
+    Stored,
+    bytes_read_so_far,
+    evict,
+    gigabytes,
+    goal,
+    load,
+    make,
+    ratio,
+    rotate,
+)
 
 PARTS = ("contiguous", "chunked", "packed", "fancy", "peers", "mixing", "fit")
+CORES = len(os.sched_getaffinity(0))
+SHUFFLED, IN_ORDER = "ours, shuffled", "ours, in order"
+PIECE = MIB
+DECODED = 64 * MIB  # of a file's chunks are decoded to time a decoder
+PACKED = (
+    (NARROW, "gzip", "float32"), (NARROW, "gzip", "uint8"), (NARROW, "zstd", "float32"), (NARROW, "blosc", "float32"),
+    (WIDE, "gzip", "float32"), (WIDE, "zstd", "float32"),
+)  # fmt: skip
+Row = dict[str, Any]
 
 
-def measurements(folder: Path, options: argparse.Namespace) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
-    """Return the parts by name; TensorFlow is loaded here."""
-    from streaming_learning import fit, mixing
-    from streaming_peers import peers
-    from streaming_rows import fancy, packed, plain
+class Ours:
+    """An `H5ChunkSequence` over a file, kept open from epoch to epoch as `fit` keeps it."""
 
-    return {
-        "contiguous": partial(plain, "contiguous", folder, options),
-        "chunked": partial(plain, "chunked", folder, options),
-        "packed": partial(packed, folder, options),
-        "fancy": partial(fancy, folder, options),
-        "peers": partial(peers, folder, options),
-        "mixing": partial(mixing, folder, options),
-        "fit": partial(fit, folder, options),
-    }
+    def __init__(self, stored: Stored, shuffle: bool = True) -> None:
+        from kerasmem import H5ChunkSequence
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about missing targets
+            self.sequence = H5ChunkSequence(
+                stored.path, "x", None, batch_size=BATCH, shuffle=shuffle, memory_budget=stored.budget
+            )
+        self.stored, self.shuffle = stored, shuffle
+        self.read_ratio: list[float] = []
+
+    def epoch(self) -> float:
+        """Iterate one epoch and return the bytes delivered a second."""
+        before, begin, rows = bytes_read_so_far(), time.perf_counter(), 0
+        for (batch,) in self.sequence.next_epoch():
+            rows += len(batch)
+        seconds = time.perf_counter() - begin
+        self.read_ratio.append(round((bytes_read_so_far() - before) / self.stored.stored_bytes, 4))
+        if rows != self.stored.rows:
+            raise RuntimeError(f"{rows} rows were delivered of {self.stored.rows}")
+        return self.stored.delivered_bytes / seconds
+
+    def check(self) -> None:
+        """Iterate one epoch, which opens the file and touches all memory, and check that every row comes once.
+
+        Raises:
+            RuntimeError: If rows are missing or repeated.
+        """
+        numbers = np.concatenate([batch[:, 0, 0, 0].copy() for (batch,) in self.sequence.next_epoch()])
+        every = np.arange(self.stored.rows)
+        if len(numbers) != len(every) or (
+            self.stored.dtype == "float32" and not np.array_equal(np.sort(numbers) if self.shuffle else numbers, every)
+        ):
+            raise RuntimeError(f"{self.stored.name}: not every row came exactly once")
+
+    def close(self) -> None:
+        """Close the file."""
+        self.sequence.close()
 
 
-def installed(*packages: str) -> list[str]:
-    """Return which of some packages there are."""
-    return [name for name in packages if importlib.util.find_spec(name) is not None]
+def raw_reads(stored: Stored) -> Contestant:
+    """Return a contestant that reads the stored bytes in order with one thread into a reused buffer."""
+    pieces = [
+        (offset + start, min(PIECE, size - start))
+        for offset, size in sorted(stored.extents)
+        for start in range(0, size, PIECE)
+    ]
+    buffer = memoryview(bytearray(max(stored.budget // 2, *(size for _, size in pieces))))
+
+    def run() -> float:
+        begin, position = time.perf_counter(), 0
+        number = os.open(stored.path, os.O_RDONLY)
+        for offset, size in pieces:
+            position = position if position + size <= len(buffer) else 0
+            view = buffer[position : position + size]
+            read = os.preadv(number, [view], offset)
+            while read < size:
+                read += os.preadv(number, [view[read:]], offset + read)
+            position += size
+        os.close(number)
+        return stored.stored_bytes / (time.perf_counter() - begin)
+
+    return run
 
 
-def say(row: dict[str, Any]) -> None:
-    """Print what a row says of the goals, and what was skipped or looks wrong."""
-    for line in row.get("summary", []):
-        mark = "met   " if line["met"] else "MISSED"
-        ways = ", ".join(f"{way} {line[way]:.3f}" for way in ("best", "paired") if way in line)
-        print(f"{mark} {line['value']:8.3f}  {line['goal']:8} {line['what']}{ways and f' ({ways})'}", flush=True)
-    if "skipped" in row:
-        named = " ".join(str(row[key]) for key in ("layout", "dtype", "shape", "peer") if key in row)
-        print(f"skipped {named}: {row['skipped']}", flush=True)
-    for name, correct in row.get("every_row_once", {}).items():
-        if not correct:
-            print(f"WRONG {name}: not every row came exactly once", flush=True)
-    for text in row.get("warnings", []):
-        print(f"note: {text}", flush=True)
-    if row.get("cache") == "cold":
-        print(f"         cold: at most {row['cached_share_before']} of the file was cached before", flush=True)
-    for name, rates in row.get("gb_per_second", {}).items():
-        print(f"         {statistics.median(rates):8.3f} GB/s, {max(rates):8.3f} at best: {name}", flush=True)
+def decoding(stored: Stored) -> Contestant:
+    """Return a contestant that decodes and unshuffles the file's chunks in memory with one thread."""
+    codecs = importlib.import_module("imagecodecs")
+    itemsize = np.dtype(stored.dtype).itemsize
+    delivered = stored.shape.chunk_rows * stored.shape.row_bytes
+    size = delivered // 4 * itemsize
+    with h5py.File(stored.path, "r") as file:
+        chunks = file["x"].id
+        count = min(chunks.get_num_chunks(), max(8, DECODED // delivered))
+        packed = [chunks.read_direct_chunk(chunks.get_chunk_info(number).chunk_offset)[1] for number in range(count)]
+    out, unshuffled = np.empty(size, np.uint8), np.empty(size, np.uint8)
+    decode: Callable[[bytes], Any] = {
+        "gzip": lambda data: importlib.import_module("deflate").zlib_decompress(data, size),
+        "zstd": lambda data: codecs.zstd_decode(data, out=out),
+        "blosc": lambda data: codecs.blosc_decode(data, numthreads=1, out=out),
+    }[stored.layout]
+    shuffled_size = itemsize if stored.layout != "blosc" else 1  # blosc unshuffles itself
+
+    def run() -> float:
+        begin = time.perf_counter()
+        for chunk in packed:
+            data = np.frombuffer(decode(chunk), np.uint8)
+            if shuffled_size > 1:
+                codecs.byteshuffle_decode(data.view(f"u{itemsize}"), out=unshuffled.view(f"u{itemsize}"))
+        return len(packed) * delivered / (time.perf_counter() - begin)
+
+    return run
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under 3 minutes: small files, 2 rounds, fewer files")
-    parser.add_argument("--megabytes", type=int, help="of a file (512; 64 with --quick)")
-    parser.add_argument("--repeats", type=int, help="rounds (5; 2 with --quick); half as many cold")
-    parser.add_argument("--seconds", type=float, help="limit of a round of what is slow (3; 0.7 with --quick)")
-    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts only")
-    parser.add_argument("--folder", type=Path, help="where the files are written (the system's temporary folder)")
-    parser.add_argument("--peers", nargs="+", default=[], metavar="PYTHON", help="with torch, grain or tensorflow-io")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results of this run there as well")
-    options = parser.parse_args()
-    options.megabytes = options.megabytes or (64 if options.quick else 512)
-    options.repeats = options.repeats or (2 if options.quick else 5)
-    options.seconds = options.seconds or (0.7 if options.quick else 3.0)
-    return options
+def plain(layout: str, folder: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure uncompressed float32 against raw reads."""
+    for shape in (NARROW, WIDE):
+        stored = make(folder, shape, layout, options.megabytes)
+        ours = {SHUFFLED: Ours(stored)}
+        wanted = {SHUFFLED: 0.9}
+        if layout == "contiguous":
+            ours[IN_ORDER] = Ours(stored, shuffle=False)
+            wanted[IN_ORDER] = 0.95
+        yield from _compare(stored, ours, "raw preadv", raw_reads(stored), wanted, options)
+
+
+def packed(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure compressed data against as many one-core decoders as there are cores."""
+    for shape, layout, dtype in PACKED:
+        stored = make(folder, shape, layout, max(32, options.megabytes // 4), dtype)
+        base = f"{CORES} cores × decode"
+        yield from _compare(
+            stored, {SHUFFLED: Ours(stored)}, base, decoding(stored), {SHUFFLED: 0.8}, options, times=CORES
+        )
+
+
+def _compare(
+    stored: Stored,
+    ours: dict[str, Ours],
+    base: str,
+    contestant: Contestant,
+    wanted: dict[str, float],
+    options: argparse.Namespace,
+    times: int = 1,
+) -> Iterator[Row]:
+    """Measure our epochs against another contestant; from the disk too, unless the other reads nothing."""
+    for sequence in ours.values():
+        sequence.check()
+    contestants = {base: contestant, **{name: sequence.epoch for name, sequence in ours.items()}}
+    load(stored.path)
+    for cache in ("warm", "cold") if times == 1 else ("warm",):
+        if cache == "warm":
+            rates = rotate(contestants, options.repeats, at_least=min(0.3, options.seconds / 5))
+        else:
+            rates = rotate(contestants, max(2, options.repeats // 2), before=lambda: evict(stored.path))
+        name = f"{stored.name}, {cache}"
+        lines = [goal(f"{name}: {one} / {base}", ratio(rates[one], rates[base], times), wanted[one]) for one in ours]
+        for one, sequence in ours.items():
+            read = statistics.median(sequence.read_ratio[-len(rates[one]) :])
+            lines.append(goal(f"{name}: {one}, bytes read / stored", read, 1.05, most=True))
+        yield {"file": name, "gb_per_second": gigabytes(rates), "summary": lines}
+    for sequence in ours.values():
+        sequence.close()
+    Path(stored.path).unlink()
+
+
+def fancy(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure shuffled epochs against h5py's fancy indexing of random rows."""
+    for layout, wanted in (("chunked", 30.0), ("contiguous", 5.0)):
+        for shape in (NARROW, WIDE):
+            stored = make(folder, shape, layout, options.megabytes)
+            with closing(Ours(stored)) as ours, h5py.File(stored.path, "r") as file:
+                ours.check()
+                load(stored.path)
+                contestants = {SHUFFLED: ours.epoch, "h5py": _fancy(file["x"], options.seconds)}
+                rates = rotate(contestants, options.repeats, at_least=min(0.3, options.seconds / 5))
+            what = f"{stored.name}, warm: {SHUFFLED} / h5py fancy indexing"
+            lines = [goal(what, ratio(rates[SHUFFLED], rates["h5py"]), wanted)]
+            yield {"file": f"{stored.name}, warm", "gb_per_second": gigabytes(rates), "summary": lines}
+            Path(stored.path).unlink()
+
+
+def _fancy(data: h5py.Dataset, seconds: float) -> Contestant:
+    random = np.random.default_rng(0)
+
+    def run() -> float:
+        begin, size = time.perf_counter(), 0
+        while not size or time.perf_counter() - begin < seconds:
+            size += data[np.sort(random.choice(len(data), BATCH, replace=False))].nbytes
+        return size / (time.perf_counter() - begin)
+
+    return run
+
+
+def measurements(part: str, folder: Path, options: argparse.Namespace) -> Iterator[Row]:
+    if part in ("contiguous", "chunked"):
+        return plain(part, folder, options)
+    if part == "packed":
+        return packed(folder, options)
+    if part == "fancy":
+        return fancy(folder, options)
+    if part == "peers":
+        from streaming_peers import peers
+
+        return peers(folder, options)
+    import streaming_training
+
+    return getattr(streaming_training, part)(folder, options)
 
 
 def main() -> None:
-    options = arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the folder is removed
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    wanted = options.only or list(PARTS)
-    rows: list[dict[str, Any]] = []
-    begin, load = time.monotonic(), [os.getloadavg()[0]]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=512, help="size of a file")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds; half as many cold")
+    parser.add_argument("--seconds", type=float, default=3.0, help="limit of a round of slow contestants")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts only")
+    parser.add_argument("--folder", type=Path, help="where the files are written")
+    parser.add_argument("--peers", nargs="+", default=[], metavar="PYTHON", help="with torch, grain or tensorflow-io")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results of this run there")
+    options = parser.parse_args()
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="kerasmem-streaming-", dir=options.folder) as folder:
-        parts = measurements(Path(folder), options)
-        for part in PARTS:
-            if part not in wanted:
-                continue
-            print(f"{time.strftime('%H:%M:%S')} {part}", file=sys.stderr, flush=True)
-            try:
-                for row in parts[part]():
-                    rows.append({"part": part, **row})
-                    say(row)
-            except Exception as error:  # the other parts may take hours more, and are worth having
-                traceback.print_exc()
-                rows.append({"part": part, "failed": f"{type(error).__name__}: {error}"})
-            load.append(os.getloadavg()[0])
-    summary = [line for row in rows for line in row.get("summary", [])]
-    failed = [row["part"] for row in rows if isinstance(row.get("failed"), str)]
-    print(f"{sum(line['met'] for line in summary)} of {len(summary)} goals met; {time.monotonic() - begin:.0f} s")
-    if failed:
-        print(f"FAILED: {', '.join(failed)}")
-    packages = installed("tensorflow", "keras", "numpy", "h5py", "deflate", "imagecodecs", "hdf5plugin")
+        for part in options.only:
+            for row in measurements(part, Path(folder), options):
+                rows.append({"part": part, **row, "load_average": round(os.getloadavg()[0], 1)})
+                for line in row["summary"]:
+                    mark = "met   " if line["met"] else "MISSED"
+                    print(f"{mark} {line['value']:8.3f}  {line['goal']:8} {line['what']}", flush=True)
+                for name, rates in row.get("gb_per_second", {}).items():
+                    print(f"         {statistics.median(rates):8.3f} GB/s: {name}", flush=True)
     data = {
-        "environment": environment(*packages),
+        "environment": environment("tensorflow", "keras", "numpy", "h5py"),
         "settings": {
-            "megabytes": options.megabytes, "repeats": options.repeats, "seconds": options.seconds,
-            "batch_size": BATCH, "quick": options.quick, "parts": wanted,
-            "baseline": "raw: preadv in order, one thread, 1 MiB at a time, reused buffer of half the budget",
+            "megabytes": options.megabytes, "repeats": options.repeats, "seconds": options.seconds, "batch_size": BATCH
         },
-        "load_average": [round(each, 2) for each in load],
-        "summary": summary,
         "rows": rows,
     }  # fmt: skip
     if options.json:
         options.json.write_text(json.dumps(data, indent=1) + "\n")
-    if not options.quick and not options.only and not failed:
+    if options.only == PARTS:
         write_results("streaming", data)
+    missed = sum(not line["met"] for row in rows for line in row["summary"])
+    print(f"{missed} goals missed", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,29 @@
-"""The files that streaming.py measures on: written by h5py, put into the page cache or out of it, and removed."""
+"""Files that the streaming bench reads, and contestants that take turns."""
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+from common import MIB
 
 BATCH = 64
-MIB = 2**20
-_POOL = 2048  # rows of images made at random; a file repeats them, never within a chunk
-_SAMPLED = 256  # pages looked at to tell how much of a file is cached
+POOL = 2048  # random images; a file repeats them, but never within a chunk
+
+Contestant = Callable[[], float]
+"""Does its work once and returns bytes, or steps, a second."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Rows of one size."""
+class Shape(NamedTuple):
+    """Shape of a row, and the rows of a chunk."""
 
     name: str
     row: tuple[int, ...]
@@ -41,14 +43,14 @@ WIDE = Shape("150 KB", (112, 112, 3), 8)
 class Stored:
     """A file with one dataset "x".
 
-    Args:
-        path: the file.
-        layout: "contiguous", "chunked", or the name of a compression.
-        dtype: as stored; float32 is delivered.
-        shape: of the rows.
-        rows: how many.
-        budget: the `memory_budget` to read it with.
-        extents: offset and size of every stored piece, in the order of the rows.
+    Attributes:
+        path: The file.
+        layout: "contiguous", "chunked" or a compression.
+        dtype: Stored dtype; float32 is delivered.
+        shape: Shape of its rows.
+        rows: Number of rows.
+        budget: The `memory_budget` to read it with.
+        extents: Offset and size of every stored chunk, in the order of the rows.
     """
 
     path: str
@@ -69,17 +71,10 @@ class Stored:
         """Bytes of the dataset as float32."""
         return self.rows * self.shape.row_bytes
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what a result has to say of it."""
-        data = asdict(self) | {"shape": self.shape.name, "stored_bytes": self.stored_bytes, "chunks": None}
-        if self.layout != "contiguous":
-            data["chunks"] = [self.shape.chunk_rows, *self.shape.row]
-        del data["extents"], data["path"]
-        return data
-
-
-class Absent(Exception):
-    """What a measurement needs is not installed; the text says what."""
+    @property
+    def name(self) -> str:
+        """Layout, dtype and size of a row."""
+        return f"{self.layout} {self.dtype}, rows of {self.shape.name}"
 
 
 def compression(layout: str) -> dict[str, Any]:
@@ -87,10 +82,8 @@ def compression(layout: str) -> dict[str, Any]:
     if layout == "gzip":
         return {"compression": "gzip", "compression_opts": 4, "shuffle": True}
     if layout in ("zstd", "blosc"):
-        try:
-            hdf5plugin = importlib.import_module("hdf5plugin")
-        except ImportError as error:
-            raise Absent(f"hdf5plugin, which writes {layout}, is not installed ({error})") from error
+        import hdf5plugin
+
         if layout == "zstd":
             return {"shuffle": True, **hdf5plugin.Zstd(clevel=3)}
         return dict(hdf5plugin.Blosc(cname="lz4", clevel=5, shuffle=hdf5plugin.Blosc.SHUFFLE))
@@ -106,26 +99,25 @@ def make(folder: Path, shape: Shape, layout: str, megabytes: int, dtype: str = "
     with h5py.File(path, "w") as file:
         chunks = None if layout == "contiguous" else (shape.chunk_rows, *shape.row)
         data = file.create_dataset("x", (rows, *shape.row), dtype, chunks=chunks, **compression(layout))
-        pool = _images(shape, max(shape.chunk_rows, min(_POOL, 64 * MIB // shape.row_bytes)), dtype)
+        pool = _images(shape, max(shape.chunk_rows, min(POOL, 64 * MIB // shape.row_bytes)), dtype)
         for first in range(0, rows, len(pool)):
             part = pool[: min(len(pool), rows - first)]
             if dtype == "float32":
-                part[:, 0, 0, 0] = np.arange(first, first + len(part))  # by which every row is known again
+                part[:, 0, 0, 0] = np.arange(first, first + len(part))  # identifies every row
             data[first : first + len(part)] = part
     with h5py.File(path, "r") as file:
         extents = tuple(_extents(file["x"]))
-    sync(path)
     return Stored(str(path), layout, dtype, shape, rows, max(size // 4, 12 * batch_bytes), extents)
 
 
 def _images(shape: Shape, rows: int, dtype: str) -> np.ndarray:
-    """Return something like photographs: smooth, with noise of a few bits, in 256 steps."""
+    """Return smooth images with noise of a few bits, in 256 steps, which compress as photographs do."""
     random = np.random.default_rng(0)
     height, width, colours = shape.row
     coarse = random.integers(30, 220, (rows, height // 8 + 2, width // 8 + 2, colours))
     smooth = np.repeat(np.repeat(coarse, 8, axis=1), 8, axis=2)[:, :height, :width]
-    bytes_ = np.clip(smooth + random.integers(-6, 7, (rows, *shape.row)), 0, 255).astype(np.uint8)
-    return bytes_ if dtype == "uint8" else (bytes_ / np.float32(255)).astype(dtype)
+    pixels = np.clip(smooth + random.integers(-6, 7, (rows, *shape.row)), 0, 255).astype(np.uint8)
+    return pixels if dtype == "uint8" else (pixels / np.float32(255)).astype(dtype)
 
 
 def _extents(data: h5py.Dataset) -> Iterator[tuple[int, int]]:
@@ -137,20 +129,16 @@ def _extents(data: h5py.Dataset) -> Iterator[tuple[int, int]]:
         yield info.byte_offset, info.size
 
 
-# ---- the page cache
-
-
-def sync(path: str | Path) -> None:
-    """Write to the disk what the system still holds back."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+def load(path: str | Path) -> None:
+    """Read the whole file into the page cache."""
+    with open(path, "rb", buffering=0) as file:
+        buffer = bytearray(8 * MIB)
+        while file.readinto(buffer):
+            pass
 
 
 def evict(path: str | Path) -> None:
-    """Ask the system to drop the file from its cache."""
+    """Ask the system to drop the file from the page cache."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -159,33 +147,53 @@ def evict(path: str | Path) -> None:
         os.close(number)
 
 
-def load(path: str | Path) -> None:
-    """Read the whole file, so that the system has it in its cache."""
-    buffer = bytearray(8 * MIB)
-    with open(path, "rb", buffering=0) as file:
-        while file.readinto(buffer):
-            pass
-
-
-def cached_share(path: str | Path) -> float | None:
-    """Return which share of some pages all over the file is cached; None where the system does not tell."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        size = os.fstat(number).st_size
-        found, page = 0, bytearray(1)
-        for at in range(_SAMPLED):
-            try:
-                found += os.preadv(number, [page], at * (size - 1) // _SAMPLED, os.RWF_NOWAIT)
-            except BlockingIOError:
-                continue
-        return found / _SAMPLED
-    except (OSError, AttributeError):
-        return None
-    finally:
-        os.close(number)
-
-
 def bytes_read_so_far() -> int:
-    """Return the bytes that this process has asked the system to read, from whatever file."""
+    """Return the bytes that this process has asked the system to read, from any file."""
     with open("/proc/self/io") as file:
         return int(file.readline().split()[1])
+
+
+def rotate(
+    contestants: dict[str, Contestant],
+    repeats: int,
+    before: Callable[[], object] = lambda: None,
+    at_least: float = 0.0,
+) -> dict[str, list[float]]:
+    """Measure all contestants in turns, each round beginning with another one.
+
+    Args:
+        contestants: Contestants by name.
+        repeats: Number of rounds.
+        before: Called before each measurement.
+        at_least: Seconds of a measurement; shorter work is repeated and averaged.
+
+    Returns:
+        Rates of each contestant, one for each round.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for turn in range(repeats):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            before()
+            begin, inverse = time.perf_counter(), [1 / contestants[name]()]
+            while time.perf_counter() - begin < at_least:
+                inverse.append(1 / contestants[name]())
+            rates[name].append(1 / statistics.mean(inverse))
+    return rates
+
+
+def ratio(ours: list[float], base: list[float], times: float = 1.0) -> float:
+    """Return our median rate over `times` the other's."""
+    return round(statistics.median(ours) / statistics.median(base) / times, 4)
+
+
+def goal(what: str, value: float, wanted: float, *, most: bool = False) -> dict[str, Any]:
+    """Return a line of the summary: a measured value and the goal, the most or the least allowed."""
+    met = value <= wanted if most else value >= wanted
+    return {"what": what, "value": value, "goal": f"{'≤' if most else '≥'} {wanted:g}", "met": bool(met)}
+
+
+def gigabytes(rates: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Return rates in GB/s."""
+    return {name: [round(rate / 1e9, 4) for rate in values] for name, values in rates.items()}

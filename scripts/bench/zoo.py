@@ -1,25 +1,111 @@
-"""The models that the benches train: small enough for a laptop, of every common family."""
+"""Networks that the benches train: small enough for a laptop, of every common family."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from kerasmem.estimation.truth.networks import (
-    Entry,
-    application,
-    compiled_entry,
-    mnist_cnn,
-    recurrent,
-    text_classifier,
-    transformer,
-    unet,
-    wide_mlp,
-)
-
 layers = keras.layers
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A network and how the benches train it.
+
+    Attributes:
+        build: Factory, called under the dtype policy that is set.
+        batches: Batch sizes.
+        losses: Loss of each output: "sparse" (class indices) or "mse".
+        held_out: Whether it is reported apart because nothing may be tuned to it.
+        heavy: Whether XLA takes minutes to compile it; it has one XLA row only.
+        mixed: Mixed-precision policies that TensorFlow can train it in on a CPU.
+        input_shape: Input shape without the batch, if the model does not declare it.
+    """
+
+    build: Callable[[], Any]
+    batches: tuple[int, ...]
+    losses: tuple[str, ...] = ("sparse",)
+    held_out: bool = False
+    heavy: bool = False
+    mixed: tuple[str, ...] = ("mixed_bfloat16", "mixed_float16")
+    input_shape: tuple[int, ...] | None = None
+
+
+def mnist_cnn() -> Any:
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Conv2D(32, 5, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(64, 5, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dropout(0.5),
+            layers.Dense(1024, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+def wide_mlp() -> Any:
+    hidden = [layers.Dense(4096, activation="relu") for _ in range(3)]
+    return keras.Sequential([keras.Input((1024,)), *hidden, layers.Dense(10)])
+
+
+def application(name: str, size: int) -> Callable[[], Any]:
+    """Return a factory of an untrained network of `keras.applications` for square images."""
+
+    def build() -> Any:
+        make = getattr(keras.applications, name)
+        return make(weights=None, input_shape=(size, size, 3), classes=10, classifier_activation=None)
+
+    return build
+
+
+def recurrent(layer: str) -> Callable[[], Any]:
+    """Return a factory of two recurrent layers of a class of `keras.layers`."""
+
+    def build() -> Any:
+        make = getattr(keras.layers, layer)
+        return keras.Sequential([keras.Input((64, 32)), make(128, return_sequences=True), make(128), layers.Dense(10)])
+
+    return build
+
+
+def transformer() -> Any:
+    inputs = keras.Input((64, 128))
+    x = inputs
+    for _ in range(4):
+        y = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(4, 32)(y, y)])
+        y = layers.Dense(512, activation="gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dense(128)(y)])
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+
+
+def unet() -> Any:
+    inputs = keras.Input((64, 64, 3))
+    x, skips = inputs, []
+    for width in (16, 32, 64):
+        x = layers.Conv2D(width, 3, padding="same", activation="relu")(x)
+        x = layers.Conv2D(width, 3, padding="same", activation="relu")(x)
+        skips.append(x)
+        x = layers.MaxPooling2D()(x)
+    for width in (64, 32, 16):
+        x = layers.Conv2DTranspose(width, 2, strides=2)(x)
+        x = layers.Concatenate()([x, skips.pop()])
+        x = layers.Conv2D(width, 3, padding="same", activation="relu")(x)
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+
+def text_classifier() -> Any:
+    return keras.Sequential(
+        [keras.Input((128,), dtype="int32"), layers.Embedding(20_000, 64), layers.Conv1D(64, 5, activation="relu"),
+         layers.GlobalMaxPooling1D(), layers.Dense(64, activation="relu"), layers.Dense(10)]
+    )  # fmt: skip
 
 
 def deep_mlp() -> Any:
@@ -52,32 +138,6 @@ def siamese() -> Any:
     tower = keras.Model(image, layers.Flatten()(x))
     a, b = keras.Input((48, 48, 1)), keras.Input((48, 48, 1))
     return keras.Model([a, b], layers.Dense(10)(layers.Concatenate()([tower(a), tower(b)])))
-
-
-# name -> (the function that builds it, batch size)
-MODELS: dict[str, tuple[Callable[[], Any], int]] = {
-    "mnist_cnn": (mnist_cnn, 128),
-    "wide_mlp": (wide_mlp, 64),
-    "deep_mlp": (deep_mlp, 512),
-    "vgg16": (application("VGG16", 64), 16),
-    "resnet50": (application("ResNet50", 96), 8),
-    "resnet50_wide_batch": (application("ResNet50", 128), 24),
-    "mobilenet_v2": (application("MobileNetV2", 96), 16),
-    "efficientnet_b0": (application("EfficientNetB0", 96), 16),
-    "densenet121": (application("DenseNet121", 64), 8),
-    "inception_v3": (application("InceptionV3", 128), 8),
-    "lstm": (recurrent("LSTM"), 64),
-    "gru": (recurrent("GRU"), 64),
-    "transformer": (transformer, 32),
-    "unet": (unet, 16),
-    "wavenet": (wavenet, 32),
-    "conv3d": (conv3d, 8),
-    "siamese": (siamese, 64),
-    "text_classifier": (text_classifier, 64),
-}
-
-
-# What the estimates' bench adds: more families, and models held out, to which nothing may be tuned.
 
 
 def autoencoder() -> Any:
@@ -384,14 +444,49 @@ ZOO: dict[str, Entry] = {
     "nasnet_mobile": Entry(application("NASNetMobile", 64), (4, 12), held_out=True, heavy=True),
 }
 
+# name → (Keras class, settings beside the learning rate)
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adam": ("Adam", {}),
+    "sgd": ("SGD", {}),
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "rmsprop": ("RMSprop", {}),
+    "adafactor": ("Adafactor", {}),
+    "lion": ("Lion", {}),
+    "adamw": ("AdamW", {}),
+    "adam_ema": ("Adam", {"use_ema": True}),
+    "adam_accumulate": ("Adam", {"gradient_accumulation_steps": 4}),
+}
+
+
+def loss(name: str) -> Any:
+    losses = keras.losses
+    return losses.SparseCategoricalCrossentropy(from_logits=True) if name == "sparse" else losses.MeanSquaredError()
+
 
 def compiled(name: str, optimizer: str, dtype: str, metrics: bool, jit_compile: bool) -> Any:
-    """Return a model of ZOO compiled as a row of the estimates' bench asks: the factory that `estimate` is given."""
-    return compiled_entry(ZOO[name], optimizer, dtype, metrics, jit_compile)
+    """Build a network of ZOO and compile it for a row: the factory that `estimate` opens."""
+    entry = ZOO[name]
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        model = entry.build()
+    finally:
+        keras.config.set_dtype_policy(before)
+    losses = [loss(kind) for kind in entry.losses]
+    measures = [["accuracy"] if kind == "sparse" else ["mae"] for kind in entry.losses]
+    one = len(losses) == 1
+    kind, settings = OPTIMIZERS[optimizer]
+    model.compile(
+        optimizer=getattr(keras.optimizers, kind)(1e-4, **settings),
+        loss=losses[0] if one else losses,
+        metrics=(measures[0] if one else measures) if metrics else None,
+        jit_compile=jit_compile,
+    )
+    return model
 
 
 def batch_of(name: str, model: Any, batch: int) -> tuple[Any, Any]:
-    """Return a batch as TensorFlow tensors, which the caller holds: x and y, lists where the model has several."""
+    """Return x and y as TensorFlow tensors; lists if the model has several inputs or outputs."""
     import tensorflow as tf
 
     entry = ZOO[name]

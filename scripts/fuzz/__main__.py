@@ -34,7 +34,7 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS
 os.environ.update(CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
-from environment import RESULTS, ROOT, environment, write_results  # noqa: E402
+from common import RESULTS, ROOT, environment, write_results  # noqa: E402
 
 sys.path.insert(0, str(ROOT))
 

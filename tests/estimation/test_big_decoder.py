@@ -14,7 +14,7 @@ import pytest
 from kerasmem.units import GIB
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DECODER = ROOT / "scripts" / "bench" / "decoder.py"
+DECODER = ROOT / "tests" / "support" / "big_decoder.py"
 
 
 @pytest.mark.slow

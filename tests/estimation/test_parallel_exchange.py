@@ -16,7 +16,6 @@ from kerasmem.estimation.parallel.exchange import gradients_exchanged
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
 MODEL = f"{Path(__file__).parents[1]}/support/small_models.py:perceptron"
-BENCH = Path(__file__).resolve().parent.parent.parent / "scripts" / "bench"
 HAS_JAX = importlib.util.find_spec("jax") is not None
 needs_jax = pytest.mark.skipif(not HAS_JAX, reason="needs pip install 'kerasmem[jax]'")
 layers = keras.layers
@@ -28,15 +27,6 @@ def perceptron():
     model = keras.Sequential([keras.Input((64,)), *(layers.Dense(256, "relu") for _ in range(6)), layers.Dense(8)])
     model.compile("adam", "mse")
     return model
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """The bench's module, which is a script."""
-    specification = importlib.util.spec_from_file_location("bench_parallel", BENCH / "parallel.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
 
 
 def test_all_gradients_and_their_buffer_are_there_at_once():
@@ -98,14 +88,6 @@ def test_keras_is_left_as_it_was():
         assert TFOptimizer._all_reduce_sum_gradients is not own
         raise RuntimeError
     assert TFOptimizer._all_reduce_sum_gradients is own
-
-
-@pytest.mark.slow
-def test_two_processes_that_train_together_need_what_is_said(bench):
-    task = {"engine": "tensorflow", "model": "parallel_models.py:dense", "kind": "data", "n": 2, "batch": 64}
-    row = bench.measure(task, held_out=False)
-    assert row["ratio"] == pytest.approx(1, abs=0.01)
-    assert row["claimed"][0] <= row["measured"] <= row["claimed"][1]
 
 
 # Keras on JAX

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import random
@@ -469,15 +468,6 @@ class TestCacheInUse:
         assert len(list((tmp_path / "cache").rglob("*-*"))) >= 5
         got = epochs(web.url("gzip.h5"), remote={"cache": tmp_path / "cache", "cache_size": "16MiB"})
         assert sum(float(np.sum(x, dtype="f8")) for x, y in got) == wanted
-
-
-def test_the_bench_runs_and_reads_the_file_once(program):
-    bench = Path(__file__).resolve().parent.parent.parent / "scripts" / "bench" / "remote.py"
-    done = program(bench, "--quick")
-    assert done.code == 0, done.err
-    ours = [row for row in json.loads(done.out) if row["way"] == "H5ChunkSequence"]
-    assert [row["order"] for row in ours] == ["shuffled", "file order"]
-    assert all(row["read_amplification"] <= 1.05 and row["requests_per_block"] <= 1 for row in ours)
 
 
 class TestEnding:

@@ -1,7 +1,7 @@
 """How long an operation takes, roughly: it decides only which of two threads is free first. Pure arithmetic.
 
 The rates were read off real steps of a convnet, a transformer and a MobileNet, and off single products, on two idle
-cores of a server (`scripts/bench/op_costs.py` prints them for any machine). Those of Eigen's kernels were read with two
+cores of a server. Those of Eigen's kernels were read with two
 operations side by side, as both gradients of a layer are, on two cores of another; so were those of TensorFlow's own
 operations, which are the same beside oneDNN's. The peak depends on which operation ends first, not on when, so ratios
 count and another machine's are much the same; where two take nearly as long, either may end first.
