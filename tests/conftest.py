@@ -14,6 +14,11 @@ import loaded_python as loaded
 import numpy as np
 import onednn
 import pytest
+from hypothesis import settings
+
+# The same cases in every run, whatever the machine's speed.
+settings.register_profile("kerasmem", derandomize=True, deadline=None, database=None)
+settings.load_profile("kerasmem")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.pop("KERAS_BACKEND", None)

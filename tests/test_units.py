@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kerasmem.errors import UsageError
-from kerasmem.units import format_count, format_size, is_size, parse_size
+from kerasmem.units import format_count, format_size, is_size, parse_size, printable
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,25 @@ def test_formats(count, text):
 def test_formats_counts():
     assert format_count(1_111_946) == "1,111,946"
     assert format_count(None) == "?"
+
+
+@given(st.integers(0, 2**70))
+def test_a_formatted_size_parses_back_to_three_digits(count):
+    text = format_size(count)
+    if not text.endswith("PiB"):  # sizes are written for people; nobody types pebibytes
+        assert parse_size(text) == pytest.approx(count, rel=0.006)
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_size_or_refused(text):
+    if is_size(text):
+        assert parse_size(text) >= 0
+    else:
+        with pytest.raises(UsageError, match="budget"):
+            parse_size(text, field="budget")
+
+
+@given(st.text())
+def test_printable_text_cannot_steer_a_terminal(text):
+    assert not set(printable(text)) & set("\x1b\x07\b\r\n\u202e\u2028\0")
+    assert len(printable(text, 10)) <= 10
