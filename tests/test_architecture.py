@@ -59,7 +59,7 @@ RESULTS = {
     "kerasmem.devices.live", "kerasmem.devices.doctor", "kerasmem.monitoring.tracking",
     "kerasmem.monitoring.curves", "kerasmem.monitoring.log_summary", "kerasmem.monitoring.rank_logs",
     "kerasmem.monitoring.phases",
-    "kerasmem.monitoring.snapshot", "kerasmem.profiling.results", "kerasmem.diagnosis.diagnosis",
+    "kerasmem.profiling.results", "kerasmem.diagnosis.diagnosis",
     "kerasmem.datatools.inspecting.results", "kerasmem.datatools.converting.results",
     "kerasmem.recovery.advice",
 }  # fmt: skip

@@ -76,7 +76,6 @@ def _optimizers() -> list[str]:
 _TYPES: dict[str, Any] = {
     "count": Count(min=1),
     "whole": Count(min=0),
-    "number": click.FLOAT,
     "seconds": click.FloatRange(min=0, min_open=True),
     "seconds or 0": click.FloatRange(min=0),
     "share": click.FloatRange(0, 1, max_open=True),

@@ -1,13 +1,9 @@
-"""Processes of this machine: what they and those under them hold, which files they have open, who is on the cards.
-
-Another's cannot all be seen.
-"""
+"""Memory of this process and its children, and the processes that use a card."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kerasmem.devices.host import process_status
-from kerasmem.devices.nvml import Nvml, NvmlApi, NvmlDevice
-from kerasmem.errors import UsageError
+from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.processes.children import resident_bytes
 from kerasmem.records import Record
 
@@ -50,7 +45,6 @@ class TreeReader:
 
     Args:
         clock: seconds that only go forward.
-        process: of psutil; default: this one.
 
     Examples:
         >>> reading = TreeReader().read()
@@ -58,10 +52,10 @@ class TreeReader:
         True
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, process: Any = None) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         import psutil
 
-        self._process = psutil.Process() if process is None else process
+        self._process = psutil.Process()
         self._unseen = psutil.Error
         self._clock = clock
         self._children: list[Any] = []
@@ -84,76 +78,6 @@ class TreeReader:
             with contextlib.suppress(self._unseen):
                 sizes.append(resident_bytes(child.pid) or int(child.memory_info().rss))
         return TreeReading(rss, rss + sum(sizes), 1 + len(sizes), status.get("VmHWM"), status.get("VmSwap"))
-
-
-@dataclass(frozen=True)
-class ProcessView(Record, what="process"):
-    """A process and what it holds of host memory, in bytes.
-
-    Attributes:
-        pid: its number.
-        name: of the program; any text, chosen by the program.
-        rss_bytes: resident in it.
-        tree_bytes: resident in it and in all processes under it; shared pages count for each.
-        processes: how many processes that is.
-        swap_bytes: what of it is in swap; None where the system does not tell.
-        seconds: for which it has run.
-    """
-
-    pid: int
-    name: str
-    rss_bytes: int
-    tree_bytes: int
-    processes: int
-    swap_bytes: int | None
-    seconds: float
-
-
-def view_process(pid: int) -> ProcessView:
-    """Return what a process holds now.
-
-    Raises:
-        UsageError: there is no such process (any more), or it cannot be seen.
-
-    Examples:
-        >>> import os
-        >>> view_process(os.getpid()).rss_bytes > 0
-        True
-    """
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            name, started = process.name(), process.create_time()
-            if process.status() == psutil.STATUS_ZOMBIE:
-                raise psutil.NoSuchProcess(pid)
-        read = TreeReader(process=process).read()
-    except (psutil.Error, ValueError, OverflowError) as error:
-        kind = "cannot be seen from here" if isinstance(error, psutil.AccessDenied) else "is not running"
-        raise UsageError(f"PID: process {pid} {kind}; name one that `ps` lists") from error
-    seconds = time.time() - started
-    return ProcessView(pid, name, read.rss_bytes, read.tree_bytes, read.processes, read.swap_bytes, seconds)
-
-
-def open_files(pid: int, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return the regular files with such names that a process has open for writing; empty where it cannot be seen."""
-    found = {}
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                target = os.readlink(entry.path)
-                if target.lower().endswith(suffixes) and stat.S_ISREG(os.stat(target).st_mode):
-                    found[target] = Path(target)
-    return list(found.values())
-
-
-def python_processes() -> list[int]:
-    """Return the numbers of all Python processes that can be seen, without this one."""
-    import psutil
-
-    names = ((process.pid, process.info["name"] or "") for process in psutil.process_iter(["name"]))
-    return sorted(pid for pid, name in names if "python" in name.lower() and pid != os.getpid())
 
 
 @dataclass(frozen=True)
@@ -207,24 +131,3 @@ def _program(pid: int) -> tuple[str | None, str | None]:
         return process.name(), process.username()
     except (psutil.Error, KeyError, OSError):  # gone, another's, or of a user without a name
         return None, None
-
-
-def all_card_processes(api: NvmlApi | None = None) -> list[CardProcess]:
-    """Return who has memory on the cards of this machine; empty where there is no driver.
-
-    Args:
-        api: what to ask in place of nvidia-ml-py, such as a recording.
-
-    Examples:
-        >>> all(process.pid > 0 for process in all_card_processes())
-        True
-    """
-    nvml, _ = Nvml.open(api)
-    if nvml is None:
-        return []
-    with contextlib.closing(nvml):
-        found = []
-        for device in nvml.devices:
-            memory, _ = nvml.memory(device)
-            found += card_processes(nvml, device, None if memory is None else memory.total_bytes)[0]
-        return found

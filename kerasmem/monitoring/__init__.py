@@ -24,7 +24,6 @@ tracking      `track`: what one action cost; host_watch: the thread that reads b
 growth        does a series of sizes grow on and on, or settle
 evidence      what grows beside the memory: graphs, tracings, constants, kinds of objects
 leak_watch    `LeakWatch`: samples of a loop, and the report on them
-snapshot      a machine at one time, for `kerasmem watch`
 ============= ===============================================================================
 
 `Timeline`, `Sample` and `read_timeline` are here too; none of them needs TensorFlow.

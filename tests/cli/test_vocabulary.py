@@ -35,7 +35,7 @@ OWN = {
 }  # fmt: skip
 FORMER = {
     "estimate": ["--trust-model", "--xla", "--no-xla"], "max-batch": ["--min", "--max", "--verify"],
-    "data convert": ["--memory"], "run": ["--every", "--keep", "-m"], "watch": ["--every"],
+    "data convert": ["--memory"], "run": ["--every", "--keep", "-m"],
 }  # fmt: skip
 
 
