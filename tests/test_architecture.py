@@ -70,7 +70,6 @@ ONLY_IN = {
     "psutil": {"devices"},
     "h5py": {"compat", "models", "hdf5", "datatools", "streaming"},
     "matplotlib": {"rendering"},
-    "prometheus_client": {"rendering"},
     "pyarrow": {"datatools"},
     "PIL": {"datatools"},
     "rich": {"rendering", "cli", "display"},

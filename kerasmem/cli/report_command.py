@@ -25,11 +25,10 @@ _LARGEST_LOG = 2 * 2**30
 
 @click.command("report", cls=GuardedCommand)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@all_of("--output", "--plot", "--prometheus", "--ranks", "--title", "--json")
+@all_of("--output", "--plot", "--ranks", "--title", "--json")
 def command(
-    files: tuple[str, ...], output: str | None, plot: str | None, prometheus: str | None, ranks: bool, title: str,
-    as_json: bool,
-) -> None:  # fmt: skip
+    files: tuple[str, ...], output: str | None, plot: str | None, ranks: bool, title: str, as_json: bool
+) -> None:
     """Show runs, estimates and profiles together: as a page, a picture, a table or data.
 
     FILEs are logs of MemoryLogger (.jsonl, .csv), and what `kerasmem estimate --json` and
@@ -40,11 +39,11 @@ def command(
       kerasmem report run.jsonl -o page.html
       kerasmem report before.jsonl after.jsonl estimate.json profile.json -o page.html
       kerasmem report run.rank*.jsonl --json
-      kerasmem report run.csv --plot memory.svg --prometheus memory.prom
+      kerasmem report run.csv --plot memory.svg
 
     Logs whose paths differ in a rank alone (run.rank0.jsonl, rank1/run.csv) are merged.
     """
-    _check_outputs(files, output, plot, prometheus, as_json)
+    _check_outputs(files, output, plot)
     contents = _read(files, ranks, title)
     if output is not None:
         from kerasmem.rendering.page import render_page
@@ -54,20 +53,12 @@ def command(
         from kerasmem.rendering.plot import render_plot
 
         _write("--plot", plot, render_plot(contents, Path(plot).suffix.lower().removeprefix(".")))
-    if prometheus is not None:
-        from kerasmem.rendering.prometheus import render_prometheus
-
-        text = render_prometheus(contents.trainings, contents.compositions)
-        if prometheus == "-":
-            click.echo(text, nl=False)
-        else:
-            _write("--prometheus", prometheus, text.encode())
     if as_json:
         from kerasmem.monitoring.rank_logs import trainings_to_dict
 
         reports = [{**asdict(each), "categories": dict(each.categories)} for each in contents.compositions]
         show_json({**trainings_to_dict(contents.trainings), "reports": reports})
-    elif output is None and plot is None and prometheus is None:
+    elif output is None and plot is None:
         from kerasmem.rendering.runs_table import compositions_table, runs_table
 
         if contents.trainings:
@@ -76,12 +67,8 @@ def command(
             show_text(lambda terminal: compositions_table(contents.compositions, terminal))
 
 
-def _check_outputs(
-    files: tuple[str, ...], output: str | None, plot: str | None, prometheus: str | None, as_json: bool
-) -> None:
-    """Refuse what would lose a file or mix two outputs, before anything is read."""
-    if as_json and prometheus == "-":
-        raise UsageError("--json and --prometheus - both print; write one of them into a file")
+def _check_outputs(files: tuple[str, ...], output: str | None, plot: str | None) -> None:
+    """Reject outputs that would overwrite an input or one another, before anything is read."""
     if plot is not None and Path(plot).suffix.lower() not in (".png", ".svg"):
         raise UsageError(f"--plot: {plot!r} ends in neither .png nor .svg; name the picture so")
     taken: dict[str, str] = {}  # real path -> what it is taken for
@@ -89,8 +76,8 @@ def _check_outputs(
         if os.path.realpath(path) in taken:
             raise UsageError(f"{path}: given twice; give each file once")
         taken[os.path.realpath(path)] = "is one of the files to read"
-    for name, target in (("--output", output), ("--plot", plot), ("--prometheus", prometheus)):
-        if target is None or (name, target) == ("--prometheus", "-"):
+    for name, target in (("--output", output), ("--plot", plot)):
+        if target is None:
             continue
         if use := taken.get(os.path.realpath(target)):
             raise UsageError(f"{name}: {target} {use}; choose another name")

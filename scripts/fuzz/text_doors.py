@@ -102,10 +102,9 @@ class LogsDoor(TextDoor):
 
     name = "logs"
     packages = ("numpy",)
-    outputs = ("page.html", "memory.svg", "memory.prom")
-    endings = (("-o", "page.html"), ("--json",), ("--json",), (), (), ("-o", "page.html"), ("--plot", "memory.svg"),
-               ("--prometheus", "memory.prom"), (),
-               ("-o", "page.html", "--ranks"), ("--prometheus", "-"))  # fmt: skip
+    outputs = ("page.html", "memory.svg")
+    endings = (("-o", "page.html"), ("--json",), ("--json",), (), (), ("-o", "page.html"), ("--plot", "memory.svg"), (),
+               ("-o", "page.html", "--ranks"))  # fmt: skip
 
     def prepare(self, folder: Path) -> None:
         """Write a log and a report as kerasmem does."""
@@ -113,7 +112,6 @@ class LogsDoor(TextDoor):
         import kerasmem.monitoring.rank_logs
         import kerasmem.rendering.page
         import kerasmem.rendering.plot
-        import kerasmem.rendering.prometheus
         import kerasmem.rendering.runs_table  # noqa: F401
 
         sound = _logs(folder)

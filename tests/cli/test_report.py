@@ -36,15 +36,12 @@ def test_runs_are_printed_as_a_table(cli, log, tmp_path):
 
 
 def test_everything_is_written_at_once(cli, log, tmp_path):
-    for library in ("matplotlib", "prometheus_client"):
-        pytest.importorskip(library)
-    page, picture, metrics = (tmp_path / name for name in ("page.html", "p.svg", "m.prom"))
-    done = cli("report", log(), "-o", page, "--plot", picture, "--prometheus", metrics, "--title", "<mine>")
+    pytest.importorskip("matplotlib")
+    page, picture = (tmp_path / name for name in ("page.html", "p.svg"))
+    done = cli("report", log(), "-o", page, "--plot", picture, "--title", "<mine>")
     assert (done.code, done.out, done.err) == (0, "", "")
     assert "&lt;mine&gt;" in page.read_text() and "<svg" in picture.read_text()
-    assert "# TYPE kerasmem_run_peak_bytes gauge" in metrics.read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.prom", "p.svg", "page.html", "run.csv"]
-    assert cli("report", log(), "--prometheus", "-").out.startswith("# HELP kerasmem_run_peak_bytes")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.svg", "page.html", "run.csv"]
 
 
 def test_json_merges_ranks(cli, log, tmp_path):
@@ -89,7 +86,6 @@ def test_wrong_usage_is_refused_before_anything_is_written(cli, log, tmp_path):
         (["-o", run], "one of the files to read"),
         ([run], "given twice"),
         (["--plot", tmp_path / "p.gif"], "neither .png nor .svg"),
-        (["--json", "--prometheus", "-"], "both print"),
         (["-o", tmp_path / "x.svg", "--plot", tmp_path / "x.svg"], "another option"),
         (["-o", tmp_path / "no" / "x.html"], "cannot be written"),
         ([tmp_path / "missing.jsonl"], "cannot be read"),
