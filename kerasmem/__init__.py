@@ -27,7 +27,6 @@ _PUBLIC = {
     "read_timeline": "kerasmem.monitoring",
     "report_page": "kerasmem.display",
     "track": "kerasmem.display",
-    "tracked": "kerasmem.display",
     "explain_oom": "kerasmem.diagnosis.explaining",
     "fit": "kerasmem.training.fitting",
     "find_executable_batch_size": "kerasmem.training.batch_size",
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from kerasmem.display import report_page as report_page
     from kerasmem.display import summary as summary
     from kerasmem.display import track as track
-    from kerasmem.display import tracked as tracked
     from kerasmem.errors import KerasmemError as KerasmemError
     from kerasmem.estimation.card_ranking import rank_cards as rank_cards
     from kerasmem.estimation.facade import estimate as estimate

@@ -7,7 +7,6 @@ import html
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,8 +26,6 @@ from kerasmem.rendering.summary_table import DEFAULT_WIDTH, summary_table
 from kerasmem.rendering.track_table import track_table
 
 _FRAME_HEIGHT = 720  # of a page in a notebook, in CSS pixels; it scrolls inside
-_MOST_SPANS = 10_000  # kept one by one
-_spans: deque[Span] = deque(maxlen=_MOST_SPANS)
 _actions: dict[tuple[str, ...], ActionTotals] = {}  # what the table has yet to show
 _lock = threading.Lock()
 _shown_by: int | None = None  # the process that has promised the table
@@ -183,26 +180,13 @@ def track(label: str, *, show: bool = True) -> Tracker:
     return Tracker(label, _keep if show else None)
 
 
-def tracked() -> tuple[Span, ...]:
-    """Return the spans of the table so far, the newest 10,000 of them, in the order in which they ended.
-
-    Examples:
-        >>> isinstance(tracked(), tuple)
-        True
-    """
-    with _lock:
-        return tuple(_spans)
-
-
 def _keep(span: Span) -> None:
     global _shown_by, _actions
     with _lock:
         if _shown_by != os.getpid():  # a forked child has its own
             _shown_by = os.getpid()
-            _spans.clear()
             _actions = {}
             atexit.register(_show_the_rest, _shown_by)
-        _spans.append(span)
         _actions.setdefault(span.path, ActionTotals(span.started)).add(span)
         if len(span.path) > 1 or not _in_notebook():
             return

@@ -14,7 +14,7 @@ results       what a logger has found in brief, and how whole the allocators' fr
 timeline      `Sample` and `Timeline`: the result, and its plain-data form
 rows          samples in compact arrays, for runs of a million batches
 rank_logs     the logs of several ranks as one training: which belong together
-outputs       the file and the TensorBoard scalars that a recorder writes
+output        the log file that a recorder writes
 logfile       CSV and JSON lines that survive a crash, written and read back
 log_summary   a log in brief; curves: its sizes over time
 sampler       what is too slow for a hook, and what happens between hooks; periodic: its thread

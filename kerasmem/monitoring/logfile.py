@@ -36,21 +36,15 @@ _opening = threading.RLock()
 _JSON_ROW = '{"kind":"sample",' + ",".join(f'"{name}":%s' for name in COLUMNS) + "}"
 
 
-def format_of(path: str | os.PathLike[str], wanted: str | None = None) -> Format:
-    """Return the format to write `path` in: the one wanted, or the one its suffix names.
+def format_of(path: str | os.PathLike[str]) -> Format:
+    """Return the format that a log's suffix names.
 
     Raises:
-        UsageError: neither says "csv" or "jsonl".
+        UsageError: If the suffix is neither .csv nor .jsonl.
     """
-    if wanted is not None:
-        if wanted not in ("csv", "jsonl"):
-            raise UsageError(f"format: {wanted!r} is neither 'csv' nor 'jsonl'")
-        return "csv" if wanted == "csv" else "jsonl"
     suffix = Path(path).suffix.lower()
     if suffix not in _SUFFIXES:
-        raise UsageError(
-            f"filename: {os.fspath(path)!r} ends in neither .csv nor .jsonl; rename it, or pass format='csv' or 'jsonl'"
-        )
+        raise UsageError(f"filename: {os.fspath(path)!r} must end in .csv or .jsonl")
     return _SUFFIXES[suffix]
 
 
@@ -58,8 +52,7 @@ class LogFile:
     """A log of samples, open for adding rows.
 
     Args:
-        path: the file; missing folders above it are made.
-        format: "csv" or "jsonl", where the suffix does not say.
+        path: the file, .csv or .jsonl; missing folders above it are made.
         append: add to what is there (a half-written last line is cut off); otherwise overwrite it.
         busy: whether somebody is still at it; overwriting a file that another log of this process has open
             is refused where that log is busy, and otherwise ends it.
@@ -77,12 +70,11 @@ class LogFile:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        format: Format | None,
         append: bool,
         busy: Callable[[], bool] | None = None,
     ) -> None:
         self.path = Path(path)
-        self.format = format_of(path, format)
+        self.format = format_of(path)
         self.next_run = 0
         self.behind: weakref.WeakMethod[Callable[[], None]] | None = None
         self.runs_end = 0

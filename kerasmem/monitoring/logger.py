@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
 
-from kerasmem.checks import former_names
 from kerasmem.cluster import find_worker
 from kerasmem.compat.keras_calls import leave_out_of_validation, stop_watching_saving, watch_saving
 from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
@@ -65,10 +63,7 @@ class MemoryLogger(keras.callbacks.Callback):
             others have written in this process. Processes need a file each; those that train together get one.
         update_freq: log every N-th batch of each epoch. Peaks of batches in between are not lost: they are the next
             row's `between_peak_bytes`.
-        format: "csv" or "jsonl", where the suffix does not say.
         append: add to a file of an earlier process; so it is in a script that `kerasmem run` runs again.
-        tensorboard: folder for TensorBoard scalars (several processes have one below it each); needs the
-            `tensorboard` extra. It costs more than all the rest (`overhead` says what).
         memory_growth: ask TensorFlow for memory growth on construction (see `kerasmem.enable_memory_growth`);
             where that is too late, one warning says so.
         nvml: "auto" asks the NVIDIA driver where a GPU is used; True warns where that fails; False does
@@ -91,8 +86,6 @@ class MemoryLogger(keras.callbacks.Callback):
         profile_batch: profile the memory of this batch of each `fit`, counted from 1 through all epochs and at least
             2 (3 is good): which layer and category hold the peak. It and up to 8 batches before it become slower, and
             the step is traced again. `profile` has the result, and so has "run.profile.json" beside "run.jsonl".
-        keep: samples to keep in `timeline` at most, the newest; a sample takes 108 bytes. The file has all.
-        clock: seconds that only go forward.
 
     Attributes:
         growth: what came of asking for memory growth; None if it was not asked for.
@@ -100,7 +93,6 @@ class MemoryLogger(keras.callbacks.Callback):
     Raises:
         UsageError: an argument is wrong; from `fit`, before training: the file cannot be written, or another
             logger is writing to it.
-        MissingExtraError: `tensorboard` is given and not installed.
 
     Examples:
         >>> import keras, numpy as np
@@ -112,15 +104,12 @@ class MemoryLogger(keras.callbacks.Callback):
         (True, 3)
     """
 
-    @former_names(every="update_freq")
     def __init__(
         self,
         filename: str | os.PathLike[str] | None = None,
         *,
         update_freq: int = 1,
-        format: Literal["csv", "jsonl"] | None = None,
         append: bool = False,
-        tensorboard: str | os.PathLike[str] | None = None,
         memory_growth: bool = True,
         nvml: Nvml | bool | Literal["auto"] = "auto",
         verbose: int = 0,
@@ -131,13 +120,10 @@ class MemoryLogger(keras.callbacks.Callback):
         health: bool = False,
         leaks: bool = False,
         profile_batch: int | None = None,
-        keep: int | None = 1_000_000,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__()
         settings = LoggerSettings(
-            filename, format, append, update_freq, tensorboard, nvml, verbose, devices, reset_peaks, epoch_logs,
-            sampling, health, leaks, keep, clock,
+            filename, append, update_freq, nvml, verbose, devices, reset_peaks, epoch_logs, sampling, health, leaks,
         )  # fmt: skip
         self._memory_growth = memory_growth
         self._recorder = Recorder(settings)
@@ -161,7 +147,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     @property
     def timeline(self) -> Timeline:
-        """All samples so far (the newest `keep` of them), as an immutable copy."""
+        """All samples so far (the newest million), as an immutable copy; a sample takes 108 bytes."""
         return self._recorder.timeline
 
     @property
@@ -236,7 +222,7 @@ class MemoryLogger(keras.callbacks.Callback):
         self.growth = enable_memory_growth()
         if self.growth.refused:
             self._recorder.note(f"memory growth: {self.growth.message}")
-            warnings.warn(f"MemoryLogger: {self.growth.message}", stacklevel=4)  # past the wrapper of __init__
+            warnings.warn(f"MemoryLogger: {self.growth.message}", stacklevel=3)
 
     # ---------------------------------------------------------- Keras's hooks
 

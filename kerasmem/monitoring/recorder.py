@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -22,16 +23,17 @@ from kerasmem.monitoring.cost import Overhead, costed
 from kerasmem.monitoring.device_reader import DeviceReader
 from kerasmem.monitoring.epoch_maxima import EpochMaxima
 from kerasmem.monitoring.leak_watch import LeakWatch
-from kerasmem.monitoring.outputs import Outputs
+from kerasmem.monitoring.output import Output
 from kerasmem.monitoring.phases import CurrentPhase, PhasePeaks
 from kerasmem.monitoring.results import EpochHealth, health_notes
 from kerasmem.monitoring.rows import PackedRows
 from kerasmem.monitoring.sampler import Sampler
 from kerasmem.monitoring.settings import LoggerSettings
-from kerasmem.monitoring.timeline import KINDS, Timeline
+from kerasmem.monitoring.timeline import KINDS, Sample, Timeline
 
 Kind = Literal["train", "test", "predict"]
 _PENDING = 64  # batches whose readings wait to be taken in
+_MOST_SAMPLES = 1_000_000  # kept in memory, 108 bytes each; the file has all
 
 
 class Recorder:
@@ -39,10 +41,10 @@ class Recorder:
 
     Args:
         settings: the arguments of `MemoryLogger`, checked.
+        clock: seconds that only go forward.
 
     Attributes:
         settings: as given; a copy asks for a connection to the driver of its own.
-        clock: seconds that only go forward.
         run: number of the run under way; None between runs.
         epoch: number of the epoch under way; None outside.
         worker: which of several this process is in the run; None where it trains alone.
@@ -59,8 +61,8 @@ class Recorder:
     _open: dict[str, OpenBatch]
     _due: dict[str, int]
 
-    def __init__(self, settings: LoggerSettings) -> None:
-        self.clock = settings.clock
+    def __init__(self, settings: LoggerSettings, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
         self.run: int | None = None
         self.epoch: int | None = None
         self.broken = False
@@ -70,8 +72,8 @@ class Recorder:
         self.phase = CurrentPhase()
         self.worker: Worker | None = None
         self.settings = settings
-        self._outputs = Outputs(settings.filename, settings.format, settings.append, settings.tensorboard)
-        self._rows = PackedRows(KINDS, settings.keep)
+        self._output = Output(settings.filename, settings.append)
+        self._rows = PackedRows(KINDS, _MOST_SAMPLES)
         self.leak_watch = LeakWatch("epochs") if settings.leaks else None
         self._leak_notes: tuple[str, ...] = ()  # of the latest run: the next one knows more
         self.health: list[EpochHealth] = []
@@ -124,11 +126,11 @@ class Recorder:
             warnings.warn(f"MemoryLogger: {text}", stacklevel=2)
 
     def _add_object(self, kind: str, **values: Any) -> None:
-        self._say(self._outputs.add_object(kind, **values))
+        self._warn(self._output.add_object(kind, **values))
 
-    def _say(self, failures: list[str]) -> None:
-        for text in failures:
-            self.note(text, say=True)
+    def _warn(self, failure: str | None) -> None:
+        if failure is not None:
+            self.note(failure, say=True)
 
     # ---------------------------------------------------------------- runs
 
@@ -153,7 +155,7 @@ class Recorder:
         if self._zero is None:
             self._zero = self.clock() - self._elapsed
         self.worker = worker
-        self._next_run = max(self._next_run, self._outputs.open(worker, self._next_run > 0, busy))
+        self._next_run = max(self._next_run, self._output.open(worker, self._next_run > 0, busy))
         if self._reader is None:
             asked = self.settings
             self._reader = DeviceReader(
@@ -170,9 +172,9 @@ class Recorder:
             self._known.add("tree_bytes")
         self.run = self._next_run
         self._next_run += 1
-        self._outputs.start_run(self.run, tuple(self._notes), worker)
-        if self._outputs.file is not None:
-            self._outputs.file.behind = weakref.WeakMethod(self._pending.flush_quietly)
+        self._output.start_run(self.run, tuple(self._notes), worker)
+        if self._output.file is not None:
+            self._output.file.behind = weakref.WeakMethod(self._pending.flush_quietly)
         self._sampler = sampler
         sampler.start()
 
@@ -225,7 +227,7 @@ class Recorder:
 
     def _finish_files(self) -> None:
         self._pending.flush()
-        self._outputs.close()
+        self._output.close()
         self.run = self.epoch = self._maxima = None
         self._open.clear()
         self._due.clear()
@@ -269,7 +271,7 @@ class Recorder:
         rows = maxima.rows(self.run or 0, self._moment())
         for row in rows:
             self._rows.append(row)
-        self._say(self._outputs.add([rows]))
+        self._warn(self._output.add(rows))
         if self.settings.health:
             self._read_health(self._reader)
         if self.leak_watch is not None:
@@ -327,23 +329,22 @@ class Recorder:
         queue = self._pending.batches
         ended = (self.run or 0, phase, self.epoch, batch, steps, self.clock(), raw, opened.between, opened.settled)
         queue.append(tuple.__new__(RawBatch, ended))  # the type's own way is a Python function more
-        if len(queue) >= _PENDING or (self.settings.sampling == 0 and self._outputs.any):
+        if len(queue) >= _PENDING or (self.settings.sampling == 0 and self._output.file is not None):
             self._pending.flush()
 
     def _take_in(self, batches: list[RawBatch]) -> None:
         """Take batches into rows, maxima and the file; also called in the background thread."""
         if self._reader is None:
             return
-        moments = []
+        taken: list[Sample] = []
         for batch in batches:
             samples = batch.samples(self._moment(batch.clock), self._reader.unpack(batch.raw))
             for sample in samples:
                 self._rows.append(sample)
             if self._maxima is not None:
                 self._maxima.add(samples, batch.where)
-            moments.append(samples)
-        if self._outputs.any:
-            self._say(self._outputs.add(moments))
+            taken += samples
+        self._warn(self._output.add(taken))
 
     def _moment(self, now: float | None = None) -> float:
         now = self.clock() if now is None else now

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kerasmem.checks import choice, number, path, whole
 from kerasmem.devices.nvml import Nvml
 from kerasmem.errors import UsageError
-from kerasmem.monitoring.logfile import Format, format_of
-from kerasmem.monitoring.outputs import require_tensorboard
+from kerasmem.monitoring.logfile import format_of
 
 _DEVICE_NAME = re.compile(r"[A-Za-z_]+:\d+\Z")
 
@@ -22,14 +21,11 @@ class LoggerSettings:
 
     Raises:
         UsageError: an argument cannot be right.
-        MissingExtraError: `tensorboard` is given and not installed.
     """
 
     filename: str | os.PathLike[str] | None
-    format: Format | None
     append: bool
     update_freq: int
-    tensorboard: str | os.PathLike[str] | None
     nvml: Nvml | bool | str
     verbose: int
     devices: Sequence[str] | None
@@ -38,15 +34,11 @@ class LoggerSettings:
     sampling: float
     health: bool
     leaks: bool
-    keep: int | None
-    clock: Callable[[], float]
 
     def __post_init__(self) -> None:
         if self.filename is not None and os.path.isdir(path("filename", self.filename)):
             folder = os.fspath(self.filename)
             raise UsageError(f"filename: {folder!r} is a folder; name a file in it, such as memory.csv")
-        if self.tensorboard is not None:
-            path("tensorboard", self.tensorboard)
         self.update_freq = whole("update_freq", self.update_freq)
         if not isinstance(self.nvml, Nvml):
             choice("nvml", self.nvml, ("auto", True, False))
@@ -57,10 +49,6 @@ class LoggerSettings:
         for name in self.devices or ():
             if not isinstance(name, str) or not _DEVICE_NAME.match(name):
                 raise UsageError(f"devices: {name!r} is no logical device such as 'GPU:0'")
-        if self.keep is not None:
-            self.keep = whole("keep", self.keep, 0)
         self.sampling = number("sampling", self.sampling, 0, 1000)
-        if self.tensorboard is not None:
-            require_tensorboard()
         if self.filename is not None:
-            self.format = format_of(self.filename, self.format)
+            format_of(self.filename)

@@ -163,7 +163,7 @@ def _logs(folder: Path) -> dict[str, bytes]:
 
     found = {}
     for name in ("run.csv", "run.jsonl", "run.rank0.jsonl", "run.rank1.csv"):
-        log = LogFile(folder / name, None, False)
+        log = LogFile(folder / name, False)
         for run in range(2):
             log.start_run(run, "2026-01-01T10:00:00+00:00", ["a note"], rank=int("rank1" in name), ranks=2)
             for each in range(12):

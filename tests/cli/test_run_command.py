@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kerasmem.monitoring.outputs import Outputs
+from kerasmem.monitoring.output import Output
 from kerasmem.processes.children import GOES_ON
 from kerasmem.training.run_folder import RAN_OUT, RunFolder, ScriptPosition
 from kerasmem.training.supervising import Supervisor
@@ -179,9 +179,9 @@ def test_a_signal_to_the_command_alone_reaches_the_script(tmp_path, number, code
 
 def test_a_log_is_added_to_by_a_script_that_is_run_again(tmp_path, monkeypatch):
     def write():
-        outputs = Outputs(tmp_path / "log.jsonl", None, False, None)
-        outputs.start_run(outputs.open(None, False, None), [], None)
-        outputs.close()
+        output = Output(tmp_path / "log.jsonl", append=False)
+        output.start_run(output.open(None, False, None), [], None)
+        output.close()
         return [json.loads(line)["run"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
 
     assert write() == write() == [0], "a new process begins the file again"

@@ -38,7 +38,7 @@ def test_a_csv_line_beyond_reason_is_left_out(tmp_path):
 def test_appending_to_a_log_whose_last_line_nests(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text(GOOD + '{"kind":"sample","run":' + "[" * 20_000 + "\n")
-    log = LogFile(path, None, append=True)
+    log = LogFile(path, append=True)
     assert log.next_run == 1
     log.close()
 

@@ -205,7 +205,7 @@ class TestRuns:
 class TestNamedFiles:
     def test_the_users_own_links_are_followed(self, tmp_path):
         os.symlink("log.csv", tmp_path / "link.csv")
-        LogFile(tmp_path / "link.csv", None, append=False).close()
+        LogFile(tmp_path / "link.csv", append=False).close()
         assert (tmp_path / "log.csv").is_file() and (tmp_path / "link.csv").is_symlink()
         files.write_named("path", str(tmp_path / "link.csv"), b"whole")
         assert (tmp_path / "log.csv").read_bytes() == b"whole" and (tmp_path / "link.csv").is_symlink()
@@ -213,17 +213,18 @@ class TestNamedFiles:
         with pytest.raises(UsageError, match="leads to itself"):
             files.write_named("path", str(tmp_path / "round"), b"")
 
-    def test_devices_and_pipes_take_what_comes(self, capfd):
+    def test_devices_and_pipes_take_what_comes(self, capfd, tmp_path):
         for name in ("/dev/null", "/dev/stdout"):
             files.write_named("path", name, b"out")
         assert capfd.readouterr().out == "out"
-        LogFile("/dev/null", "csv", append=False).close()
+        os.symlink("/dev/null", tmp_path / "null.csv")
+        LogFile(tmp_path / "null.csv", append=False).close()
 
     @needs_root
     def test_the_links_of_others_are_not(self, tmp_path, victim):
         os.symlink(victim, tmp_path / "run.csv")
         given_away(tmp_path / "run.csv")
         with pytest.raises(UsageError, match=r"^filename: .* is a link that another user has made"):
-            LogFile(tmp_path / "run.csv", None, append=False)
+            LogFile(tmp_path / "run.csv", append=False)
         with pytest.raises(UsageError, match="another user has made"):
             files.write_named("-o", str(tmp_path / "run.csv"), b"x")

@@ -95,7 +95,7 @@ def test_two_loggers_at_once_have_the_same_true_peaks(scenario):
 # ------------------------------------------------------- Keras's dialect
 
 
-def test_history_and_csv_logger_have_the_epochs_maxima(scenario):
+def test_history_csv_and_tensorboard_have_the_epochs_maxima(scenario):
     found = scenario("history_and_csv")
     keys = ["memory_in_use_bytes", "memory_peak_bytes", "memory_rss_bytes", "memory_swap_bytes", "memory_tree_bytes"]
     assert sorted(found["history"]) == sorted(["loss", "val_loss", *keys])
@@ -109,6 +109,7 @@ def test_history_and_csv_logger_have_the_epochs_maxima(scenario):
         assert (row["peak_bytes"], row["rss_bytes"]) == (peak, rss)
     table = list(csv.DictReader(io.StringIO(found["csv"])))
     assert [float(row["memory_peak_bytes"]) for row in table] == found["history"]["memory_peak_bytes"]
+    assert found["board"] == [[epoch, peak] for epoch, peak in enumerate(found["history"]["memory_peak_bytes"])]
     assert found["without"] == ["loss"]
     assert sorted(found["short"]) == ["loss", "memory_mib"]
     assert all(0 < size < 10**5 for size in found["short"]["memory_mib"])
@@ -244,7 +245,7 @@ def test_loggers_do_not_overwrite_each_others_file(scenario):
 
 def test_numpys_numbers_are_numbers_and_an_impossible_name_is_refused_at_once(scenario):
     found = scenario("numpy_numbers")
-    assert found["rows"] == [[0, "train", 0, 2], [0, "train", 0, 4], [0, "epoch", 0, None]]
+    assert found["rows"] == [[0, "train", 0, batch] for batch in (0, 2, 4)] + [[0, "epoch", 0, None]]
     kind, text = found["refused"]
     assert kind == "UsageError" and text.startswith("filename: 'a\\x00.csv'")
 
@@ -388,20 +389,6 @@ def test_on_another_backend_the_host_is_logged_and_the_rest_has_a_reason(scenari
 # --------------------------------------------------------------- outputs
 
 
-def test_tensorboard_reads_the_scalars_back(scenario):
-    found = scenario("tensorboard")
-    events = found["events"]
-    for phase in ("train", "validation"):
-        rows = batches(found["rows"], phase)
-        read = events[phase]["memory/CPU:0/peak_bytes"]
-        assert [step for step, _ in read] == list(range(1, len(rows) + 1))
-        assert [value for _, value in read] == [row["peak_bytes"] for row in rows]
-    epochs = events["train"]["epoch_memory/CPU:0/peak_bytes"]
-    assert epochs == [[row["epoch"], row["peak_bytes"]] for row in batches(found["rows"], "epoch")]
-    assert "memory/CPU:0/driver_used_bytes" not in events["train"]
-    assert found["files"] == 2
-
-
 def test_one_tidy_line_an_epoch_or_silence(scenario):
     found = scenario("printed")
     assert found["0"] == ""
@@ -485,17 +472,6 @@ def test_one_batch_is_profiled_inside_the_run(scenario):
     assert abs(total - found["row"]["peak_bytes"]) < 2**20, "the same allocator, the same batch"
     nothing, note, warned = found["short"]
     assert nothing is None and warned and note.startswith("profile: batch 3 was to be profiled")
-
-
-def test_the_former_name_of_update_freq_works_with_a_warning():
-    from kerasmem import MemoryLogger
-    from kerasmem.errors import UsageError
-
-    with pytest.warns(FutureWarning, match="every=.* is called update_freq now"):
-        logger = MemoryLogger(every=3, memory_growth=False)
-    assert logger._recorder.settings.update_freq == 3
-    with pytest.warns(FutureWarning), pytest.raises(UsageError, match="update_freq: 0 is too small"):
-        MemoryLogger(every=0, memory_growth=False)
 
 
 @pytest.mark.parametrize("batch", [0, 1, True, 2.5, "3"])

@@ -106,11 +106,11 @@ def test_a_sampler_gives_up_where_no_hook_comes_and_starts_again_with_the_next_e
 
 
 END = """
-import gc, sys, time
+import gc, sys
 from kerasmem.monitoring import recorder as module
 rec = module.Recorder(module.LoggerSettings(
-    filename=None, format=None, append=False, update_freq=1, tensorboard=None, nvml=False, verbose=0, devices=[],
-    reset_peaks=True, epoch_logs="bytes", sampling=20.0, health=False, leaks=False, keep=None, clock=time.perf_counter,
+    filename=None, append=False, update_freq=1, nvml=False, verbose=0, devices=[], reset_peaks=True,
+    epoch_logs="bytes", sampling=20.0, health=False, leaks=False,
 ))
 rec.begin_run()
 class Last:  # is taken apart with its module, after the recorder's own

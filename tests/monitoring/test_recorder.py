@@ -56,13 +56,12 @@ def ledger(monkeypatch):
     return ledger
 
 
-def recorder(**changes):
+def recorder(clock=None, **changes):
     settings = {
-        "filename": None, "format": None, "append": False, "update_freq": 1, "tensorboard": None, "nvml": False,
-        "verbose": 0, "devices": None, "reset_peaks": True, "epoch_logs": "bytes", "sampling": 0.0, "health": False,
-        "leaks": False, "keep": None, "clock": Clock(),
+        "filename": None, "append": False, "update_freq": 1, "nvml": False, "verbose": 0, "devices": None,
+        "reset_peaks": True, "epoch_logs": "bytes", "sampling": 0.0, "health": False, "leaks": False,
     }  # fmt: skip
-    return Recorder(LoggerSettings(**{**settings, **changes}))
+    return Recorder(LoggerSettings(**{**settings, **changes}), clock or Clock())
 
 
 def test_an_epoch_of_three_batches(ledger):
@@ -287,7 +286,7 @@ def test_a_note_on_a_full_disk_ends_the_writing_alone(ledger, monkeypatch, tmp_p
     rec = recorder(filename=tmp_path / "log.jsonl")
     rec.begin_run()
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, rec._outputs.file._file)
+    os.dup2(full, rec._output.file._file)
     os.close(full)
     with pytest.warns(UserWarning, match="writing to .* stopped: No space left"):
         rec.note("something turned out")
@@ -378,8 +377,9 @@ def test_a_broken_recorder_gets_a_new_chance_with_the_next_run(ledger):
     assert len(rec.timeline) == 1 and not rec.broken
 
 
-def test_the_oldest_samples_go_where_keep_says_so(ledger):
-    rec = recorder(keep=8)
+def test_memory_holds_the_newest_samples(ledger, monkeypatch):
+    monkeypatch.setattr("kerasmem.monitoring.recorder._MOST_SAMPLES", 8)
+    rec = recorder()
     rec.begin_run()
     for batch in range(100):
         rec.begin_batch("train", batch)

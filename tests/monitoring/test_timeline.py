@@ -1,15 +1,13 @@
 import json
 import os
 import pickle
-import sys
 
 import numpy as np
 import pytest
 
-from kerasmem.errors import InputError, MissingExtraError, UsageError
+from kerasmem.errors import InputError, UsageError
 from kerasmem.monitoring import Sample, Timeline, read_timeline
 from kerasmem.monitoring.logfile import LogFile, format_of
-from kerasmem.monitoring.outputs import Board, require_tensorboard
 from kerasmem.monitoring.rows import PackedRows
 from kerasmem.monitoring.settings import LoggerSettings
 from kerasmem.monitoring.timeline import COLUMNS, KINDS
@@ -156,7 +154,7 @@ def log(request, tmp_path):
 
 
 def write(path, rows, append=False, notes=()):
-    file = LogFile(path, format_of(path), append)
+    file = LogFile(path, append)
     file.start_run(file.next_run, "2020-01-01T00:00:00+00:00", notes)
     file.add(rows)
     file.close()
@@ -172,12 +170,12 @@ def test_a_file_gives_back_what_was_written(log):
 def test_a_run_of_no_number_counts_for_none(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text('{"kind":"run","format_version":1,"run":Infinity,"notes":[]}\n')
-    assert LogFile(log, "jsonl", True).next_run == 0
+    assert LogFile(log, True).next_run == 0
 
 
 def test_notes_are_in_json_lines(tmp_path):
     write(tmp_path / "log.jsonl", ROWS, notes=["one"])
-    file = LogFile(tmp_path / "log.jsonl", "jsonl", True)
+    file = LogFile(tmp_path / "log.jsonl", True)
     file.add_object("note", run=0, text="two")
     file.add_object("note", run=0, text="two")
     file.close()
@@ -231,18 +229,20 @@ def test_appending_to_something_else_is_refused_and_leaves_it(tmp_path):
     ]:
         (tmp_path / name).write_text(text)
         with pytest.raises(UsageError, match="no kerasmem log"):
-            LogFile(tmp_path / name, format_of(name), True)
+            LogFile(tmp_path / name, True)
         assert (tmp_path / name).read_text() == text
 
 
 def test_a_file_that_cannot_be_made_is_a_usage_error(tmp_path):
     (tmp_path / "file").write_text("")
+    os.symlink("/dev/full", tmp_path / "full.csv")
+    (tmp_path / "folder.csv").mkdir()
     with pytest.raises(UsageError, match=r"cannot be written: .*(Not a directory|File exists)"):
-        LogFile(tmp_path / "file" / "log.csv", "csv", False)
+        LogFile(tmp_path / "file" / "log.csv", False)
     with pytest.raises(UsageError, match="cannot be written: No space left on device"):
-        LogFile("/dev/full", "csv", False)
+        LogFile(tmp_path / "full.csv", False)
     with pytest.raises(UsageError, match="cannot be written: Is a directory"):
-        LogFile(tmp_path, "csv", False)
+        LogFile(tmp_path / "folder.csv", False)
 
 
 def test_files_that_are_no_log(tmp_path):
@@ -260,24 +260,21 @@ def test_files_that_are_no_log(tmp_path):
 def test_descriptors_are_closed(log):
     before = os.listdir("/proc/self/fd")
     write(log, ROWS)
-    LogFile(log, format_of(log), True)
+    LogFile(log, True)
     assert os.listdir("/proc/self/fd") == before
 
 
 def test_formats():
     assert [format_of(name) for name in ("a.csv", "a.CSV", "b.jsonl", "c.ndjson")] == ["csv"] * 2 + ["jsonl"] * 2
-    assert format_of("a.log", "jsonl") == "jsonl"
-    with pytest.raises(UsageError, match=r"neither \.csv nor \.jsonl"):
+    with pytest.raises(UsageError, match=r"\.csv or \.jsonl"):
         format_of("a.txt")
-    with pytest.raises(UsageError, match="format: 'xml'"):
-        format_of("a.csv", "xml")
 
 
 # ------------------------------------------------------------ arguments
 
 GOOD = {
-    "filename": "a.csv", "update_freq": 1, "nvml": "auto", "verbose": 0, "devices": None, "keep": None, "sampling": 20,
-    **dict.fromkeys(("format", "append", "tensorboard", "reset_peaks", "health", "leaks", "clock")), "epoch_logs": True,
+    "filename": "a.csv", "update_freq": 1, "nvml": "auto", "verbose": 0, "devices": None, "sampling": 20,
+    **dict.fromkeys(("append", "reset_peaks", "health", "leaks")), "epoch_logs": True,
 }  # fmt: skip
 
 
@@ -287,7 +284,7 @@ GOOD = {
         {"filename": 3}, {"filename": "/tmp"}, {"update_freq": 0}, {"update_freq": True}, {"update_freq": 1.5},
         {"nvml": "yes"}, {"epoch_logs": "byte"},
         {"nvml": None}, {"verbose": 2}, {"verbose": "auto"}, {"devices": "GPU:0"}, {"devices": [0]},
-        {"devices": ["GPU:0,1"]}, {"devices": ["gpu"]}, {"keep": -1}, {"keep": 1.0}, {"keep": np.bool_(True)},
+        {"devices": ["GPU:0,1"]}, {"devices": ["gpu"]}, {"sampling": -1}, {"update_freq": np.bool_(True)},
         {"update_freq": np.float32(2)}, {"update_freq": np.int64(0)}, {"filename": "a\0.csv"},
         {"filename": "\ud800.csv"},
     ],
@@ -303,22 +300,7 @@ def test_good_arguments():
         {"filename": None},
         {"nvml": True},
         {"devices": ["GPU:0", "CPU:0"]},
-        {"keep": 0},
-        {"keep": np.int64(3), "update_freq": np.uint8(2)},
+        {"update_freq": np.uint8(2)},
         {"verbose": True},
     ):
         LoggerSettings(**{**GOOD, **right})
-
-
-def test_tensorboard_is_loaded_before_another_thread_writes(monkeypatch, tmp_path):
-    """Its modules import one another in circles: two threads that import them at once fail."""
-    name = "tensorboard.summary.writer.record_writer"
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    Board(tmp_path / "board")
-    assert name in sys.modules
-
-
-def test_tensorboard_that_is_missing_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'kerasmem\[tensorboard\]'"):
-        require_tensorboard()

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import types
-from collections import deque
 
 import numpy as np
 import pytest
@@ -212,7 +211,6 @@ except ValueError:
     pass
 with kerasmem.track("hidden", show=False):
     pass
-assert [span.label for span in kerasmem.tracked()] == ["read [red]\\x1b[2Jpart"] * 3 + ["load data", "train"]
 """
 
 
@@ -242,7 +240,6 @@ def test_a_notebook_shows_the_table_when_the_outermost_block_ends(monkeypatch, c
     shown = capsys.readouterr().out
     assert "second cell" in shown
     assert "outer block" not in shown
-    assert [span.label for span in kerasmem.tracked()][-3:] == ["inner block", "outer block", "second cell"]
 
 
 def test_the_table_orders_children_below_parents():
@@ -262,11 +259,10 @@ def test_the_table_orders_children_below_parents():
     assert list(table.columns[1].cells) == list(table.columns[2].cells) == ["2"] * 5
 
 
-def test_a_long_program_keeps_totals_and_the_newest_calls(monkeypatch):
-    monkeypatch.setattr(display, "_spans", deque(maxlen=3))
+def test_calls_of_an_action_are_added_up(monkeypatch):
     monkeypatch.setattr(display, "_actions", {})
     monkeypatch.setattr(display, "_shown_by", os.getpid())
     for _ in range(5):
         with kerasmem.track("step"):
             pass
-    assert len(kerasmem.tracked()) == 3 and display._actions["step",].calls == 5
+    assert display._actions["step",].calls == 5
