@@ -31,7 +31,6 @@ _PUBLIC = {
     "fit": "kerasmem.training.fitting",
     "find_executable_batch_size": "kerasmem.training.batch_size",
     "advise": "kerasmem.recovery.facade",
-    "Advice": "kerasmem.recovery.advice",
     "run_isolated": "kerasmem.training.isolation",
     "IsolatedRun": "kerasmem.training.isolation",
     "BestWeights": "kerasmem.training.best_weights",
@@ -67,7 +66,6 @@ if TYPE_CHECKING:
     from kerasmem.monitoring.leak_watch import LeakWatch as LeakWatch
     from kerasmem.monitoring.logger import MemoryLogger as MemoryLogger
     from kerasmem.monitoring.timeline import Timeline as Timeline
-    from kerasmem.recovery.advice import Advice as Advice
     from kerasmem.recovery.facade import advise as advise
     from kerasmem.streaming.data_source import H5DataSource as H5DataSource
     from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence

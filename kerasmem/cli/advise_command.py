@@ -15,7 +15,7 @@ from kerasmem.errors import UsageError
 
 @click.command("advise", cls=GuardedCommand, seconds=7200)
 @model_options("--method", "--confirm", "--samples", "--budget-seconds", output=("--code", "--verbose", "--json"))
-def command(model: str | None, budget_seconds: float, code: str | None, **options: Any) -> int:
+def command(model: str | None, budget_seconds: float, code: bool, **options: Any) -> int:
     """Say what to do so that training MODEL fits a device, or takes less.
 
     Each remedy is estimated on the changed model; where no single one is enough, combinations are, the least
@@ -24,16 +24,16 @@ def command(model: str | None, budget_seconds: float, code: str | None, **option
     Examples:
       kerasmem advise model.keras --device t4 --batch-size 64
       kerasmem advise keras.applications:ResNet50 --device 8GB --no-jit-compile
-      kerasmem advise model.keras --device 8GB --code A > train.py
+      kerasmem advise model.keras --device 8GB --code
       kerasmem advise model.keras --device 8GB --samples 60000 --confirm
 
     Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
     2 wrong usage or unreadable input · 3 nothing fits · 4 too close to call
     """
     check_options("advise", model, options, needs_device=True)
-    if code is not None and options["as_json"]:
+    if code and options["as_json"]:
         raise UsageError("--code and --json: choose one")
-    from kerasmem.rendering.advice_table import advice_table, labelled
+    from kerasmem.rendering.advice_table import advice_code, advice_table
 
     with quiet_tensorflow(), spinner("estimating remedies", options["method"]) as say:
         from kerasmem.recovery.facade import advise
@@ -41,11 +41,8 @@ def command(model: str | None, budget_seconds: float, code: str | None, **option
         more = {name: options[name] for name in ("method", "samples", "confirm")}
         more["budget_seconds"] = budget_seconds
         result = advise(model, progress=say, **more, **call_arguments(options))
-    if code is not None:
-        chosen = labelled(result)
-        if code.upper() not in chosen:
-            raise UsageError(f"--code {code}: there is {', '.join(chosen) or 'no remedy'}")
-        click.echo(chosen[code.upper()].code, nl=False)
-        return EXIT_CODES[chosen[code.upper()].verdict]
-    show_result(result, options["as_json"], partial(advice_table, is_brief=not options["verbose"]))
+    if code:
+        click.echo(advice_code(result), nl=False)
+    else:
+        show_result(result, options["as_json"], partial(advice_table, is_brief=not options["verbose"]))
     return EXIT_CODES[result.verdict]

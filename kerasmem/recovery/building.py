@@ -7,6 +7,7 @@ remedy are those of the model and the step that the user would train, not of a r
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,11 +17,12 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.batch import output_spec
 from kerasmem.models.compiling import compile_model
 from kerasmem.models.inputs import BY_THE_LOSS, GivenTargets, model_inputs, normalise_input_shapes
+from kerasmem.models.names import is_factory_name
 from kerasmem.models.opening import OpenedModel, open_model
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.training import TrainingSettings, training_of_copy, with_replaced
-from kerasmem.recovery.changes import NEW_MODEL, OPTIMIZERS, Change, change_of, ordered
-from kerasmem.recovery.transforms import transformed, with_micro_batches
+from kerasmem.recovery.changes import OPTIMIZERS, change_of, ordered
+from kerasmem.recovery.transforms import with_frozen_backbone, with_lora, with_micro_batches
 from kerasmem.training.segments.building import recompute
 
 
@@ -44,6 +46,15 @@ class Origin:
     input_shape: Any = None
     targets: GivenTargets = BY_THE_LOSS
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the model comes from a file or an object, and no function builds it."""
+        if self.options.get("factory") is not None:
+            return False
+        if isinstance(self.source, (str, os.PathLike)):
+            return not is_factory_name(os.fspath(self.source))
+        return hasattr(self.source, "layers")
+
     @classmethod
     def of_request(cls, data: Mapping[str, Any]) -> Origin:
         """Return the origin that `ModelRequest.to_dict` described."""
@@ -59,7 +70,7 @@ class Origin:
 
 
 def build(origin: Origin | Mapping[str, Any], changes: Sequence[Mapping[str, Any]], rows: int = 32) -> Any:
-    """Return the model with the changes, compiled as it will be trained; called inside `open_model`.
+    """Build the model with some changes, compiled as it will be trained; called inside `open_model`.
 
     Args:
         origin: the model, as an `Origin` or, in another process, as `ModelRequest.to_dict` gave it.
@@ -67,43 +78,36 @@ def build(origin: Origin | Mapping[str, Any], changes: Sequence[Mapping[str, Any
         rows: samples that a step takes at once, for which recomputation is planned.
 
     Raises:
-        KerasmemError: the model cannot be opened or changed.
+        KerasmemError: If the model cannot be opened or changed.
     """
-    made = ordered(map(change_of, changes))
-    policy = next((str(each.value) for each in made if each.kind == "dtype_policy"), None)
-    is_resized = any(each.kind == "input_size" for each in made)
+    values = {each.kind: each.value for each in ordered(map(change_of, changes))}
     own = origin if isinstance(origin, Origin) else Origin.of_request(origin)
-    with own.opened(policy) as opened:
+    with own.opened(values.get("dtype_policy")) as opened:
         model = opened.model
-        training = _training(opened, own, made)
-        for each in made:
-            if each.kind == "recompute":
-                levels = 1 if each.value == "auto" else int(each.value)
-                model = recompute(
-                    model, batch_size=rows, input_shape=None if is_resized else own.input_shape, levels=levels
-                )
-            elif each.kind not in ("dtype_policy", "micro_batches"):  # with one it was opened, the other comes last
-                model = transformed(model, each)
+        training = _training(opened, own, values)
+        if "freeze" in values:
+            model = with_frozen_backbone(model)
+        if "lora" in values:
+            model = with_lora(model, values["lora"])
+        if "recompute" in values:
+            model = recompute(model, batch_size=rows, input_shape=own.input_shape)
         if not (model is opened.model and model.compiled and training.keeps_optimizer and training.keeps_loss):
-            _compile(model, training, None if is_resized else own.input_shape)
-        if any(each.kind == "micro_batches" for each in made):
+            _compile(model, training, own.input_shape)
+        if "micro_batches" in values:
             model = with_micro_batches(model)
     return model
 
 
-def _training(opened: OpenedModel, origin: Origin, changes: Sequence[Change]) -> TrainingSettings:
+def _training(opened: OpenedModel, origin: Origin, values: Mapping[str, Any]) -> TrainingSettings:
     """Return the settings of the changed model's `compile`: a copy has none of its own."""
     training = opened.training
-    is_changed = any(each.kind in NEW_MODEL for each in changes)
-    if is_changed and opened.model.compiled:
+    if "recompute" in values and opened.model.compiled:
         training = training_of_copy(opened.model, training)
     training = with_replaced(training, origin.optimizer, origin.loss, origin.targets)
-    for each in changes:
-        if each.kind == "optimizer":
-            lean = OPTIMIZERS[each.value]
-            own = {"optimizer": lean.class_name.lower(), "optimizer_config": lean.config, "keeps_optimizer": False}
-            training = replace(training, **own)  # type: ignore[arg-type]
-    return training
+    if "optimizer" not in values:
+        return training
+    lean = OPTIMIZERS[values["optimizer"]]
+    return replace(training, optimizer=lean.class_name.lower(), optimizer_config=lean.config, keeps_optimizer=False)
 
 
 def _compile(model: Any, training: TrainingSettings, input_shape: Any) -> None:

@@ -44,6 +44,12 @@ class LeanOptimizer:
     learning_rate: float
     config: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def code(self) -> str:
+        """The call that makes it, after "keras.optimizers."."""
+        options = "".join(f", {name}={value!r}" for name, value in self.config.items())
+        return f"{self.class_name}({self.learning_rate}{options})"
+
 
 _DATA = package_data(__package__, "changes")
 # From the nearest to Adam to the farthest.
@@ -55,8 +61,8 @@ class Change:
     """One change to the model or its training step.
 
     Attributes:
-        kind: "batch_size", "micro_batches", "recompute", "jit_compile", "dtype_policy", "optimizer", "freeze", "lora",
-            "input_size", "separable", "float32" or "replicas".
+        kind: "batch_size", "micro_batches", "recompute", "jit_compile", "dtype_policy", "optimizer", "freeze", "lora"
+            or "replicas".
         value: what it is set to.
         name: in a few words.
         result: what becomes of the result, one of `RESULTS`.
@@ -93,9 +99,6 @@ class Change:
         return {"kind": self.kind, "value": self.value}
 
 
-# Kinds of which the model is another object: Keras rebuilds it from its layers, or we do.
-CLONED = {"float32", "separable", "input_size"}
-NEW_MODEL = {*CLONED, "recompute"}
 _GROUPS = {"micro_batches": "batch", "batch_size": "batch", "replicas": "batch", "freeze": "trained", "lora": "trained"}
 
 
@@ -128,8 +131,6 @@ def _words(kind: str, value: Any, batch_size: int | None) -> dict[str, Any]:
     """Return what stands in braces in the texts of a change."""
     if kind == "optimizer":
         return {"title": OPTIMIZERS[value].title, "keeps": OPTIMIZERS[value].keeps}
-    if kind == "input_size":
-        return {"sizes": ", ".join(" × ".join(map(str, shape)) for shape in value)}
     if kind == "micro_batches" and batch_size is not None:
         return {"value": value, "samples": f" of {-(-batch_size // int(value)):,}"}
     return {"value": value, "samples": ""}

@@ -93,7 +93,8 @@ class StepEstimator:
         is_auto = self.method == "auto"
         self.method, self.batch_size = report.settings.method, report.settings.batch_size
         self._is_stand_in = is_auto and self.method == "xla" and self.target.source == "catalogue"
-        self.data_bytes = self._data_bytes(report.bytes, self.batch_size)
+        if self.samples is not None and report.bytes.inputs is not None:
+            self.data_bytes = report.bytes.inputs * self.samples // self.batch_size
         now = self.add((), report.bytes, self.method)
         device = device_verdict(self.target, self._widened(now.bytes))
         self.current = report = replace(report, bytes=now.bytes, device=device)
@@ -129,9 +130,9 @@ class StepEstimator:
         made = ordered(changes)
         return self._need(made, self.method_for(made))
 
-    def add(self, changes: Iterable[Change], found: Bytes, method: str, data_bytes: int | None = None) -> Need:
+    def add(self, changes: Iterable[Change], found: Bytes, method: str) -> Need:
         """Keep an answer that another estimate brought along, with the copy of the data added to it."""
-        data = self.data_bytes if data_bytes is None else data_bytes
+        data = self.data_bytes
         held = {name: size + data for name in _WITH_DATA if (size := getattr(found, name)) is not None}
         if found.high is not None:
             held["high"] += min(data, _MOST_WASTE)  # the copy may lie in a chunk that is so much larger
@@ -184,10 +185,8 @@ class StepEstimator:
             raise KerasmemError(f"unexpected {type(error).__name__}: {error}; a defect in kerasmem") from error
         finally:
             self._durations.append(self.clock() - begin)
-        kinds = {each.kind for each in changes}
-        found = _with_accumulators(report) if "micro_batches" in kinds else report.bytes
-        data = self._data_bytes(found, report.settings.batch_size) if "input_size" in kinds else self.data_bytes
-        return self.add(changes, found, method, data)
+        in_pieces = any(each.kind == "micro_batches" for each in changes)
+        return self.add(changes, _with_accumulators(report) if in_pieces else report.bytes, method)
 
     def _estimate(self, changes: tuple[Change, ...], method: str) -> MemoryReport:
         made = {each.kind: each.value for each in changes}
@@ -249,13 +248,9 @@ class StepEstimator:
             "jit_compile": changed.get("jit_compile", self.jit_compile),
             "replicas": int(changed.get("replicas", 1)),
             "device": self.target.name,
-            "input_shape": None if "input_size" in changed else self.origin.input_shape,
+            "input_shape": self.origin.input_shape,
             **self.origin.targets.options(),
         }
-
-    def _data_bytes(self, found: Bytes, rows: int) -> int:
-        """Return the bytes of the copy of the data, of samples as large as these; 0 where that is unknown."""
-        return 0 if self.samples is None or found.inputs is None else found.inputs * self.samples // rows
 
     def _widened(self, need: Bytes) -> Bytes:
         """Return the need as `kerasmem.estimate` claims it where this machine's plan stands in for a card's: all that

@@ -18,7 +18,7 @@ from kerasmem.recovery.building import Origin
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.plans import confirmed, find_plans
 from kerasmem.recovery.remedies import RemedySearch
-from kerasmem.recovery.traits import Traits
+from kerasmem.recovery.traits import traits_of
 from kerasmem.units import format_size
 
 DEFAULT_BUDGET_SECONDS = 300.0
@@ -95,7 +95,7 @@ def advise(
     )  # fmt: skip
     current = estimator.estimate_current()
     try:
-        traits = Traits(origin, current.settings.batch_size, jit_compile, mode)
+        traits = traits_of(origin, current.settings.batch_size)
     except KerasmemError as error:
         return _advice(estimator, notes=[f"no remedy can be estimated: {error}"])
     return _searched(RemedySearch(estimator, traits), budget_seconds, confirm)

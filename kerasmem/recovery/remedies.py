@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from kerasmem.devices.catalogue import find_card
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.report import SPREAD, Bytes, interval
+from kerasmem.estimation.report import SPREAD, Bytes
 from kerasmem.estimation.sizing import max_batch_size
 from kerasmem.estimation.verdict import FITS
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.recovery.advice import Considered, Remedy
 from kerasmem.recovery.changes import OPTIMIZERS, Change, ordered, worst_result
+from kerasmem.recovery.code import code_of
 from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
-from kerasmem.recovery.script import script
 from kerasmem.recovery.traits import LORA_RANK, Traits
 from kerasmem.units import format_size
 
@@ -28,8 +28,6 @@ _ESTIMATES_OF_A_SEARCH = 5  # about as many sizes are asked for the largest batc
 _SLOW_FLOAT16 = (7, 0)  # the first compute capability with Tensor Cores
 _HAS_BFLOAT16 = (8, 0)
 _ON_TENSORFLOW = ("jit_compile", "micro_batches", "replicas")
-_NOT_REBUILT = "Keras cannot rebuild this model from its layers"
-_ON_HOST = "the estimate is of one device; what crosses between host and card in a step is not modelled"
 _GPU_KERNELS = (
     "half precision was estimated with this machine's kernels, which convert to float32 and back; for the "
     "card's own: pip install 'kerasmem[gpu-targets]'"
@@ -67,8 +65,6 @@ class RemedySearch:
         for change in self._candidates():
             self._try(change)
         if estimator.mode == "train":
-            if self.traits.has_embedding:
-                self._reject("embedding on the host", _ON_HOST)
             is_half_rejected = any(each.name.split(" (")[0] == "half precision" for each in self.considered)
             if is_half_rejected and estimator.target.source == "catalogue" and estimator.method != "gpu-target":
                 self.notes.append(_GPU_KERNELS)
@@ -82,34 +78,17 @@ class RemedySearch:
         What takes one estimate comes first, then what takes several, a plan of cuts or another compilation, so that a
         time that is too short leaves out few.
         """
-        traits, is_training = self.traits, self.estimator.mode == "train"
-        if traits.is_double:
-            yield from self._rebuilt("float32", "float32 in place of float64")
+        is_training = self.estimator.mode == "train"
         yield from self._half_precision()
         if is_training:
             yield from self._optimizers()
             yield from self._fewer_trained()
-        if traits.smaller_inputs:
-            yield traits.change("input_size", traits.smaller_inputs)
-        else:
-            self._reject("smaller input", traits.why_not_smaller)
-        if traits.has_mixing:
-            yield from self._rebuilt("separable", "separable convolutions")
         self._batches()
         if is_training:
             self._micro_batches()
-            if traits.is_graph:
-                self._recomputed()
-            else:
-                self._reject("recomputation", "the model is not a graph of layers that can be cut into segments")
+            yield self.traits.change("recompute", "auto")
             self._replicas()
-        yield traits.change("jit_compile", self.estimator.current.settings.execution != "xla")
-
-    def _rebuilt(self, kind: str, name: str) -> Iterator[Change]:
-        if self.traits.is_graph:
-            yield self.traits.change(kind, True)
-        else:
-            self._reject(name, _NOT_REBUILT)
+        yield self.traits.change("jit_compile", self.estimator.current.settings.execution != "xla")
 
     def _half_precision(self) -> Iterator[Change]:
         """Yield the policy that suits the card: bfloat16 needs no loss scaling, where the card has it."""
@@ -202,19 +181,6 @@ class RemedySearch:
         most = min(MOST_REPLICAS, self.estimator.batch_size)
         self._try_sizes("replicas", [cards for cards in (2, 4, 8) if cards <= most])
 
-    def _recomputed(self) -> None:
-        """Try to compute segments again, and, where that is not enough, to cut them themselves meanwhile."""
-        need = self._try(self.traits.change("recompute", "auto"))
-        if need is None or need.verdict == FITS or self.estimator.fits_now:
-            return
-        twice = self.traits.change("recompute", 2)
-        try:
-            saving = need.bytes.total - self.estimator.estimate([twice]).bytes.total
-        except KerasmemError:  # nor is there more to say than of the first
-            return
-        if saving > LEAST_SAVING * need.bytes.total:
-            self._try(twice)
-
     def _try_sizes(self, kind: str, sizes: list[int]) -> None:
         """Try sizes one by one until one fits; only the first where the step as it is fits."""
         for size in sizes:
@@ -249,13 +215,6 @@ class RemedySearch:
         made = ordered(changes)
         before = self.estimator.baseline(made).bytes.total
         name, result = " + ".join(each.name for each in made), worst_result(made)
-        kernels = self.estimator.kernels(need.method)
-        around = interval(need.method, need.bytes.total, need.bytes.low, need.bytes.high)
-        heading = (
-            f"{name[:1].upper()}{name[1:]}: {result}.\n"
-            f"Predicted peak {format_size(need.bytes.total)}{around}"
-            f"{'' if kernels is None else f' on kernels of {kernels}'}, now {format_size(before)}."
-        )
         return Remedy(
             name=name,
             changes=tuple(each.to_data() for each in made),
@@ -268,8 +227,8 @@ class RemedySearch:
             before=before,
             verdict=need.verdict,
             method=need.method,
-            code=script(self.traits, made, heading),
-            kernels=kernels,
+            code=code_of(made, self.traits, self.estimator.mode, is_loaded=self.estimator.origin.is_loaded),
+            kernels=self.estimator.kernels(need.method),
         )
 
 

@@ -1,46 +1,20 @@
-"""The model with a change made to it: the same calls of Keras that the code to paste has.
+"""Changes to a Keras model, with or without weights, that the code of remedies makes too.
 
-Each takes a Keras model, with or without weights, and returns the changed model: a new one where Keras must rebuild
-it (another input, other layers), otherwise the same.
+Each function changes the model it is given, and returns it.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerasmem.compat.keras_compile import compute_loss
-from kerasmem.compat.keras_functional import functional_class
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.compat.keras_variables import give_value, has_value
-from kerasmem.errors import ModelError, UsageError
-from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.inputs import input_name
+from kerasmem.errors import UsageError
+from kerasmem.models.backend import import_keras
 from kerasmem.models.own_step import has_own_step
-from kerasmem.recovery.changes import Change
-
-# What a user need not read of a function whose source stands in a script.
-_OURS = (": Any", " -> Any", " -> bool", "    keras = import_keras()\n", "  # fmt: skip")
-
-
-def transformed(model: Any, change: Change) -> Any:
-    """Return the model with a change; the model itself where the change is one of the step alone.
-
-    Raises:
-        UsageError: the change cannot be made to this model.
-        ModelError: Keras refuses.
-    """
-    make = _TRANSFORMS.get(change.kind)
-    if make is None:
-        return model
-    try:
-        return make(model, change.value)
-    except (UsageError, ModelError):
-        raise
-    except Exception as error:
-        raise ModelError(f"{change.name}: Keras cannot make this change ({keras_reason(error)})") from error
 
 
 def with_policy(model: Any, policy: str) -> Any:
@@ -51,49 +25,7 @@ def with_policy(model: Any, policy: str) -> Any:
     return model
 
 
-def with_float32(model: Any, value: Any = None) -> Any:
-    """Rebuild a model of float64 inputs or layers in float32."""
-    return _cloned(model, clone_function=single, input_tensors=new_inputs(model, import_keras().Input, is_single=True))
-
-
-def single(layer: Any) -> Any:
-    """Return the layer in float32 where it computes in float64, else as it is."""
-    config = layer.get_config()
-    if layer.dtype_policy.name == "float64":
-        config["dtype"] = "float32"
-    return layer.__class__.from_config(config)
-
-
-def with_separable(model: Any, value: Any = None) -> Any:
-    """Rebuild the model with separable convolutions in place of those that mix space and channels."""
-    return _cloned(model, clone_function=separable)
-
-
-def separable(layer: Any) -> Any:
-    """Return a separable convolution in place of one that mixes space and channels, another layer as it is."""
-    keras = import_keras()
-    config = layer.get_config()
-    if not is_mixing(layer):
-        return layer.__class__.from_config(config)
-    kept = ("name", "filters", "kernel_size", "strides", "padding", "data_format", "dilation_rate", "activation",
-            "use_bias", "dtype")  # fmt: skip
-    made = getattr(keras.layers, f"Separable{type(layer).__name__}")
-    return made.from_config({key: config[key] for key in kept})
-
-
-def with_input_size(model: Any, shapes: Sequence[Sequence[int]]) -> Any:
-    """Rebuild the model for inputs of other sizes, one shape an input; its weights keep their shapes.
-
-    Raises:
-        UsageError: they do not: the model is bound to its input's size.
-    """
-    smaller = _cloned(model, input_tensors=new_inputs(model, import_keras().Input, shapes))
-    if [tuple(each.shape) for each in smaller.weights] != [tuple(each.shape) for each in model.weights]:
-        raise UsageError("the model's weights depend on its input's size")
-    return smaller
-
-
-def with_frozen_backbone(model: Any, value: Any = None) -> Any:
+def with_frozen_backbone(model: Any) -> Any:
     """Freeze every layer before the head."""
     for layer in model.layers[: head_start(model)]:
         layer.trainable = False
@@ -195,62 +127,3 @@ def head_start(model: Any) -> int:
     with_weights = [place for place, layer in enumerate(layers) if layer.weights]
     other = [place for place in with_weights if not isinstance(layers[place], keras.layers.Dense)]
     return other[-1] + 1 if other and other[-1] != with_weights[-1] else with_weights[-1] if with_weights else 0
-
-
-def is_mixing(layer: Any) -> bool:
-    """Return whether a layer is a convolution that a separable one can stand in for."""
-    keras = import_keras()
-    return (
-        type(layer) in (keras.layers.Conv1D, keras.layers.Conv2D)
-        and layer.groups == 1
-        and max(layer.kernel_size) > 1
-        and layer.padding != "causal"
-    )
-
-
-def is_rebuilt(model: Any) -> bool:
-    """Return whether `clone_model` gives the same model: a graph of layers without code of its own."""
-    keras = import_keras()
-    kinds = (keras.Sequential, keras.Model, functional_class())
-    return type(model) in kinds and bool(getattr(model, "inputs", None))
-
-
-def _cloned(model: Any, **options: Any) -> Any:
-    keras = import_keras()
-    if not is_rebuilt(model):
-        raise UsageError("the model is not a graph of layers that Keras can rebuild (Sequential or functional)")
-    recursive = {"recursive": True} if "clone_function" in options else {}
-    return keras.models.clone_model(model, **options, **recursive)
-
-
-def new_inputs(
-    model: Any, make: Callable[..., Any], shapes: Sequence[Sequence[int | None]] | None = None, is_single: bool = False
-) -> Any:
-    """Return new inputs in the structure in which the model takes them.
-
-    Args:
-        model: whose inputs they replace.
-        make: makes one from its shape without the batch, `dtype` and `name`, as `keras.Input` does.
-        shapes: for each input; None: its own.
-        is_single: float32 in place of float64.
-    """
-    made = []
-    for each, shape in zip(model.inputs, shapes or [each.shape[1:] for each in model.inputs], strict=True):
-        dtype = "float32" if is_single and each.dtype == "float64" else str(each.dtype)
-        made.append(make(tuple(shape), dtype=dtype, name=input_name(each)))
-    is_graph = isinstance(model, functional_class())  # a Sequential model takes one
-    return import_keras().tree.pack_sequence_as(model.input, made) if is_graph else made[0]
-
-
-def source_lines(function: Callable[..., Any]) -> list[str]:
-    """Return the source of a function of this module, for a script that imports `keras`."""
-    text = inspect.getsource(function)
-    for each in _OURS:
-        text = text.replace(each, "")
-    return text.splitlines()
-
-
-_TRANSFORMS: dict[str, Any] = {
-    "float32": with_float32, "dtype_policy": with_policy, "separable": with_separable, "input_size": with_input_size,
-    "freeze": with_frozen_backbone, "lora": with_lora,
-}  # fmt: skip

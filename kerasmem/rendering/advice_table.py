@@ -1,4 +1,4 @@
-"""An Advice as text: what to do and its line of code, then the remedies by rank, what fits, and what is not offered."""
+"""Show an Advice: what to do and its lines of code, the ranked remedies, what fits, and what is not offered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import compress
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -28,22 +27,15 @@ from kerasmem.units import format_size
 
 _WIDTH_FOR_RESULT = 100
 _WIDTH_FOR_THEN = 64
-# kind of a change → what its line of a script contains
-_MARKS = {
-    "micro_batches": "micro_batches=", "batch_size": "batch_size=", "recompute": "kerasmem.recompute(",
-    "jit_compile": "jit_compile", "dtype_policy": "policy", "optimizer": "optimizer=", "freeze": "trainable = False",
-    "lora": "with_lora(model", "input_size": "keras.Input(", "separable": "clone_function=separable",
-    "float32": "clone_function=single", "replicas": "MirroredStrategy(",
-}  # fmt: skip
 
 
 def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool = False) -> RenderableType:
-    """Return what to do and its line of code, the need, remedies, plans, a script, and what is not offered.
+    """Show the answer and its lines of code, the need, remedies, plans, and what is not offered.
 
     Args:
-        advice: what was found.
-        terminal: columns of one, None for plain text.
-        is_brief: leave out costs, the script, what is not offered, and notes.
+        advice: the advice.
+        terminal: columns of a terminal, or None for plain text.
+        is_brief: leave out costs, plans, what is not offered, and notes.
     """
     settings = f"{settings_line(advice.settings)} · method: {printable(advice.settings.method, 30)}"
     need = advice.need
@@ -57,9 +49,10 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
     else:
         parts.append(Text("No remedy was found that saves memory."))
     if is_brief:
-        more = ["costs, plans and a script" if advice.plans or advice.remedies else "", "what is not offered"]
-        more.append(f"{len(advice.notes)} notes" if advice.notes else "")
-        return Group(*parts, Text(f"-v shows {', '.join(filter(None, more))}", style="dim"))
+        more = ["costs, plans, what is not offered" if advice.remedies else "what is not offered"]
+        more += [f"{len(advice.notes)} notes"] if advice.notes else []
+        code = "; --code the lines of each remedy" if advice.remedies else ""
+        return Group(*parts, Text(f"-v shows {', '.join(more)}{code}", style="dim"))
     if advice.remedies:
         parts.append(Text("What they cost", style="bold"))
         parts += [Text(f"  {n}  {printable(each.cost, 300)}") for n, each in enumerate(advice.remedies, 1)]
@@ -70,14 +63,14 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
     return Group(*parts, *note_lines(advice.notes, 400))
 
 
-def labelled(advice: Advice) -> dict[str, Remedy]:
-    """Return what is offered by the labels in the text: remedies 1, 2, …, plans A, B, …."""
-    numbers = {str(place): each for place, each in enumerate(advice.remedies, 1)}
-    return {**numbers, **_plan_labels(advice)}
-
-
-def _plan_labels(advice: Advice) -> dict[str, Remedy]:
-    return {chr(ord("A") + place): each for place, each in enumerate(advice.plans)}
+def advice_code(advice: Advice) -> str:
+    """Show the changed lines of each plan and remedy, the best first."""
+    offered = {each.name: each for each in (*advice.plans, *advice.remedies)}
+    parts = []
+    for each in offered.values():
+        heading = f"# {printable(each.name, 200)}: {printable(each.verdict, 30)}, {printable(each.result, 60)}"
+        parts.append(f"{heading}\n{printable_lines(each.code)}\n")
+    return "\n".join(parts)
 
 
 def _answer(advice: Advice) -> Iterator[Text]:
@@ -89,7 +82,7 @@ def _answer(advice: Advice) -> Iterator[Text]:
         return
     needs = _needs(chosen.method, chosen.total, chosen.low, chosen.high)
     yield _verdict_on(device, chosen.verdict, f"with {printable(chosen.name, 200)}", needs).append(_trial(chosen))
-    yield from (Text(f"  {line}", style="cyan") for line in key_lines(chosen))
+    yield from (Text(f"  {line}", style="cyan") for line in printable_lines(chosen.code).splitlines())
 
 
 def _needs(method: str, total: int, low: int | None, high: int | None) -> str:
@@ -99,14 +92,6 @@ def _needs(method: str, total: int, low: int | None, high: int | None) -> str:
 def winner(advice: Advice) -> Remedy | None:
     """Return the plan to follow; None where it fits as it is, or nothing helps."""
     return advice.plans[0] if advice.plans and advice.device.verdict != "fits" else None
-
-
-def key_lines(remedy: Remedy) -> list[str]:
-    """Return the lines of a remedy's script that make its changes."""
-    lines = remedy.code.splitlines()
-    marks = [_MARKS.get(str(change["kind"]), "") for change in remedy.changes]
-    found = (next((line for line in reversed(lines) if mark and mark in line), lines[-1]) for mark in marks)
-    return [printable(line.strip(), 300) for line in dict.fromkeys(found)]
 
 
 def _verdict_on(device: DeviceVerdict, verdict: str, how: str, needs: str) -> Text:
@@ -139,14 +124,11 @@ def _plans(advice: Advice) -> Iterator[RenderableType]:
     if advice.plans:
         fits = any(each.verdict == "fits" for each in advice.plans)
         yield Text("What fits, the least harmful first" if fits else "What comes nearest", style="bold")
-        for label, each in _plan_labels(advice).items():
+        for each in advice.plans:
             needs = _needs(each.method, each.total, each.low, each.high)
-            line = Text(f"  {label}  {printable(each.name, 300)}: {needs}, ").append_text(verdict_text(each.verdict))
+            line = Text(f"  {printable(each.name, 300)}: {needs}, ").append_text(verdict_text(each.verdict))
             yield line.append(f"; {printable(each.result, 60)}{_trial(each)}")
         yield ""
-        yield from _code("A", advice.plans[0])
-    elif advice.device.verdict == "fits" and advice.remedies:
-        yield from _code("1", advice.remedies[0])
 
 
 def _trial(each: Remedy) -> str:
@@ -157,8 +139,3 @@ def _trial(each: Remedy) -> str:
     if trial.peak_bytes is None:
         return f"; its real steps ran out ({printable(trial.reason or '', 200)})"
     return f"; real steps took {format_size(trial.peak_bytes)} of {format_size(trial.limit_bytes)}"
-
-
-def _code(label: str, each: Remedy) -> Iterator[RenderableType]:
-    yield Text(f"Code of {label} (of another: --code LABEL)", style="bold")
-    yield from ("", Padding(Text(printable_lines(each.code)), (0, 0, 0, 2)), "")

@@ -1,12 +1,11 @@
-"""Run scripts that `kerasmem.advise` gave, and measure the steps of the models that they train: advice_scripts.py.
+"""Run the code of a remedy in a process of its own, and measure steps of the model that it trains.
 
-Standard input has a JSON list of scripts; the answer, the last line, has for each the peaks of some steps in bytes, or
-why it failed. The environment must have TF_CPU_ALLOCATOR_USE_BFC=true.
+The process reads a JSON object from standard input: `model` ("residual") of advised_models.py, its `arguments`,
+`batch_size` and `code`. Its last line is a list of the peaks of some steps in bytes.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
@@ -15,22 +14,15 @@ import sys
 from pathlib import Path
 
 STEPS = 8
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def measured(scripts, *, folder=None, timeout=280):
-    """Run scripts in a process of their own, one after another, and return the answer for each.
-
-    What one leaves in memory counts for the next: only the first is measured as it would run alone.
-    """
+def measured(model, code, batch_size, timeout=280, **arguments):
+    """Return the peaks of some steps of a model that the code has changed."""
+    order = {"model": model, "arguments": arguments, "batch_size": batch_size, "code": code}
     done = subprocess.run(
-        [sys.executable, __file__],
-        check=False,
-        input=json.dumps(list(scripts)),
-        capture_output=True,
-        text=True,
+        [sys.executable, __file__], check=False, input=json.dumps(order), capture_output=True, text=True,
         timeout=timeout,
-        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3",
              "CUDA_VISIBLE_DEVICES": "-1"},
     )  # fmt: skip
@@ -38,31 +30,40 @@ def measured(scripts, *, folder=None, timeout=280):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def peaks_of(code):
-    """Run a script; before its last line, which trains, some steps of its model on one batch of its arrays."""
+def peaks_of(order):
+    import advised_models
     import keras
+    import numpy as np
     import tensorflow as tf
 
+    import kerasmem
     from kerasmem.training.steps.division import Division
     from kerasmem.training.steps.micro import MicroStep
 
-    def peak():
-        return tf.config.experimental.get_memory_info("CPU:0")["peak"]
-
-    names: dict[str, object] = {"__name__": "__main__"}
-    pieces = re.search(r"micro_batches=(\d+)", code)
-    *before, last = code.splitlines()
-    assert ".fit(" in last
-    exec(compile("\n".join(before), "script", "exec"), names)
-    model, batch = names["model"], int(re.search(r"batch_size=(\d+)", last)[1])
-    if pieces:  # the batch stays on the host, which on a CPU is the same allocator: so its steps, without the pipeline
+    names = {"keras": keras, "kerasmem": kerasmem, "tf": tf}
+    before, rest = [], []
+    for line in order["code"].splitlines():
+        (before if "before the model is built" in line else rest).append(line)
+    runs = [line for line in rest if ".fit(" in line]
+    exec("\n".join(before), names)
+    model = names["model"] = getattr(advised_models, order["model"])(**order["arguments"])
+    names |= {"optimizer": model.optimizer, "loss": model.loss, "metrics": []}
+    exec("\n".join(line for line in rest if line not in runs), names)
+    model = names["model"]
+    sizes = [re.search(r"batch_size=(\d+)", line) for line in runs]
+    batch = int(sizes[0][1]) if sizes else order["batch_size"]
+    x, y = (
+        keras.tree.map_structure(lambda each: np.zeros((batch, *each.shape[1:]), each.dtype), tensors)
+        for tensors in (model.input, model.output)
+    )
+    if runs and "micro_batches" in runs[0]:  # as `kerasmem.fit`, without its pipeline: a CPU has one allocator for both
+        pieces = int(re.search(r"micro_batches=(\d+)", runs[0])[1])
         step = MicroStep(model, Division(model))
-        x, y = (keras.tree.map_structure(lambda each: each[:batch], names[key]) for key in "xy")
 
         def train():
-            return step.train((x, y), -(-batch // int(pieces[1])))
+            return step.train((x, y), -(-batch // pieces))
     else:
-        x, y = (keras.tree.map_structure(lambda each: tf.constant(each[:batch]), names[key]) for key in "xy")
+        x, y = (keras.tree.map_structure(tf.constant, each) for each in (x, y))
         model.make_train_function(force=True)
 
         def train():
@@ -74,27 +75,12 @@ def peaks_of(code):
         logs = train()
         keras.tree.map_structure(float, logs)
         del logs
-        peaks.append(peak())
-    exec(compile(last, "script", "exec"), names)
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    for line in runs:
+        exec(line, {**names, "x": x, "y": y})
     return peaks[2:]
 
 
-def main():
-    """Run every script."""
-    import keras
-
-    sys.path.insert(0, os.getcwd())  # as for a script in that folder
-    answers = []
-    for code in json.loads(sys.stdin.read()):
-        try:
-            answers.append(peaks_of(code))
-        except Exception as error:
-            answers.append(f"{type(error).__name__}: {error}")
-        keras.backend.clear_session()
-        keras.config.set_dtype_policy("float32")
-        gc.collect()
-    print("\n" + json.dumps(answers))
-
-
 if __name__ == "__main__":
-    main()
+    sys.path.insert(0, str(Path(__file__).parent))
+    print("\n" + json.dumps(peaks_of(json.load(sys.stdin))))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import random
+import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kerasmem.recovery.combinations import Answer, Option, combinations, guess, search_combinations
 
@@ -93,36 +94,29 @@ def test_a_guess_is_corrected_by_what_was_asked():
     assert guess(frozenset("abc"), answers, options) == 240
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_against_trying_everything(seed):
-    """Where changes multiply, the first that is found is the least harmful of all that fit."""
-    rng = random.Random(seed)
-    groups = "abcde"
-    options = [
-        Option(f"{group}{number}", group, rng.randrange(1, 1000), rng.uniform(0.3, 0.95))
-        for group in groups
-        for number in range(rng.randrange(1, 4))
-    ]
+OPTIONS = st.lists(
+    st.tuples(st.sampled_from("abcde"), st.integers(1, 999), st.floats(0.3, 0.95)), min_size=1, max_size=12
+)
+
+
+@given(OPTIONS, st.integers(30, 900))
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_the_first_is_the_least_harmful_of_all_that_fit(drawn, limit):
+    """If changes multiply. Nothing is asked twice."""
+    options = [Option(f"{group}{n}", group, harm, ratio) for n, (group, harm, ratio) in enumerate(drawn)]
     by_key = {each.key: each for each in options}
-    limit = rng.randrange(30, 900)
+
+    def harm(keys):
+        return sum(by_key[key].harm for key in keys)
 
     def need(keys):
-        total = 1000.0
-        for key in keys:
-            total *= by_key[key].ratio
-        return total
+        return 1000 * math.prod(by_key[key].ratio for key in sorted(keys))
 
-    every = [
-        frozenset(key for key in chosen if key)
-        for chosen in itertools.product(*[[None, *(each.key for each in options if each.group == g)] for g in groups])
-    ]
-    fitting = [keys for keys in every if keys and need(keys) <= limit]
-    found, asked = searched(options, limit, most_asked=50)
-    assert len(asked) <= 50
-    assert len(asked) == len(set(asked))
+    fitting = [keys for keys in combinations(options) if need(keys) <= limit]
+    found, asked = searched(options, limit, need=need, most_asked=50)
+    assert len(asked) == len(set(asked)) <= 50
     if fitting:
-        least = min(sum(by_key[key].harm for key in keys) for keys in fitting)
-        assert sum(by_key[key].harm for key in found[0]) == least
+        assert harm(found[0]) == min(map(harm, fitting))
         assert all(need(keys) <= limit for keys in found)
     else:
         assert len(found) == 1

@@ -18,7 +18,6 @@ from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.recovery.building import Origin
 from kerasmem.recovery.changes import change
 from kerasmem.recovery.estimator import StepEstimator
-from kerasmem.recovery.facade import advise
 from kerasmem.rendering.advice_table import advice_table
 from kerasmem.rendering.layout import plain_text
 
@@ -31,7 +30,7 @@ MICRO = {"kind": "micro_batches", "value": 4}
 
 def estimator(device="16GB", source=None, **options):
     origin = Origin(f"{MODELS}:residual", {"factory_args": {"blocks": 2}}) if source is None else Origin(source)
-    asked = (resolve_device(device), BATCH, "train", False, "graph", False, None)
+    asked = (resolve_device(device), BATCH, "train", False, "graph", None)
     return StepEstimator(origin, *asked, **options)
 
 
@@ -100,8 +99,3 @@ def test_real_steps_of_the_winner():
     assert (told["kernels"], told["plans"][0]["trial"]["fits"]) == ("Eigen, CPU", True)
     text = plain_text(advice_table(advice, 120), 120)
     assert "on kernels of Eigen, CPU" in text and "; real steps took " in text
-
-
-def test_wrong_samples():
-    with pytest.raises(KerasmemError, match="samples"):
-        advise("keras.applications:MobileNet", device="1GB", samples=0)

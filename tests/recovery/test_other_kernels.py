@@ -28,7 +28,7 @@ def notes(monkeypatch):
     def refuse(*arguments):
         raise KerasmemError("none are asked for")
 
-    monkeypatch.setattr(facade, "Traits", refuse)
+    monkeypatch.setattr(facade, "traits_of", refuse)
     monkeypatch.setattr(kernels.platform, "machine", lambda: "x86_64")
 
     def ask(kind, device, **options):

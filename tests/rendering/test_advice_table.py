@@ -9,11 +9,11 @@ from rich.console import Console
 
 from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings
 from kerasmem.recovery.advice import Advice, Considered, Remedy
-from kerasmem.rendering.advice_table import advice_table, labelled
+from kerasmem.rendering.advice_table import advice_code, advice_table
 from kerasmem.rendering.layout import plain_text
 
 MIB = 2**20
-CODE = "# A heading.\nimport keras\n\nmodel = build()\nmodel.fit(x, y, batch_size=8, epochs=1)\n"
+CODE = "kerasmem.fit(model, x, y, batch_size=64, micro_batches=4)\n"
 
 
 def a_remedy(name, total, verdict, result="same training trajectory"):
@@ -35,7 +35,7 @@ def some_advice(verdict="does not fit", name="mnist_cnn"):
         DeviceVerdict("50MiB", 50 * MIB, 50 * MIB, verdict),
         remedies,
         remedies[:1] if verdict != "fits" else (),
-        (Considered("smaller input", "the model's weights depend on its input's size"),),
+        (Considered("LoRA", "no kernel is larger than its factors"),),
         ("something to know",),
     )
 
@@ -48,7 +48,7 @@ def test_nothing_is_cut(width):
     assert max(len(line) for line in text.splitlines()) <= width
     assert "…" not in text
     joined = " ".join(text.split())
-    for word in ("micro-batches", "precision", "70.0 MiB", "fits", "Code of A", "Not offered", "something to know"):
+    for word in ("micro-batches", "precision", "70.0 MiB", "fits", "Not offered", "something to know"):
         assert word in joined, word
 
 
@@ -56,19 +56,21 @@ def test_plain_text():
     text = plain_text(advice_table(some_advice()))
     assert "\x1b" not in text
     assert "1  4 micro-batches of 16           70.0 MiB (70 %)  30.0 MiB  fits" in text
-    assert "What fits, the least harmful first\n  A  4 micro-batches of 16: 30.0 MiB" in text
-    assert "  import keras\n" in text
+    assert "What fits, the least harmful first\n  4 micro-batches of 16: 30.0 MiB" in text
+    assert f"\n  {CODE}" in text
     assert text.splitlines()[-1] == "Note: something to know."
 
 
-def test_labels():
-    assert list(labelled(some_advice())) == ["1", "2", "A"]
+def test_code_has_each_remedy_once():
+    headings = [line for line in advice_code(some_advice()).splitlines() if line.startswith("# ")]
+    assert headings == [
+        "# 4 micro-batches of 16: fits, same training trajectory",
+        "# half precision (mixed_float16): too close to call, same network, other rounding",
+    ]
 
 
-def test_what_fits_already_shows_the_best_remedy():
-    text = plain_text(advice_table(some_advice("fits")))
-    assert "Code of 1" in text
-    assert "What fits" not in text
+def test_what_fits_already_has_no_plans():
+    assert "What fits" not in plain_text(advice_table(some_advice("fits")))
 
 
 def test_nothing_saves():
