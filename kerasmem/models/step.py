@@ -20,7 +20,6 @@ from kerasmem.compat.graphs import stacks_left_out
 from kerasmem.compat.keras_compile import compute_loss, loss_and_metrics_built
 from kerasmem.compat.keras_layers import flatten_layers, symbolic_build
 from kerasmem.compat.keras_variables import handle_only, raw_value
-from kerasmem.compat.repeated_updates import updates_played_back
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
 from kerasmem.models.batch import output_spec, pack_inputs, step_targets
@@ -203,7 +202,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
     def step(*tensors: Any) -> Any:
         return run(keras.tree.pack_sequence_as(prepared.data, list(tensors)))
 
-    with with_stand_ins(make), updates_played_back(), stacks_left_out(), scopes_noted() as noted:
+    with with_stand_ins(make), stacks_left_out(), scopes_noted() as noted:
         for variable, _ in variables_of(prepared.model, prepared.mode).values():
             if (value := raw_value(variable)) is not None:
                 stand_ins.setdefault(id(value.handle), variable)
