@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -23,62 +24,67 @@ class Borrowed:
     """One private name of another package.
 
     Args:
-        module: where it is: "keras.src.models.functional".
-        name: its dotted name there: "Functional" or "Functional._flatten_layers"; "" is the module itself.
-        feature: what is off without it, as a user knows it: "kerasmem.recompute".
-        parameters: names of parameters that it must have, for what is called.
+        target: "module:name", with a dotted name for a method. For a function, the parameters that it must have may
+            follow in parentheses.
+        feature: the feature of kerasmem that needs it, as a user knows it: "kerasmem.recompute".
 
     Examples:
-        >>> Borrowed("json", "dumps", feature="an example", parameters=("obj",)).missing() is None
+        >>> Borrowed("json:dumps(obj)", feature="an example").missing() is None
         True
     """
 
-    module: str
-    name: str
+    target: str
     feature: str
-    parameters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.module.startswith("json"):  # the example above
+        if not self.target.startswith("json:"):  # the example above
             _ALL.append(self)
 
+    @property
+    def module(self) -> str:
+        """The module's dotted name."""
+        return self.target.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """The name within the module."""
+        return self.target.partition(":")[2].partition("(")[0]
+
     def get(self) -> Any:
-        """Return it.
+        """Import and return it.
 
         Raises:
-            NotAvailableError: the package has no such part; the message names the feature and the version.
+            NotAvailableError: If the package has no such part.
         """
         try:
             found: Any = importlib.import_module(self.module)
-            for part in self.name.split(".") if self.name else ():
+            for part in self.name.split("."):
                 found = getattr(found, part)
         except (ImportError, AttributeError) as error:
             raise NotAvailableError(
-                f"{self.feature} does not work with {_package(self.module)}: it has no {self.module}"
-                f"{'.' if self.name else ''}{self.name}; everything else works. `kerasmem doctor` lists such parts"
+                f"{self.feature} does not work with {_package(self.module)}: it has no {self.module}.{self.name}; "
+                "everything else works. `kerasmem doctor` lists such parts"
             ) from error
         return found
 
     def missing(self) -> str | None:
-        """Return what is missing or changed, in one line; None where all is as it was."""
+        """Describe what is missing or changed in one line, or return None."""
         try:
             found = self.get()
         except NotAvailableError:
             return f"{self.module}:{self.name} is gone"
-        if not self.parameters:
-            return None
         try:
             known = inspect.signature(found).parameters
         except (TypeError, ValueError):
-            return None  # compiled code tells no signature
-        lost = [each for each in self.parameters if each not in known]
-        return (
-            f"{self.module}:{self.name} has no parameter {', '.join(lost)}; it has {', '.join(known)}" if lost else None
-        )
+            return None  # compiled code has no signature
+        lost = [each for each in re.findall(r"\w+", self.target.partition("(")[2]) if each not in known]
+        if not lost:
+            return None
+        return f"{self.module}:{self.name} has no parameter {', '.join(lost)}; it has {', '.join(known)}"
 
 
 def all_borrowed() -> tuple[Borrowed, ...]:
-    """Return everything that the modules of this room borrow."""
+    """List every private name that the modules of `kerasmem.compat` use."""
     package = importlib.import_module("kerasmem.compat")
     for module in pkgutil.iter_modules(package.__path__, "kerasmem.compat."):
         importlib.import_module(module.name)

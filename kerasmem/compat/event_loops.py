@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
-GET_LOOP = Borrowed("asyncio", "_get_running_loop", feature="a file behind a URL opened in a notebook")
-SET_LOOP = Borrowed("asyncio", "_set_running_loop", feature="a file behind a URL opened in a notebook")
+GET_LOOP = Borrowed("asyncio:_get_running_loop", feature="a file behind a URL opened in a notebook")
+SET_LOOP = Borrowed("asyncio:_set_running_loop", feature="a file behind a URL opened in a notebook")
 BEFORE_THREADS = Borrowed(
-    "threading", "_register_atexit", feature="leaving Python at once while a file behind a URL is read"
+    "threading:_register_atexit", feature="leaving Python at once while a file behind a URL is read"
 )
 
 

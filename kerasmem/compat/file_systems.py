@@ -9,11 +9,11 @@ from kerasmem.compat.borrowing import Borrowed
 
 _PLACE, _URLS = "fsspec.asyn", "reading files behind URLs"
 COROUTINES = {
-    "cat_file": Borrowed(_PLACE, "AsyncFileSystem._cat_file", feature=_URLS, parameters=("path", "start", "end")),
-    "info": Borrowed(_PLACE, "AsyncFileSystem._info", feature=_URLS, parameters=("path",)),
-    "put_file": Borrowed(_PLACE, "AsyncFileSystem._put_file", feature="writing to URLs", parameters=("lpath", "rpath")),
-    "rm_file": Borrowed(_PLACE, "AsyncFileSystem._rm_file", feature="writing to URLs", parameters=("path",)),
-    "glob": Borrowed(_PLACE, "AsyncFileSystem._glob", feature="patterns in URLs", parameters=("path",)),
+    "cat_file": Borrowed(f"{_PLACE}:AsyncFileSystem._cat_file(path, start, end)", feature=_URLS),
+    "info": Borrowed(f"{_PLACE}:AsyncFileSystem._info(path)", feature=_URLS),
+    "put_file": Borrowed(f"{_PLACE}:AsyncFileSystem._put_file(lpath, rpath)", feature="writing to URLs"),
+    "rm_file": Borrowed(f"{_PLACE}:AsyncFileSystem._rm_file(path)", feature="writing to URLs"),
+    "glob": Borrowed(f"{_PLACE}:AsyncFileSystem._glob(path)", feature="patterns in URLs"),
 }
 
 

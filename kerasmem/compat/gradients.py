@@ -25,11 +25,11 @@ from kerasmem.compat.living_objects import living_objects
 
 _FEATURE = "freeing trained models (kerasmem.clear_session)"
 _CONTEXT_MODULE = "tensorflow.python.eager.context"
-_REGISTRY = Borrowed("tensorflow.python.framework.ops", "gradient_registry._registry", feature=_FEATURE)
-_FUNCTION = Borrowed("tensorflow.python.eager.polymorphic_function.atomic_function", "AtomicFunction", feature=_FEATURE)
-_CONTEXT = Borrowed(_CONTEXT_MODULE, "context", feature=_FEATURE)
-_FUNCTION_NAMES = Borrowed(_CONTEXT_MODULE, "Context.list_function_names", feature=_FEATURE)
-_DEFINITION = Borrowed(_CONTEXT_MODULE, "Context.get_function_def", feature=_FEATURE, parameters=("name",))
+_REGISTRY = Borrowed("tensorflow.python.framework.ops:gradient_registry._registry", feature=_FEATURE)
+_FUNCTION = Borrowed("tensorflow.python.eager.polymorphic_function.atomic_function:AtomicFunction", feature=_FEATURE)
+_CONTEXT = Borrowed(f"{_CONTEXT_MODULE}:context", feature=_FEATURE)
+_FUNCTION_NAMES = Borrowed(f"{_CONTEXT_MODULE}:Context.list_function_names", feature=_FEATURE)
+_DEFINITION = Borrowed(f"{_CONTEXT_MODULE}:Context.get_function_def(name)", feature=_FEATURE)
 
 _NAME = re.compile(r"CustomGradient-\d+")
 _MAKERS = ("tensorflow.python.ops.custom_gradient", "tensorflow.python.saved_model.function_deserialization")

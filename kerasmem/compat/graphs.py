@@ -13,34 +13,21 @@ from unittest import mock
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 from kerasmem.compat.xla import CPU
 
-OPTIMIZE = Borrowed(
-    "tensorflow.python.grappler.tf_optimizer", "OptimizeGraph", feature="method 'graph'",
-    parameters=("config_proto", "metagraph"),
-)  # fmt: skip
-CONSTANT_VALUE = Borrowed(
-    "tensorflow.python.framework.smart_cond", "smart_constant_value", feature="method 'graph' for loops",
-    parameters=("pred",),
-)  # fmt: skip
+_TF = "tensorflow.python"
+OPTIMIZE = Borrowed(f"{_TF}.grappler.tf_optimizer:OptimizeGraph(config_proto, metagraph)", feature="method 'graph'")
+CONSTANT_VALUE = Borrowed(f"{_TF}.framework.smart_cond:smart_constant_value(pred)", feature="method 'graph' for loops")
 _ON_A_CARD = "method 'graph' for a card"
-CLUSTER = Borrowed("tensorflow.python.grappler.cluster", "Cluster", feature=_ON_A_CARD, parameters=("devices",))
-KERNELS = Borrowed(
-    "tensorflow.python.framework.kernels", "get_registered_kernels_for_op", feature=_ON_A_CARD, parameters=("name",)
-)
+CLUSTER = Borrowed(f"{_TF}.grappler.cluster:Cluster(devices)", feature=_ON_A_CARD)
+KERNELS = Borrowed(f"{_TF}.framework.kernels:get_registered_kernels_for_op(name)", feature=_ON_A_CARD)
 GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
-STACK = Borrowed(
-    "tensorflow.python.util.tf_stack", "extract_stack", feature="quick estimates", parameters=("stacklevel",)
-)
+STACK = Borrowed(f"{_TF}.util.tf_stack:extract_stack(stacklevel)", feature="quick estimates")
 _RECOMPUTE = "kerasmem.recompute"
-_STOP = Borrowed("tensorflow.python.eager.record", "stop_recording", feature=_RECOMPUTE)
-_COULD_RECORD = Borrowed("tensorflow.python.eager.record", "could_possibly_record", feature=_RECOMPUTE)
-_RECORDS = Borrowed(
-    "tensorflow.python.eager.record", "should_record_backprop", feature=_RECOMPUTE, parameters=("tensors",)
-)
-_WAIT = Borrowed("tensorflow.python.framework.ops", "Operation._add_control_inputs", feature=_RECOMPUTE)
-_IN_XLA = Borrowed(
-    "tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext", feature=_RECOMPUTE, parameters=("graph",)
-)
-_LOOP_GRAPH = Borrowed("tensorflow.python.ops.while_v2", "_get_graph", feature=_RECOMPUTE, parameters=("while_op",))
+_STOP = Borrowed(f"{_TF}.eager.record:stop_recording", feature=_RECOMPUTE)
+_COULD_RECORD = Borrowed(f"{_TF}.eager.record:could_possibly_record", feature=_RECOMPUTE)
+_RECORDS = Borrowed(f"{_TF}.eager.record:should_record_backprop(tensors)", feature=_RECOMPUTE)
+_WAIT = Borrowed(f"{_TF}.framework.ops:Operation._add_control_inputs", feature=_RECOMPUTE)
+_IN_XLA = Borrowed(f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext(graph)", feature=_RECOMPUTE)
+_LOOP_GRAPH = Borrowed(f"{_TF}.ops.while_v2:_get_graph(while_op)", feature=_RECOMPUTE)
 _CONTROL = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch", "Stack", "StackV2"})
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 from kerasmem.compat.borrowing import Borrowed
 
-_LOCK = Borrowed("h5py._objects", "phil", feature="writing compressed chunks")
+_LOCK = Borrowed("h5py._objects:phil", feature="writing compressed chunks")
 
 
 def hdf5_lock() -> AbstractContextManager[object]:

@@ -9,17 +9,11 @@ from typing import Any
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 _STREAMS = "kerasmem.fit(checkpoint=…) on tf.data and generators"
-EPOCH_ITERATOR = Borrowed(
-    "keras.src.backend.tensorflow.trainer",
-    "TFEpochIterator",
-    feature=_STREAMS,
-    parameters=("distribute_strategy",),  # it hands the others on to its base class
-)
-CATCH_STOP = Borrowed("keras.src.backend.tensorflow.trainer", "TFEpochIterator.catch_stop_iteration", feature=_STREAMS)
-MAYBE_BUILD = Borrowed("keras", "Model._maybe_symbolic_build", feature=_STREAMS, parameters=("iterator", "data_batch"))
-STEP_LOGS = Borrowed(
-    "keras", "Model._get_metrics_result_or_logs", feature="kerasmem.fit(isolated=True)", parameters=("logs",)
-)
+# Its other parameters go to its base class.
+EPOCH_ITERATOR = Borrowed("keras.src.backend.tensorflow.trainer:TFEpochIterator(distribute_strategy)", feature=_STREAMS)
+CATCH_STOP = Borrowed("keras.src.backend.tensorflow.trainer:TFEpochIterator.catch_stop_iteration", feature=_STREAMS)
+MAYBE_BUILD = Borrowed("keras:Model._maybe_symbolic_build(iterator, data_batch)", feature=_STREAMS)
+STEP_LOGS = Borrowed("keras:Model._get_metrics_result_or_logs(logs)", feature="kerasmem.fit(isolated=True)")
 
 
 def is_under_strategy(model: Any) -> bool:

@@ -9,14 +9,10 @@ from kerasmem.compat.borrowing import Borrowed
 
 _FUNCTIONAL = "keras.src.models.functional"
 _RECOMPUTE = "kerasmem.recompute"
-_RUN = Borrowed(
-    _FUNCTIONAL, "Functional._run_through_graph", feature=_RECOMPUTE, parameters=("inputs", "operation_fn", "call_fn")
-)
-_FILL_IN = Borrowed("keras.src.ops.symbolic_arguments", "SymbolicArguments.fill_in", feature=_RECOMPUTE)
+_RUN = Borrowed(f"{_FUNCTIONAL}:Functional._run_through_graph(inputs, operation_fn, call_fn)", feature=_RECOMPUTE)
+_FILL_IN = Borrowed("keras.src.ops.symbolic_arguments:SymbolicArguments.fill_in", feature=_RECOMPUTE)
 LEGACY_LAYERS = Borrowed(
-    "keras.src.legacy.layers",
-    "ThresholdedReLU",
-    feature="model files with ThresholdedReLU, RandomHeight or RandomWidth",
+    "keras.src.legacy.layers:ThresholdedReLU", feature="model files with ThresholdedReLU, RandomHeight or RandomWidth"
 )
 
 

@@ -11,25 +11,17 @@ from unittest import mock
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 FLATTEN = Borrowed(
-    "keras",
-    "Layer._flatten_layers",
+    "keras:Layer._flatten_layers(include_self, recursive)",
     feature="layers kept in dictionaries and nested lists of a layer",
-    parameters=("include_self", "recursive"),
 )
-OPEN_NAME_SCOPE = Borrowed("keras", "Layer._open_name_scope", feature="memory by layer in estimates and profiles")
+OPEN_NAME_SCOPE = Borrowed("keras:Layer._open_name_scope", feature="memory by layer in estimates and profiles")
 SYMBOLIC_BUILD = Borrowed(
-    "keras", "Model._symbolic_build", feature="estimates that trace the model, kerasmem.fit", parameters=("data_batch",)
+    "keras:Model._symbolic_build(data_batch)", feature="estimates that trace the model, kerasmem.fit"
 )
-SUPPORTS_JIT = Borrowed(
-    "keras.src.trainers.trainer", "model_supports_jit", feature="jit_compile='auto'", parameters=("model",)
-)
-CUDNN_OK = Borrowed(
-    "keras.src.backend.tensorflow.rnn", "cudnn_ok", feature="recurrent layers in method 'graph' for a card",
-    parameters=("activation", "recurrent_activation", "unroll", "use_bias", "reset_after"),
-)  # fmt: skip
-SEES_GPU = Borrowed(
-    "keras.src.backend.tensorflow.rnn", "_is_gpu_available", feature="recurrent layers in method 'graph' for a card"
-)
+SUPPORTS_JIT = Borrowed("keras.src.trainers.trainer:model_supports_jit(model)", feature="jit_compile='auto'")
+_RNN, _CUDNN = "keras.src.backend.tensorflow.rnn", "recurrent layers in method 'graph' for a card"
+CUDNN_OK = Borrowed(f"{_RNN}:cudnn_ok(activation, recurrent_activation, unroll, use_bias, reset_after)", feature=_CUDNN)
+SEES_GPU = Borrowed(f"{_RNN}:_is_gpu_available", feature=_CUDNN)
 
 
 @contextlib.contextmanager

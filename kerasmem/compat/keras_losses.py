@@ -11,15 +11,8 @@ from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 _FEATURE = "training in micro-batches"
 _MODULE = "keras.src.losses.loss"
-REDUCE = Borrowed(
-    _MODULE,
-    "reduce_weighted_values",
-    feature=_FEATURE,
-    parameters=("values", "sample_weight", "mask", "reduction", "dtype"),
-)
-APPLY_MASK = Borrowed(
-    _MODULE, "apply_mask", feature=_FEATURE, parameters=("sample_weight", "mask", "dtype", "reduction")
-)
+REDUCE = Borrowed(f"{_MODULE}:reduce_weighted_values(values, sample_weight, mask, reduction, dtype)", feature=_FEATURE)
+APPLY_MASK = Borrowed(f"{_MODULE}:apply_mask(sample_weight, mask, dtype, reduction)", feature=_FEATURE)
 
 
 @contextlib.contextmanager

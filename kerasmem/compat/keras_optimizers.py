@@ -21,40 +21,23 @@ _NO_SLOTS = ("_variables", "_trainable_variables")
 _BY_ONE_NUMBER = ("Maximum", "Minimum", "Mul", "RealDiv")
 _INDICES = "_trainable_variables_indices"
 _AVERAGES = "_model_variables_moving_average"
+_KERAS = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
+_SCALER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
 _FEATURE = "estimates for replicas"
-OPTIMIZER = Borrowed("keras.src.backend.tensorflow.optimizer", "TFOptimizer", feature=_FEATURE)
+OPTIMIZER = Borrowed(_KERAS, feature=_FEATURE)
 _IN_TURN = "an update after micro-batches that takes no more than its largest variable"
 UPDATE = Borrowed(
-    "keras.src.backend.tensorflow.optimizer", "TFOptimizer._distributed_tf_update_step", feature=_IN_TURN,
-    parameters=("distribution", "grads_and_vars", "learning_rate"),
-)  # fmt: skip
-DECAY = Borrowed(
-    "keras.src.backend.tensorflow.optimizer", "TFOptimizer._apply_weight_decay", feature=_IN_TURN,
-    parameters=("variables",),
-)  # fmt: skip
-AVERAGE = Borrowed(
-    "keras.src.backend.tensorflow.optimizer", "TFOptimizer._update_model_variables_moving_average", feature=_IN_TURN,
-    parameters=("trainable_variables",),
-)  # fmt: skip
-INCREMENT = Borrowed(
-    "keras.src.backend.tensorflow.optimizer", "TFOptimizer._backend_increment_gradient_accumulators", feature=_IN_TURN,
-    parameters=("grads", "acc_grads"),
-)  # fmt: skip
-RESET = Borrowed(
-    "keras.src.backend.tensorflow.optimizer", "TFOptimizer._backend_reset_gradient_accumulators", feature=_IN_TURN
+    f"{_KERAS}._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)", feature=_IN_TURN
 )
-FINITE = Borrowed(
-    "keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer.check_finite", feature=_IN_TURN,
-    parameters=("grads",),
-)  # fmt: skip
-VARIABLE = Borrowed(  # tf.Variable makes none while a tf.function is traced for the second time
-    "tensorflow.python.ops.resource_variable_ops", "ResourceVariable", feature=_IN_TURN
-)
-SCALER = Borrowed("keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer", feature=_IN_TURN)
-SUM = Borrowed(
-    "keras.src.backend.tensorflow.optimizer", "TFOptimizer._all_reduce_sum_gradients", feature=_FEATURE,
-    parameters=("grads_and_vars",),
-)  # fmt: skip
+DECAY = Borrowed(f"{_KERAS}._apply_weight_decay(variables)", feature=_IN_TURN)
+AVERAGE = Borrowed(f"{_KERAS}._update_model_variables_moving_average(trainable_variables)", feature=_IN_TURN)
+INCREMENT = Borrowed(f"{_KERAS}._backend_increment_gradient_accumulators(grads, acc_grads)", feature=_IN_TURN)
+RESET = Borrowed(f"{_KERAS}._backend_reset_gradient_accumulators", feature=_IN_TURN)
+FINITE = Borrowed(f"{_SCALER}.check_finite(grads)", feature=_IN_TURN)
+# tf.Variable makes none while a tf.function is traced for the second time.
+VARIABLE = Borrowed("tensorflow.python.ops.resource_variable_ops:ResourceVariable", feature=_IN_TURN)
+SCALER = Borrowed(_SCALER, feature=_IN_TURN)
+SUM = Borrowed(f"{_KERAS}._all_reduce_sum_gradients(grads_and_vars)", feature=_FEATURE)
 
 
 @contextlib.contextmanager

@@ -27,15 +27,11 @@ from typing import Any, Protocol
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 ADAPTER = Borrowed(
-    "keras.src.trainers.data_adapters.py_dataset_adapter",
-    "PyDatasetAdapter",
+    "keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter(x, class_weight, shuffle)",
     feature="the order of H5ChunkSequence whatever fit(shuffle=…) is",
-    parameters=("x", "class_weight", "shuffle"),
 )
-ITERATION = Borrowed(ADAPTER.module, "PyDatasetAdapter._get_iterator", feature=ADAPTER.feature)
-STANDARD_BATCH = Borrowed(
-    ADAPTER.module, "PyDatasetAdapter._standardize_batch", feature=ADAPTER.feature, parameters=("batch",)
-)
+ITERATION = Borrowed(f"{ADAPTER.module}:PyDatasetAdapter._get_iterator", feature=ADAPTER.feature)
+STANDARD_BATCH = Borrowed(f"{ADAPTER.module}:PyDatasetAdapter._standardize_batch(batch)", feature=ADAPTER.feature)
 
 _FRAMES = 16  # looked at on the way up to `fit`
 _CALLS = ("fit", "evaluate", "predict")

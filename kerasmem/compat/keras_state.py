@@ -11,19 +11,17 @@ from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 _GLOBAL = "keras.src.backend.common.global_state"
 _TRACING = "estimates that trace the model, kerasmem.recompute, kerasmem.fit"
 _RECOMPUTE = "kerasmem.recompute"
-_GET = Borrowed(_GLOBAL, "get_global_attribute", feature=_TRACING, parameters=("name",))
-_SET = Borrowed(_GLOBAL, "set_global_attribute", feature=_TRACING, parameters=("name", "value"))
+_GET = Borrowed(f"{_GLOBAL}:get_global_attribute(name)", feature=_TRACING)
+_SET = Borrowed(f"{_GLOBAL}:set_global_attribute(name, value)", feature=_TRACING)
 _SAFE_MODE = Borrowed(
-    "keras.src.saving.serialization_lib",
-    "SafeModeScope",
+    "keras.src.saving.serialization_lib:SafeModeScope(safe_mode)",
     feature="Keras's safe mode where the program has switched it off (kerasmem's own checks stay)",
-    parameters=("safe_mode",),
 )
-_IN_SYMBOLIC_SCOPE = Borrowed("keras.src.backend.common.symbolic_scope", "in_symbolic_scope", feature=_RECOMPUTE)
-_AUTOCAST = Borrowed("keras.src.backend", "AutocastScope", feature=_RECOMPUTE, parameters=("dtype",))
-_GET_AUTOCAST = Borrowed("keras.src.backend", "get_autocast_scope", feature=_RECOMPUTE)
-_GET_MASK = Borrowed("keras.src.backend", "get_keras_mask", feature=_RECOMPUTE, parameters=("x",))
-_SET_MASK = Borrowed("keras.src.backend", "set_keras_mask", feature=_RECOMPUTE, parameters=("x", "mask"))
+_IN_SYMBOLIC_SCOPE = Borrowed("keras.src.backend.common.symbolic_scope:in_symbolic_scope", feature=_RECOMPUTE)
+_AUTOCAST = Borrowed("keras.src.backend:AutocastScope(dtype)", feature=_RECOMPUTE)
+_GET_AUTOCAST = Borrowed("keras.src.backend:get_autocast_scope", feature=_RECOMPUTE)
+_GET_MASK = Borrowed("keras.src.backend:get_keras_mask(x)", feature=_RECOMPUTE)
+_SET_MASK = Borrowed("keras.src.backend:set_keras_mask(x, mask)", feature=_RECOMPUTE)
 
 # Keras 3.12 has no constant for it.
 GLOBAL_SEED = "global_seed_generator"

@@ -12,9 +12,9 @@ from kerasmem.compat.borrowing import Borrowed
 from kerasmem.compat.keras_state import attributes_set
 
 _TRACING = "estimates that trace the model (graph, xla, gpu-target, probe), kerasmem.recompute"
-_VAR_KEY = Borrowed("keras", "Optimizer._var_key", feature=_TRACING, parameters=("variable",))
-_UNINITIALIZED = Borrowed("tensorflow.python.ops.resource_variable_ops", "UninitializedVariable", feature=_TRACING)
-INITIALIZE = Borrowed("keras", "Variable._deferred_initialize", feature="real steps of a model")
+_VAR_KEY = Borrowed("keras:Optimizer._var_key(variable)", feature=_TRACING)
+_UNINITIALIZED = Borrowed("tensorflow.python.ops.resource_variable_ops:UninitializedVariable", feature=_TRACING)
+INITIALIZE = Borrowed("keras:Variable._deferred_initialize", feature="real steps of a model")
 _STANDS_FOR: dict[int, int] = {}  # id of a stand-in → id of the variable
 
 

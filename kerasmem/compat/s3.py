@@ -7,8 +7,8 @@ from typing import Any
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 _URLS = "reading s3:// URLs"
-CALL_S3 = Borrowed("s3fs", "S3FileSystem._call_s3", feature=_URLS, parameters=("method",))
-SEND = Borrowed("aiobotocore.httpsession", "AIOHTTPSession.send", feature=_URLS, parameters=("request",))
+CALL_S3 = Borrowed("s3fs:S3FileSystem._call_s3(method)", feature=_URLS)
+SEND = Borrowed("aiobotocore.httpsession:AIOHTTPSession.send(request)", feature=_URLS)
 _loaders: dict[Any, Any] = {}  # by the folders they look into: what botocore has read of S3's description
 
 

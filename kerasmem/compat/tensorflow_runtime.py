@@ -8,21 +8,17 @@ from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
-_CONTEXT = Borrowed(
-    "tensorflow.python.eager.context", "context_safe", feature="the peak of a function run by kerasmem.run_isolated"
-)
+_TF = "tensorflow.python"
+_CONTEXT = Borrowed(f"{_TF}.eager.context:context_safe", feature="the peak of a function run by kerasmem.run_isolated")
 _DETERMINISM = Borrowed(
-    "tensorflow.python.framework.config",
-    "is_op_determinism_enabled",
+    f"{_TF}.framework.config:is_op_determinism_enabled",
     feature="kerasmem.fit(isolated=True) with deterministic operations",
 )
-_ONEDNN = Borrowed(
-    "tensorflow.python.util._pywrap_util_port", "IsMklEnabled", feature="asking TensorFlow which CPU kernels it uses"
-)
+_ONEDNN = Borrowed(f"{_TF}.util._pywrap_util_port:IsMklEnabled", feature="asking TensorFlow which CPU kernels it uses")
 _FAST = "readings of the allocator on the shortest way"
-_CURRENT = Borrowed("tensorflow.python.eager.context", "_context", feature=_FAST)
-_MEMORY_INFO = Borrowed("tensorflow.python.pywrap_tfe", "TFE_GetMemoryInfo", feature=_FAST)
-_RESET_STATS = Borrowed("tensorflow.python.pywrap_tfe", "TFE_ResetMemoryStats", feature=_FAST)
+_CURRENT = Borrowed(f"{_TF}.eager.context:_context", feature=_FAST)
+_MEMORY_INFO = Borrowed(f"{_TF}.pywrap_tfe:TFE_GetMemoryInfo", feature=_FAST)
+_RESET_STATS = Borrowed(f"{_TF}.pywrap_tfe:TFE_ResetMemoryStats", feature=_FAST)
 
 
 def devices_are_started() -> bool:

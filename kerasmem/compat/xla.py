@@ -13,23 +13,21 @@ from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 _STAGE = "optimized_hlo_proto_serialized"
 _FEATURE = "method 'xla'"
+_COMPILER = "tensorflow.python.eager.polymorphic_function.compiler_ir"
+_CONTEXT = "tensorflow.python.eager.context"
 COMPILE_FUNCTION = Borrowed(
-    "tensorflow.python.eager.polymorphic_function.compiler_ir", "from_concrete_function", feature=_FEATURE,
-    parameters=("concrete_fn", "specialized_flat_specs"),
-)  # fmt: skip
-CONTEXT = Borrowed("tensorflow.python.eager.context", "context", feature=_FEATURE)
+    f"{_COMPILER}:from_concrete_function(concrete_fn, specialized_flat_specs)", feature=_FEATURE
+)
+CONTEXT = Borrowed(f"{_CONTEXT}:context", feature=_FEATURE)
 COMPILE_NAMED = Borrowed(
-    "tensorflow.python.eager.context", "Context.get_compiler_ir", feature=_FEATURE,
-    parameters=("device_name", "platform_name", "function_name", "flat_args", "captured_inputs", "stage"),
-)  # fmt: skip
-FUNCTION_DEF = Borrowed(
-    "tensorflow.python.eager.context", "Context.get_function_def", feature="fast planning of grouped convolutions",
-    parameters=("name",),
-)  # fmt: skip
+    f"{_CONTEXT}:Context.get_compiler_ir(device_name, platform_name, function_name, flat_args, captured_inputs, stage)",
+    feature=_FEATURE,
+)
+FUNCTION_DEF = Borrowed(f"{_CONTEXT}:Context.get_function_def(name)", feature="fast planning of grouped convolutions")
 _FLAGS = "XLA_FLAGS"  # read once in a process, by the first compilation
 _UNOPTIMISED = "--xla_backend_optimization_level=0"
 _is_only_planned = False
-HLO = Borrowed("tensorflow.compiler.xla.service.hlo_pb2", "HloProto", feature=_FEATURE)
+HLO = Borrowed("tensorflow.compiler.xla.service.hlo_pb2:HloProto", feature=_FEATURE)
 
 
 @contextlib.contextmanager

@@ -16,12 +16,12 @@ def test_it_is_there(borrowed):
 
 
 def test_a_part_that_is_gone_is_named():
-    gone = Borrowed("json", "dumped", feature="an example")
+    gone = Borrowed("json:dumped", feature="an example")
     assert gone.missing() == "json:dumped is gone"
     with pytest.raises(NotAvailableError, match=r"an example does not work with json: it has no json\.dumped"):
         gone.get()
 
 
 def test_a_changed_signature_is_named():
-    changed = Borrowed("json", "dumps", feature="an example", parameters=("obj", "colour"))
+    changed = Borrowed("json:dumps(obj, colour)", feature="an example")
     assert "json:dumps has no parameter colour" in changed.missing()

@@ -254,7 +254,7 @@ def test_the_gradients_of_a_graph_that_nobody_differentiates_can_be_forgotten():
 
 
 def test_without_the_registry_nothing_is_done_and_the_message_says_what_is_off(monkeypatch):
-    gone = gradients.Borrowed("json", "no_registry", feature=gradients._FEATURE)
+    gone = gradients.Borrowed("json:no_registry", feature=gradients._FEATURE)
     monkeypatch.setattr(gradients, "_REGISTRY", gone)
     with pytest.raises(NotAvailableError, match=r"freeing trained models \(kerasmem.clear_session\)"):
         gradients.free_unneeded_gradients()

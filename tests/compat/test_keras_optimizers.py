@@ -66,7 +66,7 @@ def test_one_variable_waits_for_the_one_before(make):
 
 
 def test_without_what_it_takes_nothing_changes(monkeypatch):
-    monkeypatch.setattr(keras_optimizers, "DECAY", Borrowed("json", "gone", feature="an example"))
+    monkeypatch.setattr(keras_optimizers, "DECAY", Borrowed("json:gone", feature="an example"))
     own = keras_optimizers.UPDATE.get()
     with updated_in_turn():
         assert keras_optimizers.UPDATE.get() is own

@@ -163,7 +163,7 @@ def test_clear_session_refuses_other_objects():
 
 
 def test_where_tensorflow_has_no_such_registry_a_warning_says_so(monkeypatch):
-    gone = gradients.Borrowed("json", "no_registry", feature=gradients._FEATURE)
+    gone = gradients.Borrowed("json:no_registry", feature=gradients._FEATURE)
     monkeypatch.setattr(gradients, "_REGISTRY", gone)
     with pytest.warns(RuntimeWarning, match=r"freeing trained models .* does not work with json"):
         assert kerasmem.clear_session() == Freed()
