@@ -54,7 +54,7 @@ ALLOWED = {
 # Rendering imports results, not the code that computes them.
 RESULTS = {
     "kerasmem.estimation.report", "kerasmem.estimation.reference", "kerasmem.estimation.search",
-    "kerasmem.estimation.card_ranking", "kerasmem.estimation.many", "kerasmem.estimation.truth.results",
+    "kerasmem.estimation.card_ranking", "kerasmem.estimation.many",
     "kerasmem.estimation.comparing", "kerasmem.monitoring.timeline", "kerasmem.devices.cards",
     "kerasmem.devices.live", "kerasmem.devices.doctor", "kerasmem.monitoring.tracking",
     "kerasmem.monitoring.curves", "kerasmem.monitoring.log_summary", "kerasmem.monitoring.rank_logs",
