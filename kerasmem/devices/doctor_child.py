@@ -1,8 +1,8 @@
-"""What TensorFlow says of itself, as fields of the doctor's `SelfReport`, in a process that may crash.
+"""TensorFlow's report on itself, as fields of the doctor's `SelfReport`, from a process that may crash.
 
     python -m kerasmem.devices.doctor_child RESULT.json
 
-Writes the file again after each stage, so that a crash leaves what was known before it.
+The file is written again after each stage, so that a crash leaves the earlier fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEP = "kerasmem: the step begins"  # a line in the log
 
 
 def main(path: str) -> None:
-    """Write what is found to `path`, as JSON."""
+    """Write the report to `path` as JSON."""
     found: dict[str, Any] = {"stage": "import tensorflow"}
 
     def reach(stage: str) -> None:
@@ -63,11 +63,12 @@ def main(path: str) -> None:
         reach("run a small training step")
         _step(tf, keras, found)
     reach("look at what kerasmem borrows")
-    found["borrowed"] = [
-        {"package": each.module.partition(".")[0], "feature": each.feature, "missing": each.missing()}
-        for each in all_borrowed()
-        if importlib.util.find_spec(each.module.partition(".")[0]) is not None
-    ]
+    parts = [(each, each.module.partition(".")[0]) for each in all_borrowed()]
+    parts = [(each, package) for each, package in parts if importlib.util.find_spec(package) is not None]
+    found["borrowed"], found["lost"] = len(parts), []
+    for each, package in parts:
+        if (missing := each.missing()) is not None:
+            found["lost"].append({"package": package, "feature": each.feature, "missing": missing})
     reach("done")
 
 
