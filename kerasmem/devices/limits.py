@@ -1,6 +1,6 @@
-"""How much host memory this job may take: control groups, Slurm, and how hard memory is to get just now.
+"""How much host memory this job may take: control groups and Slurm.
 
-A container or a batch job often may have a fraction of the machine, and is killed beyond it. Sources: the kernel's
+A container or a batch job often gets a fraction of the machine, and is killed beyond it. Sources: the kernel's
 "Control Group v2" and "Memory Resource Controller" (v1), "PSI - Pressure Stall Information", proc(5), and the
 output environment variables of Slurm's sbatch(1).
 """
@@ -13,29 +13,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
-from kerasmem.records import Record
 from kerasmem.units import MIB, format_size
 
 _NO_LIMIT = 2**60  # version 1 writes the largest number of pages there is
 _OCTAL = re.compile(r"\\([0-7]{3})")
-_PRESSURE = re.compile(r"^(some|full) avg10=([\d.]+) avg60=([\d.]+) avg300=([\d.]+) total=(\d+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Pressure:
-    """The share of time, from 0 to 1, in which tasks waited for memory.
-
-    Attributes:
-        some_10s, some_60s: at least one task, over the last 10 and 60 seconds.
-        full_10s, full_60s: all tasks at once.
-    """
-
-    some_10s: float
-    some_60s: float
-    full_10s: float
-    full_60s: float
+_PRESSURE = re.compile(r"^some avg10=[\d.]+ avg60=([\d.]+) ", re.MULTILINE)
+_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
 
 
 @dataclass(frozen=True)
@@ -43,9 +27,9 @@ class MemoryLimit:
     """One limit on this job's host memory.
 
     Attributes:
-        limit_bytes: no more than this.
-        used_bytes: what counts against it now; None where that is not told.
-        source: what sets it, such as "cgroup v2 /system.slice/job.scope" or "Slurm (SLURM_MEM_PER_NODE)".
+        limit_bytes: the limit.
+        used_bytes: memory that counts against it now, or None if unknown.
+        source: its origin, such as "cgroup v2 /system.slice/job.scope" or "Slurm (SLURM_MEM_PER_NODE)".
     """
 
     limit_bytes: int
@@ -54,27 +38,27 @@ class MemoryLimit:
 
 
 @dataclass(frozen=True)
-class HostLimits(Record, what="host limits"):
-    """What this job may have of the machine's memory.
+class HostLimits:
+    """Limits on this job's share of the machine's memory.
 
     Attributes:
         machine_bytes: RAM of the machine.
-        limits: every limit found, the tightest first.
-        pressure: how hard memory is to get; None where the kernel does not tell.
+        limits: every limit, the tightest first.
+        waiting: share of the last minute, from 0 to 1, in which tasks waited for memory; None if unknown.
     """
 
     machine_bytes: int
     limits: tuple[MemoryLimit, ...]
-    pressure: Pressure | None
+    waiting: float | None
 
     @property
     def tightest(self) -> MemoryLimit | None:
-        """The limit that is met first, where it is below what the machine has."""
+        """The lowest limit, if it is below the machine's memory."""
         return self.limits[0] if self.limits and self.limits[0].limit_bytes < self.machine_bytes else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for people on what is out of the ordinary."""
+        """Sentences on anything out of the ordinary."""
         said = []
         if (limit := self.tightest) is not None:
             used = "" if limit.used_bytes is None else f" ({format_size(limit.used_bytes)} in use)"
@@ -82,29 +66,13 @@ class HostLimits(Record, what="host limits"):
                 f"host: the job's limit is {format_size(limit.limit_bytes)}{used}, set by {limit.source}, "
                 f"not the machine's {format_size(self.machine_bytes)}"
             )
-        if self.pressure is not None and self.pressure.some_60s >= 0.1:
-            share = f"{self.pressure.some_60s:.0%}".replace("%", " %")
-            said.append(f"host: memory is scarce: tasks waited for it in {share} of the last minute")
+        if self.waiting is not None and self.waiting >= 0.1:
+            said.append(f"host: memory is scarce: tasks waited for it in {100 * self.waiting:.0f} % of the last minute")
         return tuple(said)
 
 
-def parse_pressure(text: str) -> Pressure | None:
-    r"""Return what /proc/pressure/memory says; None where it says something else.
-
-    Examples:
-        >>> parse_pressure(
-        ...     "some avg10=1.50 avg60=0.50 avg300=0.10 total=99\nfull avg10=0.00 avg60=0.25 avg300=0.00 total=9\n"
-        ... )
-        Pressure(some_10s=0.015, some_60s=0.005, full_10s=0.0, full_60s=0.0025)
-    """
-    found = {kind: (float(ten) / 100, float(sixty) / 100) for kind, ten, sixty, _, _ in _PRESSURE.findall(text)}
-    if "some" not in found:
-        return None
-    return Pressure(*found["some"], *found.get("full", (0.0, 0.0)))
-
-
 def parse_limit(text: str) -> int | None:
-    """Return the bytes that a cgroup's limit file states; None where that is no limit.
+    """Parse a cgroup's limit file; None means no limit.
 
     Examples:
         >>> parse_limit("8589934592"), parse_limit("max"), parse_limit("9223372036854771712")
@@ -114,19 +82,8 @@ def parse_limit(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and int(text) < _NO_LIMIT else None
 
 
-class Group(NamedTuple):
-    """A control group that accounts for memory: its version (1 or 2), its name, and its mount point and folders.
-
-    `folders` are that of the group and of those above it as far as they are visible here.
-    """
-
-    version: int
-    name: str
-    folders: tuple[str, ...]
-
-
-def find_groups(cgroup: str, mountinfo: str) -> list[Group]:
-    """Return the groups that this process's memory counts in.
+def _group_folders(cgroup: str, mountinfo: str) -> Iterator[tuple[int, str]]:
+    """Yield version and folder of the groups that this process's memory counts in, and of those above them.
 
     Args:
         cgroup: the text of /proc/self/cgroup.
@@ -140,17 +97,14 @@ def find_groups(cgroup: str, mountinfo: str) -> list[Group]:
             names[2] = name
         elif "memory" in controllers.split(","):
             names[1] = name
-    found = []
     for root, point, kind, options in _mounts(mountinfo):
         version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" and "memory" in options.split(",") else 0
         if version in names:
-            name = names.pop(version)
-            found.append(Group(version, name, tuple(_folders(name, root, point))))
-    return found
+            yield from ((version, folder) for folder in _folders(names.pop(version), root, point))
 
 
 def slurm_limit(environ: Mapping[str, str]) -> MemoryLimit | None:
-    """Return what Slurm grants the job on this node; None outside Slurm, and where it does not say.
+    """Return Slurm's limit for the job on this node, or None if there is none.
 
     Examples:
         >>> slurm_limit({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "2048", "SLURM_CPUS_ON_NODE": "4"}).limit_bytes
@@ -176,12 +130,12 @@ def read_limits(
     environ: Mapping[str, str] | None = None,
     read: Callable[[str], str] | None = None,
 ) -> HostLimits:
-    """Return what this job may have.
+    """Read the limits on this job's host memory.
 
     Args:
-        machine_bytes: RAM of the machine; default: asked.
-        environ: environment variables, for Slurm's among them; default: this process's.
-        read: returns the text of a file, or raises OSError; default: the file's own.
+        machine_bytes: RAM of the machine. Defaults to the real one.
+        environ: environment variables. Defaults to this process's.
+        read: returns the text of a file, or raises OSError. Defaults to reading the file.
 
     Examples:
         >>> limits = read_limits()
@@ -192,39 +146,29 @@ def read_limits(
         import psutil
 
         machine_bytes = int(psutil.virtual_memory().total)
-    text = _reader(read or (lambda path: Path(path).read_text(encoding="utf-8", errors="replace")))
+
+    def text(path: str) -> str:
+        with contextlib.suppress(OSError):
+            return Path(path).read_text(encoding="utf-8", errors="replace") if read is None else read(path)
+        return ""
+
     limits = []
-    for group in find_groups(text("/proc/self/cgroup"), text("/proc/self/mountinfo")):
-        limit_file, used_file = (
-            ("memory.max", "memory.current")
-            if group.version == 2
-            else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        )
-        for folder in group.folders:
-            limit = parse_limit(text(f"{folder}/{limit_file}"))
-            if limit is not None:
-                used = parse_limit(text(f"{folder}/{used_file}"))
-                limits.append(MemoryLimit(limit, used, f"cgroup v{group.version} {folder}"))
+    for version, folder in _group_folders(text("/proc/self/cgroup"), text("/proc/self/mountinfo")):
+        limit, used = (parse_limit(text(f"{folder}/{name}")) for name in _FILES[version])
+        if limit is not None:
+            limits.append(MemoryLimit(limit, used, f"cgroup v{version} {folder}"))
     slurm = slurm_limit(os.environ if environ is None else environ)
     if slurm is not None:
         limits.append(slurm)
     limits.sort(key=lambda limit: limit.limit_bytes)
-    return HostLimits(machine_bytes, tuple(limits), parse_pressure(text("/proc/pressure/memory")))
+    waiting = _PRESSURE.search(text("/proc/pressure/memory"))
+    return HostLimits(machine_bytes, tuple(limits), float(waiting[1]) / 100 if waiting else None)
 
 
 def default_memory_limit() -> int:
-    """Return 80 % of the memory that this job may have: what reads a file of unknown origin takes no more."""
+    """Return 80 % of the memory that this job may have, the default limit for reading untrusted files."""
     limits = read_limits()
     return int(0.8 * (limits.machine_bytes if limits.tightest is None else limits.tightest.limit_bytes))
-
-
-def _reader(read: Callable[[str], str]) -> Callable[[str], str]:
-    def text(path: str) -> str:
-        with contextlib.suppress(OSError):
-            return read(path)
-        return ""
-
-    return text
 
 
 def _mounts(mountinfo: str) -> Iterator[tuple[str, str, str, str]]:

@@ -4,14 +4,7 @@ import os
 
 import pytest
 
-from kerasmem.devices.limits import (
-    Pressure,
-    find_groups,
-    parse_limit,
-    parse_pressure,
-    read_limits,
-    slurm_limit,
-)
+from kerasmem.devices.limits import parse_limit, read_limits, slurm_limit
 
 GIB = 2**30
 
@@ -101,8 +94,8 @@ def test_the_note_says_the_jobs_limit_and_the_machines_memory():
 def test_without_a_limit_there_is_nothing_to_say():
     found = limits(UNLIMITED)
     assert found.limits == () and found.tightest is None and found.notes == ()
-    assert found.pressure == Pressure(0.0, 0.0, 0.0, 0.0)
-    assert limits({}).pressure is None
+    assert found.waiting == 0
+    assert limits({}).waiting is None
 
 
 def test_a_limit_above_what_the_machine_has_is_none():
@@ -131,7 +124,7 @@ def test_slurm(variables, size):
 
 def test_slurms_own_word_counts_where_no_group_holds_it():
     found = limits(UNLIMITED, {"SLURM_JOB_ID": "7", "SLURM_MEM_PER_NODE": "8192"})
-    assert found.tightest.source == "Slurm (SLURM_MEM_PER_NODE)" and found.to_dict()["limits"][0]["used_bytes"] is None
+    assert found.tightest.source == "Slurm (SLURM_MEM_PER_NODE)"
 
 
 @pytest.mark.parametrize("text", ["", "max", "nonsense", "-1", "9223372036854771712", "٣"])
@@ -141,14 +134,16 @@ def test_what_is_no_limit(text):
 
 @pytest.mark.parametrize("text", ["", "cpu avg10=1", "some avg10=x avg60=0 avg300=0 total=0"])
 def test_what_is_no_pressure(text):
-    assert parse_pressure(text) is None
+    assert limits({"/proc/pressure/memory": text}).waiting is None
 
 
 def test_groups_in_folders_with_spaces_and_outside_the_namespace():
-    mount = "30 23 0:26 / /sys/fs/my\\040groups rw - cgroup2 cgroup rw\n"
-    (group,) = find_groups("0::/../../other\n", mount)
-    assert group.folders == ("/sys/fs/my groups",)
-    assert find_groups("nonsense\n", mount + "short line\n") == []
+    files = {
+        "/proc/self/cgroup": "nonsense\n0::/../../other\n",
+        "/proc/self/mountinfo": "30 23 0:26 / /sys/fs/my\\040groups rw - cgroup2 cgroup rw\nshort line\n",
+        "/sys/fs/my groups/memory.max": "4096",
+    }
+    assert limits(files).tightest.source == "cgroup v2 /sys/fs/my groups"
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/cgroup"), reason="no control groups on this system")
