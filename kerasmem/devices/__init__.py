@@ -3,9 +3,9 @@
 ========== ==============================================================================
 catalogue  cards by name, a source for each
 growth     ask TensorFlow to take GPU memory as it needs it, instead of all at once
-allocator  what TensorFlow's allocator has handed out (jax_devices: JAX's)
+allocator  what TensorFlow's or JAX's allocator has handed out
 tracked_devices  the devices that training uses, each with its allocator
-cards      the rows of the catalogue, from data/cards.json (gpu_specs: what XLA must know of a card)
+cards      the rows of the catalogue and the hardware of each card, from data/cards.json
 recording  what TensorFlow's profiler recorded of the allocator, event by event
 nvml       what the NVIDIA driver sees (the only module that touches NVML)
 visible    which NVML device a CUDA ordinal is

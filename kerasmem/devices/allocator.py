@@ -1,4 +1,4 @@
-"""What TensorFlow's allocator has handed out, device by device (JAX's: `jax_devices`).
+"""Bytes that TensorFlow's or JAX's allocator has handed out on a device.
 
 TensorFlow tells Python two numbers for a device: the bytes in use now, and the largest that was in use
 since the last reset (`tf.config.experimental.get_memory_info`). Bytes are counted as the allocator hands
@@ -12,7 +12,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kerasmem.compat.tensorflow_runtime import allocator_statistics
 
@@ -77,6 +77,36 @@ def tensorflow_allocator(device: str) -> Allocator:
         if short[0]().in_use_bytes >= 0:
             return Allocator(device, *short)
     return Allocator(device, read, functools.partial(tf.config.experimental.reset_memory_stats, device))
+
+
+def jax_allocator(name: str, source: Any) -> Allocator:
+    """Return JAX's allocator on one device. Its peak dates from the start of the process, as JAX cannot reset it.
+
+    Args:
+        name: name of the device here, such as "GPU:0".
+        source: a JAX device.
+
+    Raises:
+        ValueError: If JAX keeps no statistics of it.
+
+    Examples:
+        >>> class Device:
+        ...     def memory_stats(self):
+        ...         return {"bytes_in_use": 256, "peak_bytes_in_use": 1024, "pool_bytes": 2048}
+        >>> jax_allocator("GPU:0", Device()).read()
+        AllocatorReading(in_use_bytes=256, peak_bytes=1024, reserved_bytes=2048)
+    """
+    if not {"bytes_in_use", "peak_bytes_in_use"} <= set(source.memory_stats() or ()):
+        raise ValueError("JAX keeps no statistics of its allocator there")
+
+    def read() -> AllocatorReading:
+        told = source.memory_stats()
+        return AllocatorReading(told["bytes_in_use"], told["peak_bytes_in_use"], told.get("pool_bytes"))
+
+    def reset() -> None:
+        raise NotImplementedError("JAX cannot reset an allocator's peak")
+
+    return Allocator(name, read, reset, "jax")
 
 
 @dataclass(frozen=True)

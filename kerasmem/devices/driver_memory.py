@@ -15,8 +15,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from kerasmem.devices.cards import Card, parse_capability
-from kerasmem.devices.gpu_specs import card_specs
+from kerasmem.devices.cards import Card, card_specs, parse_capability
 from kerasmem.files import package_data
 
 CONTEXT = "CUDA context"

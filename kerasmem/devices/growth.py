@@ -15,10 +15,6 @@ GrowthState = Literal[
 ]
 
 _FORCE = "TF_FORCE_GPU_ALLOW_GROWTH"
-_FIRST = (
-    "Call kerasmem.enable_memory_growth() first thing in the script, before any model, tensor or data set "
-    f"is made, or start the program with {_FORCE}=true in the environment."
-)
 
 
 @dataclass(frozen=True)
@@ -49,19 +45,18 @@ class GrowthStatus(Record, what="memory growth"):
 
 
 def enable_memory_growth(config: Any | None = None, *, environ: Mapping[str, str] | None = None) -> GrowthStatus:
-    """Ask TensorFlow to take GPU memory as it needs it, on every visible GPU.
+    """Let TensorFlow take GPU memory as it needs it, on every visible GPU.
 
-    TensorFlow otherwise takes nearly the whole card when it first touches it. The choice is made when
-    TensorFlow initialises its devices, so this is the call to make first. It never raises: what could
-    not be done is said in the result. Either all visible GPUs are switched or none, since TensorFlow
-    refuses to start with GPUs that differ.
+    By default TensorFlow takes nearly the whole card when it first touches it, and the setting is fixed once it has
+    initialised its devices. So call this first. It never raises; the result says what could not be done. Either all
+    visible GPUs are switched or none, as TensorFlow refuses to start with GPUs that differ.
 
     Args:
-        config: an object like `tf.config` to ask; default: TensorFlow's own, when Keras runs on it.
-        environ: environment variables to consult; default: this process's.
+        config: an object like `tf.config`. Defaults to TensorFlow's own, if Keras runs on it.
+        environ: environment variables. Defaults to this process's.
 
     Returns:
-        The state, the GPUs it is about, and a message for people.
+        A `GrowthStatus`: the state, the GPUs, and a message.
 
     Examples:
         >>> import kerasmem
@@ -70,9 +65,10 @@ def enable_memory_growth(config: Any | None = None, *, environ: Mapping[str, str
         True
     """
     if config is None:
-        config, why_not = _tensorflow_config()
-        if why_not is not None:
-            return why_not
+        try:
+            config = _tensorflow_config()
+        except _NoTensorFlow as reason:
+            return GrowthStatus(*reason.args)
     try:
         gpus = list(config.get_visible_devices("GPU"))
     except Exception as error:  # a broken driver must not stop a program that only asked for growth
@@ -92,20 +88,20 @@ def enable_memory_growth(config: Any | None = None, *, environ: Mapping[str, str
 
 
 def _switch_on(config: Any, gpus: list[Any]) -> tuple[GrowthState, str]:
-    """Set growth on all of `gpus`, or leave them as they were and say why."""
+    """Turn growth on for all of `gpus`, or leave them as they were and say why."""
+    names = _listing(gpus)
     if limited := [gpu for gpu in gpus if config.get_logical_device_configuration(gpu)]:
         return "set differently", (
-            f"{_listing(limited)} was divided into logical devices with a fixed memory limit, which "
-            "TensorFlow does not combine with memory growth. The limit stands; remove "
-            "set_logical_device_configuration() if you would rather have growth."
+            f"{_listing(limited)} has logical devices with a fixed memory limit, which TensorFlow does not combine "
+            "with memory growth. Remove set_logical_device_configuration() to have growth."
         )
     before = {gpu: config.experimental.get_memory_growth(gpu) for gpu in gpus}
     if all(before.values()):
-        return "already on", f"Memory growth was on already for {_listing(gpus)}."
+        return "already on", f"Memory growth was on already for {names}."
     if refused := [gpu for gpu in gpus if before[gpu] is False]:
         return "set differently", (
-            f"This program switched memory growth off for {_listing(refused)} with "
-            "set_memory_growth(…, False); that choice stands. Remove that call, or pass True, to have growth."
+            f"This program turned memory growth off for {_listing(refused)} by set_memory_growth(…, False). "
+            "Remove that call, or pass True, to have growth."
         )
     changed = []
     try:
@@ -119,18 +115,22 @@ def _switch_on(config: Any, gpus: list[Any]) -> tuple[GrowthState, str]:
         if isinstance(error, ValueError):
             return "failed", f"TensorFlow refused memory growth: {error}"
         return "too late", (
-            f"Too late for memory growth: TensorFlow has initialised its devices already ({error}), "
-            f"and takes nearly all the memory of {_listing(gpus)} at once. {_FIRST}"
+            f"Too late for memory growth: TensorFlow has initialised its devices already ({error}), and takes nearly "
+            f"all the memory of {names} at once. Call kerasmem.enable_memory_growth() before any model, tensor or "
+            f"data set is made, or start the program with {_FORCE}=true in the environment."
         )
-    return "on", f"Memory growth is on for {_listing(gpus)}."
+    return "on", f"Memory growth is on for {names}."
 
 
 def _listing(gpus: list[Any]) -> str:
     return ", ".join(gpu.name.removeprefix("/physical_device:") for gpu in gpus)
 
 
-def _tensorflow_config() -> tuple[Any, GrowthStatus | None]:
-    """Return `tf.config`, or why it is not the thing to ask."""
+class _NoTensorFlow(Exception):
+    """Arguments of the `GrowthStatus` to return."""
+
+
+def _tensorflow_config() -> Any:
     try:
         import keras
 
@@ -141,9 +141,9 @@ def _tensorflow_config() -> tuple[Any, GrowthStatus | None]:
         message = f"Keras runs on {backend}, and memory growth is TensorFlow's."
         if backend == "jax":
             message += " XLA_PYTHON_CLIENT_PREALLOCATE=false in the environment does the same for JAX."
-        return None, GrowthStatus("other backend", (), message)
+        raise _NoTensorFlow("other backend", (), message)
     try:
         import tensorflow as tf
     except ImportError as error:
-        return None, GrowthStatus("no tensorflow", (), f"TensorFlow cannot be imported: {error}")
-    return tf.config, None
+        raise _NoTensorFlow("no tensorflow", (), f"TensorFlow cannot be imported: {error}") from error
+    return tf.config

@@ -7,8 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from kerasmem.devices.allocator import TrackedDevice, tensorflow_allocator
-from kerasmem.devices.jax_devices import jax_devices
+from kerasmem.devices.allocator import TrackedDevice, jax_allocator, tensorflow_allocator
 
 NO_RESERVED = (
     "reserved_bytes: TensorFlow does not tell Python what its allocator has reserved beyond what is in use; "
@@ -33,8 +32,11 @@ def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDev
         The devices, at least one, and sentences on what cannot be read and why.
     """
     backend = _keras_backend()
+    if backend == "jax":
+        return devices_of_jax(importlib.import_module("jax"), names)
     if backend != "tensorflow":
-        return devices_of_other_backend(backend, names)
+        notes = [f"allocator: Keras runs on {backend}, which has no allocator to ask; host memory is logged"]
+        return [TrackedDevice(None)], notes
     import tensorflow as tf
 
     logical = _local_devices(tf)
@@ -74,20 +76,36 @@ def _local_devices(tf: Any) -> list[str]:
     return [name.rpartition("/device:")[2] for name in names if name.startswith(f"{worker}/device:")]
 
 
-def devices_of_other_backend(backend: str, names: Sequence[str] | None) -> tuple[list[TrackedDevice], list[str]]:
-    """Return what `tracked_devices` does where Keras does not run on TensorFlow."""
-    if backend != "jax":
-        notes = [f"allocator: Keras runs on {backend}, which has no allocator to ask; host memory is logged"]
-        return [TrackedDevice(None)], notes
+def devices_of_jax(jax: Any, names: Sequence[str] | None) -> tuple[list[TrackedDevice], list[str]]:
+    """List this process's GPUs as JAX sees them, as `tracked_devices` does for TensorFlow."""
     try:
-        found, notes = jax_devices(importlib.import_module("jax"))
-    except Exception as error:  # a broken driver, as a rule; it is the backend's to complain about
-        found, notes = [], [f"allocator: {backend} could not be asked for its devices: {error}; host memory is logged"]
+        found, notes = _jax_devices(jax)
+    except Exception as error:  # a broken driver, as a rule
+        found, notes = [], [f"allocator: JAX could not be asked for its devices: {error}; host memory is logged"]
     if names is not None:
         there = {device.name: device for device in found}
-        notes += [f"allocator: {name}: {backend} has no such device to ask" for name in names if name not in there]
+        notes += [f"allocator: {name}: JAX has no such device to ask" for name in names if name not in there]
         found = [there.get(name, TrackedDevice(name)) for name in names]
     return found or [TrackedDevice(None)], notes
+
+
+def _jax_devices(jax: Any) -> tuple[list[TrackedDevice], list[str]]:
+    found, notes = [], []
+    for device in jax.local_devices():
+        if device.platform == "cpu":
+            continue
+        is_gpu = device.platform in ("gpu", "cuda", "rocm")
+        name = f"{'GPU' if is_gpu else device.platform.upper()}:{device.local_hardware_id}"
+        allocator = None
+        try:
+            allocator = jax_allocator(name, device)
+        except Exception as error:  # a plug-in may raise anything
+            notes.append(f"allocator: {name}: {error}")
+        card = (device.local_hardware_id, device.device_kind) if is_gpu else (None, None)
+        found.append(TrackedDevice(name, allocator, *card))
+    if not found:
+        notes.append("allocator: JAX keeps no statistics of its allocator on a CPU; host memory is logged")
+    return found, notes
 
 
 def cpu_uses_bfc() -> bool:

@@ -86,17 +86,13 @@ def match_card(
 
 
 def _one(entry: str, whole: Sequence[NvmlDevice], devices: Sequence[NvmlDevice], doubt: str | None) -> Match | None:
-    """Return the device that one entry of CUDA_VISIBLE_DEVICES names."""
+    """Return the device of one entry of CUDA_VISIBLE_DEVICES."""
     if entry.isdecimal():
         return Match(whole[int(entry)], doubt) if int(entry) < len(whole) else None
-    if entry.startswith("MIG-GPU-"):  # drivers before R470: MIG-<parent>/<GPU instance>/<compute instance>
-        parent = entry.removeprefix("MIG-").split("/")[0]
-        named = [device for device in devices if device.parent_uuid == parent and device.uuid == entry]
-    elif entry.startswith(("GPU-", "MIG-")):  # a beginning is enough where it fits one device only
-        named = [device for device in devices if (device.uuid or "").startswith(entry)]
-    else:
+    if not entry.startswith(("GPU-", "MIG-")):
         return None
-    return Match(named[0]) if len(named) == 1 else None
+    named = [device for device in devices if (device.uuid or "").startswith(entry)]
+    return Match(named[0]) if len(named) == 1 else None  # a beginning is enough if it fits one device only
 
 
 def _enumerated(found: list[Match], devices: Sequence[NvmlDevice]) -> list[Match]:

@@ -6,10 +6,9 @@ import dataclasses
 
 import pytest
 
-from kerasmem.devices.cards import all_cards
+from kerasmem.devices.cards import all_cards, card_specs
 from kerasmem.devices.catalogue import available_bytes, find_card, resolve_device
 from kerasmem.devices.driver_memory import CONTEXT, context_of, driver_shares
-from kerasmem.devices.gpu_specs import card_specs
 from kerasmem.estimation.report import Bytes
 from kerasmem.estimation.verdict import device_verdict
 from kerasmem.units import MIB

@@ -4,16 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from kerasmem.devices.allocator import TrackedDevice
-from kerasmem.devices.jax_devices import jax_allocator, jax_devices
-from kerasmem.devices.tracked_devices import devices_of_other_backend
+from kerasmem.devices import tracked_devices as tracked
+from kerasmem.devices.allocator import TrackedDevice, jax_allocator
+from kerasmem.devices.tracked_devices import devices_of_jax
 
 # What a device of JAX tells of its BFC allocator (`xla::AllocatorStats`, by way of `PjRtDevice::GetAllocatorStats`).
-JAX_STATS = {
-    "num_allocs": 7, "bytes_in_use": 1024, "peak_bytes_in_use": 4096, "largest_alloc_size": 512,
-    "bytes_limit": 2**30, "bytes_reserved": 0, "peak_bytes_reserved": 0, "largest_free_block_bytes": 0,
-    "pool_bytes": 8192, "peak_pool_bytes": 8192,
-}  # fmt: skip
+JAX_STATS = {"num_allocs": 7, "bytes_in_use": 1024, "peak_bytes_in_use": 4096, "pool_bytes": 8192}
 
 
 class JaxDevice:
@@ -26,8 +22,12 @@ class JaxDevice:
         return self.stats
 
 
+def devices(device, names=None):
+    return devices_of_jax(SimpleNamespace(local_devices=lambda: [device]), names)
+
+
 def test_jax_tells_in_use_peak_and_pool():
-    found, notes = jax_devices(SimpleNamespace(local_devices=lambda: [JaxDevice()]))
+    found, notes = devices(JaxDevice())
     assert notes == [] and found == [TrackedDevice("GPU:1", jax_allocator("GPU:1", JaxDevice()), 1, "NVIDIA A100")]
     assert found[0].allocator.read() == (1024, 4096, 8192)
     with pytest.raises(NotImplementedError, match="cannot reset"):
@@ -36,7 +36,7 @@ def test_jax_tells_in_use_peak_and_pool():
 
 @pytest.mark.parametrize("stats", [None, {}, {"bytes_in_use": 3}])
 def test_a_jax_device_that_does_not_tell_is_named(stats):
-    found, notes = jax_devices(SimpleNamespace(local_devices=lambda: [JaxDevice(stats)]))
+    found, notes = devices(JaxDevice(stats))
     assert found == [TrackedDevice("GPU:1", None, 1, "NVIDIA A100")]
     assert notes == ["allocator: GPU:1: JAX keeps no statistics of its allocator there"]
 
@@ -46,7 +46,10 @@ def test_without_a_pool_reserved_is_unknown():
     assert jax_allocator("GPU:0", JaxDevice(stats)).read().reserved_bytes is None
 
 
-def test_a_backend_that_cannot_be_asked_gives_a_reason():
-    found, notes = devices_of_other_backend("openvino", None)
-    assert found == [TrackedDevice(None)] and "openvino" in notes[0]
-    assert [note for note in notes if "host memory is logged" in note]
+def test_a_device_that_cannot_be_asked_gives_a_reason(monkeypatch):
+    assert devices_of_jax(None, None)[0] == [TrackedDevice(None)]
+    found, notes = devices(JaxDevice(), ["GPU:7"])
+    assert found == [TrackedDevice("GPU:7")] and "GPU:7: JAX has no such device" in notes[0]
+    monkeypatch.setattr(tracked, "_keras_backend", lambda: "openvino")
+    found, notes = tracked.tracked_devices()
+    assert found == [TrackedDevice(None)] and "openvino" in notes[0] and "host memory is logged" in notes[0]

@@ -11,9 +11,8 @@ import tempfile
 
 import pytest
 
-from kerasmem.devices.cards import all_cards
+from kerasmem.devices.cards import OLDEST_CAPABILITY, all_cards, capability_specs, card_specs, has_spec
 from kerasmem.devices.catalogue import find_card
-from kerasmem.devices.gpu_specs import OLDEST_CAPABILITY, capability_specs, card_specs, has_spec
 from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.estimation.compiled import hlo
 from kerasmem.estimation.compiled.planned import ENVIRONMENT

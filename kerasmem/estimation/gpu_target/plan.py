@@ -13,8 +13,7 @@ from importlib import resources
 from string import Template
 from tempfile import TemporaryDirectory
 
-from kerasmem.devices.cards import Card
-from kerasmem.devices.gpu_specs import capability_specs, card_specs, has_spec
+from kerasmem.devices.cards import Card, capability_specs, card_specs, has_spec
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.compiled import planned
@@ -134,7 +133,7 @@ def target_text(card: Card, memory_bytes: int | None = None) -> str:
     """Return the target configuration of a card.
 
     What stands as a number in `data/gpu_target.txtpb` is the same on every card since compute capability 7.0
-    (`devices.gpu_specs.CAPABILITIES_ADDRESS`), but the versions of cuDNN and CUDA: those that the step would run with,
+    (`devices.cards.CAPABILITIES_ADDRESS`), but the versions of cuDNN and CUDA: those that the step would run with,
     which choose among kernels, and no buffer depends on them that was found to.
 
     Args:
