@@ -22,7 +22,6 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 # The words that arguments of several rooms and options take; `typing.get_args` gives them.
 Method = Literal["auto", "formula", "graph", "xla", "gpu-target", "probe"]
 Mode = Literal["train", "evaluate", "inference"]
-Parallel = Literal["data", "model"]
 SplitAs = Literal["files", "groups"]
 Color = Literal["rgb", "rgba", "gray"]
 

@@ -18,6 +18,7 @@ from kerasmem.errors import UsageError
 
 _ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
 _LARGEST = 25
+_OWN = ("method", "all_methods", "replicas")
 
 
 def _is_many(options: Mapping[str, Any]) -> bool:
@@ -31,11 +32,11 @@ def _patterns(models: Sequence[str]) -> list[str]:
 
 @click.command("estimate", cls=GuardedCommand, parted=_is_many)
 @model_options(
-    "--grid", "--engine", "--method", "--all-methods", "--replicas", "--parallel", "--shard-optimizer",
-    "--layout", arguments=(click.argument("models", metavar="MODEL...", nargs=-1),),
+    "--grid", "--engine", "--method", "--all-methods", "--replicas",
+    arguments=(click.argument("models", metavar="MODEL...", nargs=-1),),
 )  # fmt: skip
 def command(
-    models: tuple[str, ...], grid: tuple[str, ...], engine: str | None, limits: Any, layout: tuple[str, ...],
+    models: tuple[str, ...], grid: tuple[str, ...], engine: str | None, limits: Any,
     **options: Any,
 ) -> int:  # fmt: skip
     """Say how much memory training MODEL needs, before it runs and without its weights.
@@ -52,34 +53,22 @@ def command(
       kerasmem estimate keras.applications:VGG16 --batch-size 128 --device 16GB
       kerasmem estimate model.keras --method graph --optimizer adam --top 10
       kerasmem estimate mymodels.unet:build --factory-arg depth=5 --json
-      kerasmem estimate model.keras --batch-size 256 --replicas 4 --shard-optimizer
-      kerasmem estimate model.keras --replicas 4 --parallel model --layout '.*/kernel=,model'
+      kerasmem estimate model.keras --batch-size 256 --replicas 4
       kerasmem estimate a.keras b.keras 'models/*.h5' --grid batch_size=16,32,64 -d t4
       kerasmem estimate unet.py:build --grid depth=3,4,5 --grid optimizer=sgd,adam --engine processes
 
     Exit codes: 0 done (and fits) · 1 a model failed · 2 wrong usage or unreadable
     input · 3 does not fit · 4 too close to call
     """
-    options["layout"] = list(layout) or None
     if limits is not None:
         return _estimate_many(_expanded(models), _read_grid(grid), engine, limits, options)
     model = models[0] if models else None
     check_options("estimate", model, options)
-    ask, settings = _question(options)
     with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}", options["method"]):
-        report = ask(model, **settings, **call_arguments(options))
+        from kerasmem.estimation.facade import estimate
+
+        report = estimate(model, **{name: options[name] for name in _OWN}, **call_arguments(options))
     return show_report(report, options)
-
-
-def _question(options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return what estimates, and the command's own settings of that."""
-    from kerasmem.estimation.facade import estimate
-    from kerasmem.estimation.parallel.parallelism import check_method, parallelism
-
-    names = ("replicas", "parallel", "shard_optimizer", "layout")
-    split = {name: options[name] for name in names}
-    check_method(options["method"], parallelism(**split))
-    return estimate, {**split, "method": options["method"], "all_methods": options["all_methods"]}
 
 
 def show_report(report: Any, options: dict[str, Any]) -> int:
@@ -113,13 +102,13 @@ def _estimate_many(
         check_options("estimate", model, options)
     if None in models:  # and a factory is named
         models, options = [options["factory"]], {**options, "factory": None}
+    from kerasmem.estimation.facade import estimate
     from kerasmem.estimation.many import EstimateTable, estimate_each
     from kerasmem.rendering.data import rows_to_csv
     from kerasmem.rendering.many_table import many_table
 
-    ask, settings = _question(options)
-    if modules := options["custom_objects"]:
-        ask = functools.partial(_with_objects, ask, modules)
+    ask = functools.partial(_with_objects, options["custom_objects"]) if options["custom_objects"] else estimate
+    settings = {name: options[name] for name in _OWN}
     rows, count = estimate_each(
         models, grid=grid, engine=engine, ask=ask, timeout=limits.seconds, host_memory_limit=limits.host_bytes,
         **settings, **call_arguments({**options, "custom_objects": ()}),
@@ -142,11 +131,12 @@ def _estimate_many(
     return worst(each.verdict for each in found if each.verdict is not None)
 
 
-def _with_objects(ask: Any, modules: Sequence[str], model: Any, **settings: Any) -> Any:
+def _with_objects(modules: Sequence[str], model: Any, **settings: Any) -> Any:
     """Estimate with the classes and functions of some modules, which each process imports for itself."""
+    from kerasmem.estimation.facade import estimate
     from kerasmem.models.vocabulary import load_custom_objects
 
-    return ask(model, **{**settings, "custom_objects": load_custom_objects(modules)})
+    return estimate(model, **{**settings, "custom_objects": load_custom_objects(modules)})
 
 
 def _expanded(models: Sequence[str]) -> list[str | None]:

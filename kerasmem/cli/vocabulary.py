@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
-from kerasmem.checks import Color, Method, Mode, Parallel, SplitAs, nearest
+from kerasmem.checks import Color, Method, Mode, SplitAs, nearest
 from kerasmem.files import package_data
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -87,7 +87,6 @@ _TYPES: dict[str, Any] = {
     "order": Choice(["order", "size"]),
     "method": Choice(get_args(Method)),
     "mode": Choice(get_args(Mode)),
-    "parallel": Choice(get_args(Parallel)),
     "parts": Choice(get_args(SplitAs)),
     "backend": Choice(["tensorflow", "jax"]),
     "color": Choice(get_args(Color)),

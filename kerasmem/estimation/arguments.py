@@ -35,9 +35,6 @@ class EstimateArguments:
     all_methods: bool = False
     mode: str = "train"
     replicas: int = 1
-    parallel: str = "data"
-    shard_optimizer: bool = False
-    layout: Any = None
     input_shape: Any = None
     target_shape: Any = None
     target_dtype: str | None = None
@@ -51,6 +48,7 @@ class EstimateArguments:
         checks.choice("mode", self.mode, MODES)
         checks.choice("jit_compile", self.jit_compile, (True, False, "auto"))
         checks.flag("all_methods", self.all_methods)
+        checks.whole("replicas", self.replicas)
         checks.batch_size("batch_size", self.batch_size, self.method)
 
     def targets(self) -> GivenTargets:

@@ -45,7 +45,6 @@ def assemble(step: Step, answer: Answer, target: DeviceTarget | None) -> MemoryR
 
 
 def _settings(step: Step, found: Outcome, target: DeviceTarget | None) -> Settings:
-    split = step.shapes.split
     return Settings(
         batch_size=step.shapes.batch_size,
         optimizer=step.optimizer,
@@ -56,8 +55,6 @@ def _settings(step: Step, found: Outcome, target: DeviceTarget | None) -> Settin
         execution=found.execution,
         device=None if target is None else target.name,
         replicas=step.arguments.replicas,
-        parallel=None if split is None else split.kind,
-        shard_optimizer=split is not None and split.shard_optimizer,
     )
 
 
@@ -90,7 +87,7 @@ def _not_in_the_formula(step: Step) -> list[Unmodelled]:
     if opaque := opaque_layers(layers):
         why = "gates, states and attention scores, often many times the output, so no upper end is given"
         missing.append(Unmodelled(f"the inside of {_some(opaque)}", why))
-    if step.shapes.split is not None and is_training:
+    if step.arguments.replicas > 1 and is_training:
         why = "gradients are gathered in buffers of their own where replicas exchange them"
         missing.append(Unmodelled("exchange of gradients", why))
     return missing

@@ -6,7 +6,6 @@ Where no method is named, those are asked that match how Keras would run the ste
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, takes_cudnn
 from kerasmem.devices.catalogue import DeviceTarget, find_card
@@ -15,7 +14,6 @@ from kerasmem.devices.kernels import kernels_on
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.graph.sizes import KnownSizes
 from kerasmem.estimation.live import simulated_outcome, sized_step, standing_in, traced_outcome
-from kerasmem.estimation.parallel.parallelism import SHARDED_METHOD, WHY_SHARDED, Parallelism, check_method
 from kerasmem.estimation.report import Alternative, Outcome
 from kerasmem.estimation.tracing import Step
 from kerasmem.models.backend import require_tensorflow, runs_on_jax
@@ -64,17 +62,14 @@ def ask(step: Step, target: DeviceTarget | None) -> Answer:
 
 def _asked(step: Step, target: DeviceTarget | None) -> Answer:
     """Return what the method says that was named or chosen."""
-    method, split = step.arguments.method, step.shapes.split
+    method, is_one = step.arguments.method, step.arguments.replicas == 1
     if method == "formula":
         return Answer(None)
     if method != "auto":
         return Answer(outcome_of(method, step, target, step.arguments.jit_compile))
-    if split is not None and split.is_sharded:
-        found = outcome_of(SHARDED_METHOD, step, target)
-        return Answer(found, notes=(f"{SHARDED_METHOD}, since {WHY_SHARDED}",))
-    execution, why = _as_keras_would(step.arguments.jit_compile, target, step.opened.model, split)
+    execution, why = _as_keras_would(step, target)
     # A card's own plan is made for one card, and has no exchange between several.
-    first = _first(_methods(execution, target if split is None else None), why, step, target)
+    first = _first(_methods(execution, target if is_one else None), why, step, target)
     if first.outcome is None:
         return replace(first, notes=(*first.notes, "the formula answers in their place"))
     if runs_on_jax():
@@ -153,10 +148,9 @@ def _unasked(outcome: Outcome) -> Alternative:
     return Alternative(other, other, None, None, None, f"ask for it with --method {other}")
 
 
-def _as_keras_would(
-    jit_compile: bool | str, target: DeviceTarget | None, model: Any, split: Parallelism | None = None
-) -> tuple[str, str]:
+def _as_keras_would(step: Step, target: DeviceTarget | None) -> tuple[str, str]:
     """Return "xla" or "graph", and why."""
+    jit_compile, model = step.arguments.jit_compile, step.opened.model
     if runs_on_jax():
         return "xla", "Keras runs on JAX, which compiles every step"
     if jit_compile != "auto":
@@ -164,7 +158,7 @@ def _as_keras_would(
     compiles = loop_is_compiled(model)
     if compiles is not None:
         return ("xla" if compiles else "graph"), f"the step function has jit_compile={compiles}"
-    if split is not None:
+    if step.arguments.replicas > 1:
         return "graph", "Keras does not compile with XLA under tf.distribute"
     if target is None or target.source != "catalogue":
         reason = "no card is named" if target is None else "a size does not say that it is a GPU's"
@@ -191,24 +185,16 @@ def outcome_of(method: str, step: Step, target: DeviceTarget | None, jit_compile
     """
     note_stage(f"asking method {method}")
     check_backend(method, jit_compile)
-    split, mode = step.shapes.split, step.arguments.mode
-    if split is None:
+    replicas = step.arguments.replicas
+    if replicas == 1 or step.arguments.mode != "train":
         return _on_one_device(method, step, target, jit_compile)
-    check_method(method, split)
-    if method == SHARDED_METHOD:
-        from kerasmem.estimation.parallel.plan import device_outcome, device_plan
-
-        with step.arguments.request(step.shapes.whole_batch, jit_compile=True) as request:
-            return device_outcome(device_plan(request, split), split, step.rows, step.weights())
-    if mode != "train":
-        return _on_one_device(method, step, target, jit_compile)
-    from kerasmem.estimation.parallel.exchange import gradients_exchanged, not_exchanged, with_exchange
+    from kerasmem.estimation.graph.exchange import gradients_exchanged, not_exchanged, with_exchange
 
     if method != "graph":
         return not_exchanged(_on_one_device(method, step, target, jit_compile))
-    with gradients_exchanged(split.replicas) as exchanged:
+    with gradients_exchanged(replicas) as exchanged:
         found = _on_one_device(method, step, target, jit_compile)
-    return with_exchange(found, split.replicas, exchanged)
+    return with_exchange(found, replicas, exchanged)
 
 
 def check_backend(method: str, jit_compile: bool | str) -> None:
@@ -283,7 +269,7 @@ def step_outcome(method: str, step: Step, target: DeviceTarget | None = None) ->
         return made
 
     owners = shapes.inferred.owners
-    if is_xla or shapes.split is not None:  # several replicas exchange gradients, which is noted while it is traced
+    if is_xla or step.arguments.replicas > 1:  # several replicas exchange gradients, which is noted while it is traced
         return traced_outcome(prepared(shapes.batch_size), step.rows, owners, kernels)
     sizes = opened.sizes.setdefault((mode, kernels), KnownSizes())
     sized = sizes.at(shapes.batch_size, lambda batch_size: sized_step(prepared(batch_size), kernels))

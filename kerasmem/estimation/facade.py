@@ -15,14 +15,13 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal
 
-from kerasmem.checks import Method, Mode, Parallel
+from kerasmem.checks import Method, Mode
 from kerasmem.devices.catalogue import DeviceTarget, find_card, resolve_device
 from kerasmem.devices.limits import default_memory_limit
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
 from kerasmem.estimation.assembling import assemble
 from kerasmem.estimation.choice import ask
-from kerasmem.estimation.parallel.parallelism import check_method, parallelism
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.tracing import OpenedStep, Step, open_step, trace_shapes
 from kerasmem.models.weightless import random_state_kept
@@ -47,9 +46,6 @@ def estimate(
     all_methods: bool = False,
     mode: Mode = "train",
     replicas: int = 1,
-    parallel: Parallel = "data",
-    shard_optimizer: bool = False,
-    layout: Any = None,
     input_shape: Any = None,
     target_shape: Any = None,
     target_dtype: str | None = None,
@@ -76,12 +72,8 @@ def estimate(
         jit_compile: for "auto": whether XLA compiles the step; "auto" as Keras decides.
         all_methods: ask "graph", "xla" and, for a card, "gpu-target" as well, for `report.alternatives`.
         mode: "train", "evaluate" (a forward pass with loss and metrics) or "inference".
-        replicas: devices that train together: the report is of one of them.
-        parallel: "data" (each has the whole model and its share of the batch: `tf.distribute`, or with method "xla"
-            `keras.distribution.DataParallel`) or "model" (each has a share of the weights: `ModelParallel`).
-        shard_optimizer: under "data", each device keeps a share of the optimizer's slots.
-        layout: under "model", which dimension of which weight is divided, as `keras.distribution.LayoutMap` has it:
-            {".*/kernel": (None, "model")} or [".*/kernel=,model"]; without it, the largest that comes out even.
+        replicas: devices that train together under `tf.distribute`, each with the whole model and its share of the
+            batch. The report is of one of them. Defaults to 1.
         input_shape: open dimensions of the inputs, without the batch: a shape, or name to shape. Of a model with a
             `train_step` and no `call()` what `fit` gives it as `x`; {"0": …, "1": …} for a tuple. Of a step function
             what it takes, by name.
@@ -170,14 +162,12 @@ def estimated(arguments: EstimateArguments) -> MemoryReport:
     Raises:
         KerasmemError: as `estimate`.
     """
-    split = parallelism(arguments.replicas, arguments.parallel, arguments.shard_optimizer, arguments.layout)
-    check_method(arguments.method, split)
     target = None if arguments.device is None else resolve_device(str(arguments.device))
     with (
         _ONE_AT_A_TIME, random_state_kept(), _collection_paused(), _compiler_ahead(arguments, target),
         (_keepers[-1].opened(arguments) if _keepers else open_step(arguments)) as opened,
     ):  # fmt: skip
-        step = Step(arguments, opened, trace_shapes(arguments, opened, split))
+        step = Step(arguments, opened, trace_shapes(arguments, opened))
         return assemble(step, ask(step, target), target)
 
 

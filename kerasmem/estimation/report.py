@@ -21,8 +21,7 @@ XLA_SPREAD = 0.01  # how far from a total of XLA's plan real steps are said to l
 class Settings:
     """What was asked. `execution` is "graph", "xla" or "none" where a method looks at neither.
 
-    Of several devices (`replicas`) the report is of one, and `batch_size` its share; `parallel` is "data" or "model",
-    None for one device.
+    Of several devices (`replicas`) the report is of one, and `batch_size` its share.
     """
 
     batch_size: int
@@ -34,8 +33,6 @@ class Settings:
     execution: str
     device: str | None
     replicas: int = 1
-    parallel: str | None = None
-    shard_optimizer: bool = False
 
 
 @dataclass(frozen=True)

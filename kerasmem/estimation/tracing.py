@@ -15,7 +15,6 @@ from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
 from kerasmem.estimation.formula import formula, share_out
 from kerasmem.estimation.graph.sizes import KnownSizes
 from kerasmem.estimation.layers import Inferred, infer_layers
-from kerasmem.estimation.parallel.parallelism import Parallelism
 from kerasmem.estimation.report import Formula, LayerMemory
 from kerasmem.models.backend import TENSORFLOW, import_keras, keras_backend
 from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
@@ -63,7 +62,6 @@ class TracedShapes:
         is_fixed: the model's input fixes the batch.
         batch_size: samples; of several devices one device's share.
         whole_batch: the samples of all devices together.
-        split: how the step is spread over devices; None for one.
         inferred: the rows of the report, and which of them counts which weight.
         layers: the rows, with their bytes by the formula.
         formula: the formula's figures.
@@ -77,7 +75,6 @@ class TracedShapes:
     is_fixed: bool
     batch_size: int
     whole_batch: int
-    split: Parallelism | None
     inferred: Inferred
     layers: tuple[LayerMemory, ...]
     formula: Formula
@@ -136,7 +133,7 @@ def open_step(arguments: EstimateArguments) -> Iterator[OpenedStep]:
         yield OpenedStep(**{**vars(found), "training": training}, only_formula=reason)
 
 
-def trace_shapes(arguments: EstimateArguments, opened: OpenedStep, split: Parallelism | None) -> TracedShapes:
+def trace_shapes(arguments: EstimateArguments, opened: OpenedStep) -> TracedShapes:
     """Call the model on shapes and return what that shows.
 
     Raises:
@@ -144,15 +141,16 @@ def trace_shapes(arguments: EstimateArguments, opened: OpenedStep, split: Parall
         ModelError: the model cannot be called on them.
     """
     note_stage("calling the model on shapes")
-    asked, mode = arguments.batch_size, arguments.mode
+    asked, mode, replicas = arguments.batch_size, arguments.mode, arguments.replicas
     structure, inputs = _inputs(opened, arguments.input_shape)
-    share = asked if split is None else split.share_of(asked)
+    share = -(-asked // replicas)
     fixed = [each.shape[0] for each in inputs if each.shape[0] is not None]
     batch = _settled_batch(share, fixed)
-    whole = asked if split is None or batch == share else batch * asked // share
+    whole = asked if batch == share else batch * asked // share
     notes = [] if batch == share else [f"the model's input fixes the batch at {batch}"]
-    if split is not None:
-        notes.append(_of_several(split, batch, whole))
+    if replicas > 1:
+        uneven = ", the largest share" if whole % replicas else ""
+        notes.append(f"one of {replicas} replicas: {batch:,} of the {whole:,} samples of a batch{uneven}")
     # A sample's figures do not depend on the batch, and TensorFlow counts elements in 31 bits.
     traced = batch if fixed else min(batch, LARGEST_TRACED_BATCH)
     source = "" if opened.source == OBJECT_SOURCE else opened.source
@@ -175,7 +173,7 @@ def trace_shapes(arguments: EstimateArguments, opened: OpenedStep, split: Parall
         applied = [type(each).__name__.lower() for each in optimizers_of(opened.model) if each.built]
     layers = share_out(inferred.layers, batch, mode)
     return TracedShapes(
-        structure, inputs, bool(fixed), batch, whole, split, inferred, layers, formula(layers, batch, mode), slots,
+        structure, inputs, bool(fixed), batch, whole, inferred, layers, formula(layers, batch, mode), slots,
         tuple(applied), tuple(notes),
     )  # fmt: skip
 
@@ -223,10 +221,3 @@ def _settled_batch(asked: int, fixed: list[int]) -> int:
     if asked != DEFAULT_BATCH_SIZE:
         raise UsageError(f"batch_size {asked}: the model's input fixes the batch at {sizes[0]}")
     return sizes[0]
-
-
-def _of_several(split: Parallelism, batch: int, whole: int) -> str:
-    if split.kind == "model":
-        return f"one of {split.replicas} devices with a share of the weights each; each has the whole batch"
-    note = f"one of {split.replicas} replicas: {batch:,} of the {whole:,} samples of a batch"
-    return note if whole % split.replicas == 0 else f"{note}, the largest share"

@@ -57,8 +57,7 @@ def asked_line(report: MemoryReport) -> str:
 
 
 def _one_of(settings: Settings) -> str:
-    sharded = ", optimizer in shards" if settings.shard_optimizer else ""
-    return f"one of {settings.replicas} devices ({printable(settings.parallel or 'data', 10)} parallel{sharded})"
+    return f"one of {settings.replicas} devices (data parallel)"
 
 
 def how(report: MemoryReport) -> str:

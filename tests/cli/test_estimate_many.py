@@ -79,7 +79,6 @@ def test_the_worst_verdict_is_the_exit_code(cli, models):
         (("--grid", "batch_size"), "write NAME=VALUE"), (("--grid", "a=1", "--grid", "a=2"), "given twice"),
         (("absent.keras",), "absent.keras: no such file"), (("none-*.keras",), "no file matches"),
         (("--batch-size", "16,32"), "--grid batch_size=16,32"), (("--grid", "a=1", "--json", "--csv"), "choose one"),
-        (("--grid", "a=1", "--replicas", "4", "--shard-optimizer", "-m", "graph"), "one device"),
         (("--engine", "slurm"), "engine"),
     ],
 )  # fmt: skip

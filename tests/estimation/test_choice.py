@@ -11,7 +11,7 @@ from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
 from kerasmem.estimation import choice
 from kerasmem.estimation.arguments import EstimateArguments
-from kerasmem.estimation.facade import estimate, estimated
+from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import Outcome, Pool
 from kerasmem.estimation.tracing import Step, open_step, trace_shapes
 
@@ -46,7 +46,7 @@ def ask(monkeypatch):
         monkeypatch.setattr(choice, "outcome_of", outcome_of)
         arguments = EstimateArguments(model, 8, method, jit_compile=jit_compile, all_methods=all_methods)
         with open_step(arguments) as opened:
-            shapes = trace_shapes(arguments, opened, None)
+            shapes = trace_shapes(arguments, opened)
             shapes = replace(shapes, formula=replace(shapes.formula, total_bytes=formula_bytes))
             return choice.ask(Step(arguments, replace(opened, model=model), shapes), target), asked
 
@@ -195,14 +195,6 @@ def test_the_report_says_which_method_answered(monkeypatch):
     assert {each.what.split()[0] for each in report.unmodelled} >= {"workspace", "allocator"}
     with pytest.raises(KerasmemError, match="not today"):
         estimate(small, method="graph")
-
-
-def test_what_failed_is_a_value(monkeypatch):
-    assert estimated(EstimateArguments(small)).failed == ()
-    monkeypatch.setattr(choice, "step_outcome", refuse)
-    monkeypatch.setattr(choice, "PROBED_SHARE", 0)
-    assert estimated(EstimateArguments(small)).failed == ("graph",)
-    assert estimated(EstimateArguments(small, device="t4")).failed[-2:] == ("xla", "graph")
 
 
 def refuse(*arguments, **options):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,6 @@ from kerasmem.estimation.compiled.hlo import NO_SCRATCH, Scratch, library_scratc
 from kerasmem.estimation.compiled.planned import OwnPlan
 from kerasmem.estimation.report import Outcome, Unmodelled
 from kerasmem.estimation.tracing import Step
-from kerasmem.models.backend import import_keras
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
 from kerasmem.processes.children import ChildFailure
@@ -44,7 +44,7 @@ def jax_outcome(step: Step) -> Outcome:
         raise ModelError(f"model {opened.model.name!r}: {failure.reason}") from failure
     scratch = library_scratch(compiled.as_text()) if device.platform == "cpu" else NO_SCRATCH
     missing = _unmodelled(plan, int(compiled.memory_analysis().generated_code_size_in_bytes), device, scratch)
-    return plan.outcome(step.rows, step.weights(), None, tuple(missing), [_note(plan, device)], scratch)
+    return plan.outcome(step.rows, step.weights(), tuple(missing), [_note(plan, device)], scratch)
 
 
 def _held_beside(model: Any, mode: str) -> dict[str, list[int]]:
@@ -54,16 +54,12 @@ def _held_beside(model: Any, mode: str) -> dict[str, list[int]]:
 
 def _plan(step: SymbolicStep, device: Any, beside: dict[str, list[int]]) -> tuple[OwnPlan, Any]:
     """Return the plan, with what is held beside its arguments, and the compiled step."""
-    import jax
-
-    place = jax.sharding.SingleDeviceSharding(device)
-    state, data = import_keras().tree.map_structure(
-        lambda tensor: on_jax.shaped(tensor, place), (step.state(), step.data)
-    )
-    lowered, described = on_jax.lower(step, state, data)
+    lowered, described = on_jax.lower(step, device)
     # How much LLVM optimises has no part in XLA's plan of memory, and takes half of the time and more.
     hurried = {"xla_backend_optimization_level": 0} if device.platform == "cpu" else {}
-    compiled, found = on_jax.compile_once(lowered, hurried, "this machine", step)
+    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
+        compiled = on_jax.compile_lowered(lowered, {**on_jax.dump_to(folder), **hurried}, "this machine")
+        found = {**on_jax.planned_bytes(compiled), **on_jax.at_peak(compiled.as_text(), folder, step)}
     described["arguments"].update(beside)
     return OwnPlan.from_dict({**described, **found}), compiled
 

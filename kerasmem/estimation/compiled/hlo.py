@@ -1,4 +1,4 @@
-"""What XLA's own texts say of a compiled step: what lives at the peak, its convolutions, what devices exchange. Pure.
+"""What XLA's own texts say of a compiled step: what lives at the peak, and its convolutions. Pure.
 
 The optimised module ("HLO", in the order in which it runs) and dumps of its memory are read: live ranges, and which
 values share it. They are meant for people and change between versions; what does not read as expected is left out.
@@ -26,14 +26,11 @@ _SEQUENCE = re.compile(r"\s+(\d+):([\w.\-]+)\s*$")
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*):$", re.MULTILINE)
 _ALL_BYTES = re.compile(r"^Total bytes: (\d+)\b", re.MULTILINE)
 _RECOMPUTED = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+\.remat\d*[\w.]* = ", re.MULTILINE)
-KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute", "collective-broadcast")
-_COLLECTIVE = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (\([^=]*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(", re.MULTILINE)
 _COMPUTATION = re.compile(r"%([\w.\-]+) \(.*\{$")
 _LIBRARY_CALL = re.compile(r'calls=%([\w.\-]+).*"kind":"__(ynn|xnn|onednn)')  # kernels of a library on a CPU
 _DIMENSION_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"(?<=[{ ])(size|pad)=([\dx_\-]+)(?=[} ])")
 _GROUPS = re.compile(r"feature_group_count=(\d+)")
-_COMMENT = re.compile(r"/\*.*?\*/")  # long tuples number their elements: /*index=5*/
 
 
 @dataclass(frozen=True)
@@ -265,43 +262,3 @@ def origin(operation: str, layers: Collection[str], optimizer: str | None) -> tu
         return None, OPTIMIZER
     path = [piece for piece in pieces if piece in layers]
     return "/".join(path) or None, BACKWARD if "transpose(" in operation else FORWARD
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One kind of exchange: how many operations, the bytes that they put out on a device, and the largest's."""
-
-    kind: str
-    count: int
-    bytes: int
-    largest: int
-
-    def __str__(self) -> str:
-        largest = f", the largest {self.largest:,} B" if self.count > 1 else ""
-        return f"{self.count} {self.kind} ({self.bytes:,} B{largest})"
-
-
-def collectives(module: str) -> tuple[Collective, ...]:
-    """Return the exchanges of an optimised module, those that move most first.
-
-    An operation inside a loop counts once. An operation that only starts (`all-gather-start`) puts out its inputs
-    beside its outputs; of those that is the larger part that counts.
-
-    Examples:
-        >>> collectives("  %all-reduce.1 = f32[4,8]{1,0} all-reduce(%a), replica_groups={{0,1}}")
-        (Collective(kind='all-reduce', count=1, bytes=128, largest=128),)
-    """
-    sizes: dict[str, list[int]] = {}
-    for shape, kind, start in _COLLECTIVE.findall(_COMMENT.sub("", module)):
-        sizes.setdefault(kind, []).append(_started(shape, kind) if start else shape_bytes(shape))
-    found = (Collective(kind, len(each), sum(each), max(each)) for kind, each in sizes.items())
-    return tuple(sorted(found, key=lambda each: -each.bytes))
-
-
-def _started(shape: str, kind: str) -> int:
-    """Return the bytes that come out of an operation whose shape lists what went in as well."""
-    if kind == "all-reduce":  # done in place: the shape is the result's
-        return shape_bytes(shape)
-    parts = re.findall(r"[a-z]+\d*[a-z0-9]*\[[\d,]*\]", shape)
-    half = len(parts) // 2
-    return max(sum(map(shape_bytes, parts[:half])), sum(map(shape_bytes, parts[half : 2 * half])))

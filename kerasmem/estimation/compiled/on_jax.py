@@ -3,88 +3,59 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import threading
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from kerasmem.errors import KerasmemError, UsageError, first_line
+from kerasmem.errors import KerasmemError, first_line
 from kerasmem.estimation.compiled.hlo import assigned_bytes, live_buffers, operation_names, origin, peak_of
 from kerasmem.estimation.compiled.planned import instant_of
-from kerasmem.models.inputs import model_inputs
-from kerasmem.models.opening import OpenedModel
-from kerasmem.models.own_step import has_own_step
-from kerasmem.models.request import ModelRequest
-from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
-from kerasmem.models.training import with_replaced
+from kerasmem.models.backend import import_keras
+from kerasmem.models.symbolic_step import SymbolicStep
 from kerasmem.processes.task import ChildFailure
 
 _POLL_SECONDS = 0.05
 
 
-def requested_step(opened: OpenedModel, request: ModelRequest, way_out: str) -> SymbolicStep:
-    """Return the step of a model that another process, which runs on TensorFlow, asks about.
+def lower(step: SymbolicStep, device: Any) -> tuple[Any, dict[str, Any]]:
+    """Lower a step for one device.
 
-    Args:
-        opened: the model and its training.
-        request: how it is to be trained.
-        way_out: what a user can do where the model has a step of its own.
-
-    Raises:
-        ModelError: Keras refuses.
-        UsageError: the model brings a training step of its own, or its batch size contradicts the request.
-    """
-    model = opened.model
-    structure, inputs = model_inputs(model, request.input_shapes())
-    fixed = {each.shape[0] for each in inputs if each.shape[0] is not None}
-    if len(fixed) > 1 or fixed - {request.batch_size}:
-        raise UsageError(f"batch_size {request.batch_size}: the model's inputs fix the batch at {sorted(fixed)}")
-    if request.mode != "inference" and has_own_step(model):
-        raise UsageError(f"model {model.name!r} has a train_step of its own, written for TensorFlow: {way_out}")
-    training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
-    return symbolic_step(model, training, structure, inputs, request.batch_size, request.mode)
-
-
-def shaped(tensor: Any, sharding: Any) -> Any:
-    """Return the shape and dtype that JAX gives a Keras tensor, placed on its device or devices."""
-    import jax
-
-    return jax.ShapeDtypeStruct(tuple(tensor.shape), jax.dtypes.canonicalize_dtype(tensor.dtype), sharding=sharding)
-
-
-def lower(step: SymbolicStep, state: Any, data: Any, way_out: str = "", **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the step in the compiler's language, and of its plan "arguments" (bytes on a device by group) and "notes".
-
-    The step's state is given up to it where it makes a new one.
+    Keras's trainer donates the state to a step that returns a new one; so does this.
 
     Args:
         step: the step.
-        state: its variables' shapes, placed.
-        data: the batch's, placed.
-        way_out: what a user can do where JAX cannot trace the step.
-        **options: of `jax.jit`, for a step that makes a new state.
+        device: JAX's, or a description of one.
+
+    Returns:
+        The lowered step, and of its plan "arguments" (sizes in bytes by group) and "notes".
 
     Raises:
-        ChildFailure: the step cannot be traced on JAX.
+        ChildFailure: If JAX cannot trace the step.
     """
     import jax
 
-    options = {} if step.keeps_state else {"donate_argnums": 0, **options}
+    place = jax.sharding.SingleDeviceSharding(device)
+
+    def shaped(tensor: Any) -> Any:
+        dtype = jax.dtypes.canonicalize_dtype(tensor.dtype)
+        return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype, sharding=place)
+
+    state, data = import_keras().tree.map_structure(shaped, (step.state(), step.data))
+    options = {} if step.keeps_state else {"donate_argnums": 0}
     try:
         lowered = jax.jit(step.function, **options).lower(state, data)
     except KerasmemError:
         raise
     except Exception as error:
-        reason = f"the step cannot be traced on JAX: {type(error).__name__}: {first_line(error)}{way_out}"
-        raise ChildFailure(reason) from error
+        raise ChildFailure(f"the step cannot be traced on JAX: {type(error).__name__}: {first_line(error)}") from error
     groups = zip((*step.variables, "inputs"), (*state, data), strict=True)
     arguments = {name: [_bytes(leaf) for leaf in jax.tree.leaves(group)] for name, group in groups}
     return lowered, {"arguments": arguments, "notes": list(step.notes)}
 
 
 def _bytes(spec: Any) -> int:
-    return int(spec.dtype.itemsize * math.prod(spec.sharding.shard_shape(spec.shape)))
+    return int(spec.dtype.itemsize * math.prod(spec.shape))
 
 
 def dump_to(folder: str) -> dict[str, Any]:
@@ -102,17 +73,6 @@ def compile_lowered(lowered: Any, options: dict[str, Any], where: str) -> Any:
         return lowered.compile(compiler_options=options)
     except Exception as error:
         raise ChildFailure(f"XLA does not compile the step for {where}: {first_line(error)}") from error
-
-
-def compile_once(lowered: Any, options: dict[str, Any], where: str, step: SymbolicStep) -> tuple[Any, dict[str, Any]]:
-    """Compile a lowered step, and return it with the plan's bytes and what lives at its peak.
-
-    Raises:
-        ChildFailure: XLA refuses.
-    """
-    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
-        compiled = compile_lowered(lowered, {**dump_to(folder), **options}, where)
-        return compiled, {**planned_bytes(compiled), **at_peak(compiled.as_text(), folder, step)}
 
 
 def compile_until_assigned(

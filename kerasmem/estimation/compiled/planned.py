@@ -92,7 +92,6 @@ class CompiledPlan(Record, what="plan"):
         total: int,
         rows: frozenset[str],
         weights: Weights,
-        whole: Mapping[str, Sequence[int]] | None = None,
     ) -> Shares:
         """Return the bytes at the peak by category, and by layer.
 
@@ -101,7 +100,6 @@ class CompiledPlan(Record, what="plan"):
             total: bytes in use at the peak.
             rows: names of the layers in the report.
             weights: of the model, in its order; they are shared out where the plan has the same ones.
-            whole: by group the bytes of the plan's weights where a device has less than all of each.
         """
         shares = Shares()
         for group, sizes in self.arguments.items():
@@ -117,8 +115,8 @@ class CompiledPlan(Record, what="plan"):
         shares.add(left, "workspace")
         shares.fill(total)
         for group, of_model in weights.items():
-            if [size for size, _ in of_model] == list((whole or self.arguments).get(group, ())):
-                for (_, row), size in zip(of_model, self.arguments.get(group, ()), strict=True):
+            if [size for size, _ in of_model] == list(self.arguments.get(group, ())):
+                for size, row in of_model:
                     if row is not None:
                         shares.layers[row] += size
         return shares
@@ -132,7 +130,6 @@ class OwnPlan(CompiledPlan, PlannedBytes, what="compiled plan"):
         self,
         rows: Collection[str] = (),
         weights: Weights | None = None,
-        whole: Mapping[str, Sequence[int]] | None = None,
         unmodelled: tuple[Unmodelled, ...] = (),
         notes: Sequence[str] = (),
         scratch: Scratch = NO_SCRATCH,
@@ -146,7 +143,6 @@ class OwnPlan(CompiledPlan, PlannedBytes, what="compiled plan"):
         Args:
             rows: names of the layers in the report.
             weights: for "trainable" and "non_trainable" each weight's bytes and row, in the model's order.
-            whole: by group the bytes of the weights where a device has less than all of each.
             unmodelled: what the plan does not contain.
             notes: how it was obtained.
             scratch: what kernels take beside the plan.
@@ -154,7 +150,7 @@ class OwnPlan(CompiledPlan, PlannedBytes, what="compiled plan"):
         asking, names, spread = self.requests(self), frozenset(rows), SPREAD["xla"]
         planned = sum(-(-size // GRAIN) * GRAIN for _, size in asking)
         total, limit = planned + scratch.copied, smallest_limit(asking)
-        shares = self.divided(self, planned, names, weights or {}, whole)
+        shares = self.divided(self, planned, names, weights or {})
         shares.add(scratch.copied, "workspace")
         return Outcome(
             "xla", "xla", total, int(total * (1 - spread)),

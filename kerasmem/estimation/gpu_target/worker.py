@@ -14,12 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from kerasmem.errors import MissingExtraError, first_line
+from kerasmem.errors import MissingExtraError, UsageError, first_line
 from kerasmem.estimation.compiled import on_jax
 from kerasmem.estimation.compiled.hlo import convolution_bytes, is_recomputed
 from kerasmem.models.backend import import_keras
+from kerasmem.models.inputs import model_inputs
+from kerasmem.models.opening import OpenedModel
+from kerasmem.models.own_step import has_own_step
 from kerasmem.models.request import ModelRequest, open_request
-from kerasmem.models.symbolic_step import SymbolicStep
+from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
+from kerasmem.models.training import with_replaced
 from kerasmem.processes.task import ChildFailure, serve
 
 FEATURE, EXTRA = "compiling for a GPU that is not there", "gpu-targets"
@@ -50,19 +54,32 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
     request = ModelRequest.from_dict(data["model"])
     options = {"xla_gpu_cuda_data_dir": cuda_folder(), **_ONE_THREAD}
     with open_request(request) as opened:
-        import jax
-
-        step = on_jax.requested_step(opened, request, WAY_OUT)
-        place = jax.sharding.SingleDeviceSharding(_device(data["target"]))
-        given = (step.state(), step.data)
-        state, batch = import_keras().tree.map_structure(lambda tensor: on_jax.shaped(tensor, place), given)
-        lowered, described = on_jax.lower(step, state, batch)
+        step = _requested_step(opened, request)
+        lowered, described = on_jax.lower(step, _device(data["target"]))
     return {
         **described,
         **_compile_all(lowered, options, data["has_triton"], step, data["folder"]),
         "seconds": time.monotonic() - begin,
         "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
+
+
+def _requested_step(opened: OpenedModel, request: ModelRequest) -> SymbolicStep:
+    """Return the step of a model that runs on TensorFlow in the process that asks.
+
+    Raises:
+        ModelError: If Keras refuses.
+        UsageError: If the model has a training step of its own, or its batch size contradicts the request.
+    """
+    model = opened.model
+    structure, inputs = model_inputs(model, request.input_shapes())
+    fixed = {each.shape[0] for each in inputs if each.shape[0] is not None}
+    if len(fixed) > 1 or fixed - {request.batch_size}:
+        raise UsageError(f"batch_size {request.batch_size}: the model's inputs fix the batch at {sorted(fixed)}")
+    if request.mode != "inference" and has_own_step(model):
+        raise UsageError(f"model {model.name!r} has a train_step of its own, written for TensorFlow: {WAY_OUT}")
+    training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
+    return symbolic_step(model, training, structure, inputs, request.batch_size, request.mode)
 
 
 def load_libraries() -> None:

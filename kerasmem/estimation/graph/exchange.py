@@ -117,5 +117,7 @@ def with_exchange(outcome: Outcome, replicas: int, found: Exchanged) -> Outcome:
 
 def not_exchanged(outcome: Outcome) -> Outcome:
     """Return the outcome of a method that knows one device only, with what it leaves out named."""
-    why = f"{outcome.method} looks at one device; --method graph has the buffers in which replicas exchange gradients"
+    why = (
+        f"{outcome.method} looks at one device; graph has the buffers in which TensorFlow's replicas exchange gradients"
+    )
     return replace(outcome, unmodelled=(*outcome.unmodelled, Unmodelled("exchange of gradients", why)))

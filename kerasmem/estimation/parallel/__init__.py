@@ -1,1 +1,0 @@
-"""Bytes per device past one device: replicas that exchange gradients, weights or optimizer states in shards."""
