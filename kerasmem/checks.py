@@ -6,56 +6,21 @@ the name, the value and what is wanted.
 
 from __future__ import annotations
 
-import functools
 import os
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from kerasmem.errors import UsageError
 
 T = TypeVar("T")
 _MOST_SAMPLES = 2**31 - 1  # of a batch: TensorFlow counts them in 32 bits
-Called = TypeVar("Called", bound=Callable[..., Any])
 
 # The words that arguments of several rooms and options take; `typing.get_args` gives them.
 Method = Literal["auto", "formula", "graph", "xla", "gpu-target", "probe"]
 Mode = Literal["train", "evaluate", "inference"]
 SplitAs = Literal["files", "groups"]
 Color = Literal["rgb", "rgba", "gray"]
-
-
-def former_names(**names: str) -> Callable[[Called], Called]:
-    """Return a decorator that lets former names of arguments go on working, with a warning.
-
-    Args:
-        **names: former name = the name now.
-
-    Examples:
-        >>> @former_names(every="save_freq")
-        ... def save(*, save_freq=1): return save_freq
-        >>> import warnings
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
-        ...     print(save(every=3), caught[0].message)
-        3 every= is called save_freq now
-    """
-
-    def decorate(function: Called) -> Called:
-        @functools.wraps(function)
-        def call(*arguments: Any, **given: Any) -> Any:
-            for old in names.keys() & given.keys():
-                new = names[old]
-                if new in given:
-                    raise UsageError(f"{old} and {new} are the same: give {new} alone")
-                warnings.warn(f"{old}= is called {new} now", FutureWarning, stacklevel=2)
-                given[new] = given.pop(old)
-            return function(*arguments, **given)
-
-        return cast("Called", call)
-
-    return decorate
 
 
 def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:

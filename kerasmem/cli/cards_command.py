@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kerasmem.checks import Method
-from kerasmem.cli.guarded_command import GuardedCommand
+from kerasmem.cli.command import GuardedCommand
 from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError

@@ -1,32 +1,36 @@
-"""What all commands and groups have in common: `--quiet`, and help with options in panels and examples at its end."""
+"""Base classes of commands: help in panels, examples at its end, and work in a child process with limits."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from kerasmem.checks import nearest
-from kerasmem.cli.vocabulary import FIRST, QUIET, make_option
+from kerasmem.cli.options import FIRST, make_option
+from kerasmem.cli.terminal import QUIET
+from kerasmem.errors import KerasmemError
 from kerasmem.files import package_data
 
-# group → its commands, in the order in which a user meets them, each with the line that the group's help shows
+# group → its commands in the order of help, each with its line there
 COMMANDS_OF: dict[str, dict[str, str]] = package_data(__package__, "commands")
-_LAST = ("Output", "Limits", "Help")  # panels; the others stand before them, as they come
-_EXAMPLES = "Examples:\n"  # what stands in a docstring from here on is shown last, laid out as it is
+_LAST = ("Output", "Limits", "Help")  # panels at the end of help
+_EXAMPLES = "Examples:\n"
+_INPUTS = ("file", "files", "models", "model", "a", "sources", "factory")  # parameters that name a command's input
 
 
 class Command(click.Command):
     """A command with `--quiet`, whose help lists options in panels."""
 
     def __init__(self, *names: Any, **options: Any) -> None:
-        super().__init__(*names, **_parted(options))
+        super().__init__(*names, **_with_examples(options))
         self.params.append(make_option("--quiet", is_eager=True, expose_value=False, callback=_be_quiet))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -34,60 +38,114 @@ class Command(click.Command):
         _write_options(self, ctx, formatter)
 
 
-class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is used, so that help stays instant.
+class GuardedCommand(Command):
+    """A command that reads files of unknown origin in a child process with limits of time and memory.
+
+    Adds `--time-limit` and `--memory-limit`.
 
     Args:
-        lines: command → the line that the group's help shows, in the order of that.
-        module: under kerasmem.cli, with a function for each command; "" where each has a module of its own.
+        *names: as for `click.Command`.
+        seconds: default of `--time-limit`; None for no limit.
+        parted: tells from the parameters whether the command starts processes itself and holds each of them to the
+            limits. They are then its parameter `limits`, which is None otherwise.
+        **options: as for `click.Command`.
+    """
+
+    def __init__(
+        self,
+        *names: Any,
+        seconds: float | None = 1800,
+        parted: Callable[[Mapping[str, Any]], bool] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*names, **options)
+        self._parted = parted
+        self.params += [make_option("--time-limit", default=seconds), make_option("--memory-limit")]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, in a child if this is a program of its own."""
+        from kerasmem.processes.children import Limits
+        from kerasmem.processes.guarding import GuardedFailure, go_on_in_child
+
+        seconds, size = ctx.params.pop("time_limit"), ctx.params.pop("memory_limit")
+        limits = Limits(seconds, _memory(size))
+        if self._parted is not None:
+            is_parted = self._parted(ctx.params)
+            ctx.params["limits"] = limits if is_parted else None
+            if is_parted:
+                return super().invoke(ctx)
+        # `main` called from Python stays in its process, which may have loaded TensorFlow and have threads.
+        if not ctx.find_root().obj or threading.active_count() > 1 or not hasattr(os, "fork"):
+            return super().invoke(ctx)
+        file = _input(ctx.params)
+        try:
+            code = go_on_in_child(f"reading {file}", limits)
+        except KeyboardInterrupt:
+            _show_cursor()
+            raise
+        except GuardedFailure as failure:
+            _show_cursor()
+            told = str(failure) if file in failure.stage else f"while {failure.stage} of {file}: {failure.reason}"
+            option = "--time-limit" if failure.timed_out else "--memory-limit"
+            fix = "" if failure.crashed else f", and {option} allows one that you trust more"
+            raise KerasmemError(f"{told}; a damaged or hostile file can do that{fix}") from None
+        if code is not None:
+            return code
+        try:
+            return super().invoke(ctx)
+        finally:
+            gc.freeze()  # this process ends, and would first look for circles in all that TensorFlow holds
+
+
+class LazyGroup(click.Group):
+    """A group that imports the module of a command when the command is used, so that help stays instant.
+
+    Args:
+        lines: command → its line in the help of the group, in that order.
+        module: under kerasmem.cli, with a function for each command; "" if each has a module of its own.
         **options: as for `click.Group`.
     """
 
     def __init__(self, *, lines: Mapping[str, str], module: str = "", **options: Any) -> None:
-        super().__init__(**_parted(options))
+        super().__init__(**_with_examples(options))
         self._lines, self._module = lines, module
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order in which a user meets them."""
+        """List the commands in the order of help."""
         return list(self._lines)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return one command."""
+        """Import a command."""
         if cmd_name not in self._lines:
             return None
         module = self._module or f"{cmd_name.replace('-', '_')}_command"
-        found = importlib.import_module(f"kerasmem.cli.{module}")
-        command: click.Command = getattr(found, cmd_name if self._module else "command")
+        imported = importlib.import_module(f"kerasmem.cli.{module}")
+        command: click.Command = getattr(imported, cmd_name if self._module else "command")
         return command
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands, without importing any, and the options."""
-        _write_panel(formatter, "Commands", list(self._lines.items()))
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._lines.items()))
         _write_options(self, ctx, formatter)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the commands that begin with what was typed, without importing any."""
-        found = [CompletionItem(name, help=line) for name, line in self._lines.items() if name.startswith(incomplete)]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command named, or fail with the names there are."""
+        """Find the command named, or fail with the names there are."""
         if args and args[0] not in self._lines and not args[0].startswith("-"):
             ctx.fail(f"no command {args[0]!r}; there are: {', '.join(self._lines)}{nearest(args[0], self._lines)}")
         return super().resolve_command(ctx, args)
 
 
-def _parted(options: dict[str, Any]) -> dict[str, Any]:
-    """Return a command's options with the examples in its docstring where click shows them, laid out as they are."""
+def _with_examples(options: dict[str, Any]) -> dict[str, Any]:
+    """Move the examples of a docstring to the end of help, laid out as they are."""
     text, begin, examples = inspect.cleandoc(options.get("help") or "").partition(_EXAMPLES)
     shown = f"\b\n{begin}{examples}".replace("\n\n", "\n\n\b\n") if begin else None
     return {**options, "help": text, "epilog": shown}
 
 
 def _write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write a command's options, a panel for each subject."""
     panels: dict[str, list[tuple[str, str]]] = {FIRST: []}
     for each in command.get_params(ctx):
         if isinstance(each, click.Option) and (record := each.get_help_record(ctx)):
@@ -95,31 +153,29 @@ def _write_options(command: click.Command, ctx: click.Context, formatter: click.
     for title in _LAST:
         panels[title] = panels.pop(title, [])
     for title, records in panels.items():
-        _write_panel(formatter, title, records)
-
-
-def _write_panel(formatter: click.HelpFormatter, title: str, records: list[tuple[str, str]]) -> None:
-    """Write a list, if it is not empty, under its heading; in a frame on a terminal."""
-    if not records:
-        return
-    if not sys.stdout.isatty():
-        with formatter.section(title):
-            formatter.write_dl(records)
-        return
-    plain = "NO_COLOR" in os.environ
-
-    def styled(text: str, **look: Any) -> str:
-        return text if plain else click.style(text, **look)
-
-    inside = click.HelpFormatter(width=formatter.width - 4)
-    inside.write_dl([(styled(names, fg="cyan"), text) for names, text in records])
-    room = formatter.width - 2
-    formatter.write("" if formatter.getvalue().endswith("╯\n") else "\n")
-    formatter.write(f"╭─ {styled(title, bold=True)} {'─' * (room - len(title) - 3)}╮\n")
-    for line in inside.getvalue().rstrip("\n").split("\n"):
-        formatter.write(f"│ {line}{' ' * (room - 2 - len(click.unstyle(line)))} │\n")
-    formatter.write(f"╰{'─' * room}╯\n")
+        if records:
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 def _be_quiet(ctx: click.Context, option: click.Parameter, value: bool) -> None:
     ctx.meta[QUIET] = value
+
+
+def _input(parameters: Mapping[str, Any]) -> str:
+    """Return the first thing that a command reads."""
+    named = next((parameters[name] for name in _INPUTS if parameters.get(name)), "")
+    return str(named if isinstance(named, str) else named[0])
+
+
+def _show_cursor() -> None:
+    """Restore a terminal whose cursor the spinner of a child has hidden."""
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K\x1b[?25h", nl=False, err=True)
+
+
+def _memory(size: str | None) -> int:
+    from kerasmem.devices.limits import default_memory_limit
+    from kerasmem.units import parse_size
+
+    return default_memory_limit() if size is None else parse_size(size, field="--memory-limit")

@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import call_arguments, check_options, json_object, model_options, worst
+from kerasmem.cli.command import GuardedCommand
+from kerasmem.cli.options import call_arguments, check_options, json_object, model_options, option, worst
 from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_result, spinner
-from kerasmem.cli.vocabulary import option
 from kerasmem.errors import InputError, UsageError
 
 _MOST_ON_A_SCREEN = 25  # layers

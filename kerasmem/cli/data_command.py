@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from kerasmem.cli.command import COMMANDS_OF, LazyGroup
-from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import FILE, TRUST, WRITING, read_columns
+from kerasmem.cli.command import COMMANDS_OF, GuardedCommand, LazyGroup
+from kerasmem.cli.options import FILE, TRUST, WRITING, all_of, option
 from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result
-from kerasmem.cli.vocabulary import all_of, option
+from kerasmem.errors import UsageError
 
 COMMANDS = COMMANDS_OF["kerasmem data"]
 
@@ -76,7 +76,7 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
     from kerasmem import data
     from kerasmem.rendering.data_tables import conversion_table
 
-    wanted = read_columns(columns)
+    wanted = _read_columns(columns)
     with quiet_tensorflow(), progress_bar() as progress:
         done = data.convert(sources, columns=wanted, progress=progress, **options)
     show_result(done, as_json, conversion_table)
@@ -101,7 +101,7 @@ def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -
     from kerasmem.rendering.data_tables import repacking_table
 
     with progress_bar() as progress:
-        done = data.repack(file, columns=read_columns(columns), progress=progress, **options)
+        done = data.repack(file, columns=_read_columns(columns), progress=progress, **options)
     show_result(done, as_json, repacking_table)
 
 
@@ -128,9 +128,24 @@ def stats(file: str, datasets: tuple[str, ...], scale: str, as_json: bool, **opt
     show_result(found, as_json, stats_table)
 
 
-def _read_scale(text: str) -> float:
-    from kerasmem.errors import UsageError
+def _read_columns(texts: Sequence[str]) -> dict[str, list[str]] | None:
+    """Return what --columns says, by name of the dataset.
 
+    Raises:
+        UsageError: a text is no NAME=COLUMN,...
+    """
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, columns = text.partition("=")
+        if not equals or not name or not all(columns.split(",")):
+            raise UsageError(f"--columns: {text!r} is not NAME=COLUMN,COLUMN; write for example x='pixel*' or y=label")
+        if name in found:
+            raise UsageError(f"--columns: {name!r} is given twice; list its columns in one option")
+        found[name] = columns.split(",")
+    return found or None
+
+
+def _read_scale(text: str) -> float:
     above, _, below = text.partition("/")
     try:
         return float(above) / float(below or "1")

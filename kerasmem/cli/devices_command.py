@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from kerasmem.cli.command import Command
+from kerasmem.cli.options import all_of
 from kerasmem.cli.terminal import show_json, show_text
-from kerasmem.cli.vocabulary import all_of
 
 
 @click.command("devices", cls=Command)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from kerasmem.cli.command import Command
+from kerasmem.cli.options import all_of, option
 from kerasmem.cli.terminal import show_result, spinner
-from kerasmem.cli.vocabulary import all_of, option
 
 
 @click.command("doctor", cls=Command)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.guarded_command import GuardedCommand
+from kerasmem.cli.command import GuardedCommand
 from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, worst
 from kerasmem.cli.terminal import is_terminal, progress_bar, quiet_tensorflow, show_json, show_text, spinner
 from kerasmem.errors import UsageError

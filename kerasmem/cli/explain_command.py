@@ -7,8 +7,8 @@ import sys
 import click
 
 from kerasmem.cli.command import Command
+from kerasmem.cli.options import option
 from kerasmem.cli.terminal import show_result
-from kerasmem.cli.vocabulary import option
 
 
 @click.command("explain", cls=Command)

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options
+from kerasmem.cli.command import GuardedCommand
+from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, option
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
-from kerasmem.cli.vocabulary import option
 
 REAL_STEPS = ("confirm", "margin", "samples", "steps", "timeout")
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
+from kerasmem.cli.command import GuardedCommand
 from kerasmem.cli.estimate_command import show_report
-from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import call_arguments, check_options, model_options
+from kerasmem.cli.options import call_arguments, check_options, model_options, option
 from kerasmem.cli.terminal import quiet_tensorflow, spinner
-from kerasmem.cli.vocabulary import option
 
 
 @click.command("measure", cls=GuardedCommand, seconds=7200)

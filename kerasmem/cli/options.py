@@ -1,25 +1,139 @@
-"""What commands share: groups of options, what they come to as arguments, saved reports, exit codes."""
+"""Options of the commands, each described once in `data/vocabulary.json`: panel → name → meaning.
+
+`short` and `off` are its other spellings, `name` its name in Python if that differs, and `type` one of `_TYPES`. All
+else is as for `click.Option`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from kerasmem.checks import batch_size
-from kerasmem.cli.vocabulary import Decorator, all_of, option
+from kerasmem.checks import Color, Method, Mode, SplitAs, batch_size, nearest
 from kerasmem.errors import UsageError
+from kerasmem.files import package_data
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+FIRST = "Options"  # the panel of a command's own options
 EXIT_CODES = {
     "fits": 0, "within the limit": 0, "does not fit": 3, "exceeds the limit": 3, "too close to call": 4,
 }  # fmt: skip
 _SEVERITY = (0, 4, 3)
+_UNSAID = ("x>=0", "x>=1", "x>0")  # ranges that help leaves out
 _LARGEST = 64 * 2**20
-_LOGS = (b'{"kind"', b'{"kind ')  # how a log begins, each of whose lines is an object
+_LOGS = (b'{"kind"', b'{"kind ')  # the beginning of a log, each of whose lines is an object
+
+
+class Choice(click.Choice[str]):
+    """One of some words; the message about another one names the nearest."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Add the nearest word to the message."""
+        return super().get_invalid_choice_message(value, ctx).rstrip(".") + (nearest(value, self.choices) or ".")
+
+
+class Count(click.IntRange):
+    """A whole number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert a text to the number."""
+        try:
+            int(value)
+        except ValueError:
+            is_list = "," in value and ctx is not None and any(each.name == "grid" for each in ctx.command.params)
+            several = f" Several: --grid {param.name}={value}" if is_list and param is not None else ""
+            self.fail(f"{value!r} is not a whole number.{several}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_TYPES: dict[str, Any] = {
+    "count": Count(min=1),
+    "whole": Count(min=0),
+    "number": click.FLOAT,
+    "seconds": click.FloatRange(min=0, min_open=True),
+    "seconds or 0": click.FloatRange(min=0),
+    "share": click.FloatRange(0, 1, max_open=True),
+    "file": click.Path(),
+    "output": click.Path(dir_okay=False),
+    "folder": click.Path(file_okay=False),
+    "order": Choice(["order", "size"]),
+    "method": Choice(get_args(Method)),
+    "mode": Choice(get_args(Mode)),
+    "parts": Choice(get_args(SplitAs)),
+    "backend": Choice(["tensorflow", "jax"]),
+    "color": Choice(get_args(Color)),
+}
+_METAVARS = {"count": "N", "whole": "N", "seconds": "SECONDS", "output": "FILE", "folder": "FOLDER"}
+_VOCABULARY: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (panel, meaning)
+    for panel, options in package_data(__package__, "vocabulary").items()
+    for name, meaning in options.items()
+}
+
+
+class Option(click.Option):
+    """An option in a panel of the help.
+
+    Args:
+        *names: as for `click.Option`.
+        panel: the heading under which help lists it.
+        **options: as for `click.Option`.
+    """
+
+    def __init__(self, *names: Any, panel: str = FIRST, **options: Any) -> None:
+        super().__init__(*names, **options)
+        self.panel = panel
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Return the brackets of help: a default in plain words, and no self-evident range."""
+        extra = super().get_help_extra(ctx)
+        if isinstance(self.show_default, str):
+            extra["default"] = self.show_default
+        if extra.get("range") in _UNSAID:
+            del extra["range"]
+        return extra
+
+
+def make_option(name: str, **more: Any) -> Option:
+    """Make an option of the vocabulary.
+
+    Args:
+        name: its long name.
+        **more: settings of one command, such as its default.
+    """
+    panel, meaning = _VOCABULARY[name]
+    words = {**meaning, **more}
+    kind, off = words.pop("type", None), words.pop("off", None)
+    spelled = [words.pop("short", None), f"{name}/{off}" if off else name, words.pop("name", None)]
+    if not (words.get("is_flag") or off or words.get("required") or words.get("default") is not None):
+        words.setdefault("show_default", "none")
+    if kind is not None:
+        words.update(type=_TYPES[kind], metavar=words.get("metavar", _METAVARS.get(kind)))
+    if off:
+        words.setdefault("default", None)
+    return Option([each for each in spelled if each], panel=panel, **words)
+
+
+def option(name: str, **more: Any) -> Decorator:
+    """Return a decorator that adds an option of the vocabulary; the arguments are as for `make_option`."""
+    return click.option(name, cls=lambda names, **words: make_option(*names, **words), **more)  # type: ignore[arg-type]
+
+
+def all_of(*options: Decorator | str) -> Decorator:
+    """Return a decorator that adds several options in the order of help; a name stands for its option."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for each in reversed(options):
+            function = (option(each) if isinstance(each, str) else each)(function)
+        return function
+
+    return decorate
+
 
 ONE_MODEL: tuple[Decorator, ...] = (click.argument("model", required=False),)
 
@@ -43,7 +157,7 @@ FILE: tuple[Decorator | str, ...] = (click.argument("file", type=click.Path()), 
 WRITING: tuple[Decorator | str, ...] = (
     option("--output", required=True), "--columns", "--drop", "--batch-size", "--shuffle", "--seed", "--compression",
     "--verify", "--force", "--engine", "--part-size", TRUST,
-    option("--memory-budget", default="512MiB", former="--memory"), "--json",
+    option("--memory-budget", default="512MiB"), "--json",
 )  # fmt: skip
 
 
@@ -115,23 +229,6 @@ def call_arguments(options: dict[str, Any]) -> dict[str, Any]:
 def worst(verdicts: Iterable[str]) -> int:
     """Return the exit code of the worst of some verdicts: does not fit, too close to call, fits."""
     return max((EXIT_CODES[each] for each in verdicts), key=_SEVERITY.index, default=0)
-
-
-def read_columns(texts: Sequence[str]) -> dict[str, list[str]] | None:
-    """Return what --columns says, by name of the dataset.
-
-    Raises:
-        UsageError: a text is no NAME=COLUMN,...
-    """
-    found: dict[str, list[str]] = {}
-    for text in texts:
-        name, equals, columns = text.partition("=")
-        if not equals or not name or not all(columns.split(",")):
-            raise UsageError(f"--columns: {text!r} is not NAME=COLUMN,COLUMN; write for example x='pixel*' or y=label")
-        if name in found:
-            raise UsageError(f"--columns: {name!r} is given twice; list its columns in one option")
-        found[name] = columns.split(",")
-    return found or None
 
 
 def json_object(path: str) -> dict[str, Any] | None:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options
+from kerasmem.cli.command import GuardedCommand
+from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, option
 from kerasmem.cli.terminal import quiet_tensorflow, show_json, show_text, spinner
-from kerasmem.cli.vocabulary import option
 from kerasmem.errors import UsageError
 from kerasmem.files import write_named
 

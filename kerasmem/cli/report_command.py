@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kerasmem.cli.guarded_command import GuardedCommand
-from kerasmem.cli.options import json_object
+from kerasmem.cli.command import GuardedCommand
+from kerasmem.cli.options import all_of, json_object
 from kerasmem.cli.terminal import show_json, show_text
-from kerasmem.cli.vocabulary import all_of
 from kerasmem.errors import InputError, UsageError
 from kerasmem.files import write_named
 

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import Command
-from kerasmem.cli.vocabulary import all_of, is_quiet, option
+from kerasmem.cli.options import all_of, option
+from kerasmem.cli.terminal import is_quiet
 
 
 @click.command(

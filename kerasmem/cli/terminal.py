@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kerasmem.cli.vocabulary import is_quiet
-
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress, ProgressColumn
 
+QUIET = "kerasmem.quiet"  # in the context of a command: show neither progress nor warnings
 _LOOK: dict[str, Any] = {"emoji": False, "markup": False, "highlight": False}
 
 
@@ -149,6 +148,12 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None] | None]:
             progress.update(task, description=printable(text, 60), completed=done, total=total or None)
 
         yield update
+
+
+def is_quiet() -> bool:
+    """Return whether the command that runs shows neither progress nor warnings."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(QUIET))
 
 
 def _is_watched() -> bool:

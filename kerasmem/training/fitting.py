@@ -28,7 +28,6 @@ from kerasmem.training.steps.packing import refuse_in_worker
 from kerasmem.training.trainer import SaveCallback, Trainer, load_saved
 
 
-@checks.former_names(every="save_freq")
 def fit(
     model: Any,
     # as those of Keras's `Model.fit`
@@ -143,7 +142,7 @@ def _fit_on_jax(model: Any, arguments: dict[str, Any], options: FitOptions) -> A
         warnings.warn(
             f"kerasmem.fit on JAX takes no step again that runs out of memory; {_ON_TENSORFLOW}",
             RuntimeWarning,
-            stacklevel=4,  # past the wrapper that knows former names
+            stacklevel=3,
         )
     elif not isinstance(data, H5ChunkSequence):
         raise UsageError(

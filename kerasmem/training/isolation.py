@@ -66,7 +66,6 @@ class IsolatedRun:
         return {"format_version": FORMAT_VERSION, **data, "diagnosis": diagnosis}
 
 
-@checks.former_names(memory_limit="device_memory_limit")
 def run_isolated(
     function: Callable[..., Any],
     /,

@@ -74,7 +74,6 @@ class ResumeTraining(SavingCallback):
         >>> history = model.fit(train, epochs=2, callbacks=[resume], verbose=0)
     """
 
-    @checks.former_names(every="save_freq")
     def __init__(
         self,
         path: str | os.PathLike[str],

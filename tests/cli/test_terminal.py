@@ -60,7 +60,7 @@ def test_a_spinner_on_a_terminal_only(program):
 
 def test_stages_are_named_and_quiet_is_silent(monkeypatch):
     from kerasmem.cli import cli as whole
-    from kerasmem.cli.vocabulary import QUIET
+    from kerasmem.cli.terminal import QUIET
     from kerasmem.processes.guarding import note_stage
 
     monkeypatch.setenv("TERM", "xterm")

@@ -299,17 +299,6 @@ def test_a_stream_that_gives_other_batches_is_refused(tmp_path):
         kerasmem.fit(small(), shuffled(lambda rows: rows.map(noisy)), **saving)
 
 
-def test_the_former_name_of_save_freq(tmp_path):
-    saving = {"checkpoint": tmp_path / "run.ckpt", "verbose": 0, "batch_size": 1}
-    with pytest.warns(FutureWarning, match="every= is called save_freq"), pytest.raises(KeyboardInterrupt):
-        kerasmem.fit(small(), X, X[:, :1], **saving, every=2, callbacks=[Stopped(4)])
-    model = small()
-    kerasmem.fit(model, X, X[:, :1], **saving)
-    assert int(model.optimizer.iterations) == ROWS
-    with pytest.warns(FutureWarning), pytest.raises(UsageError, match="save_freq: 0"):
-        kerasmem.fit(small(), X, X[:, :1], every=0)
-
-
 def test_divisors_of_pieces():
     divisors = Divisors()
     divisors.kinds = ["rows", "sum", "counted", "counted"]

@@ -203,13 +203,6 @@ def test_wrong_limits(options):
         run_isolated(len, (), **options)
 
 
-def test_the_former_name_of_the_devices_limit_warns():
-    with pytest.warns(FutureWarning, match="is called device_memory_limit"), pytest.raises(UsageError, match="device"):
-        run_isolated(len, (), memory_limit="lots")
-    with pytest.raises(UsageError, match="are the same"):
-        run_isolated(len, (), memory_limit="1GB", device_memory_limit="1GB")
-
-
 def test_other_backends_have_no_limit(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     with pytest.raises(UsageError, match="TensorFlow backend"):
