@@ -189,7 +189,7 @@ def many(folder: Path) -> str:
     )
     return run(
         "python nets.py; kerasmem estimate small.keras broken.keras nets.py:tower --grid batch_size=256,4096 "
-        "--device 500MB --engine processes=2",
+        "--device 500MB --workers 2",
         folder,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -23,6 +24,15 @@ def command() -> None:
       kerasmem data inspect train.h5
       kerasmem data convert x.npy y.npy -o train.h5 --shuffle
     """
+
+
+@contextlib.contextmanager
+def _working(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Take --workers and --dask out of the options; yield the executor and the progress as arguments."""
+    from kerasmem.processes.executors import open_executor
+
+    with open_executor(options.pop("workers"), options.pop("dask")) as executor, progress_bar() as progress:
+        yield {"executor": executor, "progress": progress}
 
 
 @click.command("inspect", cls=GuardedCommand)
@@ -59,8 +69,8 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
     SRC: .npy (NAME=PATH names it), .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a folder of
     images for each class. Sources with the same columns are read one after another, those with none in common side by
     side.
-    float64 becomes float32; a value that would become infinite is an error. With --engine, its workers write
-    part-00000.h5 and so on, and the output is their index.
+    float64 becomes float32; a value that would become infinite is an error. To NAME.index, the rows are written to
+    part-00000.h5 and so on beside it, in --workers processes or by a --dask cluster.
 
     Examples:
       kerasmem data convert x.npy y.npy -o train.h5
@@ -68,7 +78,7 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
       kerasmem data convert photos/ -o photos.h5 --image-size 224x224 --shuffle --split 0.8,0.1,0.1 --stratify y
       kerasmem data convert 'part-*.parquet' -o scans.h5 --split train=0.9,dev=0.1 --group patient --compression zstd
       kerasmem data convert cells.h5ad -o cells.h5 --columns x=X --columns y=obs/kind/codes
-      kerasmem data convert 'raw/*.parquet' -o s3://bucket/train.index --engine dask=tcp://host:8786
+      kerasmem data convert 'raw/*.parquet' -o s3://bucket/train.index --dask tcp://host:8786
 
     A run that was killed goes on where it was when the same command is given again.
     Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'
@@ -77,8 +87,8 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
     from kerasmem.rendering.data_tables import conversion_table
 
     wanted = _read_columns(columns)
-    with quiet_tensorflow(), progress_bar() as progress:
-        done = data.convert(sources, columns=wanted, progress=progress, **options)
+    with quiet_tensorflow(), _working(options) as working:
+        done = data.convert(sources, columns=wanted, **working, **options)
     show_result(done, as_json, conversion_table)
 
 
@@ -95,19 +105,19 @@ def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -
       kerasmem data repack slow.h5 -o fast.h5
       kerasmem data repack sorted.h5 -o mixed.h5 --shuffle
       kerasmem data repack large.h5 -o small.h5 --compression zstd:9 --verify
-      kerasmem data repack large.h5 -o parts/small.index --engine processes --part-size 256MiB
+      kerasmem data repack large.h5 -o parts/small.index --workers 4 --part-size 256MiB
     """
     from kerasmem import data
     from kerasmem.rendering.data_tables import repacking_table
 
-    with progress_bar() as progress:
-        done = data.repack(file, columns=_read_columns(columns), progress=progress, **options)
+    with _working(options) as working:
+        done = data.repack(file, columns=_read_columns(columns), **working, **options)
     show_result(done, as_json, repacking_table)
 
 
 @click.command("stats", cls=GuardedCommand, seconds=None)
 @click.argument("file", type=click.Path())
-@all_of("--dataset", "--scale", "--engine", TRUST, "--json")
+@all_of("--dataset", "--scale", "--workers", "--dask", TRUST, "--json")
 def stats(file: str, datasets: tuple[str, ...], scale: str, as_json: bool, **options: Any) -> None:
     """Print mean, variance, range and class weights of the datasets of FILE, and the lines that put them to use.
 
@@ -117,14 +127,14 @@ def stats(file: str, datasets: tuple[str, ...], scale: str, as_json: bool, **opt
       kerasmem data stats train.h5
       kerasmem data stats train.h5 --scale 1/255
       kerasmem data stats train.h5 --dataset images --dataset labels --json
-      kerasmem data stats train.index --engine ray
+      kerasmem data stats train.index --workers 8
     """
     from kerasmem import data
     from kerasmem.rendering.data_tables import stats_table
 
     factor = _read_scale(scale)
-    with progress_bar() as progress:
-        found = data.stats(file, list(datasets) or None, scale=factor, progress=progress, **options)
+    with _working(options) as working:
+        found = data.stats(file, list(datasets) or None, scale=factor, **working, **options)
     show_result(found, as_json, stats_table)
 
 
@@ -155,7 +165,7 @@ def _read_scale(text: str) -> float:
 
 @click.command("index", cls=GuardedCommand, seconds=None)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@all_of(option("--output", required=True), "--dataset", "--checksums", "--engine", TRUST, "--json")
+@all_of(option("--output", required=True), "--dataset", "--checksums", "--workers", "--dask", TRUST, "--json")
 def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write an index, NAME.index, of HDF5 files read as one, in the order given; of a pattern, part-2 before part-10.
 
@@ -170,6 +180,6 @@ def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_jso
     from kerasmem import data
     from kerasmem.rendering.data_tables import index_table
 
-    with progress_bar() as progress:
-        done = data.index(files, output, datasets=list(datasets) or None, progress=progress, **options)
+    with _working(options) as working:
+        done = data.index(files, output, datasets=list(datasets) or None, **working, **options)
     show_result(done, as_json, index_table)

@@ -15,6 +15,7 @@ from kerasmem.cli.command import GuardedCommand
 from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, worst
 from kerasmem.cli.terminal import is_terminal, progress_bar, quiet_tensorflow, show_json, show_text, spinner
 from kerasmem.errors import UsageError
+from kerasmem.processes.executors import open_executor
 
 _ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
 _LARGEST = 25
@@ -23,7 +24,7 @@ _OWN = ("method", "all_methods", "replicas")
 
 def _is_many(options: Mapping[str, Any]) -> bool:
     models = options["models"]
-    return len(models) > 1 or bool(options["grid"] or options["engine"] or _patterns(models))
+    return len(models) > 1 or bool(options["grid"] or options["workers"] or options["dask"] or _patterns(models))
 
 
 def _patterns(models: Sequence[str]) -> list[str]:
@@ -32,11 +33,11 @@ def _patterns(models: Sequence[str]) -> list[str]:
 
 @click.command("estimate", cls=GuardedCommand, parted=_is_many)
 @model_options(
-    "--grid", "--engine", "--method", "--all-methods", "--replicas",
+    "--grid", "--workers", "--dask", "--method", "--all-methods", "--replicas",
     arguments=(click.argument("models", metavar="MODEL...", nargs=-1),),
 )  # fmt: skip
 def command(
-    models: tuple[str, ...], grid: tuple[str, ...], engine: str | None, limits: Any,
+    models: tuple[str, ...], grid: tuple[str, ...], workers: int | None, dask: str | None, limits: Any,
     **options: Any,
 ) -> int:  # fmt: skip
     """Say how much memory training MODEL needs, before it runs and without its weights.
@@ -55,13 +56,14 @@ def command(
       kerasmem estimate mymodels.unet:build --factory-arg depth=5 --json
       kerasmem estimate model.keras --batch-size 256 --replicas 4
       kerasmem estimate a.keras b.keras 'models/*.h5' --grid batch_size=16,32,64 -d t4
-      kerasmem estimate unet.py:build --grid depth=3,4,5 --grid optimizer=sgd,adam --engine processes
+      kerasmem estimate unet.py:build --grid depth=3,4,5 --grid optimizer=sgd,adam --workers 4
 
     Exit codes: 0 done (and fits) · 1 a model failed · 2 wrong usage or unreadable
     input · 3 does not fit · 4 too close to call
     """
     if limits is not None:
-        return _estimate_many(_expanded(models), _read_grid(grid), engine, limits, options)
+        with open_executor(workers, dask) as executor:
+            return _estimate_many(_expanded(models), _read_grid(grid), executor, limits, options)
     model = models[0] if models else None
     check_options("estimate", model, options)
     with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}", options["method"]):
@@ -95,7 +97,7 @@ def show_report(report: Any, options: dict[str, Any]) -> int:
 
 
 def _estimate_many(
-    models: Sequence[str | None], grid: Mapping[str, list[Any]], engine: str | None, limits: Any,
+    models: Sequence[str | None], grid: Mapping[str, list[Any]], executor: Any, limits: Any,
     options: dict[str, Any],
 ) -> int:  # fmt: skip
     for model in models:
@@ -110,7 +112,7 @@ def _estimate_many(
     ask = functools.partial(_with_objects, options["custom_objects"]) if options["custom_objects"] else estimate
     settings = {name: options[name] for name in _OWN}
     rows, count = estimate_each(
-        models, grid=grid, engine=engine, ask=ask, timeout=limits.seconds, host_memory_limit=limits.host_bytes,
+        models, grid=grid, executor=executor, ask=ask, timeout=limits.seconds, host_memory_limit=limits.host_bytes,
         **settings, **call_arguments({**options, "custom_objects": ()}),
     )  # fmt: skip
     found = []

@@ -156,7 +156,7 @@ FILE: tuple[Decorator | str, ...] = (click.argument("file", type=click.Path()), 
 # How a file is written.
 WRITING: tuple[Decorator | str, ...] = (
     option("--output", required=True), "--columns", "--drop", "--batch-size", "--shuffle", "--seed", "--compression",
-    "--verify", "--force", "--engine", "--part-size", TRUST,
+    "--verify", "--force", "--workers", "--dask", "--part-size", TRUST,
     option("--memory-budget", default="512MiB"), "--json",
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from kerasmem.estimation.facade import estimate, forked_report
 from kerasmem.estimation.report import FORMAT_VERSION, MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
 from kerasmem.processes.children import Limits, off_the_cards
-from kerasmem.processes.engines import Engine, open_engine
+from kerasmem.processes.executors import run_tasks
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
@@ -102,7 +103,7 @@ def estimate_many(
     models: Iterable[Any],
     *,
     grid: Mapping[str, Sequence[Any]] | None = None,
-    engine: Engine = None,
+    executor: Executor | None = None,
     timeout: float | None = LONGEST,
     host_memory_limit: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -119,8 +120,7 @@ def estimate_many(
         grid: name to values, of which every combination is estimated: a setting of `kerasmem.estimate`
             ({"batch_size": [16, 32], "optimizer": ["sgd", "adam"]}), or an argument of the function that builds the
             model ({"depth": [5, 10]}).
-        engine: what does the work: None for one estimate at a time, "processes" for one on each core, "processes=4",
-            "dask=tcp://host:8786", "ray", or a function that works as `map` does.
+        executor: runs the estimates, such as `ProcessPoolExecutor(4)`. Defaults to one at a time from this process.
         timeout: seconds for each estimate; None for no limit.
         host_memory_limit: bytes of resident memory for each; None: 80 % of what its job may have.
         progress: called with what was estimated, how many are done, and of how many.
@@ -131,7 +131,7 @@ def estimate_many(
 
     Raises:
         UsageError: an argument is wrong, or a model is none that another process can open.
-        KerasmemError: the engine cannot be reached.
+        KerasmemError: a worker of the executor was lost.
 
     Examples:
         >>> import kerasmem
@@ -142,7 +142,7 @@ def estimate_many(
     """
     found: list[Candidate] = []
     rows, count = estimate_each(
-        models, grid=grid, engine=engine, timeout=timeout, host_memory_limit=host_memory_limit, **options
+        models, grid=grid, executor=executor, timeout=timeout, host_memory_limit=host_memory_limit, **options
     )
     for row in rows:
         found.append(row)
@@ -155,7 +155,7 @@ def estimate_each(
     models: Iterable[Any],
     *,
     grid: Mapping[str, Sequence[Any]] | None = None,
-    engine: Engine = None,
+    executor: Executor | None = None,
     timeout: float | None = LONGEST,
     host_memory_limit: int | None = None,
     ask: Callable[..., MemoryReport] = estimate,
@@ -179,12 +179,7 @@ def estimate_each(
     for model, _ in asked[:: len(settings)]:
         _check_model(model)
     work = functools.partial(_candidate, ask=ask, seconds=timeout, host_bytes=host_memory_limit, options=options)
-    return _run(engine, work, asked), len(asked)
-
-
-def _run(engine: Engine, work: Callable[[Any], Candidate], asked: Sequence[Any]) -> Iterator[Candidate]:
-    with open_engine(engine) as run_tasks:
-        yield from run_tasks(work, asked)
+    return run_tasks(executor, work, asked), len(asked)
 
 
 def _settings(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -223,7 +218,7 @@ def _candidate(
     host_bytes: int | None,
     options: Mapping[str, Any],
 ) -> Candidate:
-    """Return one row; run by a worker of an engine, which keeps a process that has loaded TensorFlow."""
+    """Return one row; run by a worker, which keeps a process that has loaded TensorFlow."""
     model, setting = task
     is_named = isinstance(model, (str, os.PathLike))
     name = os.fspath(model) if is_named else getattr(model, "__qualname__", type(model).__name__)

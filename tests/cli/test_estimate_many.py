@@ -79,7 +79,7 @@ def test_the_worst_verdict_is_the_exit_code(cli, models):
         (("--grid", "batch_size"), "write NAME=VALUE"), (("--grid", "a=1", "--grid", "a=2"), "given twice"),
         (("absent.keras",), "absent.keras: no such file"), (("none-*.keras",), "no file matches"),
         (("--batch-size", "16,32"), "--grid batch_size=16,32"), (("--grid", "a=1", "--json", "--csv"), "choose one"),
-        (("--engine", "slurm"), "engine"),
+        (("--workers", "2", "--dask", "tcp://a:1"), "choose one"),
     ],
 )  # fmt: skip
 def test_wrong_usage(cli, models, words, said):

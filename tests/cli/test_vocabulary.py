@@ -22,7 +22,8 @@ FUNCTIONS = {
 }  # fmt: skip
 # of the process or of what is printed, not of the call
 OWN = {
-    "as_csv", "as_json", "backend", "code", "memory_limit", "output", "sort", "time_limit", "top", "verbose",
+    "as_csv", "as_json", "backend", "code", "dask", "memory_limit", "output", "sort", "time_limit", "top", "verbose",
+    "workers",
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def main(sources: str, output: str, kill: str) -> None:
     from kerasmem.datatools.converting import conversion, parts
 
     fsspec.register_implementation("disk", DiskStore)
-    written, put_file, parts.Job.due = [], parts.put_file, lambda *arguments: True
+    written, put_file = [], parts.put_file
 
     def put_or_die(path, url, access):
         if len(written) == int(kill):
@@ -39,7 +39,7 @@ def main(sources: str, output: str, kill: str) -> None:
         put_file(path, url, access)
 
     parts.put_file = put_or_die
-    done = conversion.convert(sources, output, engine=map, part_size="20KB")
+    done = conversion.convert(sources, output, part_size="20KB")
     print(json.dumps({"written": written, "resumed": done.resumed_rows, "crc": [each.crc32 for each in done.datasets]}))
 
 

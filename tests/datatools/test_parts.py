@@ -1,4 +1,4 @@
-"""Work with data parted into tasks: on any engine the same bytes as in one process, whatever worker is lost."""
+"""Data work in parts: on any executor the same bytes as in one process, and finished parts are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import engine_tasks
 import h5py
 import numpy as np
 import pytest
@@ -22,11 +21,11 @@ from converted import content, left_in, streamed
 import kerasmem
 from kerasmem.data import repack
 from kerasmem.datatools.converting import parts
-from kerasmem.datatools.converting.job import folder_of
 from kerasmem.datatools.inspecting import indexing, statistics
-from kerasmem.errors import DataError, KerasmemError, MissingExtraError, UsageError
-from kerasmem.processes.engines import open_engine
+from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
+from kerasmem.processes.executors import open_executor
 
+WRITE_PART = parts._write_part
 ROWS = (700, 1, 999, 450)
 NAMES = [f"part-{number:05}.h5" for number in range(4)]
 
@@ -50,7 +49,7 @@ def whole(raw):
 @pytest.fixture
 def threads():
     with ThreadPoolExecutor(3) as pool:
-        yield pool.map
+        yield pool
 
 
 def read_parts(folder):
@@ -64,10 +63,12 @@ def assert_same(one, other):
         assert one[name].dtype == other[name].dtype and one[name].tobytes() == other[name].tobytes(), name
 
 
-def check(raw, whole, folder, engine, **settings):
-    """Convert on an engine, and compare with one process's result."""
+def check(raw, whole, folder, executor=None, **settings):
+    """Convert in parts, and compare with one process's result."""
     one, rows = whole
-    done = kerasmem.data.convert(raw / "raw-*.npz", folder / "train.index", engine=engine, part_size="20KB", **settings)
+    done = kerasmem.data.convert(
+        raw / "raw-*.npz", folder / "train.index", executor=executor, part_size="20KB", **settings
+    )
     assert_same(read_parts(folder), rows)
     assert [(each.crc32, each.rows) for each in done.datasets] == [(each.crc32, each.rows) for each in one.datasets]
     x, y = streamed(folder / "train.index")
@@ -86,45 +87,53 @@ def test_parts_are_the_rows_of_one_file(raw, whole, tmp_path, threads):
     assert done.bytes_written == sum(sizes)
 
 
-def test_a_process_that_is_killed_loses_nothing(raw, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "_write_part", engine_tasks.write_part_and_die)
-    folder = tmp_path / "parts"
-    folder.mkdir()
-    check(raw, whole, folder, "processes=2")
-    assert (tmp_path / "died").exists() and left_in(folder) == [*NAMES, "train.index"]
+def test_a_lost_worker_is_an_error_and_the_next_run_writes_the_rest(raw, whole, tmp_path, monkeypatch):
+    flag, write_part = str(tmp_path / "died"), WRITE_PART
+
+    def write_part_or_die(part, **settings):  # sent by value, so that the worker need not import this module
+        if part.output.endswith("part-00002.h5") and not os.path.exists(flag):
+            os.close(os.open(flag, os.O_CREAT))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write_part(part, **settings)
+
+    monkeypatch.setattr(parts, "_write_part", write_part_or_die)
+    (tmp_path / "parts").mkdir()
+    with open_executor(workers=1) as processes, pytest.raises(KerasmemError, match="use fewer workers"):
+        check(raw, whole, tmp_path / "parts", processes)
+    with open_executor(workers=1) as processes:
+        assert check(raw, whole, tmp_path / "parts", processes).resumed_rows == 1075
+    assert left_in(tmp_path / "parts") == [*NAMES, "train.index"]
 
 
-def test_a_command_that_is_killed_goes_on(raw, whole, tmp_path, monkeypatch):
+def test_an_interrupted_run_keeps_its_parts(raw, whole, tmp_path, monkeypatch):
     wrote = []
 
     def write_some(part, **settings):
         wrote.append(os.path.basename(part.output))
         if len(wrote) == 3:
             raise KeyboardInterrupt
-        return engine_tasks.write_part(part, **settings)
+        return WRITE_PART(part, **settings)
 
     monkeypatch.setattr(parts, "_write_part", write_some)
-    monkeypatch.setattr(parts.Job, "due", lambda *arguments: True)
-    given = {"engine": map, "part_size": "20KB"}
+    given = {"part_size": "20KB"}
     with pytest.raises(KeyboardInterrupt):
         kerasmem.data.convert(raw / "raw-*.npz", tmp_path / "train.index", **given)
-    assert os.path.isdir(folder_of(str(tmp_path / "train.index")))
     with pytest.raises(UsageError, match="other settings"):
         kerasmem.data.convert(raw / "raw-*.npz", tmp_path / "train.index", compression="gzip", **given)
     (tmp_path / NAMES[0]).unlink()
-    done = check(raw, whole, tmp_path, map)
+    done = check(raw, whole, tmp_path)
     assert wrote[3:] == [NAMES[0], *NAMES[2:]]
     assert done.resumed_rows == 538
     with pytest.raises(UsageError, match="exists already"):
         kerasmem.data.convert(raw / "raw-*.npz", tmp_path / "train.index", **given)
-    more = kerasmem.data.convert(raw / "raw-*.npz", tmp_path / "train.index", engine=map, force=True)
+    more = kerasmem.data.convert(raw / "raw-*.npz", tmp_path / "train.index", force=True)
     assert more.rows == 2150 and left_in(tmp_path) == ["part-00000.h5", "train.index"]
 
 
 def test_to_a_store(raw, whole, tmp_path, threads):
     fsspec = pytest.importorskip("fsspec")
     store = fsspec.filesystem("memory")
-    given = {"engine": threads, "part_size": "20KB"}
+    given = {"executor": threads, "part_size": "20KB"}
     done = kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", **given)
     try:
         names = sorted(os.path.basename(name) for name in store.ls("/made", detail=False))
@@ -160,7 +169,7 @@ def test_repack_keeps_attributes(tmp_path, threads):
         file["x"].attrs["unit"] = "mV"
     one = repack(tmp_path / "slow.h5", tmp_path / "fast.h5")
     (tmp_path / "parts").mkdir()
-    done = repack(tmp_path / "slow.h5", tmp_path / "parts" / "fast.index", engine=threads, part_size="16KB")
+    done = repack(tmp_path / "slow.h5", tmp_path / "parts" / "fast.index", executor=threads, part_size="16KB")
     assert_same(read_parts(tmp_path / "parts"), content(tmp_path / "fast.h5"))
     assert done.after is None and [each.crc32 for each in done.datasets] == [each.crc32 for each in one.datasets]
     with h5py.File(tmp_path / "parts" / "part-00002.h5") as file:
@@ -182,7 +191,7 @@ def test_tables_and_images_are_parted_where_they_can_be(tmp_path, threads):
         folder = tmp_path / f"parts-{os.path.basename(sources)[0]}"
         folder.mkdir()
         kerasmem.data.convert(sources, one)
-        kerasmem.data.convert(sources, folder / "all.index", engine=threads, part_size=size)
+        kerasmem.data.convert(sources, folder / "all.index", executor=threads, part_size=size)
         assert len(list(folder.glob("part-*.h5"))) == count
         assert_same(read_parts(folder), content(one))
         one.unlink()
@@ -198,12 +207,12 @@ def test_statistics_are_the_same_to_the_last_digit(raw, whole, tmp_path, threads
         file.create_dataset("x", data=x, chunks=(37, 6))
         file["y"] = whole[1]["y"]
     one = kerasmem.data.stats(tmp_path / "d.h5")
-    assert kerasmem.data.stats(tmp_path / "d.h5", engine=threads) == one
+    assert kerasmem.data.stats(tmp_path / "d.h5", executor=threads) == one
     np.testing.assert_allclose(one["x"].mean, np.nanmean(x.astype("f8"), axis=0), rtol=1e-12)
     np.testing.assert_allclose(one["x"].variance, np.nanvar(x.astype("f8"), axis=0), rtol=1e-12)
     assert one["x"].nan_count == 3 and sum(one["y"].class_counts.values()) == len(x)
-    kerasmem.data.convert(tmp_path / "d.h5", tmp_path / "d.index", engine=threads, part_size="20KB")
-    assert kerasmem.data.stats(tmp_path / "d.index", engine=threads).columns == one.columns
+    kerasmem.data.convert(tmp_path / "d.h5", tmp_path / "d.index", executor=threads, part_size="20KB")
+    assert kerasmem.data.stats(tmp_path / "d.index", executor=threads).columns == one.columns
     assert kerasmem.data.stats(str(tmp_path / "part-*.h5")).columns == one.columns
 
 
@@ -213,7 +222,7 @@ def test_an_index_is_the_same(tmp_path, threads, monkeypatch):
         with h5py.File(tmp_path / f"p{number}.h5", "w") as file:
             file.create_dataset("x", data=np.full((50 + number, 3), number, "f4"), chunks=(8, 3), compression="gzip")
     found = kerasmem.data.index(tmp_path / "p*.h5", tmp_path / "one.index", checksums=True)
-    told = kerasmem.data.index(tmp_path / "p*.h5", tmp_path / "many.index", checksums=True, engine=threads)
+    told = kerasmem.data.index(tmp_path / "p*.h5", tmp_path / "many.index", checksums=True, executor=threads)
     assert (told.rows, told.files, told.index_bytes) == (found.rows, found.files, found.index_bytes)
     with np.load(tmp_path / "one.index") as one, np.load(tmp_path / "many.index") as many:
         assert_same(dict(one), dict(many))
@@ -221,31 +230,21 @@ def test_an_index_is_the_same(tmp_path, threads, monkeypatch):
 
 def test_what_cannot_be_parted_is_refused(raw, tmp_path, threads, cli):
     def convert(output="train.index", **settings):
-        kerasmem.data.convert(raw / "raw-*.npz", tmp_path / output, **{"engine": threads, **settings})
+        kerasmem.data.convert(raw / "raw-*.npz", tmp_path / output, **{"executor": threads, **settings})
 
     for settings in ({"shuffle": True}, {"split": "0.5,0.5"}, {"narrow_integers": True}):
-        with pytest.raises(UsageError, match=f"{next(iter(settings))} needs all rows in one place"):
+        with pytest.raises(UsageError, match=f"{next(iter(settings))}: needs all rows in one place"):
             convert(**settings)
-    with pytest.raises(UsageError, match="name the index"):
+    with pytest.raises(UsageError, match="Name the index"):
         convert("train.h5")
     with pytest.raises(UsageError, match="does not exist"):
         convert("nowhere/train.index")
-    for engine, said in (("spark", "'spark' is none"), ("processes=0", "'0' is no number"), (7, "'7' is none")):
-        with pytest.raises(UsageError, match=said):
-            convert(engine=engine)
     assert left_in(tmp_path) == []
     (tmp_path / "bad.npz").write_bytes(b"PK")
-    done = cli("data", "convert", tmp_path / "bad.npz", "-o", tmp_path / "t.index", "--engine", "processes")
+    done = cli("data", "convert", tmp_path / "bad.npz", "-o", tmp_path / "t.index", "--workers", "2")
     assert done.code == 2 and "bad.npz" in done.err
-    done = cli("data", "convert", *sorted(raw.glob("raw-*.npz")), "-o", tmp_path / "t.index", "--engine", "horse")
-    assert done.code == 2 and "processes=4, dask" in done.err
-
-
-@pytest.mark.parametrize("name", ["dask", "ray"])
-def test_a_missing_extra_is_named(name, monkeypatch):
-    monkeypatch.setitem(sys.modules, {"dask": "distributed"}.get(name, name), None)
-    with pytest.raises(MissingExtraError, match=rf"pip install 'kerasmem\[{name}\]'"), open_engine(name):
-        pass
+    with pytest.raises(UsageError, match="executor must be"):
+        convert(executor=7)
 
 
 def test_checksums_are_put_together():
@@ -255,50 +254,20 @@ def test_checksums_are_put_together():
         assert parts.join_checksums(first, second, len(data) - cut) == zlib.crc32(data)
 
 
-def needs(name):
-    return pytest.param(
-        name.partition("=")[0],
-        marks=[
-            pytest.mark.optional,
-            *([pytest.mark.slow] if name == "ray" else []),
-            pytest.mark.skipif(
-                importlib.util.find_spec({"dask": "distributed"}.get(name, name)) is None, reason=f"{name} is missing"
-            ),
-        ],
-        id=name,
-    )
-
-
-@pytest.mark.parametrize("engine", ["processes=1", needs("dask"), needs("ray")])
-def test_an_engine_does_tasks_again_and_hands_errors_on(engine, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (Path.cwd(), Path(engine_tasks.__file__).parent))))
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    with open_engine(engine) as run:
-        if engine in ("dask", "ray"):  # `test_a_process_that_is_killed_loses_nothing` is of processes
-            tasks = [(number, str(tmp_path / "died")) for number in range(6)]
-            assert list(run(engine_tasks.square_and_die, tasks)) == [0, 1, 4, 9, 16, 25]
-            assert (tmp_path / "died").exists()
-        with pytest.raises(DataError, match=r"^x.h5: row 2 is damaged$"):
-            list(run(engine_tasks.fail, [2]))
-        with pytest.raises(KerasmemError, match="RuntimeError: no luck with 5"):
-            list(run(engine_tasks.crash, [5]))
-
-
 def test_errors_can_be_sent():
     error = pickle.loads(pickle.dumps(MissingExtraError("reading", "convert")))
     assert type(error) is MissingExtraError and "kerasmem[convert]" in str(error)
 
 
-@pytest.mark.parametrize("engine", [needs("dask"), needs("ray")])
-def test_a_real_engine_loses_nothing(engine, raw, whole, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (Path.cwd(), Path(engine_tasks.__file__).parent))))
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setattr(parts, "_write_part", engine_tasks.write_part_and_die)
-    folder = tmp_path / "parts"
-    folder.mkdir()
-    check(raw, whole, folder, engine)
-    assert (tmp_path / "died").exists() and left_in(folder) == [*NAMES, "train.index"]
-    assert (
-        kerasmem.data.stats(folder / "train.index", engine=engine).columns
-        == kerasmem.data.stats(raw / "whole.h5").columns
-    )
+@pytest.mark.optional
+@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="needs dask")
+def test_a_dask_cluster_writes_the_same_parts(raw, whole, tmp_path):
+    from distributed import LocalCluster
+
+    with (
+        LocalCluster(1, threads_per_worker=1, dashboard_address=None) as cluster,
+        open_executor(dask=cluster.scheduler_address) as executor,
+    ):
+        check(raw, whole, tmp_path, executor)
+        found = kerasmem.data.stats(tmp_path / "train.index", executor=executor)
+    assert found.columns == kerasmem.data.stats(raw / "whole.h5").columns

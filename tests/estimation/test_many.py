@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import spawn
 
 import keras
 import pytest
@@ -14,6 +11,7 @@ import pytest
 import kerasmem
 from kerasmem.errors import UsageError
 from kerasmem.estimation.many import EstimateTable
+from kerasmem.processes.executors import open_executor
 from kerasmem.processes.forking import running_servers
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -92,17 +90,13 @@ def test_one_loaded_process_serves_all_candidates(files):
     assert told == [("dense", done, 3) for done in (1, 2, 3)]
 
 
-def test_engines_give_the_same_table_in_the_same_order(files, monkeypatch):
+def test_executors_give_the_same_table_in_the_same_order(files):
     models, asked = [files / "a.keras", files / "torn.keras", files / "b.h5"], {"method": "formula"}
     alone = kerasmem.estimate_many(models, **asked)
     with ThreadPoolExecutor(2) as threads:
-        assert kerasmem.estimate_many(models, engine=threads.map, **asked) == alone
-    before = spawn.get_executable()
-    multiprocessing.set_executable(sys.executable)  # so that workers need not load TensorFlow
-    try:
-        assert kerasmem.estimate_many(models, engine="processes=1", **asked) == alone
-    finally:
-        multiprocessing.set_executable(before)
+        assert kerasmem.estimate_many(models, executor=threads, **asked) == alone
+    with open_executor(workers=1) as processes:
+        assert kerasmem.estimate_many(models, executor=processes, **asked) == alone
 
 
 @pytest.mark.parametrize(
@@ -112,7 +106,7 @@ def test_engines_give_the_same_table_in_the_same_order(files, monkeypatch):
         ([dense], {"grid": {"units": []}}, "give a list"), ([dense], {"grid": {"a-b": [1]}}, "no setting"),
         ([dense], {"grid": {"batch_size": [0]}}, "batch_size"), ([dense], {"grid": {"method": ["magic"]}}, "magic"),
         ([dense], {"grid": {"dense.units": [4]}}, "no setting"), ([dense], {"timeout": 0}, "timeout"),
-        ([dense], {"host_memory_limit": "2GB"}, "host_memory_limit"), ([dense], {"engine": "slurm"}, "engine"),
+        ([dense], {"host_memory_limit": "2GB"}, "host_memory_limit"), ([dense], {"executor": 7}, "executor"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_before_anything_is_estimated(models, options, said):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +35,6 @@ from kerasmem.datatools.inspecting.advice import MOST_INPUTS, choose_features, c
 from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown, type_name
-from kerasmem.processes.engines import Engine
 from kerasmem.units import parse_size
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def convert(
     memory_budget: int | str = DEFAULT_MEMORY,
     verify: bool = False,
     force: bool = False,
-    engine: Engine = None,
+    executor: Executor | None = None,
     part_size: int | str = PART_SIZE,
     progress: Progress | None = None,
     **reading: Unpack[SourceOptions],
@@ -74,7 +74,8 @@ def convert(
     Args:
         sources: files, patterns or folders: .npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a
             folder of images for each class. "NAME=PATH" names an .npy.
-        output: the file; with `split` into files, "data.h5" becomes "data-train.h5" and so on.
+        output: the file; with `split` into files, "data.h5" becomes "data-train.h5" and so on. If it ends with
+            ".index", it becomes the index of part-00000.h5 and so on beside it, which have the rows in order.
         columns: what is written, {"x": "pixel*", "y": "label"}: by dataset the columns it is made of; "*" stands for
             all that nothing else names. None for all columns, a dataset each.
         drop: columns to leave out, names or patterns.
@@ -91,9 +92,8 @@ def convert(
         memory_budget: bytes or text ("512MiB") of the host's memory to work in.
         verify: read the files back and compare checksums before they are moved into place.
         force: overwrite outputs, and discard what an interrupted conversion with other settings left.
-        engine: what does the work, see `open_engine`: None for this process, "processes=4", "dask=tcp://host:8786",
-            "ray=host:6379", or a function like `map`. Its workers write the rows, in the same order, to part-00000.h5
-            and so on, and `output` is the index of these files, beside which they lie.
+        executor: writes the parts of an index, such as `ProcessPoolExecutor(4)`, Dask's `client.get_executor()` or an
+            `MPIPoolExecutor`. Defaults to this process.
         part_size: bytes of rows that such a file is to have, or text.
         progress: called with what goes on, the rows done and all rows.
         **reading: how sources of one kind are read: `SourceOptions`.
@@ -116,7 +116,7 @@ def convert(
     )  # fmt: skip
     options = ReadOptions(ColumnChoice(columns, drop, settings.key), settings.memory // 8, **reading)
     ways = Ways(verify, force, progress or tell_nobody)
-    return write_data(sources, output, settings, options, read_parting(engine, part_size), ways)
+    return write_data(sources, output, settings, options, read_parting(output, executor, part_size), ways)
 
 
 def write_data(

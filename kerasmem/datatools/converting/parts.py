@@ -1,4 +1,4 @@
-"""A conversion in parts that an engine's workers write, each a file of its own; the index of all of them comes last."""
+"""Convert in parts: an executor writes each to a file of its own; the index of all comes last."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from kerasmem.hdf5.remote.access import RemoteAccess
 from kerasmem.hdf5.remote.file import expand, put_file, refuse_web
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.settings import INDEX_SUFFIX, read_place
-from kerasmem.processes.engines import Engine, open_engine
+from kerasmem.processes.executors import run_tasks
 from kerasmem.units import parse_size
 
 PART_SIZE = "1GiB"
@@ -39,11 +40,11 @@ class Parting:
     """How a conversion is parted.
 
     Args:
-        engine: as `open_engine` takes it.
+        executor: writes the parts; None for this process.
         size: bytes of rows that a part is to have.
     """
 
-    engine: Engine
+    executor: Executor | None
     size: int
 
     def read_output(self, output: Any, settings: WriteSettings) -> str:
@@ -60,14 +61,14 @@ class Parting:
         for name, (given, instead) in whole.items():
             if given:
                 raise UsageError(
-                    f"engine: {name} needs all rows in one place, and parts are written by themselves; leave out "
-                    f"one of the two ({instead})"
+                    f"{name}: needs all rows in one place, and an index has parts. Name a file that ends with .h5, or "
+                    f"leave {name} out: {instead}."
                 )
         target = read_place(output)
         if not target.endswith(INDEX_SUFFIX):
             raise UsageError(
-                "output: with an engine, part-00000.h5 and so on are written and an index of them; name the index, "
-                f"such as parts/train{INDEX_SUFFIX}, not {shown(target)}"
+                f"output: an executor writes part-00000.h5 and so on, and an index of them. Name the index, such as "
+                f"parts/train{INDEX_SUFFIX}; got {shown(target)}."
             )
         if not is_url(target):
             return read_output(target)
@@ -75,10 +76,11 @@ class Parting:
         return target
 
 
-def read_parting(engine: Engine, part_size: int | str) -> Parting | None:
-    """Return how a conversion is parted; None where there is no engine."""
+def read_parting(output: Any, executor: Executor | None, part_size: int | str) -> Parting | None:
+    """Return how to part a conversion; None if it goes to files of its own."""
     size = parse_size(part_size, field="part_size")
-    return None if engine is None else Parting(engine, size)
+    is_index = isinstance(output, (str, os.PathLike)) and os.fsdecode(output).endswith(INDEX_SUFFIX)
+    return Parting(executor, size) if is_index or executor is not None else None
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def write_parts(
     ways: Ways,
     parting: Parting,
 ) -> Outcome:
-    """Write a source's rows to files beside an index, by the workers of an engine, and the index.
+    """Write a source's rows to files beside an index, by an executor, and the index.
 
     What a coordinator that was killed had done is not done again.
 
@@ -112,7 +114,7 @@ def write_parts(
     bounds = part_bounds(source, max(1, parting.size // plan.row_bytes))
     folder = target.rsplit("/", 1)[0] if is_url(target) else os.path.dirname(target)
     outputs = [f"{folder}/part-{number:05}.h5" for number in range(len(bounds) - 1)]
-    with open_engine(parting.engine) as run_tasks, tempfile.TemporaryDirectory(prefix="kerasmem-") as own:
+    with tempfile.TemporaryDirectory(prefix="kerasmem-") as own:
         told = {**fingerprint(source, plan, settings), "parts": bounds}
         if is_url(target):
             job: Job = StoreJob(target, told, discard=ways.force, folder=own)
@@ -130,14 +132,13 @@ def write_parts(
                 _write_part, settings=settings, options=replace(options, threads=1),
                 ways=replace(ways, force=True, progress=tell_nobody),
             )  # fmt: skip
-            for number, outcome in zip(left, run_tasks(write, parts), strict=True):
+            for number, outcome in zip(left, run_tasks(parting.executor, write, parts), strict=True):
                 _check_reached(outputs[number])
                 done[number] = outcome
-                if job.due(outcome.size):
-                    job.checkpoint({"parts": {number: asdict(each) for number, each in done.items()}})
+                job.checkpoint({"parts": {number: asdict(each) for number, each in done.items()}})
                 ways.progress("writing", bounds[number + 1], plan.rows)
             names = [field.name for field in plan.datasets]
-            index = indexing.index(outputs, target, datasets=names, engine=run_tasks, progress=ways.progress)
+            index = indexing.index(outputs, target, datasets=names, executor=parting.executor, progress=ways.progress)
     found = _joined([done[number] for number in range(len(outputs))], np.diff(bounds).tolist(), plan)
     return replace(found, size=found.size + index.index_bytes, resumed_rows=found.resumed_rows + before)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 
 import h5py
 
@@ -21,7 +22,6 @@ from kerasmem.datatools.inspecting.listing import list_contents
 from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.settings import read_path
-from kerasmem.processes.engines import Engine
 from kerasmem.units import parse_size
 
 
@@ -40,7 +40,7 @@ def repack(
     memory_budget: int | str = DEFAULT_MEMORY,
     verify: bool = False,
     force: bool = False,
-    engine: Engine = None,
+    executor: Executor | None = None,
     part_size: int | str = PART_SIZE,
     progress: Progress | None = None,
 ) -> Repacking:
@@ -63,7 +63,7 @@ def repack(
         memory_budget: bytes or text ("512MiB") of the host's memory to work in.
         verify: read the file back and compare checksums before it is moved into place.
         force: overwrite the output.
-        engine: as for `kerasmem.data.convert`; `output` is then an index, and the files beside it hold the rows.
+        executor: as for `kerasmem.data.convert`.
         part_size: as for `kerasmem.data.convert`.
         progress: called with what goes on, the rows done and all rows.
 
@@ -89,7 +89,7 @@ def repack(
     )  # fmt: skip
     options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, trust_file=trust_file)
     before = read_reading(source, settings.batch_size)
-    parting = read_parting(engine, part_size)
+    parting = read_parting(output, executor, part_size)
     ways = Ways(verify, force, progress or tell_nobody, attributes_from=source)
     done = write_data(source, output, settings, options, parting, ways)
     after = read_reading(done.outputs[0], settings.batch_size) if parting is None else None

@@ -120,7 +120,7 @@ class Repacking(Record, what="repacking", rows="datasets"):
     Args:
         conversion: what was read and written.
         before: how the source streams.
-        after: how the output does; the same figures, of the file as it was written; None where an engine wrote several.
+        after: how the output does; the same figures, of the file as it was written; None for an index of several.
     """
 
     conversion: Conversion

@@ -9,7 +9,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import h5py
@@ -30,7 +30,7 @@ from kerasmem.hdf5.remote.file import ask_for_info, open_remote, put_file
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.scan import close_file, look_at, open_file, scan_file
 from kerasmem.hdf5.settings import INDEX_SUFFIX, Access, read_paths, read_place
-from kerasmem.processes.engines import Engine, open_engine
+from kerasmem.processes.executors import run_tasks
 from kerasmem.units import MIB
 
 _GROUP = 128  # remote files whose first bytes are asked for at once, and stay in memory until they are looked at
@@ -47,7 +47,7 @@ def index(
     checksums: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     trust_file: bool = False,
-    engine: Engine = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> DataIndexed:
     """Write an index of HDF5 files that are read as one: `H5ChunkSequence("train.index")` then opens none of them.
@@ -66,7 +66,7 @@ def index(
             error.
         storage_options: for URLs, as for `H5ChunkSequence`.
         trust_file: as for `H5ChunkSequence`.
-        engine: as for `kerasmem.data.convert`. Its workers have to find the files under the same names.
+        executor: as for `kerasmem.data.convert`. Its workers must see the files under the same names.
         progress: called with what goes on, how many files are done, and of how many.
 
     Returns:
@@ -97,10 +97,10 @@ def index(
     wanted = [plain_name(name) for name in datasets] if datasets else _choose(files[0], access)
     with_sums = checks.flag("checksums", checksums)
     try:
-        with open_engine(engine) as run_tasks, _written_to(target, remote) as path:
+        with _written_to(target, remote) as path:
             look = functools.partial(_look_into_group, names=wanted, access=access, checksums=with_sums)
             groups = (files[start : start + _GROUP] for start in range(0, len(files), _GROUP))
-            found: Iterator[_Found] = itertools.chain.from_iterable(run_tasks(look, groups))
+            found: Iterator[_Found] = itertools.chain.from_iterable(run_tasks(executor, look, groups))
             rows, stored, hidden = _write(path, found, wanted, with_sums, len(files), progress)
             size = os.path.getsize(path)
     except OSError as error:

@@ -7,6 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from math import prod
 from typing import Any
 
@@ -22,7 +23,7 @@ from kerasmem.hdf5.layout import DatasetLayout, plain_name, shown
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.scan import scan_files
 from kerasmem.hdf5.settings import Access, read_files, read_path
-from kerasmem.processes.engines import Engine, open_engine
+from kerasmem.processes.executors import run_tasks
 from kerasmem.streaming.file_order import read_windows
 
 _PIECE_VALUES = 1 << 18  # taken together as float64: they stay in the processor's cache
@@ -37,7 +38,7 @@ def stats(
     *,
     scale: float = 1.0,
     trust_file: bool = False,
-    engine: Engine = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> DataStats:
     """Return mean, variance, range and class weights of datasets, for `keras.layers.Normalization` and `class_weight`.
@@ -52,7 +53,7 @@ def stats(
         datasets: the datasets, of equally many rows; None for all that go with the largest.
         scale: the factor that x will be multiplied by, such as 1/255; applied to the features, not to labels.
         trust_file: as for `H5ChunkSequence`.
-        engine: as for `kerasmem.data.convert`. Its workers have to find the files under the same names.
+        executor: as for `kerasmem.data.convert`. Its workers must see the files under the same names.
         progress: called with what goes on, the rows done and all rows.
 
     Raises:
@@ -79,18 +80,17 @@ def stats(
     layouts = scan_files(files, [each.name for each in _choose_layouts(contents, first, datasets)], access).datasets
     rows = layouts[0].rows
     section = max(1, _SECTION_VALUES // max(prod(layout.row_shape) for layout in layouts))
-    step = rows if engine is None else section * max(1, _TASK_VALUES // _SECTION_VALUES)
+    step = rows if executor is None else section * max(1, _TASK_VALUES // _SECTION_VALUES)
     tasks = [range(start, min(start + step, rows)) for start in range(0, rows, step)]
     tell = progress or tell_nobody
     add_up = functools.partial(
         _add_up, files=files, layouts=layouts, access=access, section=section,
-        progress=tell if engine is None else None,
+        progress=tell if executor is None else None,
     )  # fmt: skip
     columns: list[_Moments] = []
-    with open_engine(engine) as run_tasks:
-        for task, found in zip(tasks, run_tasks(add_up, tasks), strict=True):
-            columns = [one.join(other) for one, other in zip(columns, found, strict=True)] if columns else found
-            tell("adding up", task.stop, rows)
+    for task, found in zip(tasks, run_tasks(executor, add_up, tasks), strict=True):
+        columns = [one.join(other) for one, other in zip(columns, found, strict=True)] if columns else found
+        tell("adding up", task.stop, rows)
     results = tuple(column.result(scale) for column in columns)
     given = read_path(path) if isinstance(path, (str, os.PathLike)) else contents.path
     return DataStats(given, rows, scale, results, _code(given, results, first, second, datasets, scale))

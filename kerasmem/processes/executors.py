@@ -1,0 +1,105 @@
+"""Run tasks on any `concurrent.futures.Executor`, and open those of the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from typing import Any, TypeVar
+
+from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
+from kerasmem.processes.children import end_after_parent
+
+_RETRIES = 3  # by Dask, of a task whose worker was lost
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def run_tasks(executor: Executor | None, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+    """Call a function on each task and yield the results in order.
+
+    Function and tasks are sent by cloudpickle, so that lambdas and modules can be among them.
+
+    Args:
+        executor: None for this process.
+        function: must be safe to call twice with one task: some executors retry.
+        tasks: must be picklable if there is an executor.
+
+    Raises:
+        UsageError: If `executor` is not an executor.
+        KerasmemError: If a task failed; errors of kerasmem and the system keep their type.
+
+    Examples:
+        >>> list(run_tasks(None, abs, [-2, 1]))
+        [2, 1]
+    """
+    if executor is None:
+        yield from map(function, tasks)
+        return
+    if not callable(getattr(executor, "map", None)):
+        raise UsageError(
+            f"executor must be a concurrent.futures.Executor or None; got {executor!r}. Try ProcessPoolExecutor(4)."
+        )
+    import cloudpickle
+
+    try:
+        yield from executor.map(_call, [cloudpickle.dumps((function, task)) for task in tasks])
+    except (KerasmemError, OSError):
+        raise
+    except BrokenExecutor as error:
+        raise KerasmemError(
+            "executor: a worker process ended unexpectedly, most often because it ran out of memory: use fewer "
+            'workers. A script that starts processes must do so under `if __name__ == "__main__":`.'
+        ) from error
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise KerasmemError(f"executor: a task failed: {type(error).__name__}: {lines[-1][:300]}") from error
+
+
+def _call(pickled: bytes) -> Any:
+    import cloudpickle
+
+    function, task = cloudpickle.loads(pickled)
+    return function(task)
+
+
+@contextlib.contextmanager
+def open_executor(workers: int | None = None, dask: str | None = None) -> Iterator[Executor | None]:
+    """Yield an executor of local processes or of a Dask cluster; None for neither.
+
+    Args:
+        workers: number of local processes.
+        dask: address of a Dask scheduler, such as "tcp://host:8786".
+
+    Raises:
+        UsageError: If both are given.
+        MissingExtraError: If Dask is not installed.
+        KerasmemError: If the scheduler cannot be reached.
+    """
+    if workers is not None and dask is not None:
+        raise UsageError("--workers and --dask: choose one")
+    if dask is not None:
+        with _dask_client(dask) as client:
+            yield client.get_executor(pure=False, retries=_RETRIES)
+    elif workers is None:
+        yield None
+    else:
+        context = multiprocessing.get_context("spawn")  # this process may have threads
+        pool = ProcessPoolExecutor(workers, context, initializer=end_after_parent)
+        try:
+            yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _dask_client(address: str) -> Any:
+    try:
+        from distributed import Client
+    except ImportError:
+        raise MissingExtraError("--dask", "dask") from None
+    try:
+        return Client(address)
+    except (OSError, ValueError) as error:
+        raise KerasmemError(f"--dask: no scheduler can be reached at {address}: {error}") from None
