@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import zipfile
 import zlib
@@ -21,7 +20,6 @@ MAX_CONFIG_BYTES = 64 * MIB
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # What h5py and zipfile raise for a file that is not what it seems.
 _DAMAGES = (OSError, RuntimeError, KeyError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile)
-_MOST_OBJECTS = 1_000_000  # of a file, looked at to count its weights
 _FACTORY = "--factory package.module:function (a function that returns the model)"
 
 
@@ -35,7 +33,6 @@ class ModelDocument:
         config: the model's configuration, as the file has it.
         training: the settings of `compile` (optimizer, loss), where the file has them.
         keras_version: the version that wrote the file, where it says so.
-        stored_parameters: how many numbers the file's weights hold, where that is cheap to know.
     """
 
     path: Path
@@ -43,7 +40,6 @@ class ModelDocument:
     config: dict[str, Any]
     training: dict[str, Any] | None = None
     keras_version: str | None = None
-    stored_parameters: int | None = None
 
 
 class WeightsOnlyError(ModelFileError):
@@ -130,10 +126,9 @@ def _read_h5(path: Path) -> ModelDocument:
             raise _no_config_in_h5(path, set(file), set(file.attrs))
         training = _attribute(file, "training_config", path)
         version = _attribute(file, "keras_version", path)
-        stored = _count_stored(file)
     config = _parse(text, path, "model_config")
     compiled = _parse(training, path, "training_config") if training else None
-    return ModelDocument(path, "h5", config, compiled, version, stored)
+    return ModelDocument(path, "h5", config, compiled, version)
 
 
 def _attribute(file: Any, name: str, path: Path) -> str | None:
@@ -186,26 +181,6 @@ def _no_config_in_h5(path: Path, groups: set[str], attributes: set[str]) -> Mode
         f"{path}: an HDF5 file without a Keras model in it (no model_config attribute). "
         f"A model is written by model.save('model.h5')"
     )
-
-
-def _count_stored(file: Any) -> int | None:
-    import h5py
-
-    from kerasmem.hdf5.links import walk_objects
-
-    if not isinstance(file.get("model_weights", getlink=True), h5py.HardLink):  # others lead to other files
-        return None
-    group = file["model_weights"]
-    if not isinstance(group, h5py.Group):
-        return None
-    objects, complete = walk_objects(group, _MOST_OBJECTS)  # follows no soft or external link
-    # For the shape of a virtual dataset HDF5 may open other files.
-    stored = (
-        math.prod(item.shape or ())
-        for name, item in objects.items()
-        if isinstance(item, h5py.Dataset) and not item.is_virtual and "seed_generator" not in name
-    )
-    return sum(stored) if complete else None
 
 
 def _read_keras_archive(path: Path) -> ModelDocument:

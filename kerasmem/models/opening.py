@@ -16,12 +16,10 @@ from kerasmem.compat.keras_state import safe_mode
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
-from kerasmem.models.keras2 import RECURRENT, is_keras2, translate
+from kerasmem.models.keras2 import RECURRENT, is_keras2, tensorflow_call_classes, translate
 from kerasmem.models.names import check_factory_name, check_model_name, is_factory_name
 from kerasmem.models.own_loop import as_loop, loop_notes
-from kerasmem.models.policy import with_dtype_policy
 from kerasmem.models.safety import check_graph, check_names, check_trust
-from kerasmem.models.tensorflow_ops import tensorflow_call_classes
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
 from kerasmem.models.vocabulary import Vocabulary, configuration, import_user_module, own_objects, register_own_classes
 from kerasmem.models.weightless import on_one_device, weightless
@@ -133,7 +131,7 @@ def _open_document(
         raise ModelFileError(f"{where}: Keras cannot build the model it describes: {keras_reason(error)}") from error
     if not isinstance(model, keras.Model):
         raise ModelFileError(f"{where}: describes a {type(model).__name__}, not a model")
-    return OpenedModel(model, str(model.name), where, training, tuple(_compare_weights(model, document)))
+    return OpenedModel(model, str(model.name), where, training)
 
 
 def _build(
@@ -156,7 +154,7 @@ def _build(
     check_names(config, vocabulary, where)
     check_graph(config, where)
     if dtype_policy is not None:
-        config = with_dtype_policy(config, dtype_policy)
+        config = _with_dtype_policy(config, dtype_policy)
     objects = {**tensorflow_call_classes(), **vocabulary.custom_objects}
     with _quiet_keras(), safe_mode(not trust):  # also where it is switched off globally
         return import_keras().saving.deserialize_keras_object(config, custom_objects=objects, safe_mode=not trust)
@@ -184,15 +182,6 @@ def _with_modules(value: Any, vocabulary: Vocabulary) -> Any:
     if class_name in RECURRENT and isinstance(config, dict) and config.get("unroll"):
         result["config"] = {**result["config"], "unroll": False}  # the same model, without a call for each time step
     return result
-
-
-def _compare_weights(model: Any, document: ModelDocument) -> Iterator[str]:
-    stored = document.stored_parameters
-    if stored is not None and model.built and stored != model.count_params():
-        yield (
-            f"{document.path.name} stores {stored:,} weight values, its configuration describes "
-            f"{model.count_params():,}: the file may be damaged or edited"
-        )
 
 
 def _find_factory(text: str, option: str) -> Callable[..., Any]:
@@ -302,7 +291,7 @@ def _rebuild(model: Any, dtype_policy: str | None) -> Any:
         config = configuration(model)
         config.pop("compile_config", None)
         if dtype_policy is not None:
-            config = with_dtype_policy(config, dtype_policy)
+            config = _with_dtype_policy(config, dtype_policy)
         with _quiet_keras(), keras.saving.custom_object_scope(own_objects(model)):
             return keras.saving.deserialize_keras_object(config, safe_mode=False)  # the user's own live object
     except Exception as error:
@@ -318,3 +307,51 @@ def _quiet_keras() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def _check_dtype_policy(name: str) -> None:
+    """Raise UsageError unless Keras knows a policy of that name, such as "mixed_float16"."""
+    keras = import_keras()
+    try:
+        policy = keras.dtype_policies.get(name)
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"dtype policy {name!r} is not one of Keras's: float32, mixed_float16, mixed_bfloat16, …"
+        ) from error
+    if hasattr(policy, "quantization_mode") and policy.quantization_mode is not None:
+        raise UsageError(f"dtype policy {name!r} quantises: call model.quantize(…) and give the model or its file")
+
+
+def _with_dtype_policy(config: dict[str, Any], policy: str) -> dict[str, Any]:
+    """Return a model configuration in which every layer that has Keras's default policy has `policy`.
+
+    Inputs keep their dtype, and so do layers that ask for another policy than float32.
+
+    Args:
+        config: a Keras 3 configuration.
+        policy: the policy's name, such as "mixed_float16".
+
+    Raises:
+        UsageError: Keras has no such policy.
+    """
+    _check_dtype_policy(policy)
+    replaced: dict[str, Any] = _replace_policy(config, policy)
+    return replaced
+
+
+def _replace_policy(value: Any, policy: str) -> Any:
+    if isinstance(value, list):
+        return [_replace_policy(item, policy) for item in value]
+    if not isinstance(value, dict) or value.get("class_name") in ("InputLayer", "__keras_tensor__"):
+        return value
+    replaced = {key: _replace_policy(item, policy) for key, item in value.items()}
+    if "dtype" in replaced and "name" in replaced and _policy_name(replaced["dtype"]) == "float32":
+        replaced["dtype"] = policy
+    return replaced
+
+
+def _policy_name(dtype: Any) -> str | None:
+    if isinstance(dtype, dict):
+        config = dtype.get("config")
+        return config.get("name") if isinstance(config, dict) else None
+    return dtype if isinstance(dtype, str) else None

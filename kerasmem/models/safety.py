@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kerasmem.errors import ModelFileError, UnknownLayerError, UntrustedModelError
-from kerasmem.models.keras2 import TENSORFLOW_CALLS
-from kerasmem.models.tensorflow_ops import check_function
+from kerasmem.models.keras2 import TENSORFLOW_CALLS, check_function
 from kerasmem.models.vocabulary import Vocabulary, dictionaries
 
 # Data, not classes: Keras's own marks for tensors, tuples, slices and the like.

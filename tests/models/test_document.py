@@ -36,11 +36,6 @@ def test_reads_each_kind_whatever_the_name_ends_with(mnist_cnn, tmp_path):
     assert kinds == {"model.h5": "h5", "model.keras": "keras", "model.json": "json"}
 
 
-def test_h5_counts_the_stored_weights(mnist_cnn, tmp_path):
-    mnist_cnn.save(tmp_path / "model.h5")
-    assert read_document(tmp_path / "model.h5").stored_parameters == 1_111_946
-
-
 def test_missing_empty_and_unreadable(tmp_path):
     (tmp_path / "empty.h5").touch()
     with pytest.raises(ModelFileError, match="no such file"):
