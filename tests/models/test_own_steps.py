@@ -14,7 +14,6 @@ from kerasmem.models.batch import step_targets
 from kerasmem.models.inputs import given_targets, model_inputs, normalise_input_shapes
 from kerasmem.models.opening import open_model
 from kerasmem.models.own_step import keeps_optimizers, optimizers_of
-from kerasmem.models.request import request_for
 from kerasmem.models.step import prepare_step, trace_step
 
 layers = keras.layers
@@ -138,13 +137,6 @@ def test_targets_that_the_user_says():
 def test_targets_that_cannot_be(given, words):
     with pytest.raises(UsageError, match=words):
         given_targets(**given)
-
-
-def test_targets_reach_another_process():
-    with request_for("m.keras", target_shape={"a": (3,), "b": ()}, target_dtype="int8") as request:
-        assert request.targets() == given_targets({"a": (3,), "b": ()}, "int8")
-    with request_for("m.keras", target_shape="none") as request:
-        assert request.targets().are_none
 
 
 def test_a_loss_is_given_another_dtype_or_no_targets():

@@ -11,7 +11,7 @@ import textwrap
 import keras
 import pytest
 
-from kerasmem.errors import InputError, UsageError
+from kerasmem.errors import UsageError
 from kerasmem.models.request import ModelRequest, load_references, open_request, reference, request_for
 
 
@@ -81,12 +81,6 @@ def test_the_folder_is_looked_into_where_code_is_named_only(tmp_path, monkeypatc
     objects = {"Dense": keras.layers.Dense} if named else None
     with request_for(path, custom_objects=objects) as request, open_request(through_json(request)):
         assert (str(tmp_path) in sys.path) is named
-
-
-def test_the_only_shape_has_no_name():
-    with request_for("some.keras", input_shape=(224, 224, 3)) as request:
-        assert request.input_shape == ("224,224,3",)
-        assert request.input_shapes()[""].sizes == (224, 224, 3)
 
 
 def test_a_live_model_is_opened_again_with_its_training(mnist_cnn):
@@ -178,8 +172,3 @@ def test_references_name_what_is_missing():
     assert load_references({"Dense": "keras.layers:Dense"})["Dense"] is keras.layers.Dense
     with pytest.raises(UsageError, match="has no 'Nothing'"):
         load_references({"x": "keras.layers:Nothing"})
-
-
-def test_what_is_no_request_is_refused():
-    with pytest.raises(InputError, match="model request"):
-        ModelRequest.from_dict({"batch_size": 3})
