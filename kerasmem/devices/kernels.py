@@ -15,7 +15,6 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kerasmem.compat.borrowing import NotAvailableError
 from kerasmem.compat.tensorflow_runtime import onednn_is_on
@@ -44,7 +43,6 @@ _NEEDED_FOR = {
 _COPIED_WHERE = {"bfloat16": ("amx_bf16",), "float16": ("avx512_fp16", "amx_fp16")}
 AVX512_BYTES, AVX2_BYTES = 64, 32  # of a vector register
 _GUESSED_CACHE = 512 << 10  # what oneDNN takes for a core's second cache where the processor does not tell
-_DECIDING = {"avx2", "avx512f"}.union(_CHOOSES_ONEDNN, *_COPIED_WHERE.values(), *filter(None, _NEEDED_FOR.values()))
 
 
 @dataclass(frozen=True)
@@ -174,22 +172,12 @@ def _count(path: Path) -> int:
 
 def cpu_flags() -> frozenset[str]:
     """Return the CPU's features as Linux names them; none where it does not tell."""
-    return frozenset(_told_of_cpu("flags", "Features").split())
-
-
-def cpu_facts() -> dict[str, Any]:
-    """Return what a row of the data set says of the CPU: its name as Linux tells it, and the features that decide what
-    kernels run.
-    """
-    return {"processor": _told_of_cpu("model name") or None, "processor_features": sorted(_DECIDING & cpu_flags())}
-
-
-def _told_of_cpu(*names: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except (OSError, ValueError):
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
+        return frozenset()
+    flags = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(flags.split())
 
 
 def onednn_is_chosen(flags: frozenset[str], environment: Mapping[str, str]) -> bool:

@@ -23,17 +23,24 @@ ROOT = RESULTS.parent.parent.parent
 if str(ROOT) not in sys.path:  # the benches import this checkout's kerasmem
     sys.path.insert(0, str(ROOT))
 MIB = 2**20
+# CPU features that decide which kernels run, as Linux names them.
+FEATURES = frozenset((
+    "amx_bf16", "amx_fp16", "amx_int8", "amx_tile", "avx2", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx512f",
+    "avx_ne_convert", "avx_vnni",
+))  # fmt: skip
 
 
 def environment(*packages: str) -> dict[str, Any]:
     """Return versions, cores and the kind of processor, without the machine's name."""
-    from kerasmem.devices.kernels import cpu_facts
+    from kerasmem.devices.kernels import cpu_flags
 
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     return {
         "python": platform.python_version(),
         "system": platform.system(),
         "cores": len(os.sched_getaffinity(0)),
-        **cpu_facts(),
+        "processor": next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None),
+        "processor_features": sorted(FEATURES & cpu_flags()),
         **{name: metadata.version(name) for name in packages},
     }
 
