@@ -68,7 +68,6 @@ class Door:
     waiting = 20.0  # seconds in all
     memory = 1 << 30  # bytes that a process may grow by
     batch = 20  # cases that one process tries
-    packages: tuple[str, ...] = ()  # whose versions matter
 
     def prepare(self, folder: Path) -> None:
         """Import what cases need, so that forked processes have it, and make the files that are changed."""

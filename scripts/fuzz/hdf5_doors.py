@@ -32,8 +32,6 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 class Hdf5Door(Door):
     """Changed HDF5 files; what is read of them is compared with what h5py reads."""
 
-    packages = ("h5py", "numpy", "hdf5plugin", "imagecodecs", "deflate")
-
     def prepare(self, folder: Path) -> None:
         """Import what reads HDF5, and make sound files."""
         warm_data_commands()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 
 WORDS = (0, 1, 2, 3, 4, 7, 8, 16, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**32,
            2**63 - 1,
          2**63, 2**64 - 1)  # fmt: skip
-NUMBERS = ("0", "-1", "1", "1e999", "NaN", "-Infinity", "2147483648", "9223372036854775808", "1e400", "0.5", "null",
-           "true", "[]", "{}", '""', "1" * 400)  # fmt: skip
 Zone = tuple[int, int]
 """First byte, and the one after the last."""
 
@@ -99,36 +96,3 @@ def put(out: bytearray, at: int, value: bytes) -> None:
     """Write over bytes, without making them more."""
     room = len(out) - at
     out[at : at + len(value)] = value[:room]
-
-
-def mutate_text(data: bytes, draw: random.Random, words: Sequence[bytes] = ()) -> bytes:
-    """Return text with some changes: numbers replaced, lines repeated, words put in, bytes changed.
-
-    Args:
-        data: the text.
-        draw: of the case.
-        words: what the format has a meaning for.
-    """
-    out = data
-    for _ in range(count_of_edits(draw)):
-        kind = draw.randrange(7)
-        numbers = list(re.finditer(rb"-?\d+(\.\d+)?", out)) if kind == 0 else []
-        at = draw.randrange(len(out) + 1)
-        if kind == 0 and numbers:
-            which = draw.choice(numbers)
-            out = out[: which.start()] + draw.choice(NUMBERS).encode() + out[which.end() :]
-        elif kind == 1 and words:
-            out = out[:at] + draw.choice(words) + out[at + draw.choice((0, 0, 1, 5)) :]
-        elif kind == 2:
-            lines = out.split(b"\n")
-            line = draw.randrange(len(lines))
-            lines[line : line + 1] = draw.choice(([], [lines[line]] * draw.choice((2, 3, 50)), [draw.choice(lines)]))
-            out = b"\n".join(lines)
-        elif kind == 3:
-            out = out[:at]
-        elif kind == 4:
-            odd = (b"\0", b"\xff\xfe", b"\xef\xbb\xbf", "‮".encode(), b"\x1b[31m", b"\r", b"9" * 400, b"\xed\xa0\x80")
-            out = out[:at] + draw.choice(odd) + out[at:]
-        elif out:
-            out = mutate(out, draw)
-    return out

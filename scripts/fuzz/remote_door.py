@@ -38,7 +38,6 @@ class RemoteDoor(Door):
 
     name = "remote"
     seconds, waiting, batch = 8.0, 40.0, 15
-    packages = ("fsspec", "aiohttp", "h5py")
 
     def prepare(self, folder: Path) -> None:
         """Import what fetches, and make two versions of a file."""

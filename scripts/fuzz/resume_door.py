@@ -1,4 +1,4 @@
-"""Files to go on from: checkpoints of ResumeTraining, and the folders of interrupted conversions."""
+"""Changed checkpoints of ResumeTraining, resumed."""
 
 from __future__ import annotations
 
@@ -7,98 +7,72 @@ import io
 import json
 import os
 import random
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import Case, Door, Told, Verdict, judge_command, place_of, run_command
+from cases import Case, Door, Told, Verdict, place_of
 from hdf5_doors import warm_data_commands
 from hdf5_seeds import floats, hdf5_bytes
 from mutation import mutate
-from source_doors import _with_header, made_elsewhere, rezipped
-from text_doors import changed_json
 
-_PARTIAL = "out.h5.kerasmem-partial"
-_CONVERT = ("data", "convert", "train.h5", "-o", "out.h5")
-_WAYS = (("--shuffle",), ("--shuffle", "--compression", "gzip"), (), ("--compression", "gzip", "--split", "0.5,0.5"))
-_TARGETS = ("../../private/secret.txt", "../../private/pipe", "../../private", "/dev/zero", "../train.h5", "missing")
+_VALUES = (
+    -1, 0, 1, 2, 3, 1 << 31, 1 << 63, 1 << 70, -(1 << 63), 0.5, 1e308, float("nan"), float("inf"), None, True, [], {},
+    "", [None], {"": None}, [[[[[[[[1]]]]]]]], "x" * 5000, "\x1b[2J", "../../private/secret.txt", "float16", "bfloat16",
+    "string", "resource", "O", "9" * 400,
+)  # fmt: skip
+_DTYPES = (b"'|O'", b"'<f4'", b"'<f8'", b"'|S5'", b"'<U3'", b"[('a', '<f4'), ('b', '|O')]", b"'|V8'", b"'<c8'", b"1/0")
+_SHAPES = (b"(20, 3)", b"()", b"(0,)", b"(-1,)", b"(9999999999,)", b"(2**40,)", b"(1,) * 40", b"(20.0,)", b"(True,)")
 
 
 class ResumeDoor(Door):
-    """Changed checkpoints and conversions, gone on from."""
+    """Changed checkpoints, resumed by `fit`."""
 
     name = "resume"
-    packages = ("keras", "tensorflow", "numpy")
     seconds, waiting, memory, batch = 15.0, 60.0, 2 << 30, 10
 
     def prepare(self, folder: Path) -> None:
         """Train until there is a checkpoint, in a process of its own."""
         self.data = hdf5_bytes(_fill)
-        self.checkpoint = made_elsewhere(lambda: _checkpoint(folder, self.data))["run.resume"]
+        path = folder / "run.resume"
+        child = os.fork()
+        if not child:  # its threads and memory end with it
+            try:
+                (folder / "train.h5").write_bytes(self.data)
+                with contextlib.suppress(InterruptedError):
+                    _train("run.resume", 2)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        self.checkpoint = path.read_bytes()
         import kerasmem.streaming.sequence
         import kerasmem.training.resume  # noqa: F401
 
         warm_data_commands()
 
     def make(self, draw: random.Random) -> Case:
-        """Return a changed checkpoint, or how a conversion's folder is changed."""
-        files = {"train.h5": self.data}
-        if draw.random() < 0.4:
-            options: dict[str, object] = {
-                "seed": draw.random(),
-                "after": draw.randrange(4),
-                "way": draw.randrange(len(_WAYS)),
-            }
-            return Case(files, (), {}, "a conversion", options)
+        """Return a changed checkpoint: its bytes, its description or the members of its archive."""
         data = self.checkpoint
-        if draw.random() < 0.2:
-            changed = mutate(data, draw)
-        elif draw.random() < 0.7:
-            changed = _with_story(data, draw)
-        else:
-            changed = rezipped(
-                data, draw, lambda inner: _with_header(inner, draw) if draw.random() < 0.5 else mutate(inner, draw)
-            )
-        options = {"fit": draw.random() < 0.5}
-        return Case(files | {"run.resume": changed}, (), {"run.resume": data}, "a checkpoint", options)
+        changed = mutate(data, draw) if draw.random() < 0.25 else _repacked(data, draw)
+        return Case({"train.h5": self.data, "run.resume": changed}, (), {"run.resume": data})
 
     def attempt(self, case: Case, told: Told) -> Verdict:
-        """Go on from what there is; whatever is wrong with it is told, and nothing outside is touched."""
+        """Resume, which must succeed or raise an error of kerasmem, and touch nothing outside."""
         before = _private()
-        verdict = self._converted(case, told) if case.note == "a conversion" else self._resumed(case, told)
-        return verdict if _private() == before else Verdict("outside", "a file outside was changed")
-
-    def _resumed(self, case: Case, told: Told) -> Verdict:
-        from kerasmem.errors import KerasmemError
-
-        told("fit" if case.options["fit"] else "reading")
+        told("fit")
         try:
-            if case.options["fit"]:
-                _train("run.resume", None)
-            else:
-                _read("run.resume")
-        except KerasmemError as error:
-            return Verdict("refused", str(error))
+            _train("run.resume", None)
+            verdict = Verdict("ok")
         except MemoryError as error:
-            return Verdict("memory", str(error))
+            verdict = Verdict("memory", str(error))
         except Exception as error:
-            return Verdict("defect", place_of(error))
-        return Verdict("ok")
+            from kerasmem.errors import KerasmemError
 
-    def _converted(self, case: Case, told: Told) -> Verdict:
-        """Interrupt a conversion, change what it left, and start it again."""
-        draw = random.Random(str(case.options["seed"]))
-        arguments = (*_CONVERT, *_WAYS[int(str(case.options["way"]))])
-        told("interrupted conversion")
-        _interrupted(arguments, int(str(case.options["after"])))
-        folder = Path(_PARTIAL)
-        if not folder.is_dir():
-            return Verdict("ok, nothing left to go on from")
-        for _ in range(draw.choice((1, 1, 2))):
-            _spoil(folder, draw)
-        told("conversion gone on with")
-        return judge_command(run_command(arguments), case)
+            is_refused = isinstance(error, KerasmemError)
+            verdict = Verdict("refused", str(error)) if is_refused else Verdict("defect", place_of(error))
+        return verdict if _private() == before else Verdict("outside", "a file outside was changed")
 
 
 def _fill(file: Any) -> None:
@@ -122,96 +96,66 @@ def _train(path: str, stop_after: int | None) -> None:
                 raise InterruptedError
 
     keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
-    )
+    parts = [keras.layers.Dense(3), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *parts])
     model.compile("adam", "mse", metrics=["mae"], run_eagerly=True)
     with H5ChunkSequence("train.h5", batch_size=16, workers=0) as sequence:
         resume = ResumeTraining(path, sequence, save_freq=1)
         model.fit(sequence, epochs=2, callbacks=[resume, Stop()], verbose=0)
 
 
-def _read(path: str) -> None:
-    from kerasmem import H5ChunkSequence
-    from kerasmem.training.checkpoint import Checkpoint
-    from kerasmem.training.dataset_sources import SequenceSource
-
-    with H5ChunkSequence("train.h5", batch_size=16, workers=0) as sequence:
-        source = SequenceSource(sequence)
-        checkpoint = Checkpoint(os.path.abspath(path), source)
-        checkpoint.points()
-        saved = checkpoint.read()
-        if saved is not None:
-            checkpoint.check(steps=4, at_once=1)
-            source.go_to(saved.position, saved.run)
-
-
-def _checkpoint(folder: Path, data: bytes) -> dict[str, bytes]:
-    os.chdir(folder)
-    Path("train.h5").write_bytes(data)
-    with contextlib.suppress(InterruptedError):
-        _train("run.resume", 2)
-    return {"run.resume": Path("run.resume").read_bytes()}
-
-
-def _with_story(data: bytes, draw: random.Random) -> bytes:
-    """Return a checkpoint that says something else of the run."""
+def _repacked(data: bytes, draw: random.Random) -> bytes:
+    """Return an archive with one member changed, or named or packed differently."""
     memory = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(memory, "w") as new:
-        for name in old.namelist():
-            inner = old.read(name)
-            if name == "saved.npy":
-                text = np.load(io.BytesIO(inner)).tobytes()
-                story = io.BytesIO()
-                np.save(
-                    story,
-                    np.frombuffer(
-                        changed_json(text, draw, ("float16", "bfloat16", "string", "resource", "O")), np.uint8
-                    ),
-                )
-                inner = story.getvalue()
-            new.writestr(name, inner)
+        names = old.namelist()
+        chosen = "saved.npy" if "saved.npy" in names and draw.random() < 0.7 else draw.choice(names)
+        for name in names:
+            inner, packing = old.read(name), zipfile.ZIP_STORED
+            if name == chosen:
+                inner = _described(inner, draw) if name == "saved.npy" else _with_header(inner, draw)
+                if draw.random() < 0.05:
+                    name = draw.choice(("../out.npy", "/tmp/x.npy", "x", "y.npy", "\x1b[31m.npy", "x" * 300))
+                if draw.random() < 0.02:
+                    inner, packing = inner + bytes(100 << 20), zipfile.ZIP_DEFLATED
+            new.writestr(name, inner, packing)
     return memory.getvalue()
 
 
-def _interrupted(arguments: tuple[str, ...], after: int) -> None:
-    """Convert, with a checkpoint as often as there can be one, and break off after so many."""
-    from kerasmem.datatools.converting import job
+def _described(inner: bytes, draw: random.Random) -> bytes:
+    """Return the JSON description of a run with some values changed."""
+    story = json.loads(np.load(io.BytesIO(inner)).tobytes())
+    for _ in range(1 + int(draw.expovariate(0.8))):
+        places: list[tuple[Any, Any]] = []
+        pending = [story]
+        while pending:
+            node = pending.pop()
+            keys = list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+            places += [(node, key) for key in keys]
+            pending += [node[key] for key in keys]
+        node, key = draw.choice(places)
+        if draw.random() < 0.2:
+            del node[key]
+        else:
+            other, place = draw.choice(places)
+            node[key] = draw.choice((*_VALUES, [node[key]], json.loads(json.dumps(other[place]))))
+        if not story:
+            break
+    text = json.dumps(story).encode("utf-8", "surrogatepass")
+    memory = io.BytesIO()
+    np.save(memory, np.frombuffer(text, np.uint8))
+    return memory.getvalue()
 
-    saved, count = job.Job.checkpoint, 0
-    size = job.CHECKPOINT_BYTES
 
-    def checkpoint(self: Any, state: Any) -> None:
-        nonlocal count
-        saved(self, state)
-        count += 1
-        if count > after:
-            raise KeyboardInterrupt
-
-    job.Job.checkpoint, job.CHECKPOINT_BYTES = checkpoint, 1  # type: ignore[method-assign]
-    try:
-        run_command(arguments)
-    finally:
-        job.Job.checkpoint, job.CHECKPOINT_BYTES = saved, size  # type: ignore[method-assign]
-
-
-def _spoil(folder: Path, draw: random.Random) -> None:
-    """Change a file of a conversion, or put a link in its place."""
-    path = draw.choice([each for each in sorted(folder.iterdir()) if each.is_symlink() or not each.is_dir()])
-    kind = draw.random()
-    if kind < 0.15:
-        path.unlink()
-        path.symlink_to(draw.choice(_TARGETS))
-        return
-    if kind < 0.2:
-        path.unlink()
-        os.mkfifo(path) if draw.random() < 0.5 else path.mkdir()
-        return
-    if not path.is_file() or path.is_symlink():
-        return
-    data = path.read_bytes()
-    if path.suffix == ".json" and draw.random() < 0.8:
-        with contextlib.suppress(ValueError):  # it was changed before, and is no JSON any more
-            path.write_bytes(changed_json(data, draw))
-    else:
-        path.write_bytes(mutate(data, draw) if data else json.dumps({"a": 1}).encode())
+def _with_header(data: bytes, draw: random.Random) -> bytes:
+    """Return an .npy with changed bytes, or with a sound header of other dtype and shape."""
+    if draw.random() < 0.5:
+        return mutate(data, draw)
+    size = struct.unpack("<H", data[8:10])[0]
+    dtype, shape = draw.choice(_DTYPES), draw.choice(_SHAPES)
+    header = draw.choice((
+        b"{'descr': " + dtype + b", 'fortran_order': False, 'shape': " + shape + b"}",
+        b"__import__('os').system('touch OWNED')", b"(" * 5000,
+    ))  # fmt: skip
+    header = header.ljust((len(header) + 10) // 64 * 64 + 54) + b"\n"
+    return data[:8] + struct.pack("<H", len(header) % 65536) + header + data[10 + size :]
